@@ -117,13 +117,15 @@ def _with_drift(findings: Findings, host: Host, baseline: str, *, shows_checked:
     from homenode.check.doctor.baseline import drift, record_of
 
     record, present = record_of(load_host(baseline)), record_of(host)
+    areas = (f"{baseline}: topology, devices, links and settings",) if shows_checked else ()
+    findings = structs.replace(
+        findings,
+        checked=(*findings.checked, *areas),
+        findings=in_order((*findings.findings, *drift(record, host, baseline))),
+    )
     if all(record[fact] is None or present.get(fact) is None for fact in record):
-        checked, not_checked = (), (baseline,)
-    else:
-        areas = (f"{baseline}: topology, devices, links and settings",) if shows_checked else ()
-        checked, not_checked = (*findings.checked, *areas), findings.not_checked
-    drifted = in_order((*findings.findings, *drift(record, host, baseline)))
-    return structs.replace(findings, checked=checked, not_checked=not_checked, findings=drifted)
+        return structs.replace(findings, checked=(), not_checked=(baseline,))
+    return findings
 
 
 def _diagnose_all(

@@ -48,38 +48,41 @@ class Layout(Struct, frozen=True):
     memory: MemoryBinding
 
 
-_ALONE, _PAIRED = Pinning.ONE_PER_CORE, Pinning.ALL_PUS
-_WERE, _HIDDEN, _EXPOSED = Siblings.KEEP, Siblings.HIDDEN, Siblings.EXPOSED
-_FLAT, _MIRRORED = GuestCells.SINGLE, GuestCells.HOST
-_NO_TREE, _TREE = GuestPcie.KEEP, GuestPcie.HOST
+_ONE_PER_CORE, _ALL_PUS = Pinning.ONE_PER_CORE, Pinning.ALL_PUS
+_KEPT, _HIDDEN, _EXPOSED = Siblings.KEEP, Siblings.HIDDEN, Siblings.EXPOSED
+_ONE_NODE, _HOST_NODES = GuestCells.SINGLE, GuestCells.HOST
+_KEPT_PCIE, _HOST_PCIE = GuestPcie.KEEP, GuestPcie.HOST
 _UNBOUND, _BOUND = MemoryBinding.KEEP, MemoryBinding.BOUND
 _PER_CELL = MemoryBinding.BOUND_PER_CELL
 
 _ROWS = {
     "default": (
         "as libvirt starts it: no pinning",
-        (Pinning.NONE, _WERE, _FLAT, _NO_TREE, _UNBOUND),
+        (Pinning.NONE, _KEPT, _ONE_NODE, _KEPT_PCIE, _UNBOUND),
     ),
-    "pin": ("each vCPU on a core of its own", (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _UNBOUND)),
+    "pin": (
+        "each vCPU on a core of its own",
+        (_ONE_PER_CORE, _HIDDEN, _ONE_NODE, _KEPT_PCIE, _UNBOUND),
+    ),
     "pin-bound": (
         "pin, and memory bound to the chosen nodes",
-        (_ALONE, _HIDDEN, _FLAT, _NO_TREE, _BOUND),
+        (_ONE_PER_CORE, _HIDDEN, _ONE_NODE, _KEPT_PCIE, _BOUND),
     ),
     "pin-numa": (
         "pin, and the guest sees the nodes of its memory",
-        (_ALONE, _HIDDEN, _MIRRORED, _NO_TREE, _PER_CELL),
+        (_ONE_PER_CORE, _HIDDEN, _HOST_NODES, _KEPT_PCIE, _PER_CELL),
     ),
     "pin-numa-smt": (
         "pin-numa with both threads of each core",
-        (_PAIRED, _EXPOSED, _MIRRORED, _NO_TREE, _PER_CELL),
+        (_ALL_PUS, _EXPOSED, _HOST_NODES, _KEPT_PCIE, _PER_CELL),
     ),
     "pin-numa-pci": (
         "pin-numa, and the guest sees the nodes of its GPUs",
-        (_ALONE, _HIDDEN, _MIRRORED, _TREE, _PER_CELL),
+        (_ONE_PER_CORE, _HIDDEN, _HOST_NODES, _HOST_PCIE, _PER_CELL),
     ),
     "pin-numa-pci-smt": (
         "pin-numa-pci with both threads of each core",
-        (_PAIRED, _EXPOSED, _MIRRORED, _TREE, _PER_CELL),
+        (_ALL_PUS, _EXPOSED, _HOST_NODES, _HOST_PCIE, _PER_CELL),
     ),
 }
 """A row for each preset: what it does, and its switches. From nothing to everything."""

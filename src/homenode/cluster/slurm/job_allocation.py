@@ -6,6 +6,7 @@ Made from what Slurm gives and a host (here), or from what a job's own record sa
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.gres import DeviceOrder
@@ -139,7 +140,7 @@ def allocation_on(
         return unknown_allocation(job, share.node, reason, remedy)
 
     if not share.gpus.count and share.gpus.indices is not None:
-        return JobAllocation(job=job.id, node=share.node, name=job.name, user=job.user)
+        return _allocation(job, share.node)
     if machine is None:
         return unknown("no host is given for this node")
     if shape is not None and not machine.order.fits(shape):
@@ -184,15 +185,7 @@ def allocation_on(
             f"CPU ids beyond the {plural(len(machine.order.pus), 'core')} of {machine.host.name}"
         )
     gpus = tuple(machine.gpus[index] for index in indices)
-    return JobAllocation(
-        job=job.id,
-        node=share.node,
-        name=job.name,
-        user=job.user,
-        pus=pus,
-        gpus=gpus,
-        tree=machine.tree,
-    )
+    return replace(_allocation(job, share.node), pus=pus, gpus=gpus, tree=machine.tree)
 
 
 def allocation_by_gres(
@@ -214,11 +207,8 @@ def allocation_by_gres(
     sets = list(dict.fromkeys(places))
     if None in sets or max(cores, default=0) >= shape.cores:
         return None
-    return JobAllocation(
-        job=job.id,
-        node=share.node,
-        name=job.name,
-        user=job.user,
+    return replace(
+        _allocation(job, share.node),
         pus=cores,
         gpus=tuple(AllocatedGpu(i, None, NodeIndex(sets.index(places[i]))) for i in indices),
         tree=NodeTree(
@@ -235,9 +225,12 @@ def unknown_allocation(
     job: Job, node: str, reason: str, remedy: str | None = None
 ) -> JobAllocation:
     """What a job has on a node where that cannot be said."""
-    return JobAllocation(
-        job=job.id, node=node, name=job.name, user=job.user, unknown=reason, remedy=remedy
-    )
+    return replace(_allocation(job, node), unknown=reason, remedy=remedy)
+
+
+def _allocation(job: Job, node: str) -> JobAllocation:
+    """That a job is on a node, with nothing of it."""
+    return JobAllocation(job=job.id, node=node, name=job.name, user=job.user)
 
 
 def _pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:

@@ -94,31 +94,20 @@ def place_devices(
     """
     document = open_domain(xml, source)
     guest = vm_of(document)
-    if not guest.hostdevs:
-        return PlacedXml(xml, ("no passed-through PCI function: nothing to do",))
-    if _is_grace_done(document, len(guest.cell_vcpus)):
-        return PlacedXml(xml, ("GraceIOVirtualization has placed the GPUs already: nothing to do",))
-    if not guest.cell_vcpus:
-        return PlacedXml(
-            xml,
-            (
-                "warning: the guest is flat, so that its devices can have no NUMA node: set "
-                "spec.domain.cpu.numa.guestMappingPassthrough and dedicatedCpuPlacement",
-            ),
-        )
+    reason = _reason_to_leave(document, guest)
+    if reason is not None:
+        return PlacedXml(xml, (reason,))
     host = needed_host(snapshot, tuple(sorted(h.bdf for h in guest.hostdevs)))
     nodes = cell_nodes(document, host)
     is_bound = bool(read_memnodes(document))
     if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
         several = ", ".join(map(str, sorted(nodes.cell_of_node)))
-        return PlacedXml(
-            xml,
-            (
-                f"warning: the guest's one cell stands for host nodes {several}, so that a device "
-                "on it would have a wrong node: KubeVirt adds such a cell for memory hotplug; set "
-                "spec.domain.cpu.numa.guestMappingPassthrough and omit maxGuest",
-            ),
+        reason = (
+            f"warning: the guest's one cell stands for host nodes {several}, so that a device on "
+            "it would have a wrong node: KubeVirt adds such a cell for memory hotplug; set "
+            "spec.domain.cpu.numa.guestMappingPassthrough and omit maxGuest"
         )
+        return PlacedXml(xml, (reason,))
     by_bdf = host.device_at
     guest, regained = _with_lost_targets(guest, by_bdf, nodes.cell_of_node)
     staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for, regained)]
@@ -135,15 +124,15 @@ def place_devices(
     gaps: list[Gap] = []
     cells = planned_cells(guest, host, nodes, gaps)
     if not placeable:
-        on_cells = [h for h in staying if _cell_stated(guest, h.address) not in (None, -1)]
-        if not on_cells:
-            return PlacedXml(xml, (*notes, "no device is left to place: nothing to do"))
-        # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
-        plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
-        rewritten = rewrite_by((edit_cells,), xml, plan, source)
-        if rewritten == xml:
-            return PlacedXml(xml, (*notes, "no device is left to place: nothing to do"))
-        return PlacedXml(rewritten, (*notes, "added the distances of the cells; no device moved"))
+        rewritten = xml
+        if any(_cell_stated(guest, h.address) not in (None, -1) for h in staying):
+            # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
+            plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
+            rewritten = rewrite_by((edit_cells,), xml, plan, source)
+        note = "no device is left to place: nothing to do"
+        if rewritten != xml:
+            note = "added the distances of the cells; no device moved"
+        return PlacedXml(rewritten, (*notes, note))
     refuse_machine(guest, source, "remove the hook from this VM")
     request = GuestRequest(
         guest=guest, layout=LAYOUT, options=PlanOptions(LAYOUT.name, pci_granularity=granularity)
@@ -169,6 +158,20 @@ def place_devices(
         notes.append(f"added the cell and the bus number of {buses} again")
     notes.append(_summary(placeable, mirrored))
     return PlacedXml(rewrite_by(steps, xml, plan, source), tuple(notes))
+
+
+def _reason_to_leave(document: Document, guest: Vm) -> str | None:
+    """Why the definition stays as it is, whatever its host; None where devices may move."""
+    if not guest.hostdevs:
+        return "no passed-through PCI function: nothing to do"
+    if _is_grace_done(document, len(guest.cell_vcpus)):
+        return "GraceIOVirtualization has placed the GPUs already: nothing to do"
+    if not guest.cell_vcpus:
+        return (
+            "warning: the guest is flat, so that its devices can have no NUMA node: set "
+            "spec.domain.cpu.numa.guestMappingPassthrough and dedicatedCpuPlacement"
+        )
+    return None
 
 
 def _with_lost_targets(

@@ -284,7 +284,7 @@ def _of_one_package(
 
     NVSwitches join halves of a board, and each half is one package's: GPUs of two packages have no
     NVLink to each other, and their VM spans both. None where no package of the host has so many
-    GPUs, and where a GPU's package is unknown.
+    GPUs, free or not, so that to wait for them is no use; and where a GPU's package is unknown.
     """
     home = _package_of_gpu(host)
     total = count + len(named)

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,12 @@ from homenode.change.apply.definition import (
     restore_definition,
     saved_original,
 )
-from homenode.change.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
+from homenode.change.apply.live_pins import (
+    apply_live_pins,
+    preview_live_pins,
+    restore_live_pins,
+    run_mark,
+)
 from homenode.change.apply.store import DomainStore, sha256
 from homenode.change.journal import default_root
 from homenode.change.step import ChangeState
@@ -329,6 +335,7 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
     with pytest.raises(InputError, match="expected the definition with that sha256"):
         restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == owned
+    assert store.document(store.save(ORIGINAL)) == ORIGINAL  # saved again, it is whole
 
 
 def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:
@@ -385,6 +392,11 @@ def test_live_pins_move_the_threads_alone_and_restore_puts_them_back(
         str(pin.pus) for pin in moved.after if pin.kind == "vcpu"
     }
     assert daemon.definition() == ORIGINAL
+    entry = DomainStore(root, URI, UUID).pins()
+    assert entry is not None
+    commands = [words.split()[3:-1] for words in entry.by_hand.split("; ")]
+    assert commands[0] == ["vcpupin", UUID, "0", "0-7"]
+    assert commands[-2:] == [["emulatorpin", UUID, "0-7"], ["iothreadpin", UUID, "1", "0-7"]]
     again = apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
     assert again.after == ()
     restore_live_pins(Virsh(URI), NAME, root)
@@ -448,10 +460,26 @@ def test_pins_of_an_earlier_run_are_forgotten(daemon: StandIn, root: Path) -> No
 
 
 @contextmanager
-def process_of(domain: str) -> Iterator[None]:
-    """A process that a domain's QEMU is known by."""
-    with subprocess.Popen(["sh", "-c", "read line", "sh", "-uuid", domain], stdin=subprocess.PIPE):
-        yield
+def process_of(domain: str) -> Iterator[int]:
+    """The number of a process that a domain's QEMU is known by."""
+    words = ["sh", "-c", "read line", "sh", "-uuid", domain]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # until it is sh
+            time.sleep(0.01)
+        yield process.pid
+
+
+def test_a_run_is_marked_by_the_start_of_the_first_process_with_its_uuid() -> None:
+    own = str(uuid.uuid4())
+    assert run_mark(own) is None
+    with process_of(own) as first:
+        mark = run_mark(own) or ""
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        _, number, ticks = mark.split(":")
+        started_s = int(ticks) / os.sysconf("SC_CLK_TCK")
+        assert int(number) == first and uptime_s - 60 < started_s <= uptime_s
+        with process_of(own):
+            assert run_mark(own) == mark
 
 
 def test_a_number_that_another_run_had_as_well_is_not_mistaken_for_that_run(
@@ -463,6 +491,11 @@ def test_a_number_that_another_run_had_as_well_is_not_mistaken_for_that_run(
     original = ORIGINAL.replace(UUID.encode(), own.encode())
     (daemon.state / "definition.xml").write_bytes(original)
     run_with_pins(daemon)
+    with process_of(own):
+        apply_live_pins(Virsh(URI), NAME, tuned("pin", original), root)
+    before = pins(daemon)
+    # Who does not see the process has libvirt's number alone.
+    assert restore_live_pins(Virsh(URI), NAME, root) and pins(daemon) != before
     with process_of(own):
         apply_live_pins(Virsh(URI), NAME, tuned("pin", original), root)
     # The host booted, and libvirt counts from the start again.

@@ -27,8 +27,10 @@ from homenode.decide.switch_effects import file_effects, switch_effects
 from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.errors import HomenodeError
 from homenode.findings import Doubt, Finding
-from homenode.machine.topology import DomainMark, Host, RunningDomain
+from homenode.indices import PackageIndex
+from homenode.machine.topology import CoreId, DomainMark, Host, RunningDomain
 from homenode.measure.results.model import (
+    MOVING,
     Condition,
     GpuPlace,
     Origin,
@@ -137,14 +139,20 @@ def planned(number: int) -> str:
     host = host_of_draw(draw)
     wish = wish_of_draw(draw, host)
     host = replace(host, domains=(*host.domains, *_more_domains(draw, host)))
+    if draw.random() < 0.1:  # nodes that span packages
+        halves = (
+            replace(core, id=CoreId(PackageIndex(i % 2), i)) for i, core in enumerate(host.cores)
+        )
+        host = replace(host, cores=tuple(halves))
     bare = [node.index for node in host.nodes if not node.pus]
     layout = wish.layout
-    if draw.random() < 0.1:
+    if draw.random() < 0.2:
         layout = replace(layout, name="custom", pinning=Pinning.NODE)
     request = asking(
         wish,
         guest=_more_of_guest(draw, wish.guest),
         layout=layout,
+        page_bytes=draw.choice((wish.page_bytes, wish.page_bytes, 2 * MIB)),
         emulator_policy=draw.choice((*(EmulatorPolicy.AUTO,) * 4, *EmulatorPolicy)),
         housekeeping_pus=hosts.some_pus(draw, len(host.pus), draw.choice((0, 0, 2))),
         pci_granularity=draw.choice((None, *PciGranularity)),
@@ -213,6 +221,7 @@ def _samples(
         alike = random.Random(f"{shape} {metric}") if draw.random() < 0.93 else draw
         states = alike.choice(((None,), (None,), (None,), (27,), (27, 61)))
         states = [state and f"{state + draw.choice((0, 0, 1))} ns" for state in states]
+        states = [MOVING] if states != [None] and draw.random() < 0.2 else states
         unit, typical, variants = _FIGURES[metric]
         level = typical * draw.choice((0.02, 0.5, 0.9, 0.97, 1.0, 1.0, 1.0, 1.1, 2.0))
         variant, slow = alike.choice(variants), draw.choice((1.0, 1.0, 1.0, 0.5))

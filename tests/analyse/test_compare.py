@@ -1,5 +1,6 @@
 """Comparisons: what makes one better, worse, the same, or a thing that it is unknown."""
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -17,8 +18,12 @@ from homenode.decide.comparison import (
     Comparison,
     Effect,
     EvidenceLevel,
+    MetricTest,
     Outcome,
+    adjust_p_values,
 )
+from homenode.decide.distributions import two_sided_p
+from homenode.decide.intervals import Interval
 from homenode.decide.summary import left_out
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
@@ -209,6 +214,8 @@ def test_runs_of_one_name_that_tell_no_boots_are_boots_of_their_own() -> None:
     assert only(compared(first, first, other)).boots == (3, 3), "the same run given twice"
     more = Run(first.head, (*first.samples, *simulated_run("pin", LATENCY, rng).samples))
     assert only(compared(first, more, other)).boots == (3, 3), "imported twice"
+    empty = [replace(run, samples=()) for run in (first, again)]
+    assert [len(one.runs) for one in alternatives(empty)] == [2], "nothing is no copy of nothing"
 
 
 def test_dozens_of_controls_do_not_block_equal_layouts_by_their_number() -> None:
@@ -235,6 +242,42 @@ def test_dozens_of_controls_do_not_block_equal_layouts_by_their_number() -> None
         for _ in range(60)
     ]
     assert sum(blocked) <= 6
+
+
+def test_single_gpus_do_not_hide_a_control_that_moved_over_all() -> None:
+    rng = random.Random(66)
+
+    def run(layout: str, rate: float) -> Run:
+        base = simulated_run(layout, {"cpu-single": ("events_per_s", rate)}, rng, between=0.008)
+        times = {"matmul-time": ("ns", 2e7)}
+        of_gpus = (
+            simulated_run(layout, times, rng, between=0.02, device=Bdf(0, bus, 0, 0))
+            for bus in range(1, 17)
+        )
+        samples = (sample for each in (base, *of_gpus) for sample in each.samples)
+        return Run(replace(base.head, host_addresses=True), tuple(samples))
+
+    comparison = compared(run("pin", 3000.0), run("pin-numa", 2880.0))
+    effect = only(comparison, "cpu-single")
+    assert effect.p is not None and 0.05 / 16 < effect.p < 0.05
+    assert [one.subject for one in comparison.doubts if one.id == "control-moved"] == ["cpu-single"]
+
+
+def test_a_corrected_p_value_is_never_below_its_own() -> None:
+    rng = random.Random(67)
+    for _ in range(50):
+        tested = [
+            MetricTest(alternative, metric, made, 6)
+            for alternative in ("pin", "pin-numa")
+            for metric in ("h2d-bandwidth", "d2h-bandwidth")
+            for ratio, error in [(rng.choice((0.5, 0.99, 1.3)), rng.choice((0.01, 0.1)))]
+            for p in [two_sided_p(math.log(ratio) / error, 4)]
+            for made in [
+                Interval(ratio=ratio, low=0.4, high=2, p=p, error=error, freedom=4, confidence=0.95)
+            ]
+        ]
+        corrected = adjust_p_values(tested, 3)
+        assert all(test.interval.p <= p <= 1 for test, p in zip(tested, corrected, strict=True))
 
 
 def test_a_gpu_that_fell_behind_by_itself_is_a_control_that_moved() -> None:

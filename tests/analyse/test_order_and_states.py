@@ -148,8 +148,12 @@ def test_boots_far_apart_while_their_samples_agree_are_a_doubt_of_every_comparis
         *boots_of("pin", (LOW,) * 5, rng),
         *boots_of("pin-numa", (HIGH, LOW, HIGH, LOW, LOW), rng),
         *boots_of("pin-numa-pci", (5 * HIGH,) * 5, rng),
+        *boots_of("pin-bound", (LOW / 1.06,) * 5, rng),
+        *boots_of("pin-numa-smt", (LOW / 1.15,) * 5, rng),
     ]
     found = {one.alternative: one for one in effects(runs)}
+    assert found["pin-bound"].doubts == (STATES,)  # states repeat to 10 %
+    assert found["pin-numa-smt"].outcome is Outcome.WORSE
     assert found["pin"].doubts == (STATES,) and found["pin"].outcome is Outcome.CANNOT_TELL
     assert found["pin-numa-pci"].outcome is Outcome.BETTER
     assert found["pin-numa-pci"].level is EvidenceLevel.MEASURED

@@ -144,6 +144,8 @@ def planned(number: int) -> str:
             replace(core, id=CoreId(PackageIndex(i % 2), i)) for i, core in enumerate(host.cores)
         )
         host = replace(host, cores=tuple(halves))
+    if draw.random() < 0.1:
+        host = replace(host, nodes=tuple(replace(node, package=None) for node in host.nodes))
     bare = [node.index for node in host.nodes if not node.pus]
     layout = wish.layout
     if draw.random() < 0.2:

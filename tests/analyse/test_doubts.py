@@ -16,6 +16,7 @@ from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome, make_doubt
 from homenode.decide.doubts import doubts_between, doubts_of
 from homenode.decide.health import figure_findings, sweep_fits
+from homenode.decide.machine_facts import of_host
 from homenode.decide.matrices import (
     Axis,
     CopyLocality,
@@ -42,6 +43,7 @@ from homenode.measure.results.vantage import Vantage
 from homenode.objective import Objective
 from homenode.package_data import package_text
 from homenode.vm.layout import PRESETS
+from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run
 
 FIGURES = {"triad": ("bytes_per_s", 1e10)}
@@ -120,6 +122,7 @@ def test_a_link_that_is_slow_in_one_layout_only_is_named_and_blocks_nothing(
         (("Xeon 8558",), ("NVIDIA H200",), ""),
         (("NVIDIA H200",), ("NVIDIA GRID H200-20C",), ""),
         (("Intel Xeon E312xx (Sandy Bridge)",), ("Xeon 8558",), ""),
+        (("RTX 4080",), ("RTX 4080 SUPER",), "RTX 4080 against RTX 4080 SUPER"),
     ],
 )
 def test_runs_of_one_directory_that_name_other_hardware_are_of_other_hosts(
@@ -131,6 +134,64 @@ def test_runs_of_one_directory_that_name_other_hardware_are_of_other_hosts(
     )
     found = doubts(default, pin)
     assert (found["other-host"].detail if "other-host" in found else "") == detail
+
+
+def _governors(*values: str) -> list[dict[str, object]]:
+    return [{"conditions": (Condition("governor", value),)} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (_governors("a"), _governors("a"), set()),
+        (_governors("a"), _governors("b"), {"other-conditions"}),
+        (_governors("a", "b"), _governors("a", "b"), {"other-conditions"}),
+        (_governors("a"), [{"conditions": ()}], set()),
+        ([{"system": "x"}], [{"system": "y"}], set()),  # of one host
+        ([{"system": "x", "host": None}], [{"system": "y"}], {"other-host"}),
+        ([{"host": "b", "host_kind": None}], [{}], {"other-host"}),
+        ([{"host_kind": "b"}], [{}], {"other-host"}),
+        ([{}, {"host": "b"}], [{}, {"host": "b"}], {"other-host"}),
+        ([{"vcpus": 8}], [{"vcpus": 16}], {"other-vcpus"}),
+        ([{"vcpus": 8}], [{"vcpus": 16, "vantage": Vantage.HOST}], set()),
+        ([{"place": 1}], [{"place": 2}], set()),  # two boots have no order
+        ([{"place": 1}, {"place": 2}], [{"place": 3}], {"blocked-order"}),
+        ([{"place": 1}, {"place": 3}], [{"place": 2}], set()),
+    ],
+)
+def test_two_alternatives_have_the_doubts_of_how_their_runs_were_made(
+    first: Sequence[dict[str, object]], second: Sequence[dict[str, object]], expected: set[str]
+) -> None:
+    sides = [
+        [
+            replace(run, head=replace(run.head, **({"conditions": ()} | changes)))
+            for changes in heads
+        ]
+        for layout, heads in (("pin", first), ("pin-bound", second))
+        for run in [simulated_run(layout, FIGURES, random.Random(1), boots=1)]
+    ]
+    one, other = (
+        replace(made, runs=tuple(runs)) for runs in sides for made in alternatives(runs[:1])
+    )
+    assert {doubt.id for doubt in doubts_between(one, other)} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [True, True]),
+        ({"host_kind": "other"}, [False, False]),
+        ({"system": "other"}, [False, False]),
+        ({"hardware": ("NVIDIA L40S",)}, [True, False]),
+    ],
+)
+def test_nameless_runs_are_a_hosts_where_all_that_show_its_hardware_are_of_one_machine(
+    changes: dict[str, object], expected: list[bool]
+) -> None:
+    host = load_host("h200-xeon8558")
+    common = replace(run_of("pin").head, host=None, hardware=("NVIDIA H200",))
+    runs = [Run(head, run_of("pin").samples) for head in (common, replace(common, **changes))]
+    assert [run.head.host == host.fingerprint for run in of_host(runs, host)] == expected
 
 
 def test_a_missing_gpu_of_a_collective_leaves_other_answers_and_is_named() -> None:

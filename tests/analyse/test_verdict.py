@@ -18,9 +18,10 @@ from homenode.decide.machine_facts import (
     MachineFacts,
     facts_of_host,
     facts_of_runs,
+    own_runs,
     runs_by_machine,
 )
-from homenode.decide.ranking import Position, is_like_best
+from homenode.decide.ranking import OTHER_NODE, OWN_NODE, Position, is_like_best
 from homenode.decide.recommendation import (
     ReasonId,
     Recommendation,
@@ -31,7 +32,14 @@ from homenode.decide.recommendation import (
 )
 from homenode.decide.sentences import first_line, sentence_of
 from homenode.findings import Severity
-from homenode.measure.results.model import Origin, Run, Sample, Statistic, host_kind
+from homenode.measure.results.model import (
+    UNKNOWN_SWITCHES,
+    Origin,
+    Run,
+    Sample,
+    Statistic,
+    host_kind,
+)
 from homenode.objective import Objective
 from homenode.vm.sources import load_host
 from tests.published_runs import PUBLISHED_RUNS, runs_of
@@ -419,6 +427,15 @@ def test_measured_layouts_with_expander_buses_answer_the_open_question() -> None
     assert not [one for one in made.doubts if one.id == "gpus-without-node"]
 
 
+def test_runs_without_a_host_are_a_machines_if_directory_and_kind_agree() -> None:
+    (run,) = runs_with({"pin": 1e11}, 1)
+    runs = [
+        replace(run, head=replace(run.head, host=None, **changes))
+        for changes in ({}, {"host_kind": "other"}, {"system": "other"}, {"host_kind": None})
+    ]
+    assert own_runs(runs, facts_of_runs("H200", runs)) == (runs[0],)
+
+
 def test_results_of_two_hosts_are_two_verdicts_and_never_mixed() -> None:
     rng = random.Random(4)
     runs = [run for host in ("a", "b") for run in runs_with(STREAM, rng, host=host)]
@@ -550,6 +567,13 @@ def test_equal_values_are_ranked_alike_in_whatever_order_they_are_read() -> None
     results = [measured(order, Objective.MEMORY_BANDWIDTH).results for order in (runs, runs[::-1])]
     names = [[result.alternative for result in ranked] for ranked in results]
     assert names == [["default", "pin", "pin-numa"]] * 2
+    copies = runs_with({"pin": 5e10, "pin-numa": 5e10}, 1, "h2d-bandwidth", between=0, within=0)
+    arranged = [
+        replace(run, head=replace(run.head, switches=UNKNOWN_SWITCHES, arrangement=name))
+        for run, name in zip(copies, (OTHER_NODE, OWN_NODE), strict=True)
+    ]
+    ranked = recommend("H200", alternatives(arranged), Objective.GPU_COPY).results
+    assert [result.alternative for result in ranked] == [OWN_NODE, OTHER_NODE]
 
 
 def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:
@@ -587,6 +611,10 @@ def test_layouts_that_noise_hides_are_not_called_equal() -> None:
     (doubt,) = made.doubts
     assert (doubt.id, doubt.blocks) == ("wide-interval", True)
     assert "boot each layout more often" in doubt.remedy
+    latencies = {layout: {"memory-latency": ("ns", 100.0)} for layout in ("pin", "pin-numa")}
+    slow = [simulated_run(one, latencies[one], random.Random(7), between=0.2) for one in latencies]
+    positions = [one.position for one in measured(slow, Objective.LATENCY).results]
+    assert positions == [Position.BEST, Position.UNDECIDED]
     between = _simulated(0.025, {"default": 1e11, "pin": 1e11, "pin-numa": 1e11}, 1)
     assert Position.UNSHOWN in {one.position for one in between.results}
     assert between.choice == "pin-numa"

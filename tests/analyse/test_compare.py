@@ -214,6 +214,14 @@ def test_runs_of_one_name_that_tell_no_boots_are_boots_of_their_own() -> None:
     assert only(compared(first, first, other)).boots == (3, 3), "the same run given twice"
     more = Run(first.head, (*first.samples, *simulated_run("pin", LATENCY, rng).samples))
     assert only(compared(first, more, other)).boots == (3, 3), "imported twice"
+    one_value = [
+        Run(
+            replace(first.head, name=name),
+            (Sample("memory-bandwidth", "bytes_per_s", 1e11), Sample("memory-latency", "ns", ns)),
+        )
+        for name, ns in (("a", 100.0), ("b", 101.0))
+    ]
+    assert only(compared(*one_value, other)).boots == (2, 3), "few values agree by chance"
     empty = [replace(run, samples=()) for run in (first, again)]
     assert [len(one.runs) for one in alternatives(empty)] == [2], "nothing is no copy of nothing"
 

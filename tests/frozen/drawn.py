@@ -178,7 +178,7 @@ def planned(number: int) -> str:
     return values_text([replace(answer, host_fingerprint=""), domain_of_plan(answer)])
 
 
-GPUS = tuple(Bdf(0, 16 + number, 0, 0) for number in range(4))
+GPUS = tuple(Bdf(0, 16 + number, 0, 0) for number in range(5))
 _FIGURES = {
     "memory-bandwidth": ("bytes_per_s", 1e11, ("triad", "triad", None)),
     "memory-latency": ("ns", 100.0, ("dram", "dram", "CPU 3")),
@@ -200,7 +200,7 @@ def _places(draw: random.Random, metric: str) -> Iterator[Mapping[str, Any]]:
     if metric.startswith(("h2d", "d2h", "gpu-")):
         named = draw.random() < 0.7
         node = draw.choice((None, None, 0))
-        for number, gpu in enumerate(GPUS):
+        for number, gpu in enumerate(GPUS[: draw.choice((4, 5))]):
             yield {"device": gpu, "node": node} if named else {"index": number, "node": node}
     elif metric.startswith("p2p"):
         yield from ({"device": a, "peer": b} for a in GPUS[:3] for b in GPUS[:3] if a != b)
@@ -347,7 +347,7 @@ def decided(number: int) -> str:
         [(sentence_of(answer), ground_of(answer), effect_text(answer)) for answer in answers],
         switch_effects("made", chosen),
         file_effects(chosen),
-        localities(chosen, dict(zip(GPUS, (0, 0, 1, 1), strict=True))),
+        localities(chosen, dict(zip(GPUS, (0, 0, 1, 1, 1), strict=True))),
         [matrices_of(alternative) for alternative in chosen],
         answer_of(conclude(runs, "vm", "qemu:///system", ("--yes",), machine), head, 3),
     ]

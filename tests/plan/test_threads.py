@@ -1,5 +1,6 @@
 """Places for QEMU's own threads and IOThreads next to the vCPUs."""
 
+import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -100,6 +101,20 @@ def test_a_core_that_serves_one_emulator_serves_the_next_where_free_gpus_need_th
     )
     busy = structs.replace(host, domains=(in_use,))
     assert place(busy, small_request(3, devices=["91:00.0"])).emulator_pus == first.emulator_pus
+
+
+@pytest.mark.parametrize(("cores", "is_shared"), [(12, True), (14, False)])
+@pytest.mark.parametrize("page_bytes", [None, 2 * MIB])
+def test_a_free_gpu_keeps_its_part_of_the_cores_from_emulators(
+    cores: int, is_shared: bool, page_bytes: int | None
+) -> None:
+    """Three GPUs: each has 4 cores of 12 or 14, and next to the free one's none or two are left."""
+    gpus = [f"0000:9{i}:00.0" for i in range(3)]
+    host = even_host(1, 1, 1, cores, 1, devices=[DeviceSpec(gpu, 0) for gpu in gpus])
+    in_use = pinned_domain("0-3", emulator="4", devices=(gpus[0],))
+    busy = structs.replace(host, domains=(in_use,))
+    request = replace(small_request(3, devices=[gpus[1]]), page_bytes=page_bytes)
+    assert (place(busy, request).emulator_pus == CpuSet([4])) is is_shared
 
 
 def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() -> None:

@@ -21,6 +21,7 @@ from homenode.decide.comparison import (
     MetricTest,
     Outcome,
     adjust_p_values,
+    is_large,
 )
 from homenode.decide.distributions import two_sided_p
 from homenode.decide.intervals import Interval
@@ -271,6 +272,13 @@ def test_single_gpus_do_not_hide_a_control_that_moved_over_all() -> None:
     assert [one.subject for one in comparison.doubts if one.id == "control-moved"] == ["cpu-single"]
 
 
+@pytest.mark.parametrize("metric", ["memory-bandwidth", "memory-latency"])
+def test_a_difference_is_large_from_what_matters_on(metric: str) -> None:
+    effect = only(compared(*pair(random.Random(1), metric=metric)), metric)
+    for ratio, expected in ((0.96, False), (0.94, True), (1 / 0.96, False), (1 / 0.94, True)):
+        assert is_large(replace(effect, ratio=ratio)) is expected
+
+
 def test_a_corrected_p_value_is_never_below_its_own() -> None:
     rng = random.Random(67)
     for _ in range(50):
@@ -353,12 +361,13 @@ def test_guest_addresses_do_not_pair_single_gpus_across_two_pcie_trees() -> None
 
 
 def test_the_slowest_gpu_of_each_boot_stands_for_all_of_them() -> None:
-    def run(layout: str, slow: float) -> Run:
+    def run(layout: str, slow: float, gpus: int = 2) -> Run:
         head = simulated_run(layout, {}, random.Random(1)).head
         samples = [
             Sample("h2d-bandwidth", "bytes_per_s", value, boot=boot, device=Bdf(0, bus, 0, 0))
             for boot in range(3)
-            for bus, value in ((1, 50e9), (2, slow + boot * 1e6))
+            for bus in range(1, gpus + 1)
+            for value in [slow + boot * 1e6 if bus == 2 else 50e9]
         ]
         return Run(head, tuple(samples))
 
@@ -366,6 +375,8 @@ def test_the_slowest_gpu_of_each_boot_stands_for_all_of_them() -> None:
     slowest = next(one for one in comparison.effects if one.slowest_device)
     assert (slowest.primary, slowest.outcome) == (True, Outcome.BETTER)
     assert slowest.ratio == pytest.approx(4.5, rel=1e-3)
+    of_four = compared(run("pin", 10e9), run("pin-numa-pci", 45e9, gpus=4))
+    assert {one.id for one in of_four.doubts} >= {"other-devices", "device-without-pair"}
 
 
 def test_placement_states_are_never_pooled() -> None:

@@ -10,7 +10,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import alternatives, alternatives_of
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.health import figure_findings
@@ -30,7 +30,7 @@ from homenode.decide.recommendation import (
     decide_for_machines,
     recommend,
 )
-from homenode.decide.sentences import first_line, sentence_of
+from homenode.decide.sentences import effect_text, first_line, ground_of, sentence_of
 from homenode.findings import Severity
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
@@ -38,9 +38,11 @@ from homenode.measure.results.model import (
     Run,
     Sample,
     Statistic,
+    Switches,
     host_kind,
 )
 from homenode.objective import Objective
+from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
 from tests.published_runs import PUBLISHED_RUNS, runs_of
 from tests.simulated_runs import BOOTS, SAMPLES, simulated_run
@@ -86,6 +88,7 @@ def test_h200_collectives_want_a_flat_guest_and_show_that_default_is_no_worse() 
     assert set(made.avoid) == {"pin-numa", "pin-numa-smt"}
     assert made.reason_of(ReasonId.RULE)
     assert made.results[0].alternative == "default"
+    assert effect_text(made) == "2.1x pin-numa, 9 % slower than default"
     assert sentence_of(made) == (
         "pin is 2.1x pin-numa, 2.2x pin-numa-smt; cannot tell it from default (pin is 9 % slower); "
         "the rule of auto chooses pin"
@@ -186,6 +189,7 @@ def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
     ]
     made = measured(zeroed, Objective.LATENCY)
     assert (made.choice, made.reason_of(ReasonId.REFUSED) is not None) == (None, True)
+    assert ground_of(made) == "not ready"
     assert measured(zeroed, Objective.MEMORY_BANDWIDTH).choice is not None
 
 
@@ -514,6 +518,24 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
     assert made.choice == "pin-bound, interleave, 2 MiB pages"
     assert made.layout == "pin-bound"
     assert made.avoid == ("pin-bound, strict, 4 KiB pages", "pin-bound, interleave, 4 KiB pages")
+
+
+@pytest.mark.parametrize(
+    ("origin", "switches", "arrangement", "count"),
+    [
+        (Origin.MEASURED, UNKNOWN_SWITCHES, None, 2),
+        (Origin.PUBLISHED, UNKNOWN_SWITCHES, None, 1),  # printed for every layout
+        (Origin.PUBLISHED, UNKNOWN_SWITCHES, "local", 2),
+        (Origin.PUBLISHED, Switches.of_layout(PRESETS["pin"]), None, 2),
+    ],
+)
+def test_values_that_a_source_prints_for_every_layout_are_no_alternative(
+    origin: Origin, switches: Switches, arrangement: str | None, count: int
+) -> None:
+    default, run = runs_with({"default": 1e11, "pin": 2e11}, 1)
+    head = replace(run.head, origin=origin, switches=switches, arrangement=arrangement)
+    chosen = alternatives_of([("a", [default, Run(head, run.samples)])])
+    assert len(chosen) == count
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def free_memory(
         if own_domain.page_bytes is None:
             own_bytes += size
         elif own_domain.page_bytes == page and pool is not None:
-            pool_pages = min(pool.total_pages, pool_pages + size // page)
+            pool_pages += size // page
     free = node.memory_free_bytes
     limits = [] if free is None else [free + own_bytes]
     if node.memory_bytes is not None:

@@ -8,7 +8,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Rejection
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, HostReserve, MemoryKind, PagePool
-from homenode.plan.memory import free_memory, overhead_bytes, reserve_bytes
+from homenode.plan.memory import free_memory, node_memory, overhead_bytes, reserve_bytes
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, default_huge_page_bytes
 from homenode.plan.search.place import place
@@ -168,6 +168,11 @@ def test_memory_of_an_allowed_node_without_pus_goes_with_the_nearest_node() -> N
         nodes = (*host.nodes[:2], node)
         hints = str([r.hint for r in _rejections(structs.replace(host, nodes=nodes), request)])
         assert ("--allow-memory-node 2" in hints) is (node is not empty)
+    once, twice, of_cpus = (
+        node_memory(host, asking(request, memory_nodes_allowed=nodes), keeps_reserve=True)
+        for nodes in ((NodeIndex(2),), (NodeIndex(2), NodeIndex(2)), (NodeIndex(2), NodeIndex(0)))
+    )
+    assert once == twice == of_cpus
     placement = place(host, asking(request, memory_nodes_allowed=(NodeIndex(2),)))
     assert placement.nodes == (1,)
     assert placement.memory_nodes == (1, 2)

@@ -116,7 +116,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
     attached: dict[NodeIndex, tuple[NodeIndex, ...]] = {
         node.index: (node.index,) for node in host.nodes if node.pus
     }
-    for index in request.options.memory_nodes_allowed:
+    for index in dict.fromkeys(request.options.memory_nodes_allowed):  # each once
         node = host.node(index)
         if node is None:
             indices = ", ".join(str(n.index) for n in host.nodes)

@@ -565,6 +565,11 @@ def test_a_flat_curve_of_any_collective_stops_the_machine() -> None:
     )
     (found,) = figure_findings([Run(run.head, samples)])
     assert (found.id, found.severity) == ("collective-flat-curve", Severity.CRITICAL)
+    other = replace(run.head, switches=Switches.of_layout(PRESETS["default"]))
+    fast = tuple(replace(sample, value=2 * sample.value) for sample in samples)
+    for of_other, count in ((samples, 2), (fast, 0)):  # the faster layout refutes the ceiling
+        runs = [Run(run.head, samples), Run(other, of_other)]
+        assert len(figure_findings(runs)) == count
 
 
 def test_an_unusable_run_is_left_out_and_named_where_others_can_answer() -> None:

@@ -15,7 +15,7 @@ from homenode.plan.stored import domain_of_plan
 from homenode.show.explain import explain
 from homenode.show.topology_map import topology_map
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.layout import PRESETS, Layout, Pinning
+from homenode.vm.layout import PRESETS, Layout, Pinning, Siblings
 from homenode.vm.model import GuestTopology
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import ManualRanges
@@ -46,6 +46,9 @@ def test_siblings_are_vcpus_of_their_node_core_by_core() -> None:
     ranges = ManualRanges(lists("0-1", "4-5"), lists("8-9", "12-13"))
     placement = manual_placement(small_request(8, layout="pin-numa-smt"), ranges)
     assert placement.vcpu_nodes == (0,) * 4 + (1,) * 4
+    assert placement.threads_per_core == 2
+    hidden = replace(PRESETS["pin-numa-smt"], siblings=Siblings.HIDDEN)
+    assert manual_placement(small_request(8, layout=hidden), ranges).threads_per_core == 1
     assert [next(iter(pin)) for pin in placement.vcpu_pins] == [0, 8, 1, 9, 4, 12, 5, 13]
 
 

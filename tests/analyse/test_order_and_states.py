@@ -183,8 +183,20 @@ def test_all_boots_of_one_layout_before_all_of_the_other_is_no_certain_differenc
 
 def test_in_mixed_order_drift_is_noise_and_no_doubt() -> None:
     rng = random.Random(5)
-    (effect,) = effects(_drifting(rng, ("pin", "pin-numa", "pin-numa", "pin") * 2, 0.10))
+    runs = _drifting(rng, ("pin", "pin-numa", "pin-numa", "pin") * 2, 0.10)
+    (effect,) = effects(runs)
     assert effect.doubts == ()
+    starts = sorted(run.head.started_s or 0.0 for run in runs)
+    placed = [
+        replace(run, head=replace(run.head, place=starts.index(run.head.started_s or 0.0)))
+        for run in runs
+    ]
+    (by_place,) = effects(replace(run, head=replace(run.head, started_s=None)) for run in placed)
+    assert (by_place.low, by_place.high) == pytest.approx((effect.low, effect.high), rel=1e-6)
+    (unordered,) = effects(replace(run, head=replace(run.head, started_s=None)) for run in runs)
+    assert (unordered.low or 0.0) < (effect.low or 0.0), (
+        "the drift is noise where no order is known"
+    )
 
 
 def test_a_difference_beyond_any_drift_is_reported_in_whatever_order_but_not_as_measured() -> None:

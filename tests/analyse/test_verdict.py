@@ -31,6 +31,7 @@ from homenode.decide.recommendation import (
     recommend,
 )
 from homenode.decide.sentences import effect_text, first_line, ground_of, sentence_of
+from homenode.decide.trial_conclusion import conclude
 from homenode.findings import Severity
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
@@ -429,6 +430,17 @@ def test_measured_layouts_with_expander_buses_answer_the_open_question() -> None
         None,
     )
     assert not [one for one in made.doubts if one.id == "gpus-without-node"]
+
+
+@pytest.mark.parametrize("connect", ["qemu:///system", "qemu+ssh://node/system"])
+def test_a_trial_names_the_command_for_each_layout_of_this_machine(connect: str) -> None:
+    machine = facts("h200-xeon8558")
+    runs = runs_with({"pin": 1e11, "pin-numa": 3e11}, 3, host=machine.fingerprint)
+    at = "" if connect == "qemu:///system" else f" --connect {connect}"
+    commands = conclude(runs, "vm", connect, ("--yes",), machine).commands
+    answers = decide_all(runs, machine)
+    assert commands[Objective.MEMORY_BANDWIDTH] == f"homenode apply vm{at} --yes --layout pin-numa"
+    assert commands.keys() == {one.objective for one in answers if one.this_machine}
 
 
 def test_runs_without_a_host_are_a_machines_if_directory_and_kind_agree() -> None:

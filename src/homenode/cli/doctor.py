@@ -112,7 +112,9 @@ def doctor(arguments: DoctorArguments) -> None:
     exit_by(findings)
 
 
-def _with_drift(findings: Findings, host: Host, baseline: str, *, shows_checked: bool) -> Findings:
+def _with_drift(
+    findings: Findings, host: "Host", baseline: str, *, shows_checked: bool
+) -> Findings:
     """The findings, and the differences of the host from a capture made earlier."""
     from homenode.check.doctor.baseline import drift, record_of
 

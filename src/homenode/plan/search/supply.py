@@ -85,13 +85,13 @@ def free_cpus(
         free = pus & open_pus
         if free and node_index in cores_of_node:
             shape = CoreShape(
-                free.bit_count(),
-                free == pus,
-                not free & ~isolated,
-                UNKNOWN_LLC if llc is None else llc,
-                core.id.package,
-                core.kind,
-                llc_bytes,
+                pus=free.bit_count(),
+                is_whole=free == pus,
+                isolated=not free & ~isolated,
+                llc=UNKNOWN_LLC if llc is None else llc,
+                package=core.id.package,
+                kind=core.kind,
+                llc_bytes=llc_bytes,
             )
             cores_of_node[node_index].append((free, shape))
     nodes = tuple(

@@ -237,7 +237,7 @@ def test_the_gates_of_a_cluster_are_those_that_its_version_knows(kind: str) -> N
         ("v1.7.3", GATES, False, "devices-without-node", "manifest -o sidecar --vm"),
         ("v1.9.0", GATES, False, "devices-without-node", "--kubevirt v1.9"),
         ("v1.9.0", {"CPUManager"}, True, "gate-off", "manifest -o sidecar --vm"),
-        ("v1.9.0", {"CPUManager", NATIVE_GATE}, True, "gate-off", "annotation off"),
+        ("v1.9.0", {"CPUManager", NATIVE_GATE}, True, "gate-off", "hook's annotation"),
         ("v1.9.0", {*GATES, NATIVE_GATE}, True, None, ""),
     ],
 )

@@ -6,12 +6,10 @@ on its node, is in the pod's events (`kubectl describe pod`).
 Source: KubeVirt vmi-create-admitter.go, virtwrap/converter/vcpu and pkg/hooks of v1.6 to v1.9.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from homenode.cluster.kubevirt.arguments import (
     NATIVE_GATE,
@@ -20,27 +18,25 @@ from homenode.cluster.kubevirt.arguments import (
     ManifestOptions,
     parse_version,
 )
+from homenode.cluster.kubevirt.kubelet import (
+    EVEN_PART,
+    NodeShares,
+    page_count,
+    placement_of,
+    shares_of,
+)
 from homenode.cluster.kubevirt.object import parse_quantity, read_manifest, value_at
 from homenode.cluster.kubevirt.placing import CHOICES
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
-from homenode.indices import NodeIndex
 from homenode.json_text import NotJsonError, decode_json
-from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest
-from homenode.plan.search.place import place
 from homenode.text import command_line, first_few, nodes_text, plural
 from homenode.units import GIB, format_bytes
-from homenode.vm.layout import PRESETS, Pinning
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
-from homenode.vm.plan_options import EmulatorPolicy, PlanOptions, Policy
 
-_LAYOUT = replace(PRESETS["pin-numa-pci"], pinning=Pinning.NODE)
-"""The guest's nodes and PCIe tree as the host's; a kubelet gives CPUs, and counts no cores."""
 _CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
 _ON_SINCE = {"GPUsWithDRA": (1, 9), "HostDevicesWithDRA": (1, 9)}
 _FIRST_VERSION = {NATIVE_GATE: NATIVE_SINCE}
@@ -94,41 +90,6 @@ class CheckedVmi(Struct, frozen=True):
     guest: Vm
     host: Host | None  # None: no node was given
     cluster: Cluster | None  # None: no KubeVirt object was given
-
-
-_EVEN = 2
-"""A node whose CPUs are less than this part of an even share has too few for its GPUs."""
-
-
-class NodeShares(Struct, frozen=True):
-    """What an idle kubelet gives the VM of each node of its host."""
-
-    cpus: Mapping[NodeIndex, int]
-    gpus: Mapping[NodeIndex, int]
-    memory_node_count: int
-    is_mapped: bool  # the guest is shown the nodes of its CPUs
-
-    @property
-    def is_near(self) -> bool:
-        """Whether every GPU, and the memory, has CPUs on its node, and enough of them."""
-        return bool(self.gpus) and not self.is_uneven and self._is_within
-
-    @property
-    def _is_within(self) -> bool:
-        return self.gpus.keys() <= self.cpus.keys() and self.memory_node_count <= len(self.cpus)
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether GPUs or memory are on other nodes than the CPUs, or the guest cannot be shown on
-        which of several they are."""
-        is_shown = self.is_mapped or len(self.cpus) == 1
-        return not (is_shown and self._is_within)
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether a node of GPUs has too few of the CPUs."""
-        enough = sum(self.cpus.values()) / (_EVEN * len(self.cpus))
-        return any(0 < self.cpus.get(node, 0) < enough for node in self.gpus)
 
 
 def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
@@ -194,7 +155,7 @@ def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
 
 
 def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
-    shares = _shares_of(subject)
+    shares = None if subject.host is None else shares_of(subject.vmi, subject.host)
     if not subject.vmi.is_dedicated or subject.vmi.is_mapped:
         return
     if shares is None or not shares.is_apart:
@@ -241,7 +202,7 @@ def huge_page_size(subject: CheckedVmi) -> Iterator[Finding]:
     page = subject.guest.page_bytes
     if subject.host is None or page is None or not _has_pools(subject.host):
         return
-    if not _pages(subject.host, page):
+    if not page_count(subject.host, page):
         yield finding(
             "huge-page-size",
             f"huge pages of {format_bytes(page)}",
@@ -255,7 +216,7 @@ def huge_page_size(subject: CheckedVmi) -> Iterator[Finding]:
 
 def huge_pages_short(subject: CheckedVmi) -> Iterator[Finding]:
     page = subject.guest.page_bytes
-    if subject.host is None or page is None or not _pages(subject.host, page):
+    if subject.host is None or page is None or not page_count(subject.host, page):
         return
     pools = [pool for node in subject.host.nodes for pool in node.page_pools]
     free = sum(pool.free_pages for pool in pools if pool.page_bytes == page)
@@ -287,7 +248,7 @@ def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
 def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
     if subject.host is None or not subject.vmi.is_dedicated or any(gpus_short(subject)):
         return
-    placed = _placement_of(subject)
+    placed = placement_of(subject.vmi, subject.host)
     if isinstance(placed, Unplannable):
         yield finding(
             "node-too-small",
@@ -299,7 +260,7 @@ def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
 
 
 def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
-    shares = _shares_of(subject)
+    shares = None if subject.host is None else shares_of(subject.vmi, subject.host)
     if subject.host is None or shares is None or not (shares.is_apart or shares.is_uneven):
         return
     counts = sorted(shares.gpus.items())
@@ -346,14 +307,14 @@ def _ways_together(subject: CheckedVmi, shares: NodeShares) -> Iterator[str]:
         # The kubelet takes CPUs of a further node only when it has taken all of the others.
         count = max(len(shares.gpus), shares.memory_node_count)
         most = max(len(node.pus) for node in subject.host.nodes) * (count - 1)
-        vcpus = -(-most * _EVEN * count // (_EVEN * count - 1))
-        larger = _shares_of(subject, vcpus=vcpus)
+        vcpus = -(-most * EVEN_PART * count // (EVEN_PART * count - 1))
+        larger = shares_of(subject.vmi, subject.host, vcpus=vcpus)
         if larger is not None and larger.is_near:
             request = f"{mapped and f'{mapped}, and '}request at least {plural(vcpus, 'CPU')}"
             yield f"{request} ({most + 1} with kubelet's distribute-cpus-across-numa)"
     parts = min(len({*shares.gpus, *shares.cpus}), subject.guest.vcpus)
     parts = max(parts, min(shares.memory_node_count, subject.guest.vcpus))
-    smaller = _shares_of(subject, parts=parts)
+    smaller = shares_of(subject.vmi, subject.host, parts=parts)
     if smaller is not None and smaller.is_near and len(smaller.cpus) == 1:
         size = format_bytes(subject.guest.memory_bytes // parts)
         gpus = plural(subject.vmi.gpu_count // parts, "GPU")
@@ -512,82 +473,8 @@ RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
 )
 
 
-def _placement_of(
-    subject: CheckedVmi, *, vcpus: int | None = None, parts: int = 1, counts_memory: bool = True
-) -> Placement | Unplannable:
-    """The fewest and nearest nodes that an idle node of the cluster can give the VM.
-
-    Huge pages count where the node has any. vcpus: in place of the VM's. parts: of how many equal
-    VMs that the VM is divided into it is one.
-    """
-    assert subject.host is not None, "a rule about the node"
-    page = subject.guest.page_bytes if _pages(subject.host, subject.guest.page_bytes or 0) else None
-    page = page if counts_memory else None
-    unit = page or 1 << 20
-    old_vcpus, memory_bytes = subject.guest.vcpus, subject.guest.memory_bytes * counts_memory
-    guest = Vm(
-        name=subject.vmi.name,
-        vcpus=subject.vmi.dedicated_pus + (vcpus or old_vcpus // parts) - old_vcpus,
-        memory_bytes=max(1, -(-memory_bytes // (parts * unit))) * unit,
-        architecture=subject.host.architecture or subject.guest.architecture,
-    )
-    options = PlanOptions(
-        _LAYOUT.name,
-        policy=Policy.MEMORY_FIRST,
-        gpu_count=subject.vmi.gpu_count // parts or None,
-        emulator_policy=EmulatorPolicy.NONE,
-        unequal_cells=True,
-    )
-    request = GuestRequest(guest=guest, layout=_LAYOUT, options=options, page_bytes=page)
-    try:
-        return place(replace(subject.host, domains=()), request)
-    except Unplannable as refusal:
-        return refusal
-
-
-def _shares_of(
-    subject: CheckedVmi, *, vcpus: int | None = None, parts: int = 1
-) -> NodeShares | None:
-    """What the VM gets, None where that cannot be said. Arguments as in `_placement_of`.
-
-    The kubelet's static CPU manager fills one node after the other, whatever the memory needs.
-    Source: Kubernetes, cpumanager/cpu_assignment.go, takeByTopologyNUMAPacked.
-    """
-    host, vmi = subject.host, subject.vmi
-    if host is None or not host.pci_devices or not vmi.gpu_count or not vmi.is_dedicated:
-        return None
-    fit = _placement_of(subject, vcpus=vcpus, parts=parts)
-    placed = _placement_of(subject, vcpus=vcpus, parts=parts, counts_memory=False)
-    if isinstance(fit, Unplannable) or isinstance(placed, Unplannable):
-        return None
-    gpus = _homes(host, placed)
-    remaining = vmi.dedicated_pus + (vcpus or subject.guest.vcpus // parts) - subject.guest.vcpus
-    pus_of_node = {node.index: node.pus for node in host.nodes}
-    cpus: dict[NodeIndex, int] = {}
-    for node in sorted(placed.nodes, key=lambda node: (node not in gpus, node)):
-        cpus[node] = min(remaining, len(pus_of_node[node]))
-        remaining -= cpus[node]
-    return NodeShares(cpus, gpus, len(fit.nodes), vmi.is_mapped)
-
-
-def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
-    """How many of the placed GPUs are on each node."""
-    devices = [host.device_at[bdf] for bdf in placed.devices]
-    return Counter(
-        device.node
-        for device in devices
-        if device.kind is DeviceKind.GPU and device.node is not None
-    )
-
-
 def _has_pools(host: Host) -> bool:
     return any(node.page_pools for node in host.nodes)
-
-
-def _pages(host: Host, page_bytes: int) -> int:
-    """Pages of that size on all nodes."""
-    pools = [pool for node in host.nodes for pool in node.page_pools]
-    return sum(pool.total_pages for pool in pools if pool.page_bytes == page_bytes)
 
 
 def _needs_text(subject: CheckedVmi) -> str:

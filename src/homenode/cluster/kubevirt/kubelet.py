@@ -1,0 +1,131 @@
+"""NodeShares: which CPUs, GPUs and memory an idle kubelet gives a VMI of each node of its host.
+
+Source: Kubernetes, cpumanager/cpu_assignment.go, takeByTopologyNUMAPacked.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homenode.cluster.kubevirt.vmi import Vmi, guest_of
+from homenode.indices import NodeIndex
+from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import Host
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.place import place
+from homenode.vm.layout import PRESETS, Pinning
+from homenode.vm.model import Vm
+from homenode.vm.plan import Unplannable
+from homenode.vm.plan_options import EmulatorPolicy, PlanOptions, Policy
+
+_LAYOUT = replace(PRESETS["pin-numa-pci"], pinning=Pinning.NODE)
+"""The guest's nodes and PCIe tree as the host's; a kubelet gives CPUs, and counts no cores."""
+
+EVEN_PART = 2
+"""A node whose CPUs are less than this part of an even share has too few for its GPUs."""
+
+
+class NodeShares(Struct, frozen=True):
+    """What an idle kubelet gives the VM of each node of its host."""
+
+    cpus: Mapping[NodeIndex, int]
+    gpus: Mapping[NodeIndex, int]
+    memory_node_count: int
+    is_mapped: bool  # the guest is shown the nodes of its CPUs
+
+    @property
+    def is_near(self) -> bool:
+        """Whether every GPU, and the memory, has CPUs on its node, and enough of them."""
+        return bool(self.gpus) and not self.is_uneven and self._is_within
+
+    @property
+    def _is_within(self) -> bool:
+        return self.gpus.keys() <= self.cpus.keys() and self.memory_node_count <= len(self.cpus)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether GPUs or memory are on other nodes than the CPUs, or the guest cannot be shown on
+        which of several they are."""
+        is_shown = self.is_mapped or len(self.cpus) == 1
+        return not (is_shown and self._is_within)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a node of GPUs has too few of the CPUs."""
+        enough = sum(self.cpus.values()) / (EVEN_PART * len(self.cpus))
+        return any(0 < self.cpus.get(node, 0) < enough for node in self.gpus)
+
+
+def placement_of(
+    vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1, counts_memory: bool = True
+) -> Placement | Unplannable:
+    """The fewest and nearest nodes that an idle node of the cluster can give the VM.
+
+    Huge pages count where the node has any. vcpus: in place of the VM's. parts: of how many equal
+    VMs that the VM is divided into it is one.
+    """
+    guest = guest_of(vmi)
+    page = guest.page_bytes if page_count(host, guest.page_bytes or 0) else None
+    page = page if counts_memory else None
+    unit = page or 1 << 20
+    old_vcpus, memory_bytes = guest.vcpus, guest.memory_bytes * counts_memory
+    guest = Vm(
+        name=vmi.name,
+        vcpus=vmi.dedicated_pus + (vcpus or old_vcpus // parts) - old_vcpus,
+        memory_bytes=max(1, -(-memory_bytes // (parts * unit))) * unit,
+        architecture=host.architecture or guest.architecture,
+    )
+    options = PlanOptions(
+        _LAYOUT.name,
+        policy=Policy.MEMORY_FIRST,
+        gpu_count=vmi.gpu_count // parts or None,
+        emulator_policy=EmulatorPolicy.NONE,
+        unequal_cells=True,
+    )
+    request = GuestRequest(guest=guest, layout=_LAYOUT, options=options, page_bytes=page)
+    try:
+        return place(replace(host, domains=()), request)
+    except Unplannable as refusal:
+        return refusal
+
+
+def shares_of(
+    vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1
+) -> NodeShares | None:
+    """What the VM gets, None where that cannot be said. Arguments as in `placement_of`.
+
+    The kubelet's static CPU manager fills one node after the other, whatever the memory needs.
+    """
+    if not host.pci_devices or not vmi.gpu_count or not vmi.is_dedicated:
+        return None
+    fit = placement_of(vmi, host, vcpus=vcpus, parts=parts)
+    placed = placement_of(vmi, host, vcpus=vcpus, parts=parts, counts_memory=False)
+    if isinstance(fit, Unplannable) or isinstance(placed, Unplannable):
+        return None
+    gpus, old_vcpus = _homes(host, placed), guest_of(vmi).vcpus
+    remaining = vmi.dedicated_pus + (vcpus or old_vcpus // parts) - old_vcpus
+    pus_of_node = {node.index: node.pus for node in host.nodes}
+    cpus: dict[NodeIndex, int] = {}
+    for node in sorted(placed.nodes, key=lambda node: (node not in gpus, node)):
+        cpus[node] = min(remaining, len(pus_of_node[node]))
+        remaining -= cpus[node]
+    return NodeShares(cpus, gpus, len(fit.nodes), vmi.is_mapped)
+
+
+def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
+    """How many of the placed GPUs are on each node."""
+    devices = [host.device_at[bdf] for bdf in placed.devices]
+    return Counter(
+        device.node
+        for device in devices
+        if device.kind is DeviceKind.GPU and device.node is not None
+    )
+
+
+def page_count(host: Host, page_bytes: int) -> int:
+    """Pages of that size on all nodes."""
+    pools = [pool for node in host.nodes for pool in node.page_pools]
+    return sum(pool.total_pages for pool in pools if pool.page_bytes == page_bytes)

@@ -325,6 +325,8 @@ def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
     assert order == (0, 0, 7, 7)
     (finding,) = audit([allocation_on(job, job.shares[0], there, SHAPE, order)]).findings
     assert finding.id == "job-gpu-far" and "7 (" in finding.expected
+    whole = device_order(parse_config("Name=gpu File=/dev/nvidia[0-7]\n", "gres.conf"))
+    assert whole.numbers("gpu01", sliced=True) is None
 
 
 def test_gpus_of_several_types_have_the_order_of_slurm_conf() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from homenode.cluster.slurm.check import check, gpu_cores
 from homenode.cluster.slurm.config import parse_config
-from homenode.cluster.slurm.correction import correct
+from homenode.cluster.slurm.correction import correct, shared_lines
 from homenode.cluster.slurm.numbering import core_order
 from homenode.errors import InputError, ParseError
 from homenode.findings import Findings, Severity
@@ -235,6 +235,9 @@ def test_numbers_of_pus_are_no_numbers_of_cores() -> None:
     found = checked(gres, host)
     assert ids(found) == ["gres-cores-are-pus"] * 2
     assert found.gres == gres.replace(",112-167", "").replace(",168-223", "")
+    half = checked(gres.replace("0-55,112-167", "0-27,112-139"), host)
+    assert ids(half) == ["gres-cores-are-pus"] * 2
+    assert "no cores 112-139" in half.findings.findings[0].observed
 
 
 def test_siblings_side_by_side_are_seen_as_pus_too() -> None:
@@ -451,7 +454,27 @@ def test_lines_about_other_nodes_too_are_left_alone() -> None:
     )
     found = checked_files(gres, slurm, machine(TESTBED))
     assert found.gres == gres
-    assert "gres-cores-missing" in ids(found) and "slurm-shape-differs" in ids(found)
+    assert ids(found) == ["slurm-shape-differs", "gres-cores-missing"]
+    assert "--nodes a" in str(found.findings.findings[0].fix)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names", "others"),
+    [((), "hgx[01-09]", ()), (("hgx01",), "hgx[01-09]", ("hgx02", "hgx09")), ((), None, ())],
+)
+def test_a_line_about_several_lines_of_nodes_is_corrected_for_all_of_them(
+    nodes: tuple[str, ...], names: str | None, others: tuple[str, ...]
+) -> None:
+    host = load_host("hgx-h100")
+    right = right_gres(host).replace("Name=", f"NodeName={names} Name=" if names else "Name=")
+    shape = "Sockets=2 CoresPerSocket=56 ThreadsPerCore=2 Gres=gpu:8"
+    slurm = f"{CLUSTER}NodeName=hgx[01-08] {shape}\nNodeName=hgx09 {shape}\n"
+    files = parse_config(right.replace("56-111", "0-55"), "g"), parse_config(slurm, "s")
+    shared_by = shared_lines(*files, host, nodes).values()
+    assert {set(others) <= set(of_line) for of_line in shared_by} == ({True} if others else set())
+    assert correct(*files, host, nodes)["g"] == (files[0].text if others else right)
+    fixes = {f.fix for f in check(*files, host, nodes=nodes).findings if "cores" in f.id}
+    assert all(("--nodes hgx01" in str(fix)) == bool(nodes) for fix in fixes)
 
 
 @given(st.data())

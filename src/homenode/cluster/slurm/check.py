@@ -20,6 +20,7 @@ from homenode.cluster.slurm.numbering import (
     home_node,
     nodes_with_cpus,
 )
+from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
@@ -85,18 +86,21 @@ def check(
             "name it: --host NODE.tar.gz",
         )
     findings: list[Finding] = []
-    host_words = () if host_source is None else ("--host", host_source)
-    command = command_line(
-        "homenode", "slurm", "check", gres.source, slurm.source, *host_words, "-o", "DIR"
-    )
+    words = ["homenode", "slurm", "check", gres.source, slurm.source]
+    words += [] if host_source is None else ["--host", host_source]
+    words += ["--nodes", compress_hostlist(nodes)] if nodes else []
+    command = command_line(*words, "-o", "DIR")
+    alike = groups_like(groups, order)
     for group in groups:
+        findings += _check_shape(group, order, alike)
+        if group not in alike:
+            continue
         source = f"{gres.source}, {_GRES_PAGE}"
         counts = _check_counts(group, len(gpus), source, command)
         findings += _unless_included(counts, gres, slurm)
         findings += _check_types(group, source, command)
         findings += _check_detector(group, gpus, source)
         findings += _check_cores(group, gpus, order, command)
-        findings += _check_shape(group, order)
     findings += _unless_included(_check_settings(slurm), slurm)
     findings += [] if cgroup is None else _unless_included(_check_cgroup(cgroup), cgroup)
     machine = f"{host.name}: {plural(len(gpus), 'GPU')} on "
@@ -117,6 +121,16 @@ def check(
         not_checked=tuple(not_checked),
         unknown=() if cgroup else ("cgroup.conf: not given (--cgroup FILE)",),
     )
+
+
+def groups_like(groups: Sequence[NodeClass], order: CoreOrder) -> tuple[NodeClass, ...]:
+    """The groups of the machine's shape, or of none in slurm.conf; all where there are none."""
+    alike = [
+        group
+        for group in groups
+        if (node := group.definition) is None or node.shape is None or order.fits(node.shape)
+    ]
+    return tuple(alike or groups)
 
 
 def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterator[Finding]:
@@ -311,10 +325,13 @@ def _check_cores(
         name, observed = "gres-cores-wrong", f"Cores={line.cores}"
         if line.cores is None:
             name, observed = "gres-cores-missing", "no Cores="
-        elif line.cores <= CpuSet.union(order.pus) and order.numbers(line.cores) == right:
+        elif missing := line.cores - CpuSet(range(len(order.pus))):
+            name, severity = "gres-cores-are-pus", Severity.CRITICAL
+            observed += f": the node has no cores {missing}; Cores= counts cores, not CPUs"
+        elif order.numbers(line.cores) == right:
             name, severity = "gres-cores-are-pus", Severity.CRITICAL
             observed += ", which are the kernel's numbers of these CPUs"
-        elif is_detected or line.cores.isdisjoint(right) or max(line.cores) >= len(order.pus):
+        elif is_detected or line.cores.isdisjoint(right):
             severity = Severity.CRITICAL
         if len(nodes := {gpu.node for gpu in members}) > 1 and name == "gres-cores-wrong":
             observed += f", and the line's GPUs are on {plural(len(nodes), 'node')}"
@@ -353,7 +370,9 @@ def _subject_of(group: NodeClass, gpus: Sequence[GpuCores]) -> str:
     return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} of {group.subject}"
 
 
-def _check_shape(group: NodeClass, order: CoreOrder) -> Iterator[Finding]:
+def _check_shape(
+    group: NodeClass, order: CoreOrder, alike: Sequence[NodeClass]
+) -> Iterator[Finding]:
     """Cores= counts the cores of slurm.conf: they must be those of the machine."""
     node = group.definition
     if node is None or node.shape is None or order.fits(node.shape):
@@ -365,6 +384,8 @@ def _check_shape(group: NodeClass, order: CoreOrder) -> Iterator[Finding]:
         "as the machine has",
         f"{node.shape} (sockets x cores x threads)",
         f"{node.line.source}:{node.line.first}, {_SLURM_PAGE}",
+        case=None if group in alike else "other machine",
+        values={"nodes": compress_hostlist(name for other in alike for name in other.names)},
     )
 
 

@@ -35,7 +35,7 @@ from homenode.cluster.slurm.client import (
     read_records,
 )
 from homenode.cluster.slurm.config import is_slurm_conf, parse_config
-from homenode.cluster.slurm.correction import correct
+from homenode.cluster.slurm.correction import correct, shared_lines
 from homenode.cluster.slurm.gres import DeviceOrder, device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
@@ -47,7 +47,12 @@ from homenode.cluster.slurm.job_allocation import (
 )
 from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for
-from homenode.cluster.slurm.tools.slurm_nodes import NodeShape, expand_hostlist, shown_shapes
+from homenode.cluster.slurm.tools.slurm_nodes import (
+    NodeShape,
+    compress_hostlist,
+    expand_hostlist,
+    shown_shapes,
+)
 from homenode.errors import ParseError, ToolError, UsageError, exclusive
 from homenode.findings import with_gaps
 from homenode.safe.input_files import read_input
@@ -161,9 +166,10 @@ def _running_allocations(
                 )
                 continue
             machine = machines.get(share.node, machines.get(""))
-            numbers = None if order is None else order.numbers(share.node)
+            sliced = share.gpus.sliced
+            numbers = None if order is None else order.numbers(share.node, sliced=sliced)
             is_sliced = share.node in sliced_nodes or (shape is not None and shape.has_slices)
-            if numbers is None and is_sliced and not share.gpus.sliced:
+            if numbers is None and is_sliced and not sliced:
                 numbers = ()  # whole GPUs beside slices are not numbered by address
             owned = allocation_on(job, share, machine, shape, numbers)
             if owned.unknown is not None and order is not None and shape is not None:
@@ -229,6 +235,9 @@ def check(arguments: SlurmCheckArguments) -> None:
     )
     findings = with_gaps(findings, host.gaps)
     corrected = correct(gres, slurm, host, nodes)
+    for line, names in shared_lines(gres, slurm, host, nodes).items():
+        place = f"{Path(line.line.source).name}:{line.line.first}"
+        note(f"{place}: not corrected, since it is also about {compress_hostlist(names)}")
     before = {file.source: file.text for file in (*gres.files, *slurm.files)}
     name = Path(gres.source).name
     print_findings(findings, name, as_json=arguments.json, explain=arguments.explain)

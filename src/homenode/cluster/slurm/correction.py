@@ -10,6 +10,7 @@ from homenode.cluster.slurm.check import (
     GpuCores,
     gpu_cores,
     gres_text,
+    groups_like,
     missing_type,
     right_cores,
     right_settings,
@@ -33,14 +34,21 @@ def correct(
 ) -> dict[str, str]:
     """Return the text of each file, included ones too, with GPUs, counts and settings set right.
 
-    Lines about other nodes too are left alone, and so are MIG slices' counts. Raises like `check`.
+    Lines about other nodes too (`shared_lines`) are left alone, and so are MIG slices' counts.
+    Raises like `check`.
     """
-    groups, gpus = node_classes(gres, slurm, nodes), gpu_cores(host)
+    groups, gpus = groups_like(node_classes(gres, slurm, nodes), core_order(host)), gpu_cores(host)
+    shared = shared_lines(gres, slurm, host, nodes)
     gres_edits: Edits = {}
     words_of: dict[ConfigLine, dict[str, str]] = {}
     added: dict[str, list[str]] = {gres.source: [], slurm.source: []}
     for group in groups:
-        types = _correct_lines(gres, group, len(groups), host, gres_edits)
+        types = None
+        if not shared.keys() & set(group.lines):
+            # A line is written once: the type of one group must be that of all.
+            kinds = {missing_type(other) for other in groups if other.lines == group.lines}
+            kind = kinds.pop() if len(kinds) == 1 else ""
+            types = _correct_lines(gres, group, host, kind, gres_edits)
         if types is None and not group.lines and not group.is_sliced:
             if group.autodetect is None and not gres.not_read:
                 added[gres.source] += _new_lines(group, gpus)
@@ -67,18 +75,28 @@ def correct(
     return _apply_edits((gres, slurm), {**gres_edits, **slurm_edits}, added)
 
 
+def shared_lines(
+    gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
+) -> dict[GresLine, tuple[str, ...]]:
+    """Lines of gres.conf that are about nodes of other machines, or not in `nodes`, too: which."""
+    groups = groups_like(node_classes(gres, slurm, nodes), core_order(host))
+    names = {name for group in groups for name in group.names}
+    every = [name for group in node_classes(gres, slurm) for name in group.names]
+    lines = {line: every if line.nodes is None else line.nodes for g in groups for line in g.lines}
+    others = {line: tuple(n for n in of_line if n not in names) for line, of_line in lines.items()}
+    return {line: other_names for line, other_names in others.items() if other_names}
+
+
 def _correct_lines(
-    gres: SlurmConfig, group: NodeClass, group_count: int, host: Host, edits: Edits
+    gres: SlurmConfig, group: NodeClass, host: Host, promised_type: str, edits: Edits
 ) -> dict[str, int] | None:
     """Add to edits what the group's lines become, and return the GPUs of each type that they list
-    then; None where lines without files, or about other nodes too, cannot be corrected."""
+    then; None where lines without files cannot be corrected."""
     placed = placed_files(group.lines)
-    if not all(group.owns(line, group_count) for line in group.lines):
-        return None
     if not placed or any(file is None for _, file, _ in placed):
         return None
     gpus, order = gpu_cores(host), core_order(host)
-    is_detected, promised_type = group.autodetect is not None, missing_type(group)
+    is_detected = group.autodetect is not None
     types: dict[str, int] = {}
     rows: tuple[str, ...] = ()
     line = placed[0][0]

@@ -180,14 +180,16 @@ class DeviceOrder(Struct, frozen=True):
 
     lines: tuple[GresLine, ...]
 
-    def numbers(self, node: str) -> tuple[int, ...] | None:
+    def numbers(self, node: str, *, sliced: bool = False) -> tuple[int, ...] | None:
         """The driver's number of the GPU at each place of a node's list.
 
-        A MIG slice (MultipleFiles) is at its GPU's number. None where the lines give no order, and
-        () where slurm.conf gives it: of several types, Slurm lists the first of Gres= first.
+        A MIG slice (MultipleFiles) is at its GPU's number; sliced: the job has slices. None where
+        the lines give no order, and () where slurm.conf gives it: of several types, Slurm lists the
+        first of Gres= first.
         """
         lines = lines_for(self.lines, node)
-        if not lines or autodetect_for(self.lines, node) is not None:
+        has_order = not sliced or any(line.is_multiple for line in lines)
+        if not lines or not has_order or autodetect_for(self.lines, node) is not None:
             return None
         if _has_several_types(lines):
             return ()
@@ -275,10 +277,6 @@ class NodeClass(Struct, frozen=True):
     @property
     def promised_gpus(self) -> Mapping[str, int]:
         return {} if self.definition is None else self.definition.gpu_types
-
-    def owns(self, line: GresLine, group_count: int) -> bool:
-        """Whether a line is about no other nodes, so that it may be rewritten."""
-        return group_count == 1 if line.nodes is None else set(line.nodes) <= set(self.names)
 
 
 def node_classes(

@@ -17,7 +17,6 @@ from homenode.measure.gpu_load_sampling import load_program
 from homenode.measure.tools_installed import ask_for_torch, run_program
 from tests.source_trees import FILES, SOURCE, nodes
 
-ROOT = Path(__file__).parent.parent
 HOMENODE = Path(sys.executable).with_name("homenode")
 PROGRAMS = sorted(path.stem for path in (SOURCE / "measure" / "programs").glob("*.py"))
 """Whatever a Python is asked to run, here or in a guest."""

@@ -131,6 +131,7 @@ def test_the_one_that_is_five_percent_better_is_found_among_four() -> None:
     assert max(equal) <= 0.065
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("varies_more", [0, 1])
 def test_one_of_four_equal_layouts_may_vary_five_times_as_much(varies_more: int) -> None:
     noise = [0.05 if place == varies_more else 0.01 for place in range(4)]
@@ -173,13 +174,20 @@ def test_a_difference_on_one_of_two_primary_metrics_is_found() -> None:
     assert equal <= 0.065
 
 
+@pytest.mark.nightly
 def test_equal_layouts_are_distinguished_on_neither_of_two_primary_metrics() -> None:
     any_of_both, *each = _rates_of_two_metrics((0.0, 0.0), draws(1500))
     assert any_of_both <= 0.065
     assert max(each) <= 0.04
 
 
-@pytest.mark.parametrize(("boots", "noise"), [((3, 20), 0.01), ((3, 6), 0.03)])
+@pytest.mark.parametrize(
+    ("boots", "noise"),
+    [
+        ((3, 20), 0.01),
+        pytest.param((3, 6), 0.03, marks=pytest.mark.nightly),
+    ],
+)
 def test_few_boots_against_many_are_rarely_told_apart(boots: tuple[int, int], noise: float) -> None:
     rng, found = random.Random(30), 0
     for _ in range(draws(1000)):
@@ -189,6 +197,7 @@ def test_few_boots_against_many_are_rarely_told_apart(boots: tuple[int, int], no
     assert found / draws(1000) <= 0.075  # 6 %, and twice what chance adds in so few
 
 
+@pytest.mark.nightly
 def test_copies_of_which_one_side_varies_five_times_as_much_are_rarely_told_apart() -> None:
     rng, found = random.Random(31), 0
     copies = dict.fromkeys(("h2d-bandwidth", "d2h-bandwidth"), ("bytes_per_s", 50e9))
@@ -363,7 +372,9 @@ def test_quantiles_of_the_studentised_range_are_those_of_the_tables(
 LAYOUTS = ("default", "pin", "pin-bound", "pin-numa", "pin-numa-pci", "pin-numa-smt")
 
 
-@pytest.mark.parametrize(("layouts", "noise"), [(4, 0.05), (6, 0.03)])
+@pytest.mark.parametrize(
+    ("layouts", "noise"), [(4, 0.05), pytest.param(6, 0.03, marks=pytest.mark.nightly)]
+)
 def test_a_verdict_hardly_ever_avoids_one_of_several_equal_layouts(
     layouts: int, noise: float
 ) -> None:

@@ -122,10 +122,6 @@ def test_each_case_that_the_code_names_has_a_text_and_each_text_of_a_case_is_use
     assert {case for _, case in on_pages} <= words_of_source()
 
 
-def _printed(texts: FindingTexts) -> tuple[str, ...]:
-    return texts.cost, texts.fix, *texts.cost_of.values(), *texts.fix_of.values()
-
-
 @NEEDS_CLUSTER
 def test_each_word_of_a_text_is_filled_and_each_value_is_used() -> None:
     on_pages = {

@@ -12,8 +12,6 @@ from tests.command_line import Result, homenode
 from tests.kubevirt.test_check import vmi as checked_vmi
 from tests.kubevirt_documents import document, vmi
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(*arguments: str | Path) -> Result:
     return homenode("kubevirt", *arguments)

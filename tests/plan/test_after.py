@@ -130,7 +130,6 @@ def test_plans_are_read_from_their_files(tmp_path: Path) -> None:
 
 
 WISHES = PlanOptions(layout="pin-bound")
-GPU = "0000:3b:00.0"
 
 
 def _captured(names: tuple[str, ...]) -> Host:

@@ -33,7 +33,7 @@ from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
 pytestmark = pytest.mark.qemu
 
 GOOD = ("pin-numa", "pin-numa-pci")
-NIGHTLY = frozenset({"pin-numa", "cells swapped", "APIC ids missing"})
+NIGHTLY = frozenset({"pin-numa", "cells swapped", "APIC ids missing", "siblings missing"})
 """Documents that only tests of that marker look at."""
 
 SKYLAKE = "<cpu mode='custom' match='exact'><model fallback='allow'>Skylake-Server</model></cpu>"
@@ -220,12 +220,14 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
         assert {path.name for path in tmp_path.iterdir()} == {"vcpus", "pcie"}
 
 
-def test_siblings_are_exact_with_an_intel_model_and_a_missing_one_is_named(
-    booted: dict[str, Future[BootOutcome]],
-) -> None:
+def test_siblings_are_exact_with_an_intel_model(booted: dict[str, Future[BootOutcome]]) -> None:
     right = view(booted, "siblings")
     assert not right.findings, right.findings
     assert len(right.observation.guest.cores) == 2
+
+
+@pytest.mark.nightly
+def test_missing_siblings_are_named(booted: dict[str, Future[BootOutcome]]) -> None:
     assert ("guest-siblings", "siblings") in named(view(booted, "siblings missing"))
 
 

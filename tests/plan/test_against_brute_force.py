@@ -477,7 +477,7 @@ def test_no_placement_is_better_than_the_planners(
     wish_of_draw: Callable[[random.Random, Host], GuestRequest],
     count: int,
 ) -> None:
-    for seed in seeds(count):
+    for seed in seeds(count, every=25):
         draw = random.Random(seed)
         host = host_of_draw(draw)
         compare(host, wish_of_draw(draw, host))

@@ -44,7 +44,7 @@ for path in sys.argv[2:]:
 
 
 def test_archives_that_want_time_or_memory_get_little(tmp_path: Path) -> None:
-    left, tried = [], part(list(BOMBS), 1)
+    left, tried = [], part(list(BOMBS), 1, every=6)
     for number, name in enumerate(tried):
         left.append(tmp_path / f"{number}")
         left[-1].write_bytes(BOMBS[name]())

@@ -302,6 +302,34 @@ def test_keys_of_thousands_of_parts_are_refused_before_they_are_read(text: str) 
         assert "too many dots" in refusal(text)
 
 
+GPUS = f"""
+[model.g]
+class = "gpu"
+[[root]]
+node = {[0] * 100}
+domain = {[*range(100)]}
+integrated = {["g"] * 31}
+[[link]]
+between = "g"
+count = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"name = 'a'\ncore_groups = [{'{ cores = 8192 }, ' * 3000}]", "at most 8192 cores"),
+        ("name = 'a'\npackages = 256\ncores_per_package = 8192", "at most 8192 CPUs"),
+        (f"packages = 0x{'f' * 5000}", "more than 99 digits"),
+        (TWO + GPUS, "at most 16384 links"),
+    ],
+    ids=["groups", "packages", "digits", "links"],
+)
+def test_a_short_file_of_a_vast_host_is_refused_at_once(text: str, words: str) -> None:
+    with cpu_time_below(2.0):
+        assert words in refusal(text)
+
+
 def test_lists_of_hundreds_of_addresses_on_one_line_are_read() -> None:
     """They hold as many dots, and are no keys."""
     listed = ", ".join(f'"0000:{n:02x}:00.0"' for n in range(256))

@@ -4,7 +4,8 @@ A given address is honoured: the port above it takes that bus, and what follows 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from functools import cached_property
+from itertools import combinations, islice, pairwise
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -119,19 +120,29 @@ def link_ends(device: PciLink, port: PciLink | None, up: PciLink | None) -> tupl
 
 
 MAX_FUNCTIONS = 16_384
-"""Most PCI functions of a described host: a short file could otherwise name millions."""
+"""Most PCI functions, and links, of a described host: a short file could name millions."""
 
 _LAST_BUS = 0xFF
 _DEFAULT_UPLINK = PciLink(32.0, 16, 32.0, 16)
 
 
-class DescribedPci(Struct, frozen=True):
+class DescribedPci(Struct, frozen=True, dict=True):
     """The tree with addresses; devices ascending. Names: a device's own, or MODEL.N."""
 
     root_complexes: tuple[RootComplex, ...] = ()
     devices: tuple[PciDevice, ...] = ()
     bdf_of_name: Mapping[str, Bdf] = field(default_factory=dict)
     bdfs_of_model: Mapping[str, tuple[Bdf, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def device_at(self) -> dict[Bdf, PciDevice]:
+        return {device.bdf: device for device in self.devices}
+
+    @cached_property
+    def uuids(self) -> frozenset[str]:
+        """Of mediated devices."""
+        parts = (part for device in self.devices for part in device.parts)
+        return frozenset(part.uuid for part in parts if part.uuid)
 
 
 def address(
@@ -435,8 +446,11 @@ def parse_links(file: HostDocument, tree: DescribedPci) -> tuple[DeviceLink, ...
             raise table.refusal("between", "two devices or more", [str(d.bdf) for d in devices])
         else:
             device_links = [
-                DeviceLink(kind, a.bdf, b.bdf, None, count) for a, b in combinations(devices, 2)
+                DeviceLink(kind, a.bdf, b.bdf, None, count)
+                for a, b in islice(combinations(devices, 2), MAX_FUNCTIONS + 1)
             ]
+        if len(links) + len(device_links) > MAX_FUNCTIONS:
+            raise table.refusal("between", f"at most {MAX_FUNCTIONS} links in all", "more")
         for link in device_links:
             key = (kind, link.a, link.b)
             if key in links:
@@ -474,5 +488,4 @@ def _devices(table: LinkTable, tree: DescribedPci) -> tuple[PciDevice, ...]:
             )
     if len(set(bdfs)) != len(bdfs):
         raise table.refusal("between", "each device once", value)
-    device_of = {device.bdf: device for device in tree.devices}
-    return tuple(device_of[bdf] for bdf in sorted(bdfs))
+    return tuple(tree.device_at[bdf] for bdf in sorted(bdfs))

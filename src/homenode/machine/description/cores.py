@@ -70,7 +70,7 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
     shares = {index: table.cores for index, table in nodes.items() if table.cores is not None}
 
     slots: list[CoreSlot] = []
-    llcs = 0
+    llcs = pu_count = 0
     for position, package in enumerate(package_numbers):
         override = overrides.get(position)
         cores = _package_cores(file, override, package)
@@ -91,15 +91,13 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
         for key, parts in (("llcs_per_package", own_llcs or 1), ("dies_per_package", dies)):
             if len(cores) % parts:
                 raise file.refusal(key, f"a divisor of {plural(len(cores), 'core')}", parts)
+        pu_count += sum(core.threads for core in cores)
+        if pu_count > MAX_PUS:
+            raise file.refusal("packages", f"at most {MAX_PUS} CPUs in all", "more")
         for i, core in enumerate(cores):
             llc = llcs + i * own_llcs // len(cores) if own_llcs else None
             slots.append(replace(core, node=node_of_core[i], llc=llc, die=i * dies // len(cores)))
         llcs += own_llcs
-    if sum(slot.threads for slot in slots) > MAX_PUS:
-        pu_count = sum(slot.threads for slot in slots)
-        raise file.refusal(
-            "packages", f"at most {MAX_PUS} CPUs in all", f"{plural(pu_count, 'CPU')}"
-        )
     return _number_pus(slots, file.numbering)
 
 
@@ -136,6 +134,8 @@ def _package_cores(
             raise file.refusal("core_groups", "no cores_per_package next to it", "both")
         parts: list[tuple[CoreKind | None, int]] = []
         for group in groups_of.core_groups:
+            if len(parts) > MAX_PUS:
+                raise groups_of.refusal("core_groups", f"at most {MAX_PUS} cores", "more")
             parts += [(group.kind, group.threads_per_core or file.threads_per_core)] * group.cores
     else:
         count = cores or file.cores_per_package

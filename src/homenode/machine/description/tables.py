@@ -34,6 +34,9 @@ _MAX_DOTS = 20_000_000
 """Sum over lines of the squares of their dots: to read a key of n parts takes n^2 steps and as much
 memory (Python's tomllib, 3.11 to 3.14). No line has so many that lists addresses or sizes."""
 
+_LONG_NUMBER = re.compile(r"\b0[xob][0-9a-fA-F_]{99}")
+"""Python reads such a one, and does not print it."""
+
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$([^`]*)`)?", re.DOTALL)
 _MISFIT = re.compile(r"(.*?)(?: - at `\$([^`]*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -70,12 +73,12 @@ class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
     def locate(self, source: str, location: str) -> None:
         """Notes where the table stands, and those within it."""
         self.__dict__["place"] = _Place(source, location)
-        for own_field in fields(self):
-            value = getattr(self, own_field.name)
+        for name, key in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, name)
             for i, element in enumerate(value if isinstance(value, tuple) else (value,)):
                 if isinstance(element, TomlTable):
                     index = f"[{i}]" if isinstance(value, tuple) else ""
-                    element.locate(source, f"{self.name_of(own_field.encode_name)}{index}")
+                    element.locate(source, f"{self.name_of(key)}{index}")
 
     def name_of(self, key: str) -> str:
         """The whole name of a key, as messages give it."""
@@ -107,6 +110,8 @@ def read_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"{len(text)} characters, more than {_MAX_CHARACTERS}")
     if sum(line.count(".") ** 2 for line in text.split("\n")) > _MAX_DOTS:
         raise ValueError("lines with too many dots: keys of thousands of parts")
+    if _LONG_NUMBER.search(text):
+        raise ValueError("a number of more than 99 digits")
     try:
         return tomllib.loads(text)
     except RecursionError:

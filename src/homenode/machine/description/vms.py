@@ -38,25 +38,19 @@ def parse_vms(
     tree: DescribedPci,
 ) -> tuple[RunningDomain, ...]:
     """The [[vm]] tables, in order. Raises InputError where two have one name or one device."""
-    vms: list[RunningDomain] = []
+    vms: dict[str, RunningDomain] = {}
+    owner_of: dict[Bdf | str, str] = {}
     for table in file.vm:
         vm = _vm(table, nodes, online, pus_of_node, tree)
-        for other in vms:
-            if other.name == vm.name:
-                raise table.refusal("name", "a name that no other [[vm]] has", vm.name)
-            shared = sorted(
-                {*other.devices, *other.mediated} & {*vm.devices, *vm.mediated}, key=str
-            )
-            if shared and not {"shut-off"} & {_state(other), _state(vm)}:
-                raise table.refusal(
-                    "devices", f"devices that [[vm]] {other.name} does not have", str(shared[0])
-                )
-        vms.append(vm)
-    return tuple(vms)
-
-
-def _state(vm: RunningDomain) -> str:
-    return "planned" if vm.planned else "running" if vm.running else "shut-off"
+        if vms.setdefault(vm.name, vm) is not vm:
+            raise table.refusal("name", "a name that no other [[vm]] has", vm.name)
+        devices: tuple[Bdf | str, ...] = (*vm.devices, *vm.mediated)
+        for device in devices if vm.planned or vm.running else ():
+            owner = owner_of.setdefault(device, vm.name)
+            if owner != vm.name:
+                expected = f"devices that [[vm]] {owner} does not have"
+                raise table.refusal("devices", expected, str(device))
+    return tuple(vms.values())
 
 
 def _vm(
@@ -167,7 +161,6 @@ def _online(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
 
 def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
     """Functions by the name of the device or by address."""
-    host_bdfs = {device.bdf for device in tree.devices}
     bdfs: set[Bdf] = set()
     for name in table.devices:
         if is_uuid(name):
@@ -178,7 +171,7 @@ def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
                 bdf = Bdf.parse(name)
             except InputError:
                 bdf = None
-        if bdf is None or bdf not in host_bdfs:
+        if bdf is None or bdf not in tree.device_at:
             names = ", ".join(sorted(tree.bdf_of_name)[:20]) or "none"
             raise table.refusal("devices", f"addresses or names of devices ({names})", name)
         bdfs.add(bdf)
@@ -187,11 +180,9 @@ def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
 
 def _find_mediated(table: VmTable, tree: DescribedPci) -> tuple[str, ...]:
     """Mediated devices, by UUID."""
-    host_uuids = {part.uuid for device in tree.devices for part in device.parts if part.uuid}
     uuids = [text for text in table.devices if is_uuid(text)]
     for uuid in uuids:
-        if uuid not in host_uuids:
-            raise table.refusal(
-                "devices", f"one of {plural(len(host_uuids), 'mediated device')}", uuid
-            )
+        if uuid not in tree.uuids:
+            expected = f"one of {plural(len(tree.uuids), 'mediated device')}"
+            raise table.refusal("devices", expected, uuid)
     return tuple(sorted(set(uuids)))

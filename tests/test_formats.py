@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.bdf import Bdf
@@ -37,6 +38,15 @@ def test_a_value_survives_being_stored() -> None:
     assert text.startswith('{\n  "format": "homenode.host/1"')
     assert '"0000:19:00.0"' in text
     assert formats.decode(text, "host", Host, "x.json") == HOST
+
+
+def test_bytes_that_are_no_utf_8_stand_as_question_marks() -> None:
+    """Such as a name in Latin 1 on the kernel's command line."""
+    gap = Gap("VMs", "m\udcfcde", device=Bdf(0, 0x19, 0, 0))
+    assert formats.line(gap) == formats.line(Gap("VMs", "m?de", device=gap.device))
+    host = replace(HOST, name="h\udcfcte", gaps=(gap,))
+    stored = formats.decode(formats.encode("host", host), "host", Host, "host")
+    assert stored == replace(host, name="h?te", gaps=(Gap("VMs", "m?de", device=gap.device),))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Records of lines omit fields at their defaults.
 docs/reference/formats documents each kind.
 """
 
+import json
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -47,7 +48,22 @@ def encode(
     }
     document = {"format": _format(kind), **(head or {}), **fields, **(changed or {})}
     builtins = msgspec.to_builtins(document, enc_hook=_to_text)
-    return msgspec.json.format(msgspec.json.encode(builtins), indent=2).decode() + "\n"
+    return msgspec.json.format(encode_json(builtins), indent=2).decode() + "\n"
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON, with "?" for each byte that is no UTF-8: what files of a host hold may have any.
+
+    >>> encode_json(["quiet", "m\\udcfcde"])
+    b'["quiet","m?de"]'
+    """
+    try:
+        return msgspec.json.encode(value, enc_hook=_to_text)
+    except UnicodeEncodeError:
+        builtins = msgspec.to_builtins(value, enc_hook=_to_text)
+        return json.dumps(builtins, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
 
 
 def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T:
@@ -62,7 +78,7 @@ def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T
 def head_line(kind: str, value: Any) -> str:
     """The first line of a file of lines."""
     head = {"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_to_text)}
-    return msgspec.json.encode(head).decode() + "\n"
+    return encode_json(head).decode() + "\n"
 
 
 def kind_of(text: bytes) -> str | None:
@@ -80,7 +96,7 @@ def kind_of(text: bytes) -> str | None:
 
 def line(value: Any) -> str:
     """A line of a value."""
-    return msgspec.json.encode(value, enc_hook=_to_text).decode() + "\n"
+    return encode_json(value).decode() + "\n"
 
 
 def decode_head(text: bytes, kind: str, record_type: type[T], source: str) -> T:

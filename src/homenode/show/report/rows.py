@@ -9,6 +9,7 @@ from homenode.decide.alternative import Alternative
 from homenode.decide.compare import series_key
 from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
+from homenode.formats import encode_json
 from homenode.measure.results.model import FigureKey
 from homenode.show.report.machine import ReportedMachine
 from homenode.text import csv_text
@@ -51,7 +52,7 @@ def csv_of(rows: Iterable[ReportRow]) -> str:
 def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
     """The same rows as JSON, `homenode.rows/1`, with what was omitted."""
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
-    encoded = msgspec.json.encode(msgspec.to_builtins(document))
+    encoded = encode_json(msgspec.to_builtins(document))
     return msgspec.json.format(encoded, indent=2).decode() + "\n"
 
 

@@ -259,6 +259,9 @@ BOMBS: Mapping[str, Callable[[], bytes]] = {
     "75,000 directories": lambda: gzip.compress(
         b"".join(header(f"sys/{n}/{n}", 0, b"5") for n in range(75_000)) + END, 1
     ),
+    "30,000 machines": lambda: gzip.compress(
+        b"".join(header(f"{n}/sys/bus", 0, b"5") for n in range(30_000)) + END, 1
+    ),
     "paths of 4,000 letters": lambda: gzip.compress(
         b"".join(long_member("/".join([f"{n:06}" * 10] * 63)) for n in range(3000)) + END, 1
     ),

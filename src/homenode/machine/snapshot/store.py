@@ -4,7 +4,7 @@ A source may hold several machines; "ARCHIVE#desktop" names the one in the direc
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from homenode.errors import InputError, not_found, of_os
@@ -128,13 +128,13 @@ def _subdirectories(directory: str) -> list[str]:
 def _outermost(roots: set[tuple[str, bool]]) -> set[tuple[str, bool]]:
     """Roots that do not lie in another: /sys/fs/.../sys of a container is no second machine."""
     prefixes = {prefix for prefix, _ in roots}
-    return {
-        (prefix, below_sys)
-        for prefix, below_sys in roots
-        if not any(
-            prefix != other and (not other or prefix.startswith(f"{other}/")) for other in prefixes
-        )
-    }
+    return {root for root in roots if prefixes.isdisjoint(_directories_above(root[0]))}
+
+
+def _directories_above(directory: str) -> Iterator[str]:
+    while directory:
+        directory = directory.rpartition("/")[0]
+        yield directory
 
 
 def _choose(roots: list[tuple[str, bool]], source: Path, machine: str | None) -> tuple[str, bool]:

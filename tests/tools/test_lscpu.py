@@ -34,6 +34,8 @@ def test_a_prompt_before_the_table_is_a_gap() -> None:
         (TABLE.replace("  1    0 ", "  0    0 "), "each CPU once"),
         (TABLE.replace("  2    1 ", "  2    x "), "a number or -"),
         (TABLE.replace("  2    1 ", "  99999999    1 "), "at most"),
+        (TABLE.replace("  2    1 ", "  2    1024 "), "at most 1023"),
+        ("CPU NODE\n" + "".join(f"{cpu} 0\n" for cpu in range(8193)), "8192 at most"),
     ],
 )
 def test_a_table_of_another_form_is_refused(text: str, says: str) -> None:

@@ -71,6 +71,7 @@ def test_one_node_and_no_devices_are_read() -> None:
     [
         (INFO.partition("numa_info")[0], "memory of each"),
         (INFO.replace("  1:       0", "  0:       0"), "each CPU once"),
+        (f"cpu:\n{''.join(f'{n}: 0 0 0' + chr(10) for n in range(8193))}", "8192 at most"),
         (INFO.replace("   1:     16384", "   0:     16384"), "each node once"),
         (INFO.replace("10,21", "10,,21"), "a distance"),
     ],

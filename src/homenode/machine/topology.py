@@ -265,6 +265,11 @@ class Host(Struct, frozen=True, dict=True):
         return {node.index: node for node in self.nodes}
 
     @cached_property
+    def row_of_node(self) -> dict[NodeIndex, int]:
+        """The place of each node in `distances`."""
+        return {node.index: row for row, node in enumerate(self.nodes)}
+
+    @cached_property
     def online_pus(self) -> CpuSet:
         return CpuSet(pu.index for pu in self.pus if pu.online)
 
@@ -372,8 +377,7 @@ class Host(Struct, frozen=True, dict=True):
 
         Raises KeyError for a node that the host does not have.
         """
-        position = {node.index: i for i, node in enumerate(self.nodes)}
-        row, column = position[a], position[b]
+        row, column = self.row_of_node[a], self.row_of_node[b]
         return None if self.distances is None else self.distances[row][column]
 
     def without_domains(self, names: Collection[str]) -> "Host":

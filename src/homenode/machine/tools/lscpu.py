@@ -15,11 +15,15 @@ from homenode.cpuset import MAX_PU_INDEX, PuIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
+from homenode.machine.tools.numactl import MAX_NODES
 from homenode.text import plural
 from homenode.units import whole_number
 
 _SOURCE = "lscpu -e"
 _HEAD_LINES = 8
+
+MAX_CPUS = 8192
+"""Source: NR_CPUS_RANGE_END of arch/x86/Kconfig."""
 
 
 class LscpuCpu(Struct, frozen=True, kw_only=True):
@@ -66,11 +70,11 @@ def parse(text: str) -> LscpuTable:
             raise line.error(plural(len(columns), "column"), plural(len(words), "column"))
         cell_of = dict(zip(columns, words, strict=True))
         index = line.read_count(cell_of["CPU"], "a CPU", MAX_PU_INDEX)
-        if index in cpus:
-            raise line.error("each CPU once", str(index))
+        if index in cpus or len(cpus) == MAX_CPUS:
+            raise line.error(f"each CPU once, {MAX_CPUS} at most", str(index))
         cpus[index] = LscpuCpu(
             index=PuIndex(index),
-            node=_number(line, cell_of.get("NODE")),
+            node=_number(line, cell_of.get("NODE"), MAX_NODES - 1),
             socket=_number(line, cell_of.get("SOCKET")),
             core=_number(line, cell_of.get("CORE")),
             llc=_number(line, cell_of.get(caches, "-").rpartition(":")[2]),
@@ -92,5 +96,5 @@ def _is_header(text: str) -> bool:
     return words[:1] == ["CPU"] and not {"NODE", "SOCKET", "CORE"}.isdisjoint(words)
 
 
-def _number(line: Line, word: str | None) -> int | None:
-    return None if word in (None, "-", "") else line.read_count(word, "a number or -", MAX_PU_INDEX)
+def _number(line: Line, word: str | None, limit: int = MAX_PU_INDEX) -> int | None:
+    return None if word in (None, "-", "") else line.read_count(word, "a number or -", limit)

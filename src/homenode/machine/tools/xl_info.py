@@ -18,7 +18,7 @@ from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
 from homenode.findings import Gap
 from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
-from homenode.machine.tools.lscpu import LscpuCpu, LscpuTable
+from homenode.machine.tools.lscpu import MAX_CPUS, LscpuCpu, LscpuTable
 from homenode.machine.tools.numactl import MAX_NODES, NumactlHardware, NumactlNode
 from homenode.units import MIB
 
@@ -57,8 +57,8 @@ def parse(text: str) -> XlInfo:
             table = line.text.split()[0]
         elif table == "cpu:" and row is not None:
             cpu = _cpu(line, row)
-            if cpus.setdefault(cpu.index, cpu) is not cpu:
-                raise line.error("each CPU once")
+            if cpus.setdefault(cpu.index, cpu) is not cpu or len(cpus) > MAX_CPUS:
+                raise line.error(f"each CPU once, {MAX_CPUS} at most")
         elif table == "node:" and row is not None:
             index, size, free = (line.read_count(word, "a number") for word in row.groups()[:3])
             if index in nodes or index >= MAX_NODES:

@@ -309,6 +309,15 @@ def test_one_boot_of_each_tells_nothing_that_boots_of_one_layout_may_differ_by()
     assert made.results[1].position is Position.UNSHOWN
 
 
+def test_a_boot_with_a_run_of_each_tool_counts_once() -> None:
+    runs = runs_with({"pin": 47e9, "pin-numa": 79e9}, 1, boots=3)
+    others = [
+        replace(run, samples=tuple(replace(s, metric="cpu-throughput") for s in run.samples))
+        for run in runs
+    ]
+    assert measured([*runs, *others], Objective.MEMORY_BANDWIDTH).boots == (3, 3)
+
+
 def test_the_strongest_evidence_that_can_tell_decides() -> None:
     machine = facts("h200-xeon8558")
     rng = random.Random(2)

@@ -97,6 +97,13 @@ def test_ranges_are_those_of_the_figures_themselves() -> None:
     assert "on 2 of 2 machines" in only, "C has nothing to compare with"
 
 
+def test_what_one_machine_alone_decides_is_that_machines_answer() -> None:
+    machines = measured(*made("A", default=100, pin=130, pin_numa=138), *made("B", pin=100))
+    (only,) = sentences(machines)
+    (answer,) = [a for m in machines for a in m.recommendations if a.tells]
+    assert only.startswith(f"memory-bandwidth: {answer.choice}; ") and only.endswith(" on A")
+
+
 def test_machines_that_disagree_are_both_named() -> None:
     (only,) = sentences(
         measured(*made("A", pin=100, pin_numa=250), *made("B", pin=100, pin_numa=50))

@@ -258,7 +258,7 @@ def recommend(
         objective=objective,
         system=system,
         results=ranking.results,
-        boots=_boots(used),
+        boots=_boots(used, ranking),
         sources=tuple(dict.fromkeys(run.head.source for run in runs if run.head.source)),
     )
     if blocks := tuple(_blocks(runs)):
@@ -334,11 +334,19 @@ def _blocks(runs: Sequence[Run]) -> Iterator[Reason]:
         yield Reason(id=ReasonId.UNUSABLE, detail=text)
 
 
-def _boots(used: Sequence[Alternative]) -> tuple[int, int] | None:
+def _boots(used: Sequence[Alternative], ranking: Ranking) -> tuple[int, int] | None:
+    """Fewest and most boots with results of a metric: each tool of a boot may have a run."""
     origins = {run.head.origin for alternative in used for run in alternative.runs}
     if not used or Origin.PUBLISHED in origins:
         return None
-    counts = [sum(len(run.boots) for run in alternative.runs) for alternative in used]
+    metrics = {result.metric for result in ranking.results}
+    counts = [
+        max(
+            (len(s.medians) for key, s in alternative.series.items() if key.metric in metrics),
+            default=0,
+        )
+        for alternative in used
+    ]
     return min(counts), max(counts)
 
 

@@ -196,8 +196,8 @@ def effect_text(answer: Recommendation) -> str:
         text = _change(chosen, other, metric)
         if other.alternative not in answer.also:
             return text
-        if LIKE < chosen.value / other.value < 1 / LIKE:
-            text = f"like {other.alternative}"
+        is_like = LIKE < chosen.value / other.value < 1 / LIKE
+        text = f"{'like' if is_like else 'cannot tell it from'} {other.alternative}"
         worse = next((rival for rival in rivals if rival.position is Position.WORSE), None)
         return text if worse is None else f"{_change(chosen, worse, metric)}, {text}"
     return ""

@@ -63,7 +63,7 @@ def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
         is_sound = not reviewed or any(answer.choice for answer in answers)
         return tuple(_machine_advice(machine.name, answers)) if is_sound else (_review(machine),)
     sound = [machine for machine in machines if not review_text(machine.recommendations)]
-    lines = _joint_advice([effect for machine in sound for effect in machine.effects])
+    lines = _joint_advice(sound)
     if not lines:  # layouts that differ in several steps have no effect of one step
         for machine in sound:
             better = [a for a in machine.recommendations if a.tells and not a.also]
@@ -82,8 +82,10 @@ def _review(machine: ReportedMachine) -> AdviceLine:
     return AdviceLine(subject=name, action=action, ground=review_text(answers), machine=name)
 
 
-def _joint_advice(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
-    """One for each objective at most: the switch that moves it on most machines, and furthest."""
+def _joint_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
+    """One for each objective at most: the switch that moves it on most machines, and furthest. Of
+    an objective that one machine alone decides, that machine's answer."""
+    effects = [effect for machine in machines for effect in machine.effects]
     weighted: list[tuple[tuple[bool, int, float], AdviceLine]] = []
     decided: set[frozenset[str]] = set()
     for objective in Objective:
@@ -91,13 +93,23 @@ def _joint_advice(effects: Sequence[SwitchEffect]) -> list[AdviceLine]:
         if metrics in decided:
             continue  # density is decided by the figures of throughput
         decided.add(metrics)
-        ranked = []
+        ranked: list[tuple[tuple[bool, int, float], AdviceLine]] = []
+        deciding = [
+            (m.name, [a])
+            for m in machines
+            for a in m.recommendations
+            if a.objective is objective and a.tells
+        ]
         for switch in StudySwitch:
             of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
             if moved := [e for e in of_switch if e.outcome in (Outcome.BETTER, Outcome.WORSE)]:
                 ranked.append((_weight(moved), _advice(objective, of_switch, moved)))
-        if ranked:
-            weighted.append(max(ranked, key=lambda one: one[0]))
+        if not ranked:
+            continue
+        weight, line = max(ranked, key=lambda one: one[0])
+        if len(deciding) == 1 and (own := next(_machine_advice(*deciding[0]), None)):
+            line = structs.replace(own, ground=f"{own.ground} on {deciding[0][0]}")
+        weighted.append((weight, line))
     return [advice for _, advice in sorted(weighted, key=lambda one: one[0], reverse=True)]
 
 

@@ -47,7 +47,7 @@ def test_what_libvirt_adds_of_its_own_is_no_change() -> None:
         (
             "<node>1</node>",
             "<node>0</node>",
-            "memory device 0: 512 MiB in cell 1 on node 0-1 became 512 MiB in cell 0 on node 0-1",
+            "memory device 0: 512 MiB in cell 1 on nodes 0-1 became 512 MiB in cell 0 on nodes 0-1",
         ),
         (DIMM.format(alias=""), "", "memory devices: "),
         (
@@ -63,7 +63,7 @@ def test_what_libvirt_adds_of_its_own_is_no_change() -> None:
         (
             "mode='strict'",
             "mode='preferred'",
-            "<numatune><memory>: strict on node 0-1 became preferred",
+            "<numatune><memory>: strict on nodes 0-1 became preferred",
         ),
         (
             "cpus='1' memory='512'",

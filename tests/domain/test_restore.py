@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HostError, InputError
-from homenode.vm.domain.restore import restore, write_tuned
+from homenode.vm.domain.restore import is_tuned_output, restore, write_tuned
 
 ORIGINAL = b"<domain type='kvm'>\r\n<!-- mine --></domain>"
 TUNED = b"<domain type='kvm'><vcpu>4</vcpu></domain>\n"
@@ -114,6 +114,21 @@ def test_a_file_that_changed_is_not_overwritten(tmp_path: Path, file: str, said:
     with pytest.raises(InputError, match=said):
         restore(out)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_edited_document_has_one_way_back_that_works(tmp_path: Path) -> None:
+    out = tmp_path / "out.xml"
+    write_tuned(out, ORIGINAL, TUNED)
+    out.write_bytes(edited := TUNED + b"<!-- edited -->")
+    hints = set()
+    for attempt in (lambda: restore(out), lambda: write_tuned(out, edited, TUNED)):
+        with pytest.raises(InputError) as refused:
+            attempt()
+        hints |= {word for word in (refused.value.hint or "").split() if word in ("cp", "restore")}
+    assert hints == {"cp"}
+    out.write_bytes(ORIGINAL)
+    assert is_tuned_output(out)
+    write_tuned(out, ORIGINAL, TUNED)
 
 
 def test_a_document_that_was_removed_comes_back(tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ def test_a_saved_plan_counts_on_the_host_that_it_is_for(run: Run) -> None:
     assert code == 0
     assert "other fits 1 of 2 hosts; best: hgx-h100-2" in out
     assert "hgx-h100-1: 8 GPUs needed" in out
+    brief = run(f"{place} --after first.json")[1]
+    assert "it does not fit hgx-h100-1: 8 GPUs needed" in " ".join(brief.split())
     Path("vm.xml").write_text(DOCUMENT.replace("gpu-vm", "third"))
     code, _, err = run(f"{place} --after first.json --after second.json")
     assert (code, "third fits none of 2 hosts" in err) == (4, True)

@@ -98,9 +98,10 @@ def apply(arguments: ApplyArguments) -> None:
     """Plan, show what would change, ask, and define it."""
     refuse_objective(arguments.options)
     if files := [name for name in arguments.names if is_file_target(name)]:
+        host = () if arguments.host is None else ("--host", arguments.host)
         raise UsageError(
             f"{files[0]}: a file, not a domain of libvirt",
-            hint=command_line("homenode", "plan", files[0], "-o", "tuned.xml"),
+            hint=command_line("homenode", "plan", files[0], *host, "-o", "tuned.xml"),
         )
     if len(arguments.names) > 1:
         _refuse_for_several(arguments)

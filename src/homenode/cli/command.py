@@ -411,7 +411,8 @@ class _WordReader:
         if words:
             options = [name for name in ("--host", "--pool") if name in self.named]
             before = "" if arguments else f"{self.path} "
-            hint = f"{before}{options[0]} {words[0]}" if options else None
+            is_host = options and not arguments
+            hint = f"{before}{options[0]} {words[0]}" if is_host else None
             raise self.refuse(f"unexpected argument {words[0]!r}", hint)
 
     def check_required(self) -> None:

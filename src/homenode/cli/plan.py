@@ -146,6 +146,8 @@ def _check_paths(arguments: PlanArguments) -> None:
     """Raise HostError and UsageError before anything is read: for directories that are not there,
     and for two things to write to one place."""
     paths = (arguments.output, arguments.save_plan, arguments.svg)
+    if arguments.json and arguments.diff:
+        raise exclusive("--json", "--diff")
     printed = paths.count(STANDARD_OUTPUT)
     if printed and printed + arguments.json + arguments.diff > 1:
         raise UsageError("-: several outputs for standard output")

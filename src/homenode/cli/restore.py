@@ -57,7 +57,12 @@ def restore(arguments: RestoreArguments) -> None:
             raise UsageError(f"expected one definition, or domains, found {len(targets)} targets")
         if _is_for_a_domain(arguments):
             options = "--connect, --forget or --keep-edits"
-            raise exclusive(targets[0], options, command_line("homenode", "restore", targets[0]))
+            hint = command_line("homenode", "restore", targets[0])
+            if arguments.keep_edits:
+                hint = command_line(
+                    "homenode", "plan", targets[0], *"--layout default -o NEW.xml".split()
+                )
+            raise exclusive(targets[0], options, hint)
         _restore_file(targets[0], arguments)
         return
     if arguments.forget and arguments.keep_edits:

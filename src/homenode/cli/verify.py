@@ -207,7 +207,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
     elif plan is not None:
         layout = f"layout {plan.layout.name} on {plan.host_name}"
         answer = f"{subject} matches the plan: {layout}, 0 differences"
-        labels["next"] = _boot_command(arguments)
+        labels["next"] = "" if are_bad(findings.findings) else _boot_command(arguments)
     print_findings(
         findings,
         subject,

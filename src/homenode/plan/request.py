@@ -400,7 +400,7 @@ def _refuse_same_name(guest: Vm, host: Host | None) -> None:
             raise UsageError(
                 f"domain {guest.name}: expected a name that no VM planned on the host has, found "
                 f"a planned {guest.name}",
-                hint="--name COPY plans a copy with a name of its own",
+                hint="give the VM another <name>; homenode plan --name COPY plans a copy",
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.text import first_few, plural
+from homenode.text import cpus_text, first_few, nodes_text, plural
 from homenode.units import format_bytes
 from homenode.vm.model import GuestAddress, Vm, VmCell, vcpus_text
 
@@ -122,7 +122,7 @@ def _pins(vm: Vm) -> tuple[CpuSet | None, ...]:
 
 
 def _pus(pus: CpuSet | None) -> str:
-    return "not pinned" if not pus else str(pus)
+    return "not pinned" if not pus else f"on {cpus_text(pus)}"
 
 
 def _both_pins(
@@ -132,8 +132,8 @@ def _both_pins(
     apart = [(i, want, have) for i, (want, have) in pairs if want != have]
     return (
         f"pins of {vcpus_text(CpuSet(i for i, _, _ in apart))}",
-        "CPU " + _some(f"{i} -> {_pus(want)}" for i, want, _ in apart),
-        "CPU " + _some(f"{i} -> {_pus(have)}" for i, _, have in apart),
+        "vCPU " + _some(f"{i} {_pus(want)}" for i, want, _ in apart),
+        "vCPU " + _some(f"{i} {_pus(have)}" for i, _, have in apart),
     )
 
 
@@ -169,13 +169,18 @@ def _shape(topology: tuple[int, int, int, int] | tuple[()]) -> str:
     if not topology:
         return "none"
     sockets, dies, cores, threads = topology
-    return f"{sockets} sockets x {dies} dies x {cores} cores x {threads} threads"
+    parts = {"socket": sockets, "die": dies, "core": cores, "thread": threads}
+    return " x ".join(plural(count, noun) for noun, count in parts.items())
+
+
+def _any_nodes(nodes: CpuSet | None) -> str:
+    return nodes_text(nodes) if nodes else "any node"
 
 
 def _binding_text(binding: tuple[str | None, CpuSet]) -> str:
     if not binding[1]:
         return "not bound"
-    return f"{binding[0] or 'memory'} on node {binding[1]}"
+    return f"{binding[0] or 'memory'} on {nodes_text(binding[1])}"
 
 
 def _same_binding(planned: tuple[str | None, CpuSet], observed: tuple[str | None, CpuSet]) -> bool:
@@ -221,7 +226,7 @@ FACTS: tuple[VmFact, ...] = (
             for number, device in enumerate(d for d in vm.memory_devices if d.is_host_memory)
         },
         fields=("memory_devices",),
-        show=lambda one: f"{format_bytes(one[0])} in cell {one[1]} on node {one[2] or 'any'}",
+        show=lambda one: f"{format_bytes(one[0])} in cell {one[1]} on {_any_nodes(one[2])}",
         after=("memory-devices",),
     ),
     VmFact(
@@ -314,7 +319,7 @@ FACTS: tuple[VmFact, ...] = (
         title="IOThreads' CPUs",
         values=lambda vm: of_vm(vm.iothread_pins),
         fields=("iothread_pins",),
-        show=lambda pins: "no pins" if not pins else _some(f"{n} -> {pus}" for n, pus in pins),
+        show=lambda pins: "no pins" if not pins else _some(f"{n} {_pus(pus)}" for n, pus in pins),
     ),
     VmFact(
         id="cells",

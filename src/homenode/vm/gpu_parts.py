@@ -95,7 +95,7 @@ def named_device(host: Host | None, name: Bdf | str) -> Bdf | str:
     if number >= len(gpus):
         raise InputError(
             f"--device {name}: the host has {plural(len(gpus), 'GPU')}",
-            hint="homenode show lists them, from gpu0 on",
+            hint="homenode show --host SOURCE lists them, from gpu0 on",
         )
     return gpus[number].bdf
 

@@ -345,7 +345,10 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
                 "<numatune>",
                 expected=f"memory on {nodes_text(vcpu_nodes)}, where the vCPUs are",
                 observed=observed,
-                values={"vm": facts.name},
+                values={
+                    "verb": "apply" if facts.source == facts.name else "plan",
+                    "vm": facts.source,
+                },
             )
 
 

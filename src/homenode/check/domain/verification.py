@@ -112,7 +112,11 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
     def departs(
         subject: str, observed: str, case: str | None, severity: Severity | None = None
     ) -> Finding:
-        allowed = "what libvirt's domain.rng allows"
+        allowed = (
+            "what libvirt's parser accepts"
+            if case == "refused"
+            else "what libvirt's domain.rng allows"
+        )
         return finding("schema", subject, allowed, observed, case=case, severity=severity)
 
     document_name = "the definition"
@@ -123,7 +127,7 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
         for error in errors[:8]:
             yield departs(f"line {error.line}", error.message, None)
     elif parsed.refusal is not None:
-        yield departs(document_name, parsed.refusal, "libvirt rejects the definition")
+        yield departs(document_name, parsed.refusal, "refused")
     elif parsed.dropped:
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")

@@ -98,7 +98,7 @@ def place(arguments: PoolPlaceArguments) -> None:
     with counting("reading hosts") as progress:
         named = _with_cores(read_hosts(arguments.pool, progress))
     after = hosts_after(tuple(entry.host for entry in named.hosts), arguments.after)
-    hosts = _hosts_named(_with_hosts(named.hosts, after), arguments.among)
+    hosts = _hosts_named(_with_hosts(named.hosts, after), arguments)
 
     def options_on(entry: NamedHost) -> PlanOptions:
         return resolve_layout(guest, options, entry.host, choose).options
@@ -186,12 +186,17 @@ def _with_hosts(entries: Sequence[NamedHost], hosts: Sequence[Host]) -> tuple[Na
     return tuple(replace(entry, host=host) for entry, host in pairs)
 
 
-def _hosts_named(entries: Sequence[NamedHost], names: Sequence[str]) -> Sequence[NamedHost]:
+def _hosts_named(
+    entries: Sequence[NamedHost], arguments: PoolPlaceArguments
+) -> Sequence[NamedHost]:
     """The hosts that --on names; all for none. Raises UsageError."""
+    names = arguments.among
+    pools = (word for source in arguments.pool for word in ("--pool", source))
+    hint = command_line("homenode", "pool", "show", *pools)
     hosts = {entry.name: entry for entry in entries}
     for name in names:
         if name not in hosts:
-            raise unknown("host", name, hosts, "homenode pool show --explain", "--on: ")
+            raise unknown("host", name, hosts, hint, "--on: ")
     return [hosts[name] for name in dict.fromkeys(names)] if names else entries
 
 

@@ -170,7 +170,9 @@ def places_text(
         parts += map(refusal_text, refusing)
     elif refusing:
         names = [name for refused in refusing for name in refused.names]
-        parts.append(Text(f"it does not fit {first_few(names, 3)}: --explain", "dim"))
+        more = "; others" if len(refusing) > 1 else ""
+        reason = f"{refusing[0].reason}{more} (--explain)"
+        parts.append(Text(f"it does not fit {first_few(names, 3)}: {reason}", "dim"))
     return Doc(head, (*parts, *planned))
 
 

@@ -365,7 +365,11 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
     return InputError(
         f"device {bdf}: expected a PCI function of host {host.name!r}, which has "
         + (f"none there; nearest: {nearest}" if nearest else "no PCI functions"),
-        hint=f"GPUs of the host: {gpus}" if gpus else "capture the host again with its PCI devices",
+        hint=f"GPUs of the host: {gpus}"
+        if gpus
+        else None
+        if bdfs
+        else "homenode capture reads PCI",
     )
 
 

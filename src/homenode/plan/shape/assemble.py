@@ -294,7 +294,7 @@ def _aperture(
     if missing:
         raise InputError(
             f"device {', '.join(missing)}: no such PCI function on host {host.name}",
-            hint="homenode show lists the host's devices",
+            hint="homenode show --host SOURCE lists the host's devices",
         )
     passed = [host.device_at[bdf] for bdf in placement.devices]
     return aperture(request, passed, has_iommu, host.settings)

@@ -538,7 +538,7 @@ def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], devices: tuple[Bdf, ...]) -> Non
         if device is None:
             raise InputError(
                 f"device {bdf}: no such PCI function on the host",
-                hint="homenode show lists the host's devices",
+                hint="homenode show --host SOURCE lists the host's devices",
             )
         if device.kind is DeviceKind.BRIDGE:
             raise InputError(f"device {bdf}: expected a device, found a bridge")

@@ -142,14 +142,17 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
         sums = _read_record(saved)
         if _sum(content) in (sums.tuned, sums.before) and _sum(saved_content) == sums.original:
             return saved_content  # planned again in place: the original is the first one
+    undo = command_line("homenode", "restore", saved.output)
+    if saved.output.exists() and _ours_there(saved) is None:  # edited: it has no other way back
+        undo = command_line("cp", saved.original, saved.output)
     raise InputError(
         f"{saved.original} is the original of another definition",
-        hint=command_line("homenode", "restore", saved.output) + " first, or choose another -o",
+        hint=f"{undo} first, or choose another -o",
     )
 
 
 def _ours_there(saved: SavedOriginal) -> str | None:
-    """sha256 of the output, if homenode wrote it."""
+    """sha256 of the output, if homenode wrote it, or it is the original again."""
     if not saved.record.exists() or not saved.output.exists():
         return None
     try:
@@ -157,7 +160,7 @@ def _ours_there(saved: SavedOriginal) -> str | None:
     except InputError:
         return None  # damaged: it is about to be written again
     digest = _sum(_content(saved.output))
-    return digest if digest in (sums.tuned, sums.before) else None
+    return digest if digest in sums else None
 
 
 def _record(saved: SavedOriginal, original: bytes, tuned: bytes, before: str | None) -> bytes:

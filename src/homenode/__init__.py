@@ -1,4 +1,4 @@
-"""homenode: every vCPU, page and GPU of a virtual machine on its home NUMA node.
+"""homenode: puts every vCPU, page and GPU of a virtual machine on its home NUMA node.
 
 The interface for Python is homenode.api (docs/reference/python.md); everything else is internal.
 """

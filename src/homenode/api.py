@@ -1,6 +1,6 @@
-"""The Python interface: what `from homenode.api import ...` gives. docs/reference shows it. [I/O]
+"""The Python interface, for `from homenode.api import ...`; see docs/reference/python.md. [I/O]
 
-A domain is a file (a str or a Path) or a document itself (bytes). A host is a Host or whatever
+A domain is a file (a str or a Path) or its definition (bytes). A host is a Host or whatever
 --host takes: a capture, a host.toml, a shipped host's name; None is this machine.
 """
 
@@ -51,9 +51,8 @@ HostSource = Host | str | None
 
 
 def plan(domain: Domain, host: HostSource = None, options: PlanOptions | None = None) -> Plan:
-    """Where a VM goes on a host, and why. options: None = layout `auto`.
-
-    Raises Unplannable where the host has no place for it, else HomenodeError.
+    """Return the plan of a VM on a host. options: None = layout `auto`. Raises Unplannable if the
+    VM does not fit the host, else HomenodeError.
     """
     return plan_file(domain, host, options).plan
 
@@ -61,7 +60,7 @@ def plan(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
 def plan_file(
     domain: Domain, host: HostSource = None, options: PlanOptions | None = None
 ) -> PlannedFile:
-    """The plan, and the domain's document rewritten by it; nothing is written or defined."""
+    """Return the plan and the rewritten domain XML; nothing is written or defined."""
     from homenode.plan.auto import resolve_layout
     from homenode.plan.pipeline import plan_file as plan_document
     from homenode.vm.domain.read import read_vm
@@ -75,7 +74,7 @@ def plan_file(
 
 
 def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) -> Findings:
-    """What is wrong with a domain document: by itself, on the host, and against a plan of it."""
+    """Return the findings on a domain definition: its consistency, its host, and its plan."""
     from homenode.check.domain.verification import verify_document
     from homenode.findings import in_order
     from homenode.vm.domain.read import open_domain
@@ -92,7 +91,7 @@ def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) ->
 
 
 def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
-    """What `homenode doctor` finds on a host, and of a domain on it."""
+    """Return the findings of `homenode doctor` on a host and a domain on it."""
     from homenode.check.doctor.diagnosis import diagnose as find
     from homenode.vm.domain.read import open_domain
 
@@ -101,9 +100,7 @@ def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
 
 
 def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Recommendation:
-    """Which layout to run on a host for an objective, and on what evidence.
-
-    results: directories that overrule the table.
+    """Recommend a layout on a host for an objective. results: directories that override the table.
     """
     from homenode.decide.machine_facts import facts_of_host, of_host
     from homenode.decide.recommendation import decide as decide_on
@@ -114,7 +111,7 @@ def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) 
 
 
 def compare(directories: Sequence[str], objective: Objective | None = None) -> Comparison:
-    """Effects with intervals between layouts; the first directory's layout is the baseline."""
+    """Compare layouts, with intervals; the first directory's layout is the baseline."""
     from homenode.decide.alternative import alternatives_of
     from homenode.decide.compare import compare as compare_alternatives
     from homenode.measure.imported.files import load_sources
@@ -133,7 +130,7 @@ def load_results(*directories: str) -> tuple[Run, ...]:
 
 
 def result_rows(*directories: str) -> list[dict[str, Any]]:
-    """Every figure as a row for pandas.DataFrame, as docs/reference/formats/rows.md says."""
+    """Return every result as a row for pandas.DataFrame; see docs/reference/formats/rows.md."""
     from homenode.show.report.inputs import gather
     from homenode.show.report.machine import machines_of
     from homenode.show.report.rows import rows_of
@@ -157,7 +154,7 @@ def to_json(value: Host | Plan | Findings | Comparison) -> str:
 
 
 def _document(domain: Domain) -> tuple[bytes, str]:
-    """A domain's document, and what to call it in messages."""
+    """Return a domain's definition, and its name in messages."""
     from homenode.safe.input_files import read_input
 
     if isinstance(domain, bytes):

@@ -15,7 +15,7 @@ _ADDRESS = re.compile(
 
 @total_ordering
 class PciAddress:
-    """domain:bus:device.function, immutable. Subclasses say whose: addresses of host and guest
+    """domain:bus:device.function, immutable. Subclasses distinguish host and guest addresses, which
     are never equal and cannot be ordered against each other."""
 
     __slots__ = ("_hash", "_key")

@@ -56,7 +56,7 @@ class CpuSet:
 
     @classmethod
     def union(cls, sets: "Iterable[CpuSet | None]") -> "CpuSet":
-        """All CPUs of these sets; of None, which is no set, none.
+        """All CPUs of these sets; of None, which is not a set, none.
 
         >>> CpuSet.union([CpuSet.parse("0-1"), None, CpuSet.parse("4")])
         CpuSet('0-1,4')
@@ -150,7 +150,7 @@ class CpuSet:
         return CpuSet.from_bits(self.bits & ~other.bits)
 
     def __le__(self, other: "CpuSet") -> bool:
-        """True where every CPU is also in `other`."""
+        """True if every CPU is also in `other`."""
         return self.bits & ~other.bits == 0
 
     def isdisjoint(self, other: "CpuSet") -> bool:

@@ -120,7 +120,7 @@ class Section(Struct, frozen=True):
     name: str = ""  # in the list of contents
     about: str = ""  # what is to be said first
     look: str = ""
-    is_open: bool | None = None  # of what a page folds, None where it folds nothing
+    is_open: bool | None = None  # of what a page folds, None if it folds nothing
 
 
 Part = Text | Items | Tree | Commands | Table | Gallery | Section

@@ -163,7 +163,7 @@ def of_os(
 ) -> HomenodeError:
     """The error of a file that could not be opened: where it was looked for, and for what.
 
-    A HostError where this user may not, or where the disk fails; an InputError where nothing is
+    A HostError if this user may not, or where the disk fails; an InputError if nothing is
     there, or the name is none (a ValueError: it holds a NUL).
     """
     reason = getattr(error, "strerror", None) or str(error)

@@ -48,7 +48,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     expected: str = ""  # with units, as observed; "" if observed says all
     observed: str
     cost: str | None = None  # None = unknown
-    fix: str | None = None  # the next thing to do, None where there is nothing
+    fix: str | None = None  # the next thing to do, None if there is nothing
     source: str = ""  # what was looked at, or who says so; "" = the plan
     devices: tuple[
         Bdf, ...
@@ -193,7 +193,7 @@ class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Findings(Struct, frozen=True, kw_only=True):
     """The `findings` format, a line each."""
 
-    checked: tuple[str, ...]  # what was looked at, also where all is well
+    checked: tuple[str, ...]  # what was looked at, also if all is well
     findings: tuple[Finding, ...]
     not_checked: tuple[str, ...] = ()  # what was not looked at and may be wrong all the same
     not_read: tuple[str, ...] = ()  # a whole area that was asked about and could not be read
@@ -315,7 +315,7 @@ def add_source(findings: Iterable[Finding], source: str) -> tuple[Finding, ...]:
 
 
 def are_bad(findings: Iterable[Finding]) -> bool:
-    """True where there is something critical or a warning: a command then exits with 1."""
+    """True if there is something critical or a warning: a command then exits with 1."""
     return any(finding.is_bad for finding in findings)
 
 

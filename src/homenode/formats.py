@@ -69,7 +69,7 @@ def encode_json(value: Any) -> bytes:
 def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T:
     """The value of a document. Fields that we do not know are ignored (a `head`, say).
 
-    Raises InputError for another kind or version, text that is no JSON or a missing field.
+    Raises InputError for another kind or version, text that is not JSON or a missing field.
     """
     document = check_format(text, kind, source)
     return _convert(document, record_type, f"{source}: not a valid homenode.{kind}")
@@ -82,7 +82,7 @@ def head_line(kind: str, value: Any) -> str:
 
 
 def kind_of(text: bytes) -> str | None:
-    """The kind of a document, or of a first line, of whatever version; None where it has none."""
+    """The kind of a document, or of a first line, of whatever version; None if it has none."""
     try:
         document = decode_json(text)
     except NotJsonError:
@@ -142,7 +142,7 @@ def decode_journal(
 
 
 def plain_lines(text: bytes, record_type: type[T]) -> list[T] | None:
-    """The values of whole lines of one type, in one step; None where any line is not one."""
+    """The values of whole lines of one type, in one step; None if any line is not one."""
     try:
         with TYPES:
             records = msgspec.json.Decoder(record_type, dec_hook=_from_text).decode_lines(text)

@@ -87,7 +87,7 @@ class ProgramResult(Struct, frozen=True):
 
     @property
     def signal(self) -> str | None:
-        """Name of the signal that killed it ("SIGKILL"); None where it exited."""
+        """Name of the signal that killed it ("SIGKILL"); None if it exited."""
         if self.returncode >= 0:
             return None
         try:
@@ -101,7 +101,7 @@ class ProgramResult(Struct, frozen=True):
         return [line.removeprefix("error: ") for line in lines if line]
 
     def failure(self) -> str | None:
-        """Why it did not do its work, in a line; None where it did."""
+        """Why it did not do its work, in a line; None if it did."""
         if self.returncode == 0:
             return None
         how = f"killed by {self.signal}" if self.signal else f"exit status {self.returncode}"
@@ -109,7 +109,7 @@ class ProgramResult(Struct, frozen=True):
         return f"{self.argv[0]}: {how}" + (f": {message[:200]}" if message else "")
 
     def stdout_or_raise(self) -> str:
-        """Its output. Raises ToolError where it failed."""
+        """Its output. Raises ToolError if it failed."""
         failure = self.failure()
         if failure is not None:
             raise ToolError(failure)
@@ -117,7 +117,7 @@ class ProgramResult(Struct, frozen=True):
 
 
 def find_program(name: str) -> str | None:
-    """Where a program lies; None where it is not installed.
+    """Where a program lies; None if it is not installed.
 
     The system's directories are searched too: lspci is in /usr/sbin, which is not on every user's
     PATH. Relative directories on PATH are not: "." would run what lies in a directory of captures.
@@ -147,13 +147,13 @@ def run(
     kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even where
     we are killed before.
     directory:      where it stands; None = where we do. A path in argv must be absolute then.
-    ends_with_us: it is killed also where we are killed and cannot end it: see setpriv(1).
+    ends_with_us: it is killed also if we are killed and cannot end it: see setpriv(1).
     stop:        set by another thread, it ends the program as a timeout does.
 
     What it left behind is killed LEFT_BEHIND_S after its end where that keeps its output open; what
     is killed and does not end, as it waits within a driver, is left to itself.
 
-    Raises ToolMissingError, ToolTimeoutError, or ToolError where it cannot be started or says more
+    Raises ToolMissingError, ToolTimeoutError, or ToolError if it cannot be started or says more
     than MAX_OUTPUT_BYTES. A non-zero exit and a death by signal are answers: see ProgramResult.
     """
     program = find_program(argv[0])
@@ -189,7 +189,7 @@ def run(
 
 @cache
 def _setpriv() -> tuple[str, ...]:
-    """What starts a program that is killed when we end; () where util-linux is not there."""
+    """What starts a program that is killed when we end; () if util-linux is not there."""
     program = find_program("setpriv")
     has_option = program is not None and "--pdeathsig" in run((program, "--help"), 10).stdout
     return (program, "--pdeathsig", "KILL") if has_option and program is not None else ()

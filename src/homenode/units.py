@@ -77,7 +77,7 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1.5GiB"), parse_bytes("4096")
     (1610612736, 4096)
 
-    Raises InputError if the text is no size or not a whole number of bytes.
+    Raises InputError if the text is not a size or not a whole number of bytes.
     """
     match = _SIZE.match(text)
     if match is None:

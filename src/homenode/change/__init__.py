@@ -1,1 +1,1 @@
-"""Change: steps that a host is changed by, each written down before it is done, and undone."""
+"""Change: steps that change a host, each recorded before it runs, with its undo."""

@@ -1,7 +1,7 @@
 """HostLock: one homenode at a time reads a host's free cores and changes the host. [I/O]
 
-Two plans of the same state take the same cores, so whoever changes a host holds the lock from
-reading its state to the end of the change; commands that only print hold none.
+Two plans of the same state take the same cores, so a command that changes a host holds the lock
+from reading its state to the end of the change; commands that only print do not.
 
 There are two locks: a file next to the records, which names the holder, and on this machine
 libvirt's own directory, which root and the users of the group libvirt can all lock.
@@ -65,7 +65,7 @@ def host_locked(
 
 
 def lock_of_one_user(connect: str) -> str | None:
-    """Why other users' homenodes do not wait for this one; None where they do."""
+    """Return why other users' commands do not wait for this one; None if they do."""
     machine = machine_of(connect)
     if machine:
         return f"the lock of {machine} keeps apart only this user's homenodes on this machine"
@@ -114,7 +114,7 @@ def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Itera
 
 
 def _holder() -> str:
-    """Which process has the shared directory locked, and whose it is."""
+    """Return the process that has locked the shared directory, and its user."""
     inode = str(SHARED.stat().st_ino)
     for line in (read_kernel_file(_LOCKS) or b"").decode().splitlines():
         fields = line.split()  # 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END

@@ -59,7 +59,7 @@ def state_hint(number: int | None) -> str | None:
 class Journal:
     """One directory's steps. Errors of the file system are HostErrors.
 
-    Whoever writes holds the host's lock. head: of a journal that is not there yet.
+    Writers hold the host's lock. head: of a journal that does not exist yet.
     """
 
     __slots__ = ("files", "head")
@@ -69,7 +69,7 @@ class Journal:
         self.head = head
 
     def stored_head(self) -> ChangeHead:
-        """The head in the journal, or the one that it would get."""
+        """The journal's head, or the head that it would get."""
         first = self._first()
         if formats.kind_of(first) != KIND:
             return self.head
@@ -83,15 +83,15 @@ class Journal:
         return formats.decode_journal(content, KIND, ChangeHead, ChangeEntry, source)[1]
 
     def last(self, kind: str, subject: str) -> ChangeEntry | None:
-        """The last line of a step; None where nothing was ever done."""
+        """The last line of a step; None if nothing was ever done."""
         return latest(self.entries()).get((kind, subject))
 
     def to_undo(self) -> tuple[ChangeEntry, ...]:
-        """The steps that did something, or may have, in the order in which they were begun."""
+        """The steps that changed or may have changed the host, in the order of their start."""
         return to_undo(self.entries())
 
     def write(self, *entries: ChangeEntry) -> None:
-        """Write lines; they are on the disk when this returns."""
+        """Write lines and sync them to disk."""
         text = "".join(map(formats.line, entries))
         if formats.kind_of(self._first()) == KIND:
             self.files.append(text)
@@ -102,8 +102,8 @@ class Journal:
         self.files.write(self.files.journal_path.name, f"{head}{text}".encode())
 
     def settle(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
-        """Ask the host how the steps came out that a kill cut short, and write down those that
-        happened; the others are still to be done, or to be undone."""
+        """Determine from the host which interrupted steps happened, and record these; the others
+        remain to be done or undone."""
         unsettled = []
         for entry in self.to_undo():
             if entry.what is ChangeState.BEGIN and step_of(entry).is_done(entry):
@@ -113,7 +113,7 @@ class Journal:
         return tuple(unsettled)
 
     def undo(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
-        """Undo what was done, the last first; what each left."""
+        """Undo the steps in reverse order, and return the outcome of each."""
         return tuple(step_of(entry).undo(entry, self.write) for entry in reversed(self.to_undo()))
 
     def _first(self) -> bytes:
@@ -121,7 +121,7 @@ class Journal:
 
 
 class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that did something, or may have."""
+    """A step that changed or may have changed the host."""
 
     command: str
     kind: str

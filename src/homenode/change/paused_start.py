@@ -1,7 +1,7 @@
 """PausedStart: start a domain without letting its guest run, and end it. [I/O]
 
 The journal is written before libvirt is called: after a kill, `homenode restore --list` shows the
-VM and `homenode restore` ends it, unless somebody let its guest run.
+VM and `homenode restore` ends it, unless its guest was resumed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +73,7 @@ class PausedStart(Struct, frozen=True, kw_only=True):
         return undone
 
     def is_done(self, entry: ChangeEntry) -> bool:
-        """Whether the instance is there, paused."""
+        """Return whether the instance exists and is paused."""
         state = self.virsh.domain(entry.subject)
         run_id = entry.facts.get("run_id")
         is_same = run_id is None or run_id == str(state.run_id)
@@ -81,7 +81,7 @@ class PausedStart(Struct, frozen=True, kw_only=True):
 
 
 def _written_at(path: str) -> str:
-    """In nanoseconds; "" where it is not there."""
+    """In nanoseconds; "" if it is not there."""
     return str(Path(path).stat().st_mtime_ns) if Path(path).exists() else ""
 
 
@@ -102,13 +102,13 @@ def paused_journals(root: Path) -> Iterator[Journal]:
 
 
 def end_paused(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEntry, ...]:
-    """End what a killed start left; each as it came out."""
+    """End the VMs of killed starts, and return the outcome of each."""
     step = PausedStart(virsh=virsh, uuid=uuid, name=name)
     return paused_journal(root, virsh, uuid, name).undo(lambda entry: step)
 
 
 def while_paused(step: PausedStart, journal: Journal, look: Callable[[], T]) -> T:
-    """Run `look` while the VM is paused, then end the VM whatever happens."""
+    """Run `look` while the VM is paused, then end the VM in any case."""
     try:
         step.do(journal.write)
         return look()

@@ -1,6 +1,5 @@
-"""Step: one thing that a host does whole or not at all, and the data that undoes it.
-
-Decision 0018 says what is promised after a kill.
+"""Step: one atomic change of a host, and the data that undoes it. Decision 0018 describes the state
+after a kill.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +36,7 @@ class ChangeHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a journal. From the last one of a step alone another process undoes it."""
+    """One line of a journal. The last line of a step suffices for another process to undo it."""
 
     what: ChangeState
     kind: str  # which step
@@ -51,11 +50,11 @@ class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def step(self) -> tuple[str, str]:
-        """Which step it is of."""
+        """The step of the line."""
         return self.kind, self.subject
 
     def now(self, state: ChangeState) -> "ChangeEntry":
-        """The same step, of which something else is said."""
+        """The same step with a new state."""
         return msgspec.structs.replace(self, what=state)
 
 
@@ -67,18 +66,19 @@ class ChangeStep(Protocol):
     """A change of one subject. All methods raise HomenodeError."""
 
     def do(self, note: Note) -> ChangeEntry:
-        """Do it; `note` is called with what is about to happen, before it can, and with how it came
-        out, where that is known. Gives the last of these."""
+        """Make the change; `note` is called with the entry before the change, and with its outcome
+        if that is known. Returns the last of these."""
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        """Undo what an entry says; as `do`."""
+        """Undo the change of an entry; as `do`."""
 
     def is_done(self, entry: ChangeEntry) -> bool:
-        """Whether the host has what the entry leads to: looks at the host, never at a journal."""
+        """Return whether the host is in the state after the entry; reads the host, never a
+        journal."""
 
 
 def latest(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]:
-    """The last line of each step, in the order in which the steps were begun.
+    """Return the last line of each step, in the order of their start.
 
     >>> lines = [ChangeEntry(what=ChangeState.BEGIN, kind="file", subject="/a")]
     >>> latest([*lines, lines[0].now(ChangeState.DONE)])["file", "/a"].what

@@ -1,1 +1,1 @@
-"""Check: is it so: doctor of a host, verification of one VM, watching of all."""
+"""Check: doctor of a host, verification of a VM."""

@@ -148,7 +148,7 @@ def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
 def set_up(arguments: BenchSetupArguments) -> None:
     """Print the commands, run them with --apply, or undo what they installed.
 
-    Raises UsageError, HostError where no GPU or no tool can be built, ToolError for a step that
+    Raises UsageError, HostError if no GPU or no tool can be built, ToolError for a step that
     failed.
     """
     chosen = Path.home() / ".local" if arguments.prefix is None else arguments.prefix.absolute()
@@ -220,7 +220,7 @@ def _cuda_home() -> str | None:
 
 
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
-    """Whose GPUs, and what to build for. Raises HostError where no driver gives it."""
+    """Whose GPUs, and what to build for. Raises HostError if no driver gives it."""
     from homenode.machine.tools import gpu_architectures as tool
     from homenode.measure.tool_setup import Vendor
 

@@ -216,7 +216,7 @@ class Command(NamedTuple):
     room: str = ""  # where the whole of a group is, which is imported when its name is typed
 
     def load_room(self) -> "Command":
-        """The command with what its room has. Raises HostError where the room is not installed."""
+        """The command with what its room has. Raises HostError if the room is not installed."""
         if not self.room:
             return self
         room = f"homenode.{self.room.split('.')[1]}"

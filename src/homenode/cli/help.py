@@ -156,7 +156,7 @@ def format_option(parameter: Parameter) -> str:
 
 
 def _format_row(name: str, text: str, width: int, column: int) -> Iterator[str]:
-    """A name with its description to the right, or below where there is no space for both."""
+    """A name with its description to the right, or below if there is no space for both."""
     below = width < _NARROW and column == _COLUMN
     indent = 6 if below else column
     lines = list(_wrap(text, width - indent))
@@ -298,7 +298,7 @@ def complete_host_sources(incomplete: str) -> Candidates:
 
 
 def complete_domain_names(incomplete: str) -> Candidates:
-    """Domains of the system's libvirt; none where it does not answer."""
+    """Domains of the system's libvirt; none if it does not answer."""
     from homenode.errors import ToolError
     from homenode.process import run
 

@@ -184,7 +184,7 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
 
 
 def _refuse_one_path(paths: Iterable[Path | None]) -> None:
-    """Raise UsageError where two of the files that a command writes are one."""
+    """Raise UsageError if two of the files that a command writes are one."""
     seen: set[Path] = set()
     for path in paths:
         if path is None or path == STANDARD_OUTPUT:
@@ -198,8 +198,8 @@ def _refuse_one_path(paths: Iterable[Path | None]) -> None:
 
 
 def check_tuned_output(path: Path | None, *, force: bool | None = None) -> None:
-    """Raise UsageError where -o is a file with content that homenode did not tune. force:
-    overwrite it; None where no option says so."""
+    """Raise UsageError if -o is a file with content that homenode did not tune. force:
+    overwrite it; None if no option says so."""
     if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
     if path.stat().st_size and not is_tuned_output(path):

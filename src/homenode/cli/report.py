@@ -90,7 +90,7 @@ def _decide(
     host: str | None,
     machines: Mapping[str, Sequence[Alternative]],
 ) -> tuple[Recommendation, ...]:
-    """The answers for a host; where none is named, for every machine that runs are of."""
+    """The answers for a host; if none is named, for every machine that runs are of."""
     if host is not None:
         machine = load_host(host)
         note_gaps(machine.gaps)
@@ -100,7 +100,7 @@ def _decide(
 
 
 def _this_machine() -> Host | None:
-    """The machine that runs may name as their host; None where it cannot be read."""
+    """The machine that runs may name as their host; None if it cannot be read."""
     try:
         return load_host(None)
     except HomenodeError:

@@ -168,7 +168,7 @@ def _program() -> str:
     """The program as it was called, for a unit or a hook that root runs.
 
     Else the one next to our Python: `python -c` and a debugger are no program to install. Raises
-    InputError where somebody other than root can change it, its Python or its modules.
+    InputError if somebody other than root can change it, its Python or its modules.
     """
     from pathlib import Path
 

@@ -157,7 +157,7 @@ def is_interactive() -> bool:
 
 
 def check_can_ask(*, asks: bool) -> None:
-    """Raises UsageError where a change is to be asked about and no one is there to answer."""
+    """Raises UsageError if a change is to be asked about and no one is there to answer."""
     if asks and not is_interactive():
         from homenode.errors import UsageError
 
@@ -261,7 +261,7 @@ def exit_if_bad(findings: "Iterable[Finding]") -> None:
 
 
 def exit_by(findings: "Findings") -> None:
-    """End the program with status 1 for a bad finding, 5 where nothing was checked."""
+    """End the program with status 1 for a bad finding, 5 if nothing was checked."""
     from homenode.findings import exit_code
 
     if code := exit_code(findings):
@@ -269,12 +269,12 @@ def exit_by(findings: "Findings") -> None:
 
 
 def print_file(text: str) -> None:
-    """A file's content to standard output: letter by letter where that is no terminal."""
+    """A file's content to standard output: letter by letter where that is not a terminal."""
     sys.stdout.write(_plain(text) if sys.stdout.isatty() else text)
 
 
 def print_document(content: bytes) -> None:
-    """A document to standard output: byte for byte where that is no terminal."""
+    """A document to standard output: byte for byte where that is not a terminal."""
     if sys.stdout.isatty():
         print_file(content.decode("utf-8", "replace"))
     else:
@@ -333,8 +333,8 @@ SIGNED_END at the end of one that begins with binary data."""
 
 def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
     """Raises UsageError for the first path that is a directory, or a file that homenode did not
-    write; HostError where its directory is not there, or cannot be seen. force: overwrite it; None
-    where no option says so.
+    write; HostError if its directory is not there, or cannot be seen. force: overwrite it; None
+    if no option says so.
 
     Commands call it before they write anything, so that they write all of it or nothing.
     """
@@ -403,7 +403,7 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
 def write_new_files(
     directory: Path, written: Mapping[Path, str], mode_of: Mapping[Path, int] | None = None
 ) -> None:
-    """Write files below a directory, all or none. Raises UsageError where one is there already."""
+    """Write files below a directory, all or none. Raises UsageError if one is there already."""
     from homenode.errors import HostError, UsageError
 
     if directory == STANDARD_OUTPUT:

@@ -240,7 +240,7 @@ def rollback_trial(arguments: TrialUndoArguments) -> None:
 def show_status(arguments: TrialStatusArguments) -> None:
     """Print how far trials are: all, or the last one of that name.
 
-    Raises InputError where none has that name.
+    Raises InputError if none has that name.
     """
     name = arguments.name
     trials = known_trials(default_root(), name)

@@ -171,7 +171,7 @@ whatever the guest is shown beyond that can mislead it. It is the study's advice
 
 
 def preset_of(switches: Switches) -> str | None:
-    """The simplest preset that agrees with every switch that is known; None where none is."""
+    """The simplest preset that agrees with every switch that is known; None if none is."""
     if switches == UNKNOWN_SWITCHES:
         return None
     for name in _SIMPLEST:

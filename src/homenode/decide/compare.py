@@ -301,7 +301,7 @@ boots."""
 
 def _imbalance_ratio(first: Series, second: Series, metric: Metric) -> float:
     """How far the slowest device is from the others of its boot in the one, over the same in the
-    other; 1.0 where that is no more than chance, or what matters. Eight devices in two boots with
+    other; 1.0 if that is not more than chance, or not relevant. Eight devices in two boots with
     3 % of their own: docs/developer/statistics.md."""
     if not (first.shares and second.shares):
         return 1.0

@@ -111,9 +111,9 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
     baseline_value: float  # geometric means of boot medians
     value: float  # geometric means of boot medians
     ratio: float  # value over baseline_value
-    low: float | None  # its interval, None where there is none
-    high: float | None  # its interval, None where there is none
-    # p, p_adjusted: uncorrected, and corrected for the primary metrics; None where there is no
+    low: float | None  # its interval, None if there is none
+    high: float | None  # its interval, None if there is none
+    # p, p_adjusted: uncorrected, and corrected for the primary metrics; None if there is no
     # interval, p_adjusted also for what is exploratory
     p: float | None
     p_adjusted: float | None

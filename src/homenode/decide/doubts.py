@@ -177,7 +177,7 @@ _COPIED_TOGETHER_S = 1.0
 
 
 def _all_known(places: Sequence[Sequence[float | None]]) -> list[list[float]] | None:
-    """The places of both sides; None where one is unknown."""
+    """The places of both sides; None if one is unknown."""
     numbers = [[place for place in side if place is not None] for side in places]
     return numbers if numbers == places else None
 

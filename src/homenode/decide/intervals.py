@@ -200,7 +200,7 @@ class _Trend(NamedTuple):
 
 
 def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Trend | None:
-    """Analysis of covariance with the time of each boot; None where one is unknown, or where the
+    """Analysis of covariance with the time of each boot; None if one is unknown, or where the
     alternatives do not vary alike."""
     compared = [first, second, *(series for series in neighbours if None not in series.times)]
     times = [[time for time in series.times if time is not None] for series in compared]
@@ -347,7 +347,7 @@ def _pool(variances: Sequence[_Variance]) -> _Variance:
 
 
 def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "_Blocks | None":
-    """The same with rounds as blocks (two-way analysis of variance); None where they are none.
+    """The same with rounds as blocks (two-way analysis of variance); None if they are none.
 
     Every alternative that has one boot in each round counts.
     """
@@ -407,7 +407,7 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(series: Series) -> frozenset[tuple[str, int]] | None:
-    """The rounds of a series with one boot in each; None where there are others, or none."""
+    """The rounds of a series with one boot in each; None if there are others, or none."""
     blocks = [block for block in series.blocks if block is not None]
     complete = len(blocks) == len(series.medians) == len(set(blocks))
     return frozenset(blocks) if complete and blocks else None

@@ -22,7 +22,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     name: str
     fingerprint: str | None  # as in the head of its runs; None = unknown
     kind: str | None  # as in the head of its runs; None = unknown
-    # the directory that its runs name, where they name no host; None where the machine itself is
+    # the directory that its runs name, where they name no host; None if the machine itself is
     # known
     results: str | None
     inputs: LayoutInputs  # of the table of layouts
@@ -148,7 +148,7 @@ _LONGEST_NAME = 200
 
 def _models(name: str) -> frozenset[str]:
     """The words of a processor's or GPU's name that distinguish its model: those with a digit, but
-    for sizes and connectors, and those of variants; none where none has a digit.
+    for sizes and connectors, and those of variants; none if none has a digit.
 
     >>> sorted(_models("NVIDIA A100-SXM4-80GB")), sorted(_models("AMD EPYC 9654 96-Core Processor"))
     (['a100'], ['9654'])
@@ -169,7 +169,7 @@ _PROCESSOR = re.compile(r"\b(?:xeon|epyc|ryzen|core|opteron|processor|cpu|neover
 
 def unlike_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -> str:
     """ "NVIDIA H200 against NVIDIA L40S": processors or GPUs of which none can be one of the
-    other runs'; "" where none is named. QEMU's own models ("E312xx") name no machine's."""
+    other runs'; "" if none is named. QEMU's own models ("E312xx") name no machine's."""
     heads = (tuple(first), tuple(second))
     for is_processor in (True, False):
         sides = [
@@ -233,7 +233,7 @@ def guest_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def own_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
-    """Runs of the very machine; where no one named it, of the same directory and kind."""
+    """Runs of the very machine; if no one named it, of the same directory and kind."""
     if machine.fingerprint is not None:
         return tuple(run for run in runs if run.head.host == machine.fingerprint)
     return tuple(

@@ -64,7 +64,7 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
 
     alternative: str
     key: MatrixKey
-    # local, remote: over copies with their GPU's own and another node; None where there are none
+    # local, remote: over copies with their GPU's own and another node; None if there are none
     local: float | None
     remote: float | None
     cells: tuple[int, int]  # how many figures either mean is of
@@ -260,7 +260,7 @@ def _nearest(
 def _known_sides(
     figures: _Figures, nearest: Mapping[MatrixPlace, int], node_of: Mapping[Bdf, int]
 ) -> tuple[dict[_Place, bool], str]:
-    """Whether each copy is near; none where that is unknown of any."""
+    """Whether each copy is near; none if that is unknown of any."""
     if any(node is None or gpu not in nearest for node, gpu in figures):
         return {}, ""
     by_host = all(gpu.address in node_of for _, gpu in figures if gpu.address is not None)

@@ -51,7 +51,7 @@ class RankedResult(Struct, frozen=True, kw_only=True):
     value: float
     ratio: float  # its value over the best one's
     # low, high: the interval of that ratio, or the range that was printed, over the best value;
-    # None where there is neither
+    # None if there is neither
     low: float | None
     high: float | None
     position: Position
@@ -66,7 +66,7 @@ class Ranking(Struct, frozen=True):
     doubts: tuple[Doubt, ...]
 
     def like(self) -> tuple[str, ...]:
-        """Alternatives that are like the best on every metric; empty where nothing can be compared.
+        """Alternatives that are like the best on every metric; empty if nothing can be compared.
 
         Where none is, the one that loses least, of those that are not shown to be worse.
         """
@@ -88,7 +88,7 @@ class Ranking(Struct, frozen=True):
         return tuple(name for name in worse if name not in best)
 
     def level(self) -> EvidenceLevel:
-        """The weakest by which something is worse than the best; where nothing is, whether a
+        """The weakest by which something is worse than the best; if nothing is, whether a
         difference that matters is excluded. A pair that shows nothing weakens no other."""
         if levels := [result.level for result in self.results if result.position is Position.WORSE]:
             return max(levels, key=lambda level: level.rank)

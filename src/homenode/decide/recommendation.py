@@ -110,7 +110,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The options of a command that plans it; none where nothing is recommended."""
+        """The options of a command that plans it; none if nothing is recommended."""
         if self.layout is None:
             return ()
         floating = ("--pinning", Pinning.NODE, "--memory-binding", MemoryBinding.BOUND)

@@ -56,7 +56,7 @@ def first_line(system: str, answers: Sequence[Recommendation]) -> str:
 
 
 def _slow_pins(answers: Sequence[Recommendation]) -> str:
-    """Pinning that lost throughput is a wrong pin: what to look at; "" where none did."""
+    """Pinning that lost throughput is a wrong pin: what to look at; "" if none did."""
     for answer in answers:
         if reason := answer.reason_of(ReasonId.PIN_REGRESSION):
             change = change_text(reason.ratio or 1.0, "default")
@@ -66,7 +66,7 @@ def _slow_pins(answers: Sequence[Recommendation]) -> str:
 
 def review_text(answers: Sequence[Recommendation]) -> str:
     """Why a machine's results are to be checked first, and give no advice for other machines; ""
-    where they need not be."""
+    if they need not be."""
     blocked = any(answer.is_blocked for answer in answers)
     return stop_text(answers) if blocked else _slow_pins(answers)
 
@@ -146,7 +146,7 @@ def sentence_of(answer: Recommendation) -> str:
 
 
 def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
-    """The choice against each of the others on a metric; "" where it has no value there."""
+    """The choice against each of the others on a metric; "" if it has no value there."""
     if (compared := answer.compared_on(metric)) is None:
         return ""
     chosen, rivals = compared
@@ -187,7 +187,7 @@ LIKE = 0.95  # and its inverse: values between them are called alike
 
 def effect_text(answer: Recommendation) -> str:
     """What the choice gives over `default`, else over the next: "7.3x default (6.9x to 7.7x)"; ""
-    where nothing was compared."""
+    if nothing was compared."""
     for metric in answer.metrics:
         if (compared := answer.compared_on(metric)) is None:
             continue
@@ -205,7 +205,7 @@ def effect_text(answer: Recommendation) -> str:
 
 def stop_text(answers: Sequence[Recommendation]) -> str:
     """The first of the findings that block answers in a few words, and how many are of its kind;
-    else why nothing is concluded; "" where nothing blocks."""
+    else why nothing is concluded; "" if nothing blocks."""
     findings = next((answer.findings for answer in answers if answer.findings), ())
     if not findings:
         return next((sentence_of(answer) for answer in answers if answer.is_blocked), "")

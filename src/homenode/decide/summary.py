@@ -50,7 +50,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
 
     key: SeriesKey
     medians: tuple[float, ...]  # of each boot, above 0
-    # mean variance of a boot's median as its samples give it, on the logarithmic scale; 0 where
+    # mean variance of a boot's median as its samples give it, on the logarithmic scale; 0 if
     # they cannot
     inner_variance: float
     samples: int  # how many were used
@@ -58,9 +58,9 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     high: float  # of everything that was used
     replicated: bool  # the medians are of boots that were really made, not of published figures
     devices: frozenset[Bdf]  # whose the slowest was taken of
-    # of each boot, (experiment, round), None where it is of no round
+    # of each boot, (experiment, round), None if it is of no round
     blocks: tuple[tuple[str, int] | None, ...] = ()
-    # of each boot, in seconds or as its place in the order; None where unknown
+    # of each boot, in seconds or as its place in the order; None if unknown
     times: tuple[float | None, ...] = ()
     is_range: bool = False  # somebody printed low and high, and `value` is nothing but their middle
     # of each boot, the slowest device over the faster half, which a boot that is fast or slow as a
@@ -146,7 +146,7 @@ def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Serie
 
 
 def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
-    """What figures of a metric are of, as an example: "triad of node 1"; None where there are
+    """What figures of a metric are of, as an example: "triad of node 1"; None if there are
     none."""
     keys = [key for key in series if key.metric == metric.id]
     keys.sort(key=lambda key: (key.variant != metric.headline, str(key)))
@@ -380,7 +380,7 @@ def _keys_of(run: Run) -> set[SeriesKey]:
 
 
 def _over_devices(key: SeriesKey) -> SeriesKey | None:
-    """The key of the slowest device's series; None where no such series is made."""
+    """The key of the slowest device's series; None if no such series is made."""
     metric = metric_of(key.metric)
     if metric is None or not metric.worst_device or key.node is not None:
         return None

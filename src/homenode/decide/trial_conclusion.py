@@ -24,7 +24,7 @@ from homenode.vm.hypervisor.connection import DEFAULT
 class Conclusion(Struct, frozen=True, kw_only=True):
     """What a trial comes to."""
 
-    # each layout against the host itself, None where that was not measured
+    # each layout against the host itself, None if that was not measured
     of_bare: Comparison | None
     recommendations: tuple[Recommendation, ...]
     commands: Mapping[Objective, str]  # each makes the objective's layout permanent
@@ -67,7 +67,7 @@ class TrialAnswer(Struct, frozen=True, kw_only=True):
     """The last line of a trial."""
 
     sentence: str  # the layout to run, or why none is named
-    command: str | None = None  # makes it permanent, or measures more; None where neither helps
+    command: str | None = None  # makes it permanent, or measures more; None if neither helps
     is_open: bool = False  # boots were measured, and cannot tell the layouts apart
 
 

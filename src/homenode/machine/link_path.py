@@ -119,7 +119,7 @@ class Link(Struct, frozen=True, kw_only=True):
 
     @property
     def capable(self) -> LinkRate | None:
-        """What both ends and the slot can; None where either end does not say."""
+        """What both ends and the slot can; None if either end does not say."""
         a, b = most_of(self.upper.link), most_of(self.lower.link)
         if a is None or b is None:
             return None
@@ -188,7 +188,7 @@ def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Lin
 
 
 def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
-    """Ports with which the upper end shares its lanes, all of them in use; () where it has its own.
+    """Ports with which the upper end shares its lanes, all of them in use; () if it has its own.
 
     Intel's desktop CPUs split 16 lanes over functions of one device, and the first function's
     LnkCap says x16 all the same.
@@ -234,7 +234,7 @@ def _may_be_wired(upper: PciDevice, lower: PciDevice) -> bool:
 
 
 def most_of(link: PciLink | None) -> LinkRate | None:
-    """What an end can; None where it does not say."""
+    """What an end can; None if it does not say."""
     if link is None or link.max_gt_per_s is None or link.max_width is None:
         return None
     return LinkRate(link.max_gt_per_s, link.max_width)
@@ -260,7 +260,7 @@ class DevicePath(Struct, frozen=True, kw_only=True):
 
     device: PciDevice
     links: tuple[Link, ...]
-    expected: LinkRate | None  # what the path can carry; None where no link says
+    expected: LinkRate | None  # what the path can carry; None if no link says
 
 
 def device_paths(
@@ -352,7 +352,7 @@ _LINK_GAPS = frozenset({"NVLinks", "xGMI links"})
 
 def peer_links(host: Host) -> dict[Bdf, int]:
     """NVLinks, or GPUs joined by xGMI, of each GPU of a host with such links; a GPU without any has
-    0 where it is one that the vendor's tool would show. Empty where the tools left a gap.
+    0 if it is one that the vendor's tool would show. Empty where the tools left a gap.
 
     With switches a GPU has as many links as to any other, without them as to all others.
     """

@@ -53,7 +53,7 @@ class LinkKind(StrEnum):
 class PciLink(Struct, frozen=True):
     """The link of a device to the port above it, as the device reports it.
 
-    Speeds in GT/s a lane (2.5, 5, 8, 16, 32, 64), widths in lanes. None where unknown. The current
+    Speeds in GT/s a lane (2.5, 5, 8, 16, 32, 64), widths in lanes. None if unknown. The current
     speed may be low only because the device is idle.
     """
 
@@ -98,7 +98,7 @@ class PciBridge(Struct, frozen=True):
 
 
 class PciRegisters(Struct, frozen=True, kw_only=True):
-    """What the configuration space says of a function; None where the source does not say."""
+    """What the configuration space says of a function; None if the source does not say."""
 
     max_payload_bytes: int | None = None  # of its packets
     relaxed_ordering: bool | None = None
@@ -147,10 +147,10 @@ class PciDevice(Struct, frozen=True):
     device_id: int | None
     root_complex: str  # name of its RootComplex
     parent: Bdf | None  # the bridge function directly above, None at the root complex
-    # the node of the CPUs that are near to it; None where the firmware gives none (sysfs says -1)
+    # the node of the CPUs that are near to it; None if the firmware gives none (sysfs says -1)
     # or the source is silent
     node: NodeIndex | None
-    local_pus: CpuSet | None = None  # the CPUs that the kernel calls local; None where unknown
+    local_pus: CpuSet | None = None  # the CPUs that the kernel calls local; None if unknown
     subsystem_vendor_id: int | None = None
     subsystem_device_id: int | None = None
     name: str | None = None
@@ -160,8 +160,8 @@ class PciDevice(Struct, frozen=True):
     iommu_group: int | None = None
     # for an SR-IOV virtual function, the function that it belongs to
     physical_function: Bdf | None = None
-    sriov_total_vfs: int | None = None  # None where the function has no SR-IOV capability
-    sriov_num_vfs: int | None = None  # None where the function has no SR-IOV capability
+    sriov_total_vfs: int | None = None  # None if the function has no SR-IOV capability
+    sriov_num_vfs: int | None = None  # None if the function has no SR-IOV capability
     bars: tuple[PciBar, ...] = ()
     target_gt_per_s: float | None = None  # the speed that Link Control 2 asks a port to train to
     # flags of the ACS control register that are on, as lspci names them, ascending
@@ -172,7 +172,7 @@ class PciDevice(Struct, frozen=True):
     iommu_domain: str | None = None  # how the IOMMU treats the group: "identity", "DMA-FQ", ..
     errors: PciErrors | None = None
     link_replays: int | None = None  # packets that the link sent again, by the same driver
-    # message-signalled ones that are set up; None where the source gives none
+    # message-signalled ones that are set up; None if the source gives none
     interrupts: tuple[PciInterrupt, ...] | None = None
     # of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives
     module_id: int | None = None
@@ -180,7 +180,7 @@ class PciDevice(Struct, frozen=True):
     partition_mode: str | None = None  # "mig" where MIG is on, or AMD's "SPX" to "CPX"
     memory_partition_mode: str | None = None  # AMD's "NPS1" to "NPS8"
     # the node without CPUs that the firmware names in place of that one, as for GPUs with memory of
-    # their own; None where it names none
+    # their own; None if it names none
     firmware_node: NodeIndex | None = None
     # the tool that says the node in place of the firmware; programs that read /sys see none then
     node_source: str | None = None
@@ -240,7 +240,7 @@ class DeviceLink(Struct, frozen=True):
     a: Bdf
     b: Bdf | None
     b_node: NodeIndex | None = None
-    # bonded links; None where unknown. Exactly one of b and b_node is given.
+    # bonded links; None if unknown. Exactly one of b and b_node is given.
     count: int | None = None
 
 
@@ -250,7 +250,7 @@ def is_uuid(text: str) -> bool:
 
 
 def canonical_uuid(text: str) -> str | None:
-    """The name in sysfs of a mediated device, of its UUID in any spelling; None where it is none.
+    """The name in sysfs of a mediated device, of its UUID in any spelling; None if it is none.
 
     >>> canonical_uuid(" 83B8F4F2509F382F3C1EE6BFE0FA1001"), canonical_uuid("0000:3b:00.0")
     ('83b8f4f2-509f-382f-3c1e-e6bfe0fa1001', None)
@@ -263,7 +263,7 @@ def canonical_uuid(text: str) -> str | None:
 
 
 def nominal_bytes(profile: str | None) -> int | None:
-    """The memory that the name of a MIG profile or a vGPU type promises; None where it has no size.
+    """The memory that the name of a MIG profile or a vGPU type promises; None if it has no size.
 
     >>> [(nominal_bytes(name) or 0) // MIB for name in ("1g.10gb+me", "GRID T4-0B", "CPX")]
     [10240, 512, 0]
@@ -357,7 +357,7 @@ def device_kind(class_code: int, vendor_id: int | None, device_id: int | None) -
 def port_types_by_structure(
     bridges: Mapping[Bdf, int], parent_of: Mapping[Bdf, Bdf | None]
 ) -> dict[Bdf, PortType]:
-    """Port types of PCI bridges from their place in the tree, where nothing better is known.
+    """Port types of PCI bridges from their place in the tree, if nothing better is known.
 
     bridges: class code of each bridge. parent_of: bridge above each function, all functions.
     PCIe alternates: root port, then a switch's upstream port, its downstream ports, perhaps the

@@ -74,7 +74,7 @@ class RouteLeg(Struct, frozen=True):
 
     way: RouteWay
     cause: RouteCause = RouteCause.NONE
-    at: Bdf | None = None  # the port that decides; None where no port does
+    at: Bdf | None = None  # the port that decides; None if no port does
 
 
 def request_way(acs: frozenset[str], address: AddressType) -> tuple[RouteWay, RouteCause]:
@@ -203,7 +203,7 @@ def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
 
 
 def _acs(port: PciDevice) -> frozenset[str] | None:
-    """None where it is not known; a port that is printed without the capability has no control."""
+    """None if it is not known; a port that is printed without the capability has no control."""
     if port.acs is None:
         return None if port.device_control is None else frozenset()
     return frozenset(port.acs)
@@ -256,7 +256,7 @@ _PACKET_BYTES = 24
 
 def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
     """What a read or write of large blocks reaches: the links' least rate less headers, and the
-    share that was measured where the way is through the root complex. None where a link is unknown,
+    share that was measured where the way is through the root complex. None if a link is unknown,
     or the way.
     """
     if max(route.write.way, route.completion.way) >= RouteWay.UNKNOWN:

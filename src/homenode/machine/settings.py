@@ -9,7 +9,7 @@ class FrequencyLimit(Struct, frozen=True):
     """The highest clocks that the policy and the hardware of online CPUs allow, in kHz."""
 
     limit_khz: int
-    hardware_khz: int | None  # None where it is not given
+    hardware_khz: int | None  # None if it is not given
     pus: CpuSet
 
 
@@ -24,7 +24,7 @@ _PLACEMENT_PARAMETERS = frozenset(
 
 
 class HostSettings(Struct, frozen=True):
-    """Settings of the running system; None where the source does not say."""
+    """Settings of the running system; None if the source does not say."""
 
     kernel_release: str | None = None
     kernel_command_line: str | None = None
@@ -41,8 +41,8 @@ class HostSettings(Struct, frozen=True):
     # latency of their deepest enabled idle state; ascending
     pus_of_governor: tuple[tuple[str, CpuSet], ...] | None = None
     pus_of_idle_latency_us: tuple[tuple[int, CpuSet], ...] | None = None
-    irqbalance: bool | None = None  # True where its service runs
-    # mappings that VFIO allows a VM; None where its module is not loaded
+    irqbalance: bool | None = None  # True if its service runs
+    # mappings that VFIO allows a VM; None if its module is not loaded
     dma_entry_limit: int | None = None
     frequency_limits: tuple[FrequencyLimit, ...] | None = None
     firmware: str | None = None  # its vendor, version and date
@@ -57,7 +57,7 @@ class HostSettings(Struct, frozen=True):
     @property
     def placement_parameters(self) -> str | None:
         """Parameters of the kernel that change where VMs run and how fast; others may name disks or
-        passwords. None where the command line is not known."""
+        passwords. None if the command line is not known."""
         if self.kernel_command_line is None:
             return None
         words = self.kernel_command_line.split()

@@ -72,7 +72,7 @@ class MemoryKind(StrEnum):
 class Pu(Struct, frozen=True):
     """One logical CPU.
 
-    core, node, llc, package, die are None where the source does not say, as for offline CPUs.
+    core, node, llc, package, die are None if the source does not say, as for offline CPUs.
     """
 
     index: PuIndex
@@ -125,7 +125,7 @@ class NumaNode(Struct, frozen=True):
 
     index: NodeIndex
     pus: CpuSet
-    # memory_bytes, memory_free_bytes: bytes; None where the source does not say. Page cache and
+    # memory_bytes, memory_free_bytes: bytes; None if the source does not say. Page cache and
     # reclaimable slabs count as free, huge pages in a pool do not.
     memory_bytes: int | None
     memory_free_bytes: int | None = None
@@ -168,18 +168,18 @@ class RunningDomain(Struct, frozen=True):
     # although the kernel's counters of free memory and pages do not know it yet
     planned: bool = False
     mediated: tuple[str, ...] = ()  # UUIDs of the mediated devices that it has
-    # libvirt's, in lower case; None where the source has none, or a pseudonym
+    # libvirt's, in lower case; None if the source has none, or a pseudonym
     uuid: str | None = None
     mark: DomainMark | None = None  # homenode's, in its metadata; None = homenode has not placed it
 
     @property
     def has_claim(self) -> bool:
-        """True where its CPUs, memory and devices count as taken, whoever plans another VM."""
+        """True if its CPUs, memory and devices count as taken, whoever plans another VM."""
         return self.running or self.planned or self.is_kept
 
     @property
     def is_kept(self) -> bool:
-        """True where it is shut off and homenode has placed it."""
+        """True if it is shut off and homenode has placed it."""
         return not (self.running or self.planned) and self.mark is DomainMark.OWN
 
     @property
@@ -234,7 +234,7 @@ class Host(Struct, frozen=True, dict=True):
     cpu: CpuModel
     packages: tuple[Package, ...]  # each ascending by index, Bdf for devices
     nodes: tuple[NumaNode, ...]  # each ascending by index, Bdf for devices
-    # shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local; None where the
+    # shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local; None if the
     # source has none. cores and llcs hold online CPUs only.
     distances: tuple[tuple[int, ...], ...] | None
     llcs: tuple[Llc, ...]  # each ascending by index, Bdf for devices
@@ -373,7 +373,7 @@ class Host(Struct, frozen=True, dict=True):
         return self.device_at.get(bdf)
 
     def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
-        """SLIT distance from node a to node b, or None where the host gives no distances.
+        """SLIT distance from node a to node b, or None if the host gives no distances.
 
         Raises KeyError for a node that the host does not have.
         """
@@ -412,7 +412,7 @@ class Host(Struct, frozen=True, dict=True):
         return self.bridges_above(physical if physical is not None and shown else device.bdf)
 
     def switch_above(self, bdf: Bdf) -> Bdf | None:
-        """The upstream port of the lowest PCIe switch above a function; None where there is none.
+        """The upstream port of the lowest PCIe switch above a function; None if there is none.
 
         Functions with the same answer talk to each other without passing a root complex.
         """

@@ -128,7 +128,7 @@ def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterat
 def _origin(
     record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_ReadStep]
 ) -> Origin | None:
-    """None where nothing shows whether the machine is emulated."""
+    """None if nothing shows whether the machine is emulated."""
     answers = {look.environment.emulated for look in looks}
     answers |= {read_step.reading.emulated for read_step in read}
     if any(c.name == REPLAYED for read_step in read for c in read_step.reading.conditions):

@@ -46,7 +46,7 @@ class LinkState(Struct, frozen=True):
 
 
 class Environment(Struct, frozen=True):
-    """One look. None where the machine does not say."""
+    """One look. None if the machine does not say."""
 
     online: CpuSet
     memory_bytes: int | None  # all nodes together; a balloon moves it
@@ -59,7 +59,7 @@ class Environment(Struct, frozen=True):
     turbo: str | None  # "on" or "off"
     throttles: tuple[tuple[str, int], ...]  # counts since boot over CPUs, by file
     links: tuple[LinkState, ...]
-    times: tuple[PuTimes, ...]  # of each CPU, () where unknown
+    times: tuple[PuTimes, ...]  # of each CPU, () if unknown
     gaps: tuple[Gap, ...] = ()
     microcode: tuple[str, ...] | None = None  # revisions of the CPUs ("0x2b000590"), sorted
     # the highest clocks that CPUs may take by cpufreq, ascending
@@ -132,7 +132,7 @@ _OF_THE_MACHINE = frozenset({"online CPUs", "memory", "huge pages"})
 
 
 def _settings_of(now: Environment) -> dict[str, str | None]:
-    """What must stay as it is while a run is measured, in words; None where unknown."""
+    """What must stay as it is while a run is measured, in words; None if unknown."""
     return {
         "online CPUs": str(now.online),
         "memory": None if now.memory_bytes is None else f"{now.memory_bytes / MIB:,.0f} MiB",
@@ -151,7 +151,7 @@ def _settings_of(now: Environment) -> dict[str, str | None]:
 
 
 def changes(before: Environment, after: Environment, pus: CpuSet | None = None) -> tuple[str, ...]:
-    """Why nothing must be concluded from what was measured in between; () where nothing changed.
+    """Why nothing must be concluded from what was measured in between; () if nothing changed.
 
     pus: that measured; None = all.
     """
@@ -159,7 +159,7 @@ def changes(before: Environment, after: Environment, pus: CpuSet | None = None) 
 
 
 def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
-    """What these CPUs did between two looks; None where no time passed or no one counts it."""
+    """What these CPUs did between two looks; None if no time passed or no one counts it."""
     first = {times.pu: times for times in before.times}
     busy = idle = stolen = 0
     for times in after.times:
@@ -223,7 +223,7 @@ def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
 
 
 def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
-    """Revisions by /proc/cpuinfo; None where none is given, on aarch64 always.
+    """Revisions by /proc/cpuinfo; None if none is given, on aarch64 always.
 
     KVM and TCG show a guest these where its CPU model does not pass the machine's own on: they
     show no microcode. Source: Linux, kvm_arch_vcpu_create; QEMU, x86_cpu_realizefn.
@@ -244,7 +244,7 @@ _NO_MAKER = "0x00"
 
 
 def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
-    """None where nothing says: an aarch64 guest of QEMU with a real CPU's model and no firmware
+    """None if nothing says: an aarch64 guest of QEMU with a real CPU's model and no firmware
     tables, or anything that is neither x86 nor aarch64."""
     if says_tcg(host):
         return True

@@ -147,7 +147,7 @@ class TaskStatus(Struct, frozen=True):
     part: int  # of several that one job measures at once, from 0
     state: TaskState
     job: str | None = None  # its number in the queue
-    reason: str = ""  # why it is not done, "" where nothing gives one
+    reason: str = ""  # why it is not done, "" if nothing gives one
     needs_somebody: bool = False  # it does not begin by itself
     is_behind: bool = False  # it waits for others of this experiment
 
@@ -161,8 +161,8 @@ class Progress(Struct, frozen=True):
 
     tasks: tuple[TaskStatus, ...]
     now: str = ""  # what runs
-    seconds_left: float | None = None  # as far as is known, None where nothing is
-    silent_s: float = 0.0  # how long the queue has not answered, 0 where it does
+    seconds_left: float | None = None  # as far as is known, None if nothing is
+    silent_s: float = 0.0  # how long the queue has not answered, 0 if it does
 
     def count(self, state: TaskState) -> int:
         return sum(task.state is state for task in self.tasks)
@@ -178,12 +178,12 @@ class Progress(Struct, frozen=True):
 
     @property
     def is_settled(self) -> bool:
-        """True where nothing more happens by itself."""
+        """True if nothing more happens by itself."""
         return self.ended_count == self.total
 
     @property
     def is_blocked(self) -> bool:
-        """True where everything that is left waits for somebody: a drained node, a hold."""
+        """True if everything that is left waits for somebody: a drained node, a hold."""
         unsettled = [task for task in self.tasks if task.state in UNSETTLED]
         stuck = [task for task in unsettled if task.needs_somebody]
         # What waits is not submitted: the queue takes no more before some have ended.
@@ -246,7 +246,7 @@ class ExperimentJournal(RecordDirectory, Generic[H, L]):
         self._kind, self._head, self._line = kind, head, line
 
     def begin_with(self, head: H) -> None:
-        """Write what was ordered. Raises HostError where there is a journal."""
+        """Write what was ordered. Raises HostError if there is a journal."""
         self.begin(formats.head_line(self._kind, head))
 
     def add(self, line: L) -> None:
@@ -265,7 +265,7 @@ class Executor(Protocol):
     def poll(self) -> Progress:
         """How far each task is. What a kill left unwritten is written down; nothing is begun.
 
-        Raises NoAnswerError where that cannot be asked now.
+        Raises NoAnswerError if that cannot be asked now.
         """
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
@@ -296,7 +296,7 @@ def run_tasks(
 ) -> Progress:
     """Run what is left, until every task is done or has failed, or patience ends.
 
-    retry: also what failed before. Raises NoAnswerError where a queue stays silent, and whatever
+    retry: also what failed before. Raises NoAnswerError if a queue stays silent, and whatever
     the executor cannot go on after.
     """
     blocked_since: float | None = None

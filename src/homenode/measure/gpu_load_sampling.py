@@ -53,12 +53,12 @@ class LoadProgram(Struct, frozen=True):
 class LoadCopies(Struct, frozen=True):
     """What a load program copied."""
 
-    gpus: frozenset[Bdf] | None = None  # to which it copied, None where it does not say
+    gpus: frozenset[Bdf] | None = None  # to which it copied, None if it does not say
     h2d: Mapping[Bdf, float] = field(default_factory=dict)  # bytes/s, host to device
 
 
 def load_program(command: Sequence[str] | None) -> LoadProgram:
-    """The program that makes the load. Raises UsageError where none is installed."""
+    """The program that makes the load. Raises UsageError if none is installed."""
     for argv in (tuple(command),) if command else LOADS:
         if find_program(argv[0]) is not None:
             return LoadProgram(argv)
@@ -73,7 +73,7 @@ def load_program(command: Sequence[str] | None) -> LoadProgram:
 
 
 def reached_by(program: LoadProgram, output: str) -> LoadCopies:
-    """What the program says of its GPUs. Raises ToolError where it copied to none."""
+    """What the program says of its GPUs. Raises ToolError if it copied to none."""
     if not program.is_torch:
         return LoadCopies()
     h2d: dict[Bdf, list[float]] = {}
@@ -107,7 +107,7 @@ def sample_under_load(
 ) -> tuple[Host, LoadCopies]:
     """The host with the fastest link that each function showed while the program ran.
 
-    Raises ToolError where the program fails: an idle machine would be mistaken for a busy one.
+    Raises ToolError if the program fails: an idle machine would be mistaken for a busy one.
     """
     devices = [device.bdf for device in host.pci_devices if device.link is not None]
     fastest: dict[Bdf, tuple[float, int]] = {}

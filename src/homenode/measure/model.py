@@ -79,21 +79,21 @@ class BenchTest(Struct, frozen=True):
     environment: tuple[tuple[str, str], ...] = ()  # variables next to the usual
     reads: Reader = Reader.PROBE  # how its output is read
     # a program of measure/programs that it gets on standard input (its argv ends "python3 - ..."),
-    # None where it gets nothing
+    # None if it gets nothing
     program: str | None = None
-    # where its CPUs and host memory are bound; None where the tool binds as it likes
+    # where its CPUs and host memory are bound; None if the tool binds as it likes
     node: NodeIndex | None = None
     # of a collective, what is bound where, in the user's words; None of other tests
     binding: str | None = None
     # what the figures of this test are called apart from those of the test that speaks for its
-    # metric ("P2P off"); None where it is that one
+    # metric ("P2P off"); None if it is that one
     variant: str | None = None
     # tests that measure the same otherwise, to be tried in this order where it is missing, fails,
     # runs out of time or cannot be read; each has an id of its own and none of these
     alternatives: "tuple[BenchTest, ...]" = ()
-    # what it shows when it runs out of time, None where it says nothing
+    # what it shows when it runs out of time, None if it says nothing
     if_stopped: str | None = None
-    # the GPUs by the number that tools give them, where the driver says them; () where it did not
+    # the GPUs by the number that tools give them, where the driver says them; () if it did not
     gpus: tuple[Bdf, ...] = ()
 
     @property

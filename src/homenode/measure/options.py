@@ -57,7 +57,7 @@ class BenchOptions(Struct, frozen=True):
 
 
 class BenchOutcome(Struct, frozen=True):
-    """What came of it. directory (a path), run: None where the guest is another: nothing is
+    """What came of it. directory (a path), run: None if the guest is another: nothing is
     measured."""
 
     directory: str | None

@@ -237,7 +237,7 @@ def _nodes(plan: Plan | None) -> tuple[int, ...] | None:
 
 
 def plan_fingerprint(plan: Plan) -> str:
-    """Gives two plans apart; equal plans have equal ones."""
+    """Returns two plans apart; equal plans have equal ones."""
     from homenode.plan.stored import encode_plan
 
     return hashlib.sha256(encode_plan(plan).encode()).hexdigest()

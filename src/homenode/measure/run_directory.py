@@ -125,7 +125,7 @@ def kept_output(text: str) -> str:
 
 
 def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
-    """Why a run cannot be continued under other orders, or elsewhere; () where it can."""
+    """Why a run cannot be continued under other orders, or elsewhere; () if it can."""
     pairs: Iterable[tuple[str, Any, Any]] = (
         ("machine", stored.machine[:12], now.machine[:12]),
         ("boot", stored.boot, now.boot),
@@ -198,7 +198,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         return self.has_journal
 
     def order(self) -> RunRecord | None:
-        """What was ordered; None where nothing was yet. Raises InputError."""
+        """What was ordered; None if nothing was yet. Raises InputError."""
         records = self.records()
         return None if records is None else records[0]
 
@@ -236,7 +236,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         self.write(FILE, run_text(run).encode())
 
     def records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
-        """What was ordered, and each look and step; None where nothing was ordered yet."""
+        """What was ordered, and each look and step; None if nothing was ordered yet."""
         return self.contents() if self.has_journal else None
 
     def _output(self, record: StepRecord) -> str:

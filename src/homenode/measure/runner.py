@@ -96,7 +96,7 @@ def run_bench(
     on_progress: called before each step, and at the end. resume: continue the run that is there.
     notify: gets lines about what was found before the first step.
     Raises UsageError for orders that do not fit the machine or the run to continue, HostError
-    where the directory is not as expected, ToolError where the machine cannot be reached any more:
+    if the directory is not as expected, ToolError if the machine cannot be reached any more:
     what was measured is kept. A guest that is not as planned is an answer: see `directory`.
     """
     ready, snapshot = inspect(machine, orders)
@@ -183,7 +183,7 @@ class _Session:
     def __init__(
         self, machine: Machine, directory: RunDirectory, record: RunRecord, host: Host
     ) -> None:
-        """Raises UsageError where the directory holds steps of another schedule."""
+        """Raises UsageError if the directory holds steps of another schedule."""
         self.machine, self.directory, self.record = machine, directory, record
         self._host = host
         self._tests = {test.id: test for test in record.tests}
@@ -203,7 +203,7 @@ class _Session:
         return Progress(tuple(tasks), now=now, seconds_left=self._pace.seconds_for(variants))
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
-        """Nothing: a command that failed has its line, and is no gap in the run."""
+        """Nothing: a command that failed has its line, and is not a gap in the run."""
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
         task = self._left[tasks[0].id]
@@ -305,7 +305,7 @@ class _Session:
         return (self._read(record, test, text) if result is StepStatus.DONE else record), text
 
     def _read(self, record: StepRecord, test: BenchTest, text: str) -> StepRecord:
-        """The record with what its output says; failed where that is no figure."""
+        """The record with what its output says; failed where that is not a figure."""
         app = self.record.app if test.reads is Reader.APP else None
         try:
             if app is not None:
@@ -328,7 +328,7 @@ class _Session:
 
 
 def _check_reachable(machine: Machine) -> None:
-    """Raises ToolError where it is the machine that failed, and not what ran on it."""
+    """Raises ToolError if it is the machine that failed, and not what ran on it."""
     with suppress(ToolMissingError):  # it answered, if only to say that
         machine.run(["true"], _REACH_S).stdout_or_raise()
 

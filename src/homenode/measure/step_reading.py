@@ -57,7 +57,7 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     """The figures of a test's standard output. host: the machine that ran it.
 
     Their samples carry the node that the test was bound to and the test's variant. Raises
-    ParseError where the output holds no figure.
+    ParseError if the output holds no figure.
     """
     figures = tools()[test.reads].of_step(test, output, host)
     if not figures.samples:
@@ -219,7 +219,7 @@ _COLLECTIVE = re.compile(
 
 
 def tool_of(text: str) -> str | None:
-    """Whose output a text is; None where it is of none that is read."""
+    """Whose output a text is; None if it is of none that is read."""
     signs = ((tool, output.sign) for tool, output in tools().items())
     return next((tool for tool, sign in signs if sign is not None and sign.search(text)), None)
 

@@ -54,7 +54,7 @@ class ShownGpus(Struct, frozen=True):
 
 
 def parse_shown(text: str) -> ShownGpus | None:
-    """What measure/programs/gpus_shown printed; None where no driver could be asked.
+    """What measure/programs/gpus_shown printed; None if no driver could be asked.
 
     Slices of one GPU (MIG) have one address, and it counts once. Raises ParseError.
     """
@@ -131,7 +131,7 @@ def gpu_tests(
 ) -> Iterator[BenchTest]:
     """The tests of a machine's GPUs; what cannot be measured goes to left_out.
 
-    shown: what the driver gives to us; None where it could not be asked: then all.
+    shown: what the driver gives to us; None if it could not be asked: then all.
     """
     gpus = measured_gpus(host, left_out)
     if not gpus:
@@ -289,7 +289,7 @@ def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, .
 
 
 def _watch(test: BenchTest, machine: GpuMachine) -> BenchTest:
-    """nvbandwidth binds itself, and gives no one where: its threads are looked at meanwhile."""
+    """nvbandwidth binds itself, and gives no one if: its threads are looked at meanwhile."""
     if PYTHON not in machine.installed:
         return test
     return replace(test, argv=(machine.suite.python, "-", *test.argv), program="watched")
@@ -325,7 +325,7 @@ def suite_for(
     """The tests of a machine. installed: names of programs that can be run.
 
     host: the machine that runs them, a guest for one. shown: GPUs that its driver gives to us, None
-    where it could not be asked. Raises UsageError where nothing is left of what was asked for.
+    if it could not be asked. Raises UsageError if nothing is left of what was asked for.
     """
     left_out: list[Gap] = []
     all_tests = [

@@ -99,7 +99,7 @@ def setup_plan(
 
     installed: programs that can be run there, of NEEDED and of the tools themselves. cuda_home:
     where nvcc's CUDA lies; None = where makefiles look by themselves, /usr/local/cuda. Raises
-    UsageError for a prefix that is no absolute path of plain characters.
+    UsageError for a prefix that is not an absolute path of plain characters.
     """
     if not is_plain(prefix):
         raise UsageError(
@@ -244,10 +244,10 @@ def setup_journals(root: Path) -> Iterator[Journal]:
 def carry_out(
     plan: SetupPlan, machine: Machine, root: Path, notify: Callable[[SetupStep], None]
 ) -> tuple[str, ...]:
-    """Run the steps on this machine; gives the programs of all setups there. A tool that fails ends
-    it, with those before it kept.
+    """Run the steps on this machine; returns the programs of all setups there. A tool that fails
+    ends it, with those before it kept.
 
-    root: homenode's own directory. notify: called before each step. Raises HostError where a
+    root: homenode's own directory. notify: called before each step. Raises HostError if a
     program is there that we did not put there, or nothing can be written; ToolError for a step that
     failed.
     """
@@ -345,9 +345,9 @@ def _set_here(names: tuple[str, ...]) -> dict[str, str]:
 
 def take_back(prefix: Path) -> tuple[str, ...]:
     """Remove the programs of the journal that are as we left them, and what they were built from,
-    also where a build failed; the paths of those.
+    also if a build failed; the paths of those.
 
-    Raises HostError where there is neither, or a program was changed since: nothing is removed.
+    Raises HostError if there is neither, or a program was changed since: nothing is removed.
     """
     journal, step = setup_journal(prefix), InstallStep(prefix)
     sources = prefix / DIRECTORY / "src"

@@ -35,7 +35,7 @@ PROGRAMS = (PROBE, *"numactl taskset nvbandwidth all_reduce_perf rocm-bandwidth-
 def boot_identity(machine: Machine) -> str:
     """Distinguishes this boot from every other one, and says nothing else of the machine.
 
-    Raises ToolError where the machine does not say.
+    Raises ToolError if the machine does not say.
     """
     ended = machine.run(["cat", _BOOT_ID], _ASK_S)
     if ended.failure() is not None or not ended.stdout.strip():
@@ -47,7 +47,7 @@ def boot_identity(machine: Machine) -> str:
 
 
 def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
-    """Ticks of each CPU since boot; () where the machine does not count. Raises ToolError."""
+    """Ticks of each CPU since boot; () if the machine does not count. Raises ToolError."""
     try:
         return parse(machine.run(["cat", PROC_STAT], _ASK_S).stdout)
     except (ParseError, ToolMissingError):
@@ -58,7 +58,7 @@ def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> froz
     """Programs of the suite that can be run there, "python" and, if it has PyTorch, "torch".
 
     gpus: whether there are any to measure; else PyTorch is not asked for, which takes seconds.
-    Raises ToolError where the machine cannot be reached.
+    Raises ToolError if the machine cannot be reached.
     """
     programs = machine.find_installed(PROGRAMS)
     if not gpus:
@@ -75,9 +75,9 @@ def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> froz
 def gpus_shown_by(
     machine: Machine, options: SuiteOptions, host: Host, installed: Collection[str]
 ) -> ShownGpus | None:
-    """The GPUs that the machine's driver gives to us; None where it could not be asked.
+    """The GPUs that the machine's driver gives to us; None if it could not be asked.
 
-    Raises ToolError where the machine cannot be reached.
+    Raises ToolError if the machine cannot be reached.
     """
     gpus = measured_gpus(host, [])
     # Here our own interpreter asks: a node's python3 may be absent, or too old.
@@ -128,7 +128,7 @@ def run_program(
 ) -> ProgramResult:
     """Run a program of measure/programs on a machine. argv: the Python there, "-", its words.
 
-    Raises like machine.run, and HostError where the installation lacks the program.
+    Raises like machine.run, and HostError if the installation lacks the program.
     """
     return machine.run(
         argv, timeout_s, program_text(name), environment={**(environment or {}), **_SAFE}
@@ -144,7 +144,7 @@ def ask_for_torch(machine: Machine, python: str, timeout_s: float) -> ProgramRes
 def program_text(name: str) -> str:
     """The text of a program of measure/programs, for `python3 - ...`.
 
-    Raises HostError where the installation lacks it.
+    Raises HostError if the installation lacks it.
     """
     lines, source = [_NOT_FROM_HERE, _LAUNCHER], _source(name)
     if _PACKAGE in source:

@@ -39,7 +39,7 @@ _MOST_SHOWN = 4
 
 
 def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterator[Finding]:
-    """A finding where the GPUs are no partition; one where it is unknown.
+    """A finding if the GPUs are no partition; one if it is unknown.
 
     gpus: the guest's. query: nvidia-smi -q -x of the host, with their modules. Boards
     without NVSwitches have no partitions, and no finding.
@@ -64,7 +64,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
 
 
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
-    """The same from a host whose source gives the modules; nothing where it did not."""
+    """The same from a host whose source gives the modules; nothing if it did not."""
     bdfs = tuple(sorted(gpus))
     board, known_modules = board_of_host(host), modules_of_host(host)
     if board is not None and bdfs and all(bdf in known_modules for bdf in bdfs):
@@ -97,7 +97,7 @@ _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 
 
 def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
-    """A finding where homenode has tuned the document for another host: the same addresses may be
+    """A finding if homenode has tuned the document for another host: the same addresses may be
     other devices there."""
     fingerprint = host.fingerprint
     if record is not None and record.host is not None and not fingerprint.startswith(record.host):
@@ -142,7 +142,7 @@ def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Findi
 
 
 def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> Iterator[Finding]:
-    """A finding where vCPUs may run anywhere on several nodes."""
+    """A finding if vCPUs may run anywhere on several nodes."""
     is_pinned = any(pin is not None for pin in guest.vcpu_pins)
     if is_pinned or any(cell.nodes for cell in guest.cells) or len(used) < 2:
         return
@@ -162,7 +162,7 @@ def known_vendor(host: Host) -> str | None:
 
 
 def cpu_unknown(host: Host) -> Iterator[Finding]:
-    """A finding where the host does not give its CPU; other architectures need not."""
+    """A finding if the host does not give its CPU; other architectures need not."""
     identity = (known_vendor(host), host.cpu.family, host.cpu.model)
     if host.architecture == "x86_64" and None in identity:
         yield finding(
@@ -177,7 +177,7 @@ def cpu_unknown(host: Host) -> Iterator[Finding]:
 def too_many_nodes(
     topology: NcclTopology, kinds: Sequence[DeviceKind], source: str
 ) -> Iterable[Finding]:
-    """A finding where the file itself is small enough, but not with what NCCL adds to it."""
+    """A finding if the file itself is small enough, but not with what NCCL adds to it."""
     after = topology.nodes + ADDED_FOR_GPU + ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
     limit = topology.flavour.most_nodes
     if after > limit:
@@ -221,7 +221,7 @@ def assemble_topology(
     A cpu for each host node that runs vCPUs or holds a device; the host's PCIe switches as virtual
     ones; each GPU and NIC of the guest once. A device whose host node is unknown is omitted:
     NCCL then goes by what the guest itself says of it. source: of the document, for messages.
-    Raises InputError where the host lacks a device, for a guest with no GPU or NIC, for GPUs of
+    Raises InputError if the host lacks a device, for a guest with no GPU or NIC, for GPUs of
     the other flavour, and for more than NCCL can read.
     """
     host = with_certain_nodes(host)

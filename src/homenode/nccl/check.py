@@ -363,9 +363,9 @@ class _Place(Struct, frozen=True, kw_only=True):
 
     numa_id: str
     affinity: CpuSet | None
-    # the devices below its lowest switch, itself included; only itself where there is none
+    # the devices below its lowest switch, itself included; only itself if there is none
     neighbours: frozenset[str]
-    # (GT/s, lanes) of the switches above, from the CPU down, and of itself last; None where the
+    # (GT/s, lanes) of the switches above, from the CPU down, and of itself last; None if the
     # file leaves it to the guest
     links: tuple[_Link, ...]
 
@@ -449,7 +449,7 @@ def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Itera
 
 
 def _link_differs(actual: tuple[_Link, ...], planned: tuple[_Link, ...]) -> bool:
-    """True where a link that the host gives is another in the file, or is left to the guest."""
+    """True if a link that the host gives is another in the file, or is left to the guest."""
     if len(actual) != len(planned):
         return True
     return any(

@@ -73,7 +73,7 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
 
 
 def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
-    """The address that the guest's kernel prints, or None where its bus has no number."""
+    """The address that the guest's kernel prints, or None if its bus has no number."""
     number = buses.get(address.bus)
     if number is None:
         return None
@@ -94,7 +94,7 @@ STARTED = PendingDevice("a file that more options may follow", 1)
 def left_to_libvirt(document: Document) -> PendingDevice | None:
     """The first device that libvirt has yet to plug in, or the first that it would add.
 
-    None where the document says it all, as that of `virsh dumpxml` does. Source: libvirt adds a
+    None if the document says it all, as that of `virsh dumpxml` does. Source: libvirt adds a
     memory balloon to every domain without one, and on x86 a USB controller
     (qemuDomainDefAddDefaultDevices).
     """
@@ -152,7 +152,7 @@ def _model_type(element: Element) -> str | None:
 class GuestSide(Struct, frozen=True, kw_only=True):
     """What a topology file needs of the guest."""
 
-    vcpu_pins: tuple[CpuSet | None, ...]  # CPUs of each vCPU in vCPU order, None where it floats
+    vcpu_pins: tuple[CpuSet | None, ...]  # CPUs of each vCPU in vCPU order, None if it floats
     cells: tuple[VmCell, ...]  # () for a flat guest
     node_of_cell: tuple[int, ...]  # the guest kernel's node of each cell, in cell order
     # host function -> the guest kernel's address, for every passed-through PCI function
@@ -168,7 +168,7 @@ def guest_side(
     """The guest's side of a VM whose file says where its devices are plugged in.
 
     loose: what will be plugged in besides. plan: whose pins and cells count, where it is at hand.
-    guest: the guest's own view, which says what its kernel really numbered. Raises InputError where
+    guest: the guest's own view, which says what its kernel really numbered. Raises InputError if
     a device's bus id cannot be determined, and where plan, guest and file are not of one VM; each
     names the device.
     """

@@ -100,7 +100,7 @@ def read_topology(data: bytes, source: str) -> ReadTopology:
 
 
 def read_number(text: str | None) -> int | None:
-    """A number as NCCL's strtol reads it, base 0 and as far as it goes; None where it is none.
+    """A number as NCCL's strtol reads it, base 0 and as far as it goes; None if it is none.
 
     >>> [read_number(text) for text in ("16", "0x10", "010", "08", "-1x", "x")]
     [16, 16, 8, 0, -1, None]
@@ -114,7 +114,7 @@ def read_number(text: str | None) -> int | None:
 
 
 def read_link_speed(text: str) -> float | None:
-    """GT/s of a link_speed: the first of NCCL's words that the text begins with; None where none
+    """GT/s of a link_speed: the first of NCCL's words that the text begins with; None if none
     is, which NCCL counts as Gen3. Source: kvConvertToInt, kvDictPciGen in topo.cc."""
     for word in (*OLD_LINK_SPEEDS, *LINK_SPEEDS.values()):
         if text.startswith(word):

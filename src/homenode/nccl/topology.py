@@ -55,7 +55,7 @@ class NcclPci(Struct, frozen=True, kw_only=True):
     bus_id: str  # the guest kernel's address, or one that no guest has for a virtual switch
     class_code: int  # 24 bits
     gt_per_s: float | None  # a lane
-    width: int | None  # lanes; each None where the guest's own sysfs is to say
+    width: int | None  # lanes; each None if the guest's own sysfs is to say
     children: tuple["NcclPci", ...] = ()
 
     def walk(self) -> Iterator["NcclPci"]:
@@ -75,9 +75,9 @@ class NcclCpu(Struct, frozen=True, kw_only=True):
     numa_id: int  # the guest's node where it has one for it
     affinity: CpuSet  # vCPUs
     architecture: str | None  # NCCL's word ("x86_64", "arm64", "ppc64")
-    vendor: str | None  # of the real CPU, None where not known
-    family: int | None  # of the real CPU, None where not known
-    model: int | None  # of the real CPU, None where not known
+    vendor: str | None  # of the real CPU, None if not known
+    family: int | None  # of the real CPU, None if not known
+    model: int | None  # of the real CPU, None if not known
     children: tuple[NcclPci, ...]
 
 

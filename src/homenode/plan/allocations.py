@@ -76,7 +76,7 @@ def held_uuids(host: Host | None, request: GuestRequest) -> frozenset[str]:
 
 def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> str | None:
     """The mediated device that the VM gets at a function: the one that it names, or the first free
-    one of its profile; None where it gets the function itself."""
+    one of its profile; None if it gets the function itself."""
     if function in request.devices or host is None:
         return dict(request.mediated).get(function)
     in_use = held_uuids(host, request)
@@ -192,8 +192,8 @@ def _copies(host: Host, request: GuestRequest, counted: Sequence[RunningDomain])
 
 def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, int, list[int]]:
     """(CPUs that the pins name, vCPUs that float anywhere, CPUs of each vCPU that floats over the
-    cores that it shares with others of the domain). A pin to every CPU is no pin. widest: CPUs of
-    the largest core."""
+    cores that it shares with others of the domain). A pin to every CPU is not a pin. widest: CPUs
+    of the largest core."""
     pins = [0 if pin is None else pin.bits & online for pin in domain.vcpu_pins]
     pinned, floats, over = 0, 0, []
     for bits in pins:

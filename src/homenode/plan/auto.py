@@ -77,7 +77,7 @@ class ResolvedLayout(Struct, frozen=True):
     """Options with a layout."""
 
     options: PlanOptions
-    reasons: tuple[str, ...] = ()  # lines for people; () where the user named the layout
+    reasons: tuple[str, ...] = ()  # lines for people; () if the user named the layout
 
 
 Choose = Callable[[Host, Objective, LayoutInputs], LayoutChoice]

@@ -79,7 +79,7 @@ def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
 def page_size_bytes(request: GuestRequest) -> int:
     """Bytes that each cell's memory is a multiple of: huge pages as asked, or ordinary granules.
 
-    Raises InputError where the memory is not whole pages.
+    Raises InputError if the memory is not whole pages.
     """
     return memory_granule(request.memory_bytes, request.page_bytes)
 

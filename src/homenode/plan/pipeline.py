@@ -212,7 +212,7 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
 
 def size_of_options(options: PlanOptions) -> tuple[int, int]:
     """vCPUs and bytes of memory of a VM of which only options say something; those of --guest-node
-    are summed. Raises UsageError where they say neither."""
+    are summed. Raises UsageError if they say neither."""
     vcpus, memory_bytes = options.vcpus, options.memory_bytes
     if options.explicit_cells:
         vcpus, memory_bytes = size_of_cells(options.explicit_cells)
@@ -250,7 +250,7 @@ def vm_of_options(
 def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -> PlannedFile:
     """Plan a VM and write it for a target. The VM's file is edited where it is of that target.
 
-    Raises like plan_file, and InputError where the target cannot take the plan.
+    Raises like plan_file, and InputError if the target cannot take the plan.
     """
     module = target_named(target)
     vm = on_host(vm, host)

@@ -20,7 +20,7 @@ class Placement(Struct, frozen=True):
     """CPUs and nodes for every thread of a VM."""
 
     # chosen host nodes in cell order (ascending); cell i of a mirrored guest lies on nodes[i]. ()
-    # where nothing is pinned or bound.
+    # if nothing is pinned or bound.
     nodes: tuple[NodeIndex, ...]
     # the CPUs of each vCPU, in vCPU order: node by node, LLC by LLC, siblings adjacent; () = not
     # pinned
@@ -33,7 +33,7 @@ class Placement(Struct, frozen=True):
     devices: tuple[Bdf, ...]  # functions that the VM gets, chosen GPUs included, host order
     fallback: str
     cost: tuple[CostTerm, ...] = ()
-    optimal: bool | None = True  # None where the search ended before all were compared
+    optimal: bool | None = True  # None if the search ended before all were compared
     runners_up: tuple[RunnerUp, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     findings: tuple[Finding, ...] = ()

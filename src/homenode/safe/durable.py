@@ -69,7 +69,7 @@ def replace_file(
 
 
 def _open_unnamed(place: int, permissions: int) -> int | None:
-    """A new file that has no name, and is gone with its writer; None where the file system knows
+    """A new file that has no name, and is gone with its writer; None if the file system knows
     none."""
     if not os.access(_OWN_FILES, os.X_OK):  # by which it gets its name
         return None
@@ -79,7 +79,7 @@ def _open_unnamed(place: int, permissions: int) -> int | None:
 
 
 def _name(descriptor: int, name: str, part: str, place: int) -> bool:
-    """Give a file without a name one; False where there is one, and it has that of its part."""
+    """Give a file without a name one; False if there is one, and it has that of its part."""
     source = f"{_OWN_FILES}/{descriptor}"
     with contextlib.suppress(FileExistsError):
         os.link(source, name, dst_dir_fd=place)
@@ -90,7 +90,7 @@ def _name(descriptor: int, name: str, part: str, place: int) -> bool:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file or directory; False where another process holds it. A file that is being
+    """Lock an open file or directory; False if another process holds it. A file that is being
     written is locked, so that it does not pass for what a kill left."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -157,8 +157,8 @@ def create_like(path: Path, content: bytes, like: int) -> None:
 
 
 def _give_as(descriptor: int, like: int) -> int:
-    """Give a file the owner, group and list of another one; gives the permissions to set then. The
-    owner reads and writes it in any case."""
+    """Give a file the owner, group and list of another one; returns the permissions to set then.
+    The owner reads and writes it in any case."""
     status = os.fstat(like)
     rights = None
     with contextlib.suppress(OSError):  # it has none, or the file system knows none
@@ -194,7 +194,7 @@ def _remove(name: str, directory: int) -> None:
 
 
 def open_lock(path: Path, mode: int = PRIVATE, *, directory: int | None = None) -> int:
-    """A descriptor of a file to lock or append to, made where it is not there; a link under its
+    """A descriptor of a file to lock or append to, made if it is not there; a link under its
     name is not followed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with _open_parent(path, directory) as place:
@@ -214,7 +214,7 @@ def open_existing(path: str | Path, *, directory: int | None = None) -> int:
 
 
 def open_directory(root: Path, *names: str) -> int:
-    """A descriptor of root/names…, made where it is not there. `root` may be a link, below it none
+    """A descriptor of root/names…, made if it is not there. `root` may be a link, below it none
     is followed; the descriptor stays with the directory whatever becomes of the names."""
     root.mkdir(parents=True, exist_ok=True)
     descriptor = open_path(root)
@@ -230,7 +230,7 @@ def open_directory(root: Path, *names: str) -> int:
 
 
 def check_links(path: Path) -> None:
-    """Raises OSError where root would follow another user's link."""
+    """Raises OSError if root would follow another user's link."""
     try:
         os.close(open_path(path))
     except OSError as error:
@@ -286,7 +286,7 @@ def _check_replaceable(path: Path, place: int) -> None:
 
 
 def _no_more_than_replaced(name: str, place: int, descriptor: int) -> int | None:
-    """Permissions of the new file that the one before had too; None where there is none."""
+    """Permissions of the new file that the one before had too; None if there is none."""
     try:
         status = os.stat(name, dir_fd=place, follow_symlinks=False)
     except OSError:

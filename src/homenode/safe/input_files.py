@@ -61,7 +61,7 @@ def read_input(path: str | Path, expected: str, *, hint: str | None = None) -> b
 
 
 def read_subject(path: str | Path, expected: str) -> bytes:
-    """The content of a file that is to be checked. Raises NotKnownError where it is empty."""
+    """The content of a file that is to be checked. Raises NotKnownError if it is empty."""
     content = read_input(path, expected)
     if not content.strip():
         raise NotKnownError(f"{path}: nothing was checked: the file is empty")
@@ -73,8 +73,8 @@ def read_file(
 ) -> bytes:
     """The content of a file; of standard input for /dev/stdin.
 
-    expected: what the file should be, for messages. Raises InputError where it is not there, is no
-    regular file or holds more than `max_bytes`, HostError where it cannot be read.
+    expected: what the file should be, for messages. Raises InputError if it is not there, is no
+    regular file or holds more than `max_bytes`, HostError if it cannot be read.
     """
     try:
         if str(path) == STANDARD_INPUT:
@@ -241,7 +241,7 @@ def open_below(directory: Path, inside: str, *, descriptor: int | None = None) -
 
 
 def read_kernel_file(path: str) -> bytes | None:
-    """A file of /proc or /sys, or of a copy of them, up to MAX_KERNEL_BYTES; None where it is
+    """A file of /proc or /sys, or of a copy of them, up to MAX_KERNEL_BYTES; None if it is
     absent or unreadable.
 
     A link is not followed and a FIFO is not waited for. Files of /sys may fail in read(2) with
@@ -362,7 +362,7 @@ def host_file(path: str, subject: str) -> Iterator[HostFile]:
     """Open a regular file or a block device. subject: where the path stands, for messages.
 
     Nothing else is opened: what it is, is looked at first. Root follows no other user's link.
-    Raises InputError for what is no such path or nothing of the kind, HostError where it cannot be
+    Raises InputError for what is no such path or nothing of the kind, HostError if it cannot be
     read.
     """
     if not path.startswith("/"):

@@ -78,12 +78,12 @@ class RecordDirectory:
 
     @property
     def has_journal(self) -> bool:
-        """False also where its first line was never finished."""
+        """False also if its first line was never finished."""
         return b"\n" in (self.read(self._journal) or b"")
 
     @property
     def is_locked(self) -> bool:
-        """Whether somebody holds the lock now. False where there is none, or it cannot be asked."""
+        """Whether somebody holds the lock now. False if there is none, or it cannot be asked."""
         try:
             with open_below(self.path, LOCK) as file:  # shared: for other readers it is not held
                 return not try_lock(file.fileno(), shared=True)
@@ -140,7 +140,7 @@ class RecordDirectory:
             sweep_parts(directory)
 
     def make(self) -> None:
-        """Create the directory where it is not there."""
+        """Create the directory if it is not there."""
         if self._directory is not None:
             return
         with self.errors():
@@ -152,7 +152,7 @@ class RecordDirectory:
                 sync_directory(self.path.parent)
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is none."""
+        """A file's content; None if there is none."""
         with self.errors():
             try:
                 return read_below(self.path, name, MAX_BYTES, descriptor=self._directory)
@@ -179,12 +179,12 @@ class RecordDirectory:
         return path
 
     def journal(self) -> bytes:
-        """The journal's whole lines; empty where nothing was begun."""
+        """The journal's whole lines; empty if nothing was begun."""
         content = self.read(self._journal) or b""
         return content[: content.rfind(b"\n") + 1]
 
     def begin(self, head: str) -> None:
-        """Write the journal's first line. Raises HostError where there is a journal."""
+        """Write the journal's first line. Raises HostError if there is a journal."""
         if self.has_journal:
             raise HostError(f"{self.journal_path}: this journal exists")
         self.make()
@@ -236,7 +236,7 @@ class RecordDirectory:
 
 
 def take_lock(descriptor: int, wait_s: float, on_wait: Callable[[], None]) -> bool:
-    """Lock an open file or directory; False where another process holds it for longer than wait_s.
+    """Lock an open file or directory; False if another process holds it for longer than wait_s.
 
     on_wait: called once, before it waits.
     """

@@ -90,7 +90,7 @@ def private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
     """A new directory under a name that cannot be guessed, which only we may enter; gone
     afterwards.
 
-    above: where it is made; None = the directory of temporary files. Raises HostError where another
+    above: where it is made; None = the directory of temporary files. Raises HostError if another
     user could put a directory of theirs in its place.
     """
     import tempfile
@@ -109,7 +109,7 @@ def private_place() -> Path:
 
 
 def check_private(above: Path) -> None:
-    """Raises HostError where another user could rename what we make in a directory."""
+    """Raises HostError if another user could rename what we make in a directory."""
     reason = changeable((above,), user=os.geteuid(), sticky=True)
     if reason is not None:
         from homenode.errors import HostError
@@ -124,7 +124,7 @@ def let_in(descriptor: int, user: int, rights: int) -> None:
     """Give one other user rights to a file or directory of ours, and everybody else none.
 
     rights: READ for a file, ENTER for a directory, whose names that user cannot list then. Raises
-    OSError where the file system has no access control lists. Source: acl(5);
+    OSError if the file system has no access control lists. Source: acl(5);
     include/uapi/linux/posix_acl_xattr.h.
     """
     no_one = 0xFFFFFFFF

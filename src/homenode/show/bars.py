@@ -132,7 +132,7 @@ class Bar(Struct, frozen=True):
 
     label: str
     value: float
-    # low, high: of everything that was measured, or of what was printed; None where one figure
+    # low, high: of everything that was measured, or of what was printed; None if one figure
     low: float | None
     high: float | None
     series: int  # number of its colour
@@ -240,8 +240,8 @@ class ForestRow(Struct, frozen=True):
 
     label: str
     gain: float  # a ratio above 1 is better, whatever the metric's direction
-    low: float | None  # of the interval of the gain, None where there is none
-    high: float | None  # of the interval of the gain, None where there is none
+    low: float | None  # of the interval of the gain, None if there is none
+    high: float | None  # of the interval of the gain, None if there is none
     tooltip: str  # the effect in words
     outcome: str  # "better", "worse" or "neutral" (none that matters, or cannot tell)
 

@@ -140,7 +140,7 @@ _LEAST_RANGE = 0.9
 
 
 class Matrix(Struct, frozen=True):
-    """Figures by row and column; None where there is none."""
+    """Figures by row and column; None if there is none."""
 
     row_title: str  # what they are
     column_title: str  # what they are

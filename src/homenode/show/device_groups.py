@@ -141,7 +141,7 @@ def gpu_numbers(host: Host) -> dict[Bdf, int]:
 
 
 def short_addresses(host: Host) -> bool:
-    """True where every function is in domain 0, so that addresses can be said without it."""
+    """True if every function is in domain 0, so that addresses can be said without it."""
     return all(device.bdf.domain == 0 for device in host.pci_devices)
 
 
@@ -251,7 +251,7 @@ def link_text(link: PciLink | None) -> str | None:
 
 def device_model(device: PciDevice) -> str | None:
     """The short name of a device; of GPUs, NICs and NVSwitches what the PCI ids list has in
-    brackets, which is the name that people use. Without a name the vendor and the ids; None where
+    brackets, which is the name that people use. Without a name the vendor and the ids; None if
     the source gives neither."""
     if not device.name:
         if device.vendor_id is None or device.device_id is None:

@@ -19,8 +19,8 @@ class EffectDot(Struct, frozen=True, kw_only=True):
 
     label: str
     ratio: float  # above 1 is more, whatever is better
-    low: float | None  # its interval, None where there is none
-    high: float | None  # its interval, None where there is none
+    low: float | None  # its interval, None if there is none
+    high: float | None  # its interval, None if there is none
     series: int  # number of its colour
     text: str  # beside it
 

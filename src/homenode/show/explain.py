@@ -272,7 +272,7 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
 
 
 def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:
-    """Pages of that size that the node's pool has now; None where that is not known."""
+    """Pages of that size that the node's pool has now; None if that is not known."""
     node = None if host is None else host.node(index)
     if node is None:
         return None

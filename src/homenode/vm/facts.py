@@ -31,7 +31,7 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     fields: tuple[str, ...] = ()  # of Vm that it is made of, which the tables of formats name
     agrees: Callable[[Any, Any], bool] = eq  # whether two values mean the same
     show: Callable[[Any], str] = str  # a value as text
-    nothing: str = "none"  # the text where there is none
+    nothing: str = "none"  # the text if there is none
     # (subject, expected, observed) of two values; subject "" = the thing
     show_both: Callable[[Any, Any], tuple[str, str, str]] | None = None
     alone: bool = False  # what only the second source says is a difference, too

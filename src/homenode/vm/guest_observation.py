@@ -102,7 +102,7 @@ class Observation(Struct, frozen=True):
 
     @property
     def l3(self) -> tuple[CpuSet, ...] | None:
-        """vCPUs of each L3 cache; () where it has none, None where it gives no caches."""
+        """vCPUs of each L3 cache; () if it has none, None if it gives no caches."""
         llcs = self.guest.llcs
         return tuple(llc.pus for llc in llcs if llc.level == _L3) if llcs else None
 

@@ -47,7 +47,7 @@ class NamedHosts(Struct, frozen=True):
 def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: None) -> NamedHosts:
     """The hosts of all sources. progress: called with the number of sources read, and of all.
 
-    Raises UsageError for no source, InputError where none gives a host.
+    Raises UsageError for no source, InputError if none gives a host.
     """
     if not sources:
         raise UsageError(

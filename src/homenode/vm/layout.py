@@ -104,7 +104,7 @@ STUDY_NAMES = {
 
 
 def preset_named(name: str) -> Layout | None:
-    """The preset of that name, or of the study's name for it; None where there is none.
+    """The preset of that name, or of the study's name for it; None if there is none.
 
     >>> preset_named("pin-numa").name, preset_named("vcpu_pin_numa").name, preset_named("A").name
     ('pin-numa', 'pin-numa', 'pin')

@@ -94,7 +94,7 @@ class GuestHostdev(Struct, frozen=True):
     <interface type='hostdev'>."""
 
     bdf: Bdf
-    address: GuestAddress | None  # its guest address; None where it is left to libvirt
+    address: GuestAddress | None  # its guest address; None if it is left to libvirt
     alias: str | None = None
     uuid: str | None = None  # the mediated device on that function
     # libvirt binds it to VFIO at the start; False of a vGPU, whose driver stays
@@ -122,8 +122,8 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     """A <memory model=...> device that counts as memory: DIMM, NVDIMM, virtio-mem, virtio-pmem."""
 
     model: str = "dimm"
-    alias: str | None = None  # libvirt's, None where it has given none
-    cell: int  # the guest cell that it is plugged into; 0 where the document names none
+    alias: str | None = None  # libvirt's, None if it has given none
+    cell: int  # the guest cell that it is plugged into; 0 if the document names none
     size_bytes: int  # the most that it holds
     plugged_bytes: int  # what the guest gets of it at the start
     # its memory comes from where the cell's comes from; False with a file, host nodes or pages of
@@ -159,7 +159,7 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     id: int
     vcpus: CpuSet
     memory_bytes: int = 0
-    # the host nodes that its memory is bound to; empty where nothing binds it
+    # the host nodes that its memory is bound to; empty if nothing binds it
     nodes: CpuSet = CpuSet()
     host_nodes: tuple[NodeIndex, ...] = ()  # those that a plan has laid it on, bound or not
     mode: str | None = None  # of the binding, in libvirt's word; None = not said
@@ -172,7 +172,7 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 def complete_distances(
     given: Mapping[tuple[int, int], int], cells: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The distances of each cell to every cell, [from][to]; () for each where none is given.
+    """The distances of each cell to every cell, [from][to]; () for each if none is given.
 
     One that is not given is that of the other direction, else 10 or 20. Source: libvirt's
     virDomainNumaDefNodeDistanceParseXML; complete_init_numa_distance of QEMU's hw/core/numa.c.
@@ -198,7 +198,7 @@ class LayoutRecord(Struct, frozen=True, kw_only=True):
 
 
 class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A VM. None = this source does not say, or there is none where the field says so.
+    """A VM. None = this source does not say, or there is none if the field says so.
 
     The defaults are those of a source that says nothing of it.
     """
@@ -220,7 +220,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     vcpus: int  # The most that it may have
     offline_vcpus: CpuSet = CpuSet()  # Those of them that are not there at the start
-    cpu_mode: str | None = None  # None where no CPU model is named
+    cpu_mode: str | None = None  # None if no CPU model is named
     cpu_model: str | None = None
     cpu_topology: GuestTopology | None = None
     cpu_cache: str | None = None  # Mode of <cache>; None = there is none
@@ -228,7 +228,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Whether the feature is asked for or switched off; None = it is not named."""
     physical_address_bits: int | None = None
 
-    vcpu_pins: tuple[CpuSet | None, ...] = ()  # CPUs of each vCPU, None where it floats
+    vcpu_pins: tuple[CpuSet | None, ...] = ()  # CPUs of each vCPU, None if it floats
     emulator_pus: CpuSet | None = None  # None = not pinned
     emulator_threads: tuple[tuple[str, tuple[CpuSet, ...]], ...] = ()
     """(name, where those of that name may run) of QEMU's other threads, by a process."""
@@ -256,7 +256,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     controllers: tuple[GuestPciController, ...] = ()
     addresses: tuple[GuestAddress, ...] = ()
     """Every guest PCI address that anything occupies, controllers and hostdevs too, ascending."""
-    pcihole64_bytes: int | None = None  # Of the pcie-root, None where not set
+    pcihole64_bytes: int | None = None  # Of the pcie-root, None if not set
     has_acpi: bool = True
     has_iommu: bool = False
     iommu_model: str | None = None
@@ -331,7 +331,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         return self.machine is not None and "q35" in self.machine
 
     def expander_above(self, bus: int) -> GuestPciController | None:
-        """The expander bus at or above a controller's bus; None where it hangs on pcie.0."""
+        """The expander bus at or above a controller's bus; None if it hangs on pcie.0."""
         return expander_above(
             {controller.index: controller for controller in self.controllers}, bus
         )
@@ -356,7 +356,7 @@ def vcpus_text(vcpus: CpuSet) -> str:
 def expander_above(
     controllers: dict[int, GuestPciController], bus: int
 ) -> GuestPciController | None:
-    """The expander bus at or above a controller's bus; None where it hangs on pcie.0."""
+    """The expander bus at or above a controller's bus; None if it hangs on pcie.0."""
     for _ in range(32):
         controller = controllers.get(bus)
         if controller is None or controller.model == EXPANDER:

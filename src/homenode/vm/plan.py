@@ -28,7 +28,7 @@ class Aperture(Struct, frozen=True):
 
     pcihole64_bytes: int | None  # of pcie-root
     physical_address_bits: int | None  # for <maxphysaddr>
-    firmware_mmio64_mib: int | None  # OVMF's window. Each None where nothing need be set.
+    firmware_mmio64_mib: int | None  # OVMF's window. Each None if nothing need be set.
     memlock_bytes: int  # locked memory that QEMU will need
     dma_map_entries: int  # entries in the IOMMU at the page size, per container
 
@@ -83,7 +83,7 @@ class Plan(Struct, frozen=True):
     """sha256 over the host's topology: a plan for another host is recognised by it."""
     policy: str
     nodes: tuple[NodeIndex, ...]
-    """Chosen host nodes, ascending; () where nothing is pinned or bound."""
+    """Chosen host nodes, ascending; () if nothing is pinned or bound."""
     llcs: tuple[LlcIndex, ...]  # Last-level caches that hold vCPUs, ascending
     aperture: Aperture | None
     """64-bit PCI window and address bits that the devices need; None = nothing to set."""
@@ -102,7 +102,7 @@ class Plan(Struct, frozen=True):
     """UUIDs of the document's mediated devices that others replace."""
     kept: tuple[str, ...] | None = None
     """A line for each other element of the document that layouts share their sections with, which
-    the plan relies on; None where there is no document."""
+    the plan relies on; None if there is no document."""
     kept_of: str = LIBVIRT  # The target whose file those lines are of
     relaxations: tuple[Relaxation, ...] = ()  # As the fallback's name has them
 

@@ -1,1 +1,1 @@
-"""Apply: a tuned document in the place of a domain's definition, and the way back."""
+"""Apply: replace a domain's definition by a tuned one, and restore the original."""

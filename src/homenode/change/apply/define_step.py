@@ -1,4 +1,4 @@
-"""DefineStep: replace a domain's definition, whole or not at all. [I/O]
+"""DefineStep: replace a domain's definition atomically. [I/O]
 
 The journal names both definitions on disk before libvirt is called, so that after a kill at any
 moment either one can be defined again.
@@ -30,9 +30,9 @@ class ApplyOutcome(Struct, frozen=True):
 
     state: DomainState
     original: Path  # where it lies (would lie)
-    defined: bytes | None  # as libvirt prints it now; None where nothing was done
+    defined: bytes | None  # as libvirt prints it now; None if nothing was done
     obstacles: tuple[Rejection, ...]  # why it would be refused
-    changed: bool  # False where the domain had this definition already
+    changed: bool  # False if the domain had this definition already
     # it has more changes than libvirt makes of the tuned document: somebody edited it at the same
     # moment, and restore will not drop that
     edited: bool = False
@@ -41,7 +41,7 @@ class ApplyOutcome(Struct, frozen=True):
 
 
 class DomainChange(Struct, frozen=True, kw_only=True):
-    """The definition that one domain shall get."""
+    """The new definition of one domain."""
 
     name: str
     tuned: bytes
@@ -49,7 +49,7 @@ class DomainChange(Struct, frozen=True, kw_only=True):
 
 
 class DefineStep:
-    """A domain's definition as a step: libvirt replaces it whole or not at all."""
+    """A step that replaces a domain's definition; libvirt does it atomically."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class DefineStep:
         lock: Sequence[int],
         change: DomainChange | None = None,
     ) -> None:
-        """change: what to do; none is needed to undo. Raises InputError where the definition
-        changed since it was read."""
+        """change: None = only undo. Raises InputError if the definition changed since it was
+        read."""
         self.virsh, self.state, self.store, self._lock = virsh, state, store, lock
         self._last = store.definition()
         if change is not None:
@@ -88,7 +88,8 @@ class DefineStep:
         return self.act(note)
 
     def begin(self, note: Note) -> ChangeEntry:
-        """Write down what is about to happen. Raises InputError where it was edited meanwhile."""
+        """Record the change that is about to happen. Raises InputError if the definition was
+        edited."""
         by_hand = (
             "virsh",
             "-c",
@@ -109,7 +110,7 @@ class DefineStep:
         return self._entry
 
     def act(self, note: Note) -> ChangeEntry:
-        """Have libvirt define it, and write down how that came out."""
+        """Define the domain in libvirt, and record the outcome."""
         assert self._entry is not None, "begin comes first"
         entry, self._entry = self._entry, None
         answered = False
@@ -140,7 +141,7 @@ class DefineStep:
         return entry
 
     def take_back(self, note: Note) -> None:
-        """Have the definition from before `do`, where that has happened and it was not edited."""
+        """Restore the definition from before `do`, if it was replaced and not edited."""
         if self._entry is not None:  # begun, and no more
             note(self._last or self._entry.now(ChangeState.REFUSED))
         elif self._is_done and not self._is_edited and self._is_still(self._now):
@@ -196,7 +197,7 @@ class DefineStep:
         self.virsh.define(str(self.store.document_path(document)), self._lock)
 
     def _record_outcome(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
-        """Write down which definition there is after an answer of libvirt's."""
+        """Record the definition that libvirt has after its answer."""
         is_back = same_definition(definition, self._original)
         is_first = self._base == sha256(self._original)
         state = ChangeState.REFUSED if is_back and is_first else ChangeState.DONE
@@ -205,7 +206,7 @@ class DefineStep:
         return entry
 
     def _begin(self, entry: ChangeEntry, expected: bytes, note: Note) -> None:
-        """Write the entry of an act, then check that the definition is still the expected one.
+        """Write the entry of a change, then check that the definition is still the expected one.
 
         libvirt has no compare-and-define: an edit within the next milliseconds is lost. Raises
         InputError.
@@ -226,8 +227,9 @@ def with_facts(entry: ChangeEntry, **facts: str) -> ChangeEntry:
 
 
 def first_original(store: DomainStore, state: DomainState, original: bytes, connect: str) -> str:
-    """sha256 of the original to restore: the first one, while a definition of homenode lies over
-    it. A definition with homenode's mark is an original only if no record has an earlier one.
+    """Return the sha256 of the original to restore: the first original, if homenode's definition
+    replaced it. A definition with homenode's mark is an original only if no record has an earlier
+    one.
     """
     entry = store.definition()
     if entry is None or (base := entry.before) is None:
@@ -249,7 +251,7 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
 
 
 def records_placed(base: str, definition: bytes) -> bool:
-    """Whether a definition is recorded as the original though homenode has placed it."""
+    """Return whether a definition is recorded as the original although homenode has placed it."""
     return base == sha256(definition) and is_placed(definition)
 
 
@@ -341,13 +343,14 @@ def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
 
 
 def last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
-    """The definition that was edited: of a step that was cut short, the nearer of its two."""
+    """Return the definition that was edited; of an interrupted step, the more similar of its
+    two."""
     names = [last_known(entry), *([entry.after] if entry.what is ChangeState.BEGIN else [])]
     return min(map(store.document, names), key=lambda text: difference_count(text, now))
 
 
 def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
-    """The error for edits since `last`, the first of them by name: "vcpu 88, now 64"."""
+    """Return the error for edits since `last`; it names the first edit: "vcpu 88, now 64"."""
     old, new = (vm_of(open_domain(xml, "definition")) for xml in (last, now))
     edits = diff(old, new)
     texts = [f"{c.subject.strip('<>')} {c.expected}, now {c.observed}" for c in edits]
@@ -359,13 +362,13 @@ def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
 
 
 def difference_count(definition: bytes, other: bytes) -> int:
-    """How many elements, each by itself, only one of two documents has."""
+    """Count the elements that only one of two definitions has."""
     first, second = _parts(definition), _parts(other)
     return ((first - second) + (second - first)).total()
 
 
 def _devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
-    """How many devices there are of each kind."""
+    """Count the devices of each kind."""
     kinds: Counter[str] = Counter()
     for (path, _), count in parts.items():
         above, _, kind = path.rpartition("/")
@@ -392,7 +395,7 @@ def _parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tupl
 
 
 def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:
-    """Types of displays that have a password in the original alone.
+    """Return the types of displays that have a password only in the original.
 
     `virsh dumpxml` omits passwords without --security-info.
     """

@@ -1,4 +1,4 @@
-"""Definition: tuned documents put in the place of domains' definitions, and undone. [I/O]"""
+"""Definition: replace domains' definitions by tuned ones, and undo it. [I/O]"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -116,7 +116,7 @@ class RestoreOutcome(Struct, frozen=True):
     # it is the original, byte for byte but for the order that libvirt prints devices in; False
     # where another libvirt than the one that printed the original prints it otherwise
     exact: bool
-    changed: bool  # False where it was there already
+    changed: bool  # False if it was there already
 
 
 class RestorePreview(Struct, frozen=True):
@@ -162,7 +162,7 @@ def preview_restore(
 
 
 def _where_else(virsh: Virsh, state: DomainState, root: Path) -> str:
-    """Where an original may be that is not found under the domain's UUID."""
+    """Return the place of an original that is not found under the domain's UUID."""
     elsewhere = other_daemons(root, virsh.connect, state.uuid)
     if elsewhere:
         return f"it was applied with --connect {elsewhere[0]}"
@@ -186,7 +186,7 @@ def _edited_error(virsh: Virsh, store: DomainStore, restorable: "RestorePreview"
 
 
 def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePreview":
-    """The preview with the current definition, less the layout, in the original's place.
+    """Return the preview whose original is the current definition without the layout.
 
     Raises InputError if an edit and the layout changed the same thing.
     """
@@ -248,7 +248,8 @@ def restore_definition(
 
 @contextmanager
 def _way_back_named(virsh: Virsh, state: DomainState) -> Iterator[None]:
-    """Where libvirt goes away inside, the error says what brings the domain back."""
+    """If libvirt disappears inside the block, the error names the command that restores the
+    domain."""
     try:
         yield
     except HostError as error:
@@ -263,8 +264,8 @@ def _way_back_named(virsh: Virsh, state: DomainState) -> Iterator[None]:
 
 
 def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
-    """The domain of that name or UUID. Raises InputError; for one that somebody has undefined it
-    says where the original lies."""
+    """Return the domain of that name or UUID. Raises InputError; for an undefined domain it names
+    the file of the original."""
     try:
         return virsh.domain(name)
     except InputError as error:
@@ -284,16 +285,16 @@ def has_original(virsh: Virsh, name: str, root: Path) -> bool:
 
 
 def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
-    """The definition that restore_definition would restore; None where nothing is saved."""
+    """The definition that restore_definition would restore; None if nothing is saved."""
     store = DomainStore(root, virsh.connect, virsh.domain(name).uuid)
     entry = store.definition()
     return None if entry is None else store.document(entry.before)
 
 
 def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
-    """Take the present definition for the original from now on; gives where the old one lies.
+    """Make the present definition the original; gives where the old one lies.
 
-    Raises InputError where nothing is saved.
+    Raises InputError if nothing is saved.
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
@@ -343,7 +344,7 @@ def find_obstacles(
     *,
     restoring: bool = False,
 ) -> Iterator[tuple[str, str, str]]:
-    """(id, reason, hint) of all that prevents a definition from being replaced now.
+    """Return (id, reason, hint) of every obstacle to replacing a definition now.
 
     snapshots: name -> document, as `virsh snapshot-dumpxml` prints it. restoring: omit the hints
     that are for an apply. Raises ParseError or InputError if `definition` cannot be read.
@@ -386,7 +387,7 @@ def _topology(guest: Vm) -> tuple[object, ...]:
 
 
 def _snapshot_topology(document: bytes, source: str) -> tuple[object, ...] | None:
-    """The topology of the domain in a snapshot; None where it cannot be read."""
+    """The topology of the domain in a snapshot; None if it cannot be read."""
     try:
         snapshot = parse_document(document, source)
         inside = snapshot.root.child("inactiveDomain") or snapshot.root.child("domain")

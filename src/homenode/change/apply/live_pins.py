@@ -1,6 +1,6 @@
 """Live pins: move the threads of a running domain to the CPUs of a tuned document. [I/O]
 
-Memory and the definition stay as they are.
+Memory and the definition do not change.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from homenode.vm.model import Vm
 
 
 class RepinnedThreads(Struct, frozen=True):
-    """Threads that were moved, or would be: as they were, and as they are then, in one order."""
+    """Threads that were or would be moved: their pins before and after, in the same order."""
 
     state: DomainState
     before: tuple[LivePin, ...]
@@ -75,9 +75,8 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
 
 
 def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> RepinnedThreads:
-    """Move the threads of a running domain; how they were is saved first. Raises as the preview.
-
-    Where one cannot be moved, those before it are restored.
+    """Move the threads of a running domain; their pins are saved first. Raises like the preview. If
+    a thread cannot be moved, the threads before it are restored.
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
@@ -128,7 +127,8 @@ def moved_in_run(
 
 
 def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
-    """The pins that restore_live_pins would give back; changes nothing. Raises the same errors."""
+    """Return the pins that restore_live_pins would restore; nothing is changed. Raises the same
+    errors."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     mark = _mark(virsh, state.uuid) if store.pins() is not None else None
@@ -156,7 +156,7 @@ def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...
     store = DomainStore(root, virsh.connect, state.uuid)
     entry = store.pins()
     if entry is None or entry.what not in TO_UNDO:
-        return ()  # also where nothing can be written
+        return ()  # also if nothing can be written
     words = command_line("homenode", "restore", state.argument)
     with host_locked(root, virsh.connect, words):
         back = preview_restore_live_pins(virsh, state.uuid, root)
@@ -203,7 +203,8 @@ _START = 19
 
 
 def run_mark(uuid: str) -> str | None:
-    """A word that only this run of the domain has: boot id, start time and PID of its QEMU.
+    """Return a word that identifies this run of the domain: boot id, start time and PID of its
+    QEMU.
 
     libvirt's own number starts again after a boot or a restart of the daemon. Seen with 9.0.
     None if the process is not visible here.

@@ -1,8 +1,8 @@
-"""Store: the saved definitions and the journal of each domain, each file whole or not there. [I/O]
+"""Store: the saved definitions and the journal of each domain, in atomic files. [I/O]
 
-One directory for each domain and daemon: journal.jsonl, and every document that homenode replaced
-or gave to libvirt as SHA256.xml, which are never deleted. They hold what the definition holds, VNC
-passwords included: only their owner may read them, as in /etc/libvirt.
+One directory for each domain and daemon: journal.jsonl, and every definition that homenode replaced
+or passed to libvirt as SHA256.xml, which is never deleted. These files contain VNC passwords if the
+definition does: only their owner may read them, as in /etc/libvirt.
 
 A step "define" leads from the original (before) to what libvirt was given last (after); its facts
 are the domain's `name` and what libvirt had of it then (`found`): before an act what was replaced,
@@ -53,7 +53,7 @@ class DomainStore:
 
     @property
     def directory(self) -> Path:
-        """Where the files lie, for messages."""
+        """Directory of the files, for messages."""
         return self._files.path
 
     def definition(self) -> ChangeEntry | None:
@@ -69,11 +69,11 @@ class DomainStore:
         return datetime.fromtimestamp((self.directory / JOURNAL).stat().st_mtime)
 
     def sweep(self) -> None:
-        """Remove what a killed homenode left half-written."""
+        """Remove partial files of a killed homenode."""
         self._files.sweep()
 
     def drop(self) -> None:
-        """Remove all of it, as far as it is there."""
+        """Remove all files of the domain that exist."""
         if not self.directory.exists():
             return
         with self._files.errors():
@@ -82,7 +82,7 @@ class DomainStore:
             shutil.rmtree(self.directory)
 
     def save(self, document: bytes) -> str:
-        """Saves a document; gives its sha256, by which it is found again."""
+        """Save a definition and return its sha256, which identifies it."""
         name = sha256(document)
         if self._files.read(f"{name}.xml") != document:
             self._files.make()
@@ -90,7 +90,7 @@ class DomainStore:
         return name
 
     def document(self, name: str | None) -> bytes:
-        """A saved document. Raises InputError where it is gone or is not what was saved."""
+        """A saved document. Raises InputError if it is gone or is not what was saved."""
         name = name or ""
         content = self._files.read(f"{name}.xml") if _SUM.match(name) else None
         if content is None or sha256(content) != name:
@@ -102,7 +102,7 @@ class DomainStore:
         return content
 
     def document_path(self, name: str | None) -> Path:
-        """Where a saved document lies."""
+        """Return the path of a saved definition."""
         return (self.directory / f"{name}.xml").absolute()
 
     def _last(self, kind: str) -> ChangeEntry | None:
@@ -113,7 +113,7 @@ class DomainStore:
 
 
 def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
-    """Connections under which a record of the same domain lies, this one omitted."""
+    """Return the other connections that have a record of the same domain."""
     own_directory = DomainStore(root, connect, uuid).directory
     connections = []
     for journal in journals_of_domains(root, f"{uuid}@*"):
@@ -124,7 +124,7 @@ def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
 
 
 def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
-    """Originals of domains of that name or UUID, whether libvirt knows them still or not."""
+    """Return the originals of domains of that name or UUID, even if libvirt no longer has them."""
     paths = []
     for journal in journals_of_domains(root, f"*@{_daemon(connect)}"):
         uuid = journal.head.run

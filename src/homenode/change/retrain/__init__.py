@@ -1,1 +1,1 @@
-"""Retraining a link: planned, journaled, carried out, restored where it fails."""
+"""Retraining a link: planned, journaled, executed, and restored if it fails."""

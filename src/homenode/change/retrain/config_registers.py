@@ -36,16 +36,15 @@ _MAX_CAPABILITIES = 48
 
 
 class ConfigSpace(Protocol):
-    """Access to configuration space. Numbers are little-endian on the bus, plain here.
-
-    Both raise HostError where the function cannot be reached.
+    """Access to configuration space. Numbers are little-endian on the bus, native here. Both
+    methods raise HostError if the function cannot be accessed.
     """
 
     def read(self, bdf: Bdf, offset: int, size: int) -> int:
         """The register of 1, 2 or 4 bytes at an offset."""
 
     def write(self, bdf: Bdf, offset: int, size: int, value: int) -> None:
-        """Writes exactly that register, in one access."""
+        """Write exactly that register, in one access."""
 
 
 class LinkRegisters(Struct, frozen=True):
@@ -81,7 +80,7 @@ class LinkRegisters(Struct, frozen=True):
 
     @property
     def is_up(self) -> bool:
-        """Whether it carries data, as far as the port gives."""
+        """Whether the link carries data, according to the port."""
         return not self.capabilities & DATA_LINK_REPORTED or bool(self.status & DATA_LINK_ACTIVE)
 
 
@@ -99,7 +98,7 @@ def control_2_at(express: int) -> int:
 
 
 def find_express(space: ConfigSpace, bdf: Bdf) -> int:
-    """Where the PCI Express capability begins. Raises HostError where there is none."""
+    """Return the offset of the PCI Express capability. Raises HostError if there is none."""
     if space.read(bdf, 0, 4) in (0xFFFFFFFF, 0):
         raise HostError(
             f"{bdf}: expected configuration space, found no answer",

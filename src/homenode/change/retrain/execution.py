@@ -1,10 +1,10 @@
-"""Retrain: carry a plan out, verify, and restore what was found where it fails. [I/O]
+"""Retrain: execute a plan, verify it, and restore the original registers if it fails. [I/O]
 
-A line is written before the first register is, so that an interrupted run is explained and
-continued by the next one; what was found first is what is restored. A device that a VM has open is
-known by its files: QEMU opens /dev/vfio/GROUP (or, with iommufd, /dev/vfio/devices/vfioN) before a
-VM runs and keeps it until the VM ends. This needs no libvirt, which must not be asked from a hook.
-Source: Documentation/driver-api/vfio.rst.
+A line is written before the first register, so that the next run can explain and continue an
+interrupted one; the values found first are restored. A device that a VM has open is known by its
+files: QEMU opens /dev/vfio/GROUP (or, with iommufd, /dev/vfio/devices/vfioN) before a VM runs and
+keeps it until the VM ends. This does not need libvirt, which a hook must not call. Source:
+Documentation/driver-api/vfio.rst.
 """
 
 import time
@@ -49,22 +49,22 @@ _SOURCE = "PCIe 6.0, 7.5.3.7 (Retrain Link) and 7.5.3.19 (Target Link Speed)"
 
 
 class Clock(Protocol):
-    """Time that passes between two looks at a register."""
+    """Time between two reads of a register."""
 
     def wait(self, seconds: float) -> None:
         """Waits."""
 
 
 class RetrainResult(Struct, frozen=True):
-    """The link after a retrain, and what was written to get there."""
+    """The link after a retrain, and the registers that were written."""
 
     registers: LinkRegisters
     log: tuple[str, ...]  # each register that was changed, before and after
-    findings: tuple[Finding, ...]  # () where all is well
+    findings: tuple[Finding, ...]  # () if all is well
 
 
 def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
-    """The finding of a run that was cut short, judged by the current registers."""
+    """Return the finding on an interrupted run, judged by the current registers."""
     control_2, target = _control_2(entry), int(entry.after or "0")
     old_target = control_2 & TARGET_SPEED_MASK
     if now.target_code == target and old_target != target:
@@ -87,7 +87,7 @@ def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
 
 
 class RetrainStep:
-    """Set a port's target speed and train; the next run continues one that was cut short.
+    """Set a port's target speed and train; the next run continues an interrupted one.
 
     begun: the entry of that run; its first Link Control 2 is the one that is restored.
     """
@@ -103,7 +103,7 @@ class RetrainStep:
         """Write the target, start the training, wait, verify.
 
         Where the link does not come up at the target, the target that was found is restored and the
-        link trained once more. Raises HostError where a register cannot be reached; the line then
+        link trained once more. Raises HostError if a register cannot be reached; the line then
         stays for the next run.
         """
         plan = self._plan
@@ -156,7 +156,7 @@ class RetrainStep:
         return entry
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        """Write the target that was found, and train once more."""
+        """Write the original target, and train once more."""
         self._set_target(_control_2(entry) & TARGET_SPEED_MASK)
         self.result = RetrainResult(self._train(), tuple(self._log), ())
         return _note_state(entry, ChangeState.UNDONE, note)
@@ -242,7 +242,7 @@ def retrain_journals(directory: str = DIRECTORY) -> Iterator[Journal]:
 
 
 def open_retrain(journal: Journal) -> ChangeEntry | None:
-    """The retrain that was cut short; None where none was. Raises InputError."""
+    """Return the interrupted retrain; None if none was. Raises InputError."""
     try:
         return next((entry for entry in journal.to_undo() if entry.what in UNSETTLED), None)
     except InputError as error:
@@ -250,13 +250,13 @@ def open_retrain(journal: Journal) -> ChangeEntry | None:
 
 
 class LinkRecords:
-    """Rates of the links at start/begin of a domain, to be compared at `started`."""
+    """Rates of the links at start/begin of a domain, for the comparison at `started`."""
 
     def __init__(self, directory: str = LINKS_DIRECTORY) -> None:
         self._files = _files(directory)
 
     def load(self, gpus: Iterable[Bdf]) -> dict[Bdf, LinkRate]:
-        """The saved rates of those GPUs that have a readable record."""
+        """Return the saved rates of the GPUs with a readable record."""
         rates: dict[Bdf, LinkRate] = {}
         for gpu in gpus:
             try:
@@ -268,7 +268,7 @@ class LinkRecords:
         return rates
 
     def save(self, links: Mapping[Bdf, LinkRate]) -> None:
-        """Keeps them until they are kept again. Raises HostError where they cannot be written."""
+        """Save the rates until the next call. Raises HostError if they cannot be written."""
         self._files.make()
         for gpu, link in links.items():
             self._files.write(f"{gpu}.json", formats.encode("link-rate", link).encode())

@@ -1,8 +1,8 @@
-"""RetrainInstall: the systemd unit and the libvirt hook that keep links up, and what the hook does.
+"""RetrainInstall: the systemd unit and the libvirt hook that keep links at full speed.
 
 At start/begin, with managed devices on vfio-pci and no guest running yet, the links are raised. At
-`started` they are only read: QEMU resets the bus on its way, which can drop a link, and that is
-said, and never healed under a running guest.
+`started` they are only read: QEMU resets the bus during the start, which can drop a link; this is
+reported, but never repaired under a running guest.
 Source: systemd.unit(5), systemd.service(5), systemd.exec(5), systemd.resource-control(5); libvirt
 "Hooks for specific system management".
 """
@@ -34,10 +34,8 @@ security; versions of systemd that do not know a line leave it out with a warnin
 def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:
     """A unit that trains the links of these devices before any VM can start.
 
-    target: generation; None = the fastest that both ends can.
-
-    A device that is missing or busy does not stop the others, or libvirtd. Raises UsageError for a
-    program that systemd cannot start.
+    target: generation; None = the fastest that both ends support. A missing or busy device does not
+    prevent the others or libvirtd. Raises UsageError for a program that systemd cannot start.
     """
     if not program.isprintable() or any(letter in program for letter in "'\"\\"):
         raise UsageError(

@@ -1,7 +1,7 @@
-"""RetrainPlan: which two fields of which port would be written, or why not.
+"""RetrainPlan: the two fields of a port that would be written, or the reasons against it.
 
-Only a downstream port can retrain its link. Its Link Control 2 says the target speed, its Link
-Control has the bit that starts the training; of both registers only these fields are changed.
+Only a downstream port can retrain its link. Its Link Control 2 has the target speed, its Link
+Control the bit that starts the training; of both registers only these fields are changed.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _LOWEST_USEFUL_CODE = 1
 
 
 class RetrainRefusal(HomenodeError):
-    """Retraining would disturb somebody, or cannot be done. Holds every reason."""
+    """Retraining would disturb a device in use, or is impossible. Has every reason."""
 
     exit_code = 3
 
@@ -52,7 +52,7 @@ class RetrainPlan(Struct, frozen=True):
 
     @property
     def is_needed(self) -> bool:
-        """False where the link has the target speed, and would train to it again."""
+        """False if the link has the target speed, and would train to it again."""
         if self.is_exact:
             return {self.before.current_code, self.before.target_code} != {self.target_code}
         return (
@@ -61,7 +61,8 @@ class RetrainPlan(Struct, frozen=True):
         )
 
     def has_speed(self, registers: LinkRegisters) -> bool:
-        """Whether the link runs at the target: as fast at least, or just as fast if named."""
+        """Whether the link runs at the target: at least as fast, or exactly as fast if the target
+        was named."""
         if self.is_exact:
             return registers.current_code == self.target_code
         return registers.current_code >= self.target_code
@@ -137,7 +138,7 @@ def functions_behind(host: Host, port: Bdf) -> tuple[PciDevice, ...]:
 
 
 def describe(plan: RetrainPlan) -> tuple[str, ...]:
-    """The plan for people, registers and all."""
+    """Return the plan as text, with its registers."""
     before = plan.before
     speed = SPEED_OF_CODE.get(before.current_code)
     target_speed = SPEED_OF_CODE.get(before.target_code)
@@ -184,7 +185,7 @@ def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
 
 
 def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
-    """The function at the slot: of a GPU behind a switch on its own card that switch."""
+    """Return the function at the slot; for a GPU behind a switch on its own card, the switch."""
     port = None if device.parent is None else host.device(device.parent)
     if port is None or port.parent is None or not Link(upper=port, lower=device).is_inside_a_card:
         return device
@@ -192,7 +193,7 @@ def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
 
 
 def _users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
-    """Everybody who would lose the link for a moment."""
+    """Return all users that would lose the link for a moment."""
     reasons: list[str] = []
     for device in functions_behind(host, port.bdf):
         is_bridge = device.kind is DeviceKind.BRIDGE

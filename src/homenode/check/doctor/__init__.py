@@ -1,1 +1,1 @@
-"""doctor: what is wrong with a host's links and settings and a VM's pins, and what to do."""
+"""doctor: findings on a host's links and settings and a VM's pins, with their fixes."""

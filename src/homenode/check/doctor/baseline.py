@@ -1,9 +1,9 @@
-"""Baseline: how a host differs from a record of it, which any host source can be, or from most
-hosts of its kind.
+"""Baseline: differences of a host from its record, which can be any host source, or from most hosts
+of its kind.
 
-FACTS has a row for each thing that is compared: how it is read, and how bad a change is. A fact
-that a source does not give is not in its record; what a record has and a host does not give is
-inconclusive, but for devices, which are gone then.
+FACTS has a row for each compared fact, with its reader and the severity of a change. A record lacks
+facts that its source does not show. A fact of the record that the host does not show is
+inconclusive, except for devices, which count as missing.
 """
 
 from collections import Counter
@@ -103,7 +103,7 @@ def _matrix(distances: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _huge_pages(host: Host) -> dict[str, int]:
-    """Reserved pages by node and size, 0 included; free ones are not compared."""
+    """Reserved pages by node and size, 0 included; free pages are not compared."""
     nodes = () if host.nodes_assumed else host.nodes
     return {
         f"node {node.index}, pages of {format_bytes(pool.page_bytes)}": pool.total_pages
@@ -149,7 +149,7 @@ def _of_devices(read: Callable[[PciDevice], Any]) -> Read:
 
 
 def _model(device: PciDevice) -> str | None:
-    """None of a device that the source does not name."""
+    """Return the model; None if the source does not name it."""
     if model_of(device) is None:
         return None
     number = device.name if device.device_id is None else f"{device.device_id:04x}"
@@ -162,7 +162,7 @@ def _nodes(host: Host) -> Mapping[Any, Any]:
 
 
 def _links(host: Host) -> dict[Bdf, PathLink]:
-    """A path of which some link does not say what it has is omitted: the slowest may be that."""
+    """Return the links; paths with an unknown link are omitted, because it may be the slowest."""
     slowest_of: dict[Bdf, PathLink] = {}
     for path in device_paths(host):
         links = [_present(link) for link in path.links]
@@ -209,12 +209,12 @@ Record = Mapping[tuple[HostFact, Any], Any]
 
 
 def record_of(host: Host) -> dict[tuple[HostFact, Any], Any]:
-    """What a host is like, as far as its source says."""
+    """Return the record of a host, as far as its source shows it."""
     return {(fact, thing): value for fact in FACTS for thing, value in fact.read(host).items()}
 
 
 def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
-    """Find the differences of a host from a record; faster links and more huge pages are not.
+    """Find the differences of a host from a record; faster links and more huge pages do not count.
 
     source: of the record.
     """
@@ -264,7 +264,7 @@ def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
 
 
 def majority(records: Iterable[Record]) -> dict[tuple[HostFact, Any], Any]:
-    """Return what most hosts have, by fact; of a tie the larger count and the faster link."""
+    """Return the majority's values by fact; on a tie the larger count and the faster link."""
     members = tuple(records)
     common: dict[tuple[HostFact, Any], Any] = {}
     for key in dict.fromkeys(key for record in members for key in record):
@@ -276,7 +276,7 @@ def majority(records: Iterable[Record]) -> dict[tuple[HostFact, Any], Any]:
 
 
 def _count_equal(fact: HostFact, value: Any, counts: Mapping[Any, int]) -> int:
-    """How many have that value, or one that does not differ from it."""
+    """Count the hosts that have this value or an equivalent one."""
     if value is None:
         return counts[value]
     return sum(
@@ -297,7 +297,7 @@ LEAST = 3
 
 
 class HostKind(Struct, frozen=True):
-    """What makes hosts alike: their processor model and the model that most of their GPUs are."""
+    """The kind of a host: its processor model and the model of most of its GPUs."""
 
     cpu: str | None
     gpu: str | None
@@ -307,7 +307,7 @@ class HostKind(Struct, frozen=True):
 
 
 class FleetDifference(Struct, frozen=True, kw_only=True):
-    """One way in which some hosts of a kind differ from the others."""
+    """A difference of some hosts from the other hosts of their kind."""
 
     kind: HostKind
     finding: Finding
@@ -316,11 +316,11 @@ class FleetDifference(Struct, frozen=True, kw_only=True):
 
     @property
     def is_tie(self) -> bool:
-        """As many hosts have this as have what the others are compared with: no majority."""
+        """Whether equally many hosts have this value and the reference value: no majority."""
         return 2 * len(self.hosts) >= self.of_hosts
 
     def as_finding(self) -> Finding:
-        """A finding whose subject names the hosts as well."""
+        """Return a finding whose subject also names the hosts."""
         subject = f"{self.finding.subject} of {', '.join(self.hosts)}"
         tie = ", no majority" if self.is_tie else ""
         cost = f"{len(self.hosts)} of {self.of_hosts} hosts of the kind {self.kind}{tie}"
@@ -337,7 +337,8 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
 
 def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
-    """Every difference of a host from the majority of its kind. Hosts: each with its name."""
+    """Return every difference of a host from the majority of its kind. hosts: each with its
+    name."""
     kinds: dict[HostKind, list[tuple[str, Host]]] = {}
     for name, host in hosts:
         kinds.setdefault(kind_of(host), []).append((name, host))
@@ -371,7 +372,8 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
 
 
 def kind_of(host: Host) -> HostKind:
-    """Its kind. The number of GPUs, nodes and cores is compared and makes no kind."""
+    """Return the kind of a host. The numbers of GPUs, nodes and cores are compared, and are not
+    part of the kind."""
     models = Counter(
         f"GPU {gpu.vendor_id:04x}:{gpu.device_id:04x}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)

@@ -1,7 +1,7 @@
-"""Transfers of devices: errors on their way, and measured copies.
+"""Transfers of devices: link errors, and measured copies.
 
-The status bits that lspci prints (CESta) stay set from the first training on: they are no count,
-and nothing is concluded from them.
+The status bits that lspci prints (CESta) stay set after the first training: they are not counters,
+and are ignored.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; PCIe 6.0, 6.2 (errors).
 """
@@ -27,7 +27,7 @@ thousands a day."""
 
 
 def error_findings(host: Host) -> Iterator[Finding]:
-    """Lost data at any count, and retries that are too many to come from resets."""
+    """Find lost data, and more retries than resets explain."""
     seen: dict[object, PciDevice] = {}
     for path in device_paths(host):
         seen.setdefault(path.device.bdf, path.device)
@@ -84,10 +84,9 @@ def copy_findings(
     everyone: float | None = None,
     known_widths: Mapping[Bdf, int] | None = None,
 ) -> Iterator[Finding]:
-    """GPUs whose copies are slower than their path. rates: bytes/s by GPU; everyone: of any GPU.
-
-    known_widths: as for device_paths. A copy says nothing of links faster than itself, so what is
-    unknown of the path is not judged. Copies to a GPU that hangs on its CPU by C2C go over that.
+    """Find GPUs whose copies are slower than their path. rates: bytes/s by GPU; everyone: of any
+    GPU. known_widths: as for device_paths. Unknown links of the path are not judged. Copies to a
+    GPU that is attached to its CPU by C2C use C2C.
     """
     over_c2c = {link.a for link in host.links if link.kind is LinkKind.C2C}
     for path in device_paths(host, known_widths):

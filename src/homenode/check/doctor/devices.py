@@ -1,4 +1,4 @@
-"""Devices: what GPUs of a model always have, and what devices of one model have unlike the others:
+"""Devices: features that every GPU of a model has, and differences of devices from their peers:
 BARs, links, NVLinks, drivers, and nodes unlike the port above; and the places that
 `nvidia-smi topo -m` alone shows.
 
@@ -30,11 +30,11 @@ from homenode.units import GIB, format_bytes
 
 
 class GpuModel(NamedTuple):
-    """What every GPU of a model has."""
+    """Features of every GPU of a model."""
 
     name: str
     bar_gib: int  # its largest BAR
-    nvlinks: int | None = None  # None where bridges are an option
+    nvlinks: int | None = None  # None if bridges are an option
     boards: tuple[tuple[int, int], ...] = ()  # (GPUs, NVSwitches that the host sees)
 
 
@@ -64,7 +64,7 @@ _ACCELERATORS = frozenset({0x0302, 0x1200})
 
 
 def device_findings(host: Host) -> Iterator[Finding]:
-    """What is wrong of a device by itself, then of those that differ from their peers."""
+    """Find faults of single devices, then devices that differ from their peers."""
     alone = [
         *(finding for device in judged_devices(host) for finding in _check_bars(device, host)),
         *_check_boards(host),
@@ -126,7 +126,7 @@ def _check_bars(device: PciDevice, host: Host) -> Iterator[Finding]:
 
 
 def _check_boards(host: Host) -> Iterator[Finding]:
-    """Boards of GPUs with NVSwitches of which a part is missing."""
+    """Find boards with NVSwitches that lack a part."""
     if not are_models_known(host.pci_devices):
         return
     gpus = list(host.whole_gpus)
@@ -161,7 +161,7 @@ def _few_links(host: Host) -> Iterator[Finding]:
 
 
 class Peer(NamedTuple):
-    """A device, what its path to the processor can, and its NVLinks or xGMI links."""
+    """A device, the rate of its path to the processor, and its NVLinks or xGMI links."""
 
     device: PciDevice
     path: LinkRate | None
@@ -169,7 +169,7 @@ class Peer(NamedTuple):
 
 
 class PeerFact(NamedTuple):
-    """What peers are compared by."""
+    """A fact by which peers are compared."""
 
     case: str  # of the page
     label: str
@@ -189,7 +189,8 @@ def _read_bar_sizes(peer: Peer) -> tuple[int, ...] | None:
 
 
 def _is_wrong_driver(value: str, usual: str) -> bool:
-    """None, or another one of the host: what VFIO has waits for a VM."""
+    """Return whether the driver is missing or another host driver; devices of VFIO wait for a
+    VM."""
     is_another = usual != "none" and not any(map(is_viable_driver, (value, usual)))
     return value == "none" or is_another
 
@@ -243,7 +244,7 @@ _MOST_NAMED = 8
 
 
 def has_peers(host: Host) -> bool:
-    """Whether there is anything to compare."""
+    """Return whether any device has peers."""
     return any(len(peers) > 1 for peers in _groups(host))
 
 
@@ -260,7 +261,8 @@ def _groups(host: Host) -> list[list[Peer]]:
 
 
 def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
-    """Find devices whose value is worse than most peers'. reported: those found already."""
+    """Find devices whose value is worse than that of most peers. reported: devices with findings
+    already."""
     for peers in _groups(host):
         slow: set[Bdf] = set()
         for fact in FACTS:
@@ -291,7 +293,8 @@ def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
 
 
 def _usual(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
-    """Return what most have and True, or the better of two and False; None if none is usual."""
+    """Return the majority's value and True, or the better of two and False; None if no value is
+    usual."""
     value, count = Counter(values).most_common(1)[0] if values else (None, 0)
     if len(values) >= _LEAST_PEERS and 2 * count > len(values):
         return value, True
@@ -301,7 +304,7 @@ def _usual(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any
 
 
 def _odd_nodes(host: Host) -> Iterator[Finding]:
-    """One host bridge is next to one node, with all that is below it."""
+    """Find host bridges whose devices report several nodes."""
     for device in () if host.nodes_assumed else host.pci_devices:
         port = None if device.parent is None else host.device(device.parent)
         if port is not None and None not in (device.node, port.node) and device.node != port.node:
@@ -316,7 +319,7 @@ def _odd_nodes(host: Host) -> Iterator[Finding]:
 
 
 def matrix_findings(matrix: TopoMatrix, source: str) -> Iterator[Finding]:
-    """GPUs on nodes of which the caller of nvidia-smi has no CPU."""
+    """Find GPUs on nodes whose CPUs the caller of nvidia-smi may not use."""
     far = [gpu for _, gpu in _list_gpus(matrix) if gpu.nodes and not gpu.cpus]
     if far:
         nodes = CpuSet(node for gpu in far for node in gpu.nodes or ())

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class MeasuredRates(Struct, frozen=True, kw_only=True):
-    """Rates and widths that the user, or a load, gives beyond host and domain."""
+    """Rates and widths from the user or a load, besides host and domain."""
 
     is_loaded: bool = False
-    # the GPUs that the load copied to; None where that is not known
+    # the GPUs that the load copied to; None if that is not known
     reached: frozenset[Bdf] | None = None
     # lanes of narrow slots, by device
     known_widths: Mapping[Bdf, int] = field(default_factory=dict)
@@ -55,11 +55,9 @@ def diagnose(
     rates: MeasuredRates | None = None,
     vm: "Vm | None" = None,
 ) -> Findings:
-    """Everything that is wrong, the worst first, and what was looked at.
-
-    document: a domain of this host; its links are judged whether or not they are its own. vm: one
-    that another hypervisor's file describes.
-    Raises ParseError or InputError where the document cannot be read.
+    """Return the findings, worst first, and the checked areas. document: a domain of this host; all
+    links of the host are judged. vm: a VM from another hypervisor's file.
+    Raises ParseError or InputError if the document cannot be read.
     """
     rates = rates or MeasuredRates()
     findings = [
@@ -88,7 +86,7 @@ def diagnose(
 
 
 def judged_areas(host: Host) -> tuple[str, ...]:
-    """Return what the host's source shows enough of to be judged; () = nothing."""
+    """Return the areas that the host's source shows sufficiently; () = none."""
     devices = host.pci_devices
     is_known = {
         "links": any(device.link is not None for device in devices),

@@ -1,4 +1,4 @@
-"""What a host's firmware and running system do to VMs, and what NCCL will not know of its GPUs."""
+"""Findings on a host's firmware and running system, and on GPUs whose node NCCL cannot see."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -18,7 +18,7 @@ _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
 def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding]:
     """Nodes that span packages or many LLCs, CPUs without memory, GPUs without a node.
 
-    with_advice: also what is a choice of the operator and no fault, such as NPS1.
+    with_advice: also choices of the operator that are not faults, such as NPS1.
     """
     for node in () if host.nodes_assumed else host.nodes:
         packages = [package for package in host.packages if not package.pus.isdisjoint(node.pus)]
@@ -155,9 +155,8 @@ _SYSFS = "/sys and /proc of the host"
 def settings_findings(
     host: Host, facts: Vm | None, *, memory_is_bound: bool = False
 ) -> Iterator[Finding]:
-    """Governor and idle states of any host; page moving and merging for a VM that they reach.
-
-    memory_is_bound: by something that the facts do not say.
+    """Check governor and idle states of any host; page migration and merging for a VM that they
+    affect. memory_is_bound: by a setting that the facts do not show.
     """
     yield from _check_governor(host, facts)
     yield from _find_capped(host, facts)
@@ -223,7 +222,8 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
 
 
 def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
-    """CPUs whose policy allows less than their hardware's clock; if pinned, only the VM's."""
+    """Find CPUs whose policy allows less than their hardware's clock; for a pinned VM only its
+    CPUs."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     for policy in host.settings.frequency_limits or ():
         pus = policy.pus & ours if ours else policy.pus
@@ -260,7 +260,7 @@ def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
 
 
 def _small_pages(host: Host, facts: Vm, memory_is_bound: bool) -> Iterator[Finding]:
-    """Only ordinary pages are merged, moved or made huge behind the VM's back."""
+    """Return whether the VM has ordinary pages, which the kernel may merge, move or make huge."""
     settings = host.settings
     if settings.transparent_hugepages == "never" and facts.memory_bytes >= _LARGE_GUEST_BYTES:
         yield finding(

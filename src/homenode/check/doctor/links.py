@@ -1,8 +1,7 @@
-"""Links: PCIe links that are slower or narrower than both of their ends can, and devices of which
-nothing can be said: silence is not to pass for health.
-
-What is no fault: a card that can more than its port, links that limit nothing behind them,
-management endpoints, links inside a card, and slots that are known to be narrow.
+"""Links: PCIe links that are slower or narrower than both of their ends support, and devices with
+unknown links, which must not pass for healthy. Not faults: a card that supports more than its port,
+links that do not limit their path, management endpoints, links inside a card, and slots that are
+known to be narrow.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +35,7 @@ def link_findings(
     known_widths: Mapping[Bdf, int] | None = None,
     reached: frozenset[Bdf] | None = None,
 ) -> Iterator[Finding]:
-    """One finding for each link that limits a device below what its path can carry.
+    """Find each link that limits a device below the rate of its path.
 
     is_loaded: whether the devices were busy when their links were read; otherwise it is not known.
     known_widths: as for device_paths. reached: GPUs that the load copied to; None = those with a
@@ -63,7 +62,7 @@ def link_findings(
 
 
 def _idle_alone(host: Host) -> Iterator[Finding]:
-    """GPUs at an idle card's speed of which the source shows no port."""
+    """Find GPUs at an idle card's speed whose port the source does not show."""
     for gpu in filter(_is_alone, host.devices_of_kind(DeviceKind.GPU)):
         capable, current = most_of(gpu.link), current_of(gpu.link)
         if capable and current and current.gt_per_s == IDLE_SPEED < capable.gt_per_s:
@@ -167,7 +166,8 @@ def _finding(
 
 
 def _training_case(link: Link, capable: LinkRate) -> str | None:
-    """What keeps another training from bringing all that the link can."""
+    """Return the reason why another training would not restore the full link, as a case of the
+    texts."""
     is_low = link.target_gt_per_s is not None and link.target_gt_per_s < capable.gt_per_s
     is_narrow = link.current is not None and link.current.width < capable.width
     if is_low:
@@ -176,7 +176,7 @@ def _training_case(link: Link, capable: LinkRate) -> str | None:
 
 
 def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | None:
-    """The end whose target keeps the link where it is; the port counts before the card."""
+    """Return the end whose target speed limits the link; the port before the card."""
     for end in (link.upper, link.lower):
         target = end.target_gt_per_s
         if target is not None and target < capable.gt_per_s and target <= current.gt_per_s:
@@ -187,7 +187,7 @@ def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | 
 def _low_targets(
     paths: tuple[DevicePath, ...], slow: frozenset[Bdf], host: Host
 ) -> Iterator[Finding]:
-    """Ports of GPUs whose next training will end below what the link has now."""
+    """Find ports of GPUs whose next training would end below the present speed."""
     for path in paths:
         for link in path.links if path.device.kind is DeviceKind.GPU else ():
             target, current = link.target_gt_per_s, link.current
@@ -224,7 +224,8 @@ def _end_name(device: PciDevice) -> str:
 
 
 def _capability_text(link: Link) -> str:
-    """What both ends can: "the port has 16 GT/s, the GPU 32 GT/s"; lanes where they differ."""
+    """Return the capability of both ends: "the port has 16 GT/s, the GPU 32 GT/s"; lanes if they
+    differ."""
     ends = [
         (_end_name(end), end.link)
         for end in (link.upper, link.lower)
@@ -240,7 +241,7 @@ def _capability_text(link: Link) -> str:
 
 
 def _current_text(link: Link, current: LinkRate) -> str:
-    """Where the current rate was read, and the other end's if that differs."""
+    """Return the end that reported the current rate, and the other end's rate if it differs."""
     rates = [(_end_name(end), current_of(end.link)) for end in (link.upper, link.lower)]
     equal = [f"at the {name}" for name, rate in rates if rate == current]
     other = [f"{rate} at the {name}" for name, rate in rates if rate not in (current, None)]
@@ -250,7 +251,7 @@ def _current_text(link: Link, current: LinkRate) -> str:
 def _idle_reason(
     link: Link, affected: list[DevicePath], current: LinkRate, busy: frozenset[Bdf]
 ) -> str | None:
-    """Why a low speed may be no fault; None where it is one. Only GPUs slow their links down."""
+    """Return why a low speed may not be a fault, else None. Only GPUs slow their links down."""
     if not link.ends_at_gpu or any(path.device.bdf in busy for path in affected):
         return None
     for path in affected:
@@ -296,10 +297,9 @@ def _severity(
 def _is_narrow_next_to_wide(
     link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...]
 ) -> bool:
-    """Whether like cards, no busier, have lanes that this one lacks.
-
-    Alone a narrow idle link proves nothing: some drivers give lanes back as well. Source: the help
-    of nvidia-smi on pcie.link.width.current; pp_dpm_pcie of amdgpu ("2.5GT/s, x8").
+    """Return whether equally idle peers have more lanes. A narrow idle link alone proves nothing:
+    some drivers release lanes as well. Source: the help of nvidia-smi on pcie.link.width.current;
+    pp_dpm_pcie of amdgpu ("2.5GT/s, x8").
     """
     gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
     now, capable = link.current, link.capable
@@ -314,7 +314,7 @@ def _is_narrow_next_to_wide(
 
 
 def _peer_links(link: Link, cards: list[DevicePath], paths: tuple[DevicePath, ...]) -> list[Link]:
-    """The like links of other cards of the first one's model, one for each card."""
+    """Return the corresponding link of each other card of the same model."""
     ours = {path.device.bdf for path in cards}
     model = (cards[0].device.vendor_id, cards[0].device.device_id)
     peers: list[Link] = []
@@ -336,7 +336,7 @@ _MOST_NAMED = 8
 
 
 def cut_listing_findings(host: Host) -> Iterator[Finding]:
-    """A listing that ends too early: what it lacks may be sick."""
+    """Find truncated listings: the missing devices may be faulty."""
     for gap in host.gaps:
         if gap.kind is GapKind.LISTING_CUT:
             yield finding(
@@ -349,7 +349,7 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
 
 
 def silent_device_findings(host: Host) -> Iterator[Finding]:
-    """Devices that the kernel still lists and that no longer answer."""
+    """Find devices that the kernel still lists but that no longer respond."""
     for device in _silent(host):
         yield finding(
             "device-silent",
@@ -363,7 +363,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
 
 
 def _silent(host: Host) -> Iterator[PciDevice]:
-    """Yield judged devices, and ports above them, that read as ones and are not asleep."""
+    """Yield judged devices, and ports above them, that read as all ones and are not asleep."""
     silent = {gap.device for gap in host.gaps if gap.kind is GapKind.DEVICE_SILENT}
     judged = [d for d in host.pci_devices if silent and d.kind in JUDGED]
     seen = {port.bdf: port for d in judged for port in (d, *host.bridges_above(d.bdf))}
@@ -373,9 +373,8 @@ def _silent(host: Host) -> Iterator[PciDevice]:
 
 
 def unknown_link_findings(host: Host) -> Iterator[Finding]:
-    """One finding for all GPUs whose own link or port does not say what it can and has.
-
-    A GPU that is a part of the root complex has no link, and a virtual function none of its own.
+    """Return one finding for all GPUs whose link or port has unknown values. Integrated GPUs and
+    virtual functions have no link of their own.
     """
     by_bdf = host.device_at
     silent = {device.bdf for device in _silent(host)}
@@ -398,8 +397,8 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
 
 
 def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
-    """Whether the link at the GPU's slot is unknown: the first that is not inside its card. Of a
-    card without its port the link is known to be sound, or to be an idle card's."""
+    """Return whether the link at the GPU's slot, the first outside its card, is unknown. Without
+    its port, the link of a card can be known as sound or idle."""
     if gpu.parent is None:
         current = current_of(gpu.link)
         is_judged = current is not None and current in (
@@ -413,7 +412,7 @@ def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
 
 
 def _is_known(link: Link) -> bool:
-    """Both ends say what they can, and the lower what it has: 0 lanes are no link."""
+    """Return whether both capabilities and the present rate are known; 0 lanes mean no link."""
     state = link.lower.link
     has = (
         state is not None and state.current_gt_per_s is not None and state.current_width is not None
@@ -422,6 +421,6 @@ def _is_known(link: Link) -> bool:
 
 
 def link_health(host: Host) -> tuple[Finding, ...]:
-    """Critical findings about the host's links: they speak against trusting any figure of it."""
+    """Return critical findings on the host's links, which make its results unreliable."""
     findings = (*link_findings(host), *silent_device_findings(host))
     return tuple(finding for finding in findings if finding.severity is Severity.CRITICAL)

@@ -1,8 +1,7 @@
-"""Peer paths: transfers between GPUs, and GPUs and NICs, that leave the switch that both are below.
-
-Which they are is the model of machine.peer_route; here is what to say of them and who loses by it.
-For a VM a redirect is the price of isolation, and harmless where DirectTrans and ATS are both on
-and reads are relaxed; on a bare host no one gets anything for it.
+"""Peer paths: transfers between GPUs, or GPUs and NICs, that leave the switch above both.
+machine.peer_route models the routes; this module makes the findings. For a VM, isolation requires
+the redirect, which is harmless if DirectTrans and ATS are on and reads are relaxed; on a bare host
+it has no benefit.
 """
 
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ _OF_THE_NIC = ("in a VM", "ATS off")
 
 
 class PeerFault(Struct, frozen=True, kw_only=True):
-    """Why a route is not direct, as the page of p2p-redirected has it."""
+    """Reason why a route is not direct; see p2p-redirected."""
 
     case: str | None  # None = a bare host
     meaning: str
@@ -70,7 +69,7 @@ _CASES = {
 
 
 def fault_of(host: Host, route: PeerRoute) -> PeerFault | None:
-    """What is wrong with a route; None where it is direct, not known, or has no switch."""
+    """Return the fault of a route; None if it is direct, unknown, or has no switch."""
     leg = _spoiling_leg(route)
     if leg is None or leg.at is None:
         return None
@@ -159,7 +158,7 @@ def _finding(
 
 
 def _find_translated(host: Host) -> Iterator[Finding]:
-    """GPUs that a bare host drives itself, each transfer of which the IOMMU translates."""
+    """Find GPUs with a host driver whose transfers the IOMMU translates."""
     gpus = [
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)

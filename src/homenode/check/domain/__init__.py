@@ -1,1 +1,1 @@
-"""A domain by itself, on the host that it is for, and against its plan."""
+"""Checks of a domain: its consistency, its host, and its plan."""

@@ -1,4 +1,4 @@
-"""Cores of a domain: what the guest is shown of them and what is true, and what else runs there.
+"""Cores of a domain: the guest's view against the host, and other users of the cores.
 
 Source: Documentation/admin-guide/kernel-parameters.txt (isolcpus, nohz_full, rcu_nocbs),
 Documentation/timers/no_hz.rst: nohz_full= moves the RCU callbacks of its CPUs away as well;
@@ -104,7 +104,7 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
 
 
 def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
-    """A Windows guest without what KVM offers Windows in place of hardware; of a small one, timers.
+    """Find Windows guests without Hyper-V enlightenments; for small guests only timers.
 
     Source: libvirt's formatdomain.html, hyperv; QEMU's docs/system/i386/hyperv.rst.
     """
@@ -136,7 +136,8 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
 
 
 def _check_topoext(facts: Vm, host: Host) -> Iterator[Finding]:
-    """Named models of AMD's bring the feature along; these two leave it out on purpose.
+    """Find AMD guests without topoext. Named AMD models include the feature; these two omit it on
+    purpose.
 
     Source: no_autoenable_flags of FEAT_8000_0001_ECX in QEMU's target/i386/cpu.c.
     """
@@ -152,7 +153,7 @@ def _check_topoext(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _check_cache(facts: Vm, host: Host) -> Iterator[Finding]:
-    """vCPUs that the guest takes to share an L3, and that lie on several LLCs."""
+    """Find vCPUs that share an L3 in the guest but are on several LLCs."""
     shared = shared_llcs(host, facts.vcpu_pins)
     if facts.architecture != "x86_64" or not facts.is_pinned or shared is None:
         return
@@ -204,7 +205,7 @@ def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
-    """Where cores without vCPUs are at hand: else the siblings are the best place there is."""
+    """Find emulator threads on siblings of vCPUs while cores without vCPUs are free."""
     emulator, vcpus = facts.emulator_pus, facts.pinned_pus
     if emulator is None or not facts.is_pinned:
         return
@@ -241,7 +242,7 @@ def isolation_findings(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def rcu_nocbs(host: Host) -> CpuSet | None:
-    """The CPUs whose RCU callbacks run elsewhere; None where the command line is not known.
+    """Return the CPUs whose RCU callbacks are offloaded; None if the command line is unknown.
 
     A list that only the kernel understands ("all", "N") counts as all CPUs.
     """
@@ -305,7 +306,8 @@ _INTERRUPTS = "/sys/bus/pci/devices/*/msi_irqs; /proc/irq/*/effective_affinity_l
 
 
 def interrupt_findings(facts: Vm, host: Host) -> Iterator[Finding]:
-    """Interrupts of the host where vCPUs run, and of the VM's devices where they do not."""
+    """Find host interrupts on CPUs of vCPUs, and interrupts of the VM's devices on other
+    packages."""
     if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
         return  # vCPUs that float over sets move out of the way
     ours = facts.pinned_pus
@@ -372,7 +374,7 @@ def _interrupts_text(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
 
 
 def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
-    """Interrupts of passed devices, all of which another package handles."""
+    """Find passed-through devices whose interrupts are all handled by another package."""
     nodes = nodes_of(ours, host)
     packages = {node.package for node in host.nodes if node.index in nodes} - {None}
     near_pus = CpuSet(

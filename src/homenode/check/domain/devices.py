@@ -1,5 +1,5 @@
-"""Devices of a domain: functions that exist, can be passed and hang on their node's cell; what VFIO
-needs of the host for them; and locked memory, IOMMU mappings and address space.
+"""Devices of a domain: whether functions exist, can be passed through and are on their node's cell;
+VFIO's requirements; locked memory, IOMMU mappings and address space.
 
 Source: qemuDomainGetMemLockLimitBytes of libvirt 9 (memory + 1 GiB, once for each device with a
 vIOMMU); vfio_iommu_type1's dma_entry_limit; QEMU's default of 40 physical address bits.
@@ -52,7 +52,7 @@ def devices_alone(facts: Vm) -> Iterator[Finding]:
 
 
 def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Finding]:
-    """Cells and expander buses that the guest cannot learn of, for want of ACPI."""
+    """Find cells and expander buses that the guest cannot see without ACPI."""
     # On aarch64 the device tree has the cells.
     has_cells = bool(facts.cells) and facts.architecture != "aarch64"
     shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
@@ -72,7 +72,7 @@ def passed_devices(facts: Vm, host: Host) -> list[PciDevice]:
 
 
 def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
-    """What devices say of this host's PCI tree and of its nodes."""
+    """Check the devices against this host's PCI tree and nodes."""
     if facts.hostdevs and not host.pci_devices:
         yield finding(
             "devices-unknown",
@@ -135,7 +135,8 @@ def _find_unbound(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Itera
 
 
 def _group(host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]:
-    """VFIO gives away a whole IOMMU group: nothing else in it may have a driver of the host."""
+    """Check the IOMMU group: VFIO assigns it as a whole, so its other functions must not have a
+    host driver."""
     if device.iommu_group is None:
         return
     drivers = [
@@ -175,7 +176,8 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
 
 
 def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
-    """No IOMMU, companions of the same IOMMU group, and what boards and Grace GPUs need."""
+    """Check the IOMMU, companions in the same IOMMU group, and requirements of boards and Grace
+    GPUs."""
     devices = passed_devices(facts, host)
     if not devices:
         return
@@ -197,7 +199,7 @@ def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> It
 def _check_initiators(
     facts: Vm, document: Document, host: Host, devices: list[PciDevice]
 ) -> Iterator[Finding]:
-    """Grace GPUs without the guest's NUMA nodes that their memory goes to."""
+    """Find Grace GPUs without guest NUMA nodes for their memory."""
     if not facts.is_virt:
         return
     elements = element_of_bdf(document)
@@ -219,7 +221,7 @@ def _check_initiators(
 
 
 def _check_nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
-    """All GPUs of a board without its NVSwitches; another VM that has them serves all VMs."""
+    """Find VMs with all GPUs of a board but without its NVSwitches, unless another VM has these."""
     taken = {
         bdf
         for domain in host.domains
@@ -238,7 +240,7 @@ def _check_nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Findi
 
 
 def _check_companions(host: Host, devices: list[PciDevice], passed: set[Bdf]) -> Iterator[Finding]:
-    """Devices that no other VM and not the host can use while this VM runs."""
+    """Find devices that neither the host nor another VM can use while this VM runs."""
     groups = {device.iommu_group for device in devices} - {None}
     slots = {(bdf.domain, bdf.bus, bdf.device) for bdf in passed}
     owned = [
@@ -269,7 +271,7 @@ _LOW_WINDOW_BYTES = 4 * GIB
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a VM of this size and these devices needs."""
+    """Limits that a VM of this size with these devices needs."""
 
     memlock_bytes: int  # RLIMIT_MEMLOCK of QEMU
     iommu_pages: int  # entries in the IOMMU's tables at the page size
@@ -323,7 +325,7 @@ def describe_limits(needs: Limits, devices: int) -> str:
 
 
 def limit_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
-    """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
+    """Find exceeded limits: DMA mappings, address bits, the window for BARs."""
     devices = passed_devices(facts, host)
     if not devices:
         return

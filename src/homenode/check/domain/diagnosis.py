@@ -1,7 +1,6 @@
-"""Every finding about one domain on its host, and the lines it is about.
-
-Findings name what they are about in the user's words ("vCPUs 3-4", "<emulatorpin>", "cell 1", an
-address); the element with that name is looked up here, in one place for all of them.
+"""Every finding on one domain on its host, with the lines of its definition. Subjects of findings
+are words of the user ("vCPUs 3-4", "<emulatorpin>", "cell 1", an address); this module finds the
+element of each subject.
 """
 
 import re
@@ -46,7 +45,8 @@ from homenode.vm.model import Vm
 
 
 def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Finding]:
-    """What is wrong with one VM on its host. document: None of one that another file describes."""
+    """Return the findings on one VM on its host. document: None if another file describes the
+    VM."""
     findings = []
     if document is not None:
         findings += [*crosscheck(document), *windows_findings(facts, document)]
@@ -69,13 +69,13 @@ def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Fi
 
 
 def _fills(facts: Vm, host: Host) -> bool:
-    """Whether the vCPUs have a CPU of every core: the emulator can be nowhere else."""
+    """Return whether the vCPUs use a CPU of every core, so that the emulator has no other place."""
     pus = facts.pinned_pus
     return bool(host.cores) and all(not core.pus.isdisjoint(pus) for core in host.cores)
 
 
 def _weigh(finding: Finding, facts: Vm, host: Host) -> Finding:
-    """Floating vCPUs are worth a warning where devices or several nodes give them a home."""
+    """Return the severity of floating vCPUs: a warning if there are devices or several nodes."""
     if finding.id != "unpinned" or finding.severity is not Severity.INFO:
         return finding
     nodes = [node for node in host.nodes if node.pus]
@@ -93,7 +93,7 @@ def _weigh(finding: Finding, facts: Vm, host: Host) -> Finding:
 
 
 def domain_checked(facts: Vm, host: Host) -> list[str]:
-    """What domain_findings looked at, for people."""
+    """Return the areas that domain_findings checked, for people."""
     lines = [
         f"{facts.source}: references, pins, guest topology, memory, devices and limits of "
         f"{facts.name} on {host.name}"
@@ -122,7 +122,7 @@ _NUMBERED = (
     (re.compile(r"\bIOThreads? (\d+)"), "iothreadpin", "iothread", "iothreads"),
 )
 """How a subject names a thing with a number, of several the first, the element of it, the attribute
-with the number, and the element that is shown where there is none."""
+with the number, and the element that is shown if there is none."""
 
 
 def locate(findings: Iterable[Finding], document: Document) -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def locate(findings: Iterable[Finding], document: Document) -> Iterator[Finding]
 def _line_of(
     subject: str, lines: Mapping[tuple[str, int | None], int], devices: Mapping[Bdf, int]
 ) -> int | None:
-    """The line of the first thing that a subject names; None where it names nothing here."""
+    """Return the line of the first element that a subject names; None if it names no element."""
     if (device := _ADDRESS.search(subject)) is not None:
         return devices.get(Bdf.parse(device[0]))
     if (tag := _TAG.search(subject)) is not None:

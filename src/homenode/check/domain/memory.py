@@ -1,5 +1,5 @@
-"""Memory of a domain: nodes that exist and hold what is bound to them, huge pages there, locked
-memory, and where all of it may lie against where vCPUs and devices are.
+"""Memory of a domain: whether its nodes exist and have enough memory and huge pages, locked memory,
+and the locality of memory to vCPUs and devices.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ class _Demand(Struct, frozen=True):
 
 
 def memory_alone(facts: Vm) -> Iterator[Finding]:
-    """What memory says without a host: whether VFIO may lock it."""
+    """Check the memory without a host: whether VFIO may lock it."""
     if not facts.hostdevs or facts.hard_limit_bytes is None:
         return
     needed = facts.memory_bytes + facts.memory_device_bytes + VFIO_EXTRA_BYTES
@@ -54,7 +54,7 @@ def memory_alone(facts: Vm) -> Iterator[Finding]:
 
 
 def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
-    """What memory and its binding say of this host's nodes."""
+    """Check the memory and its binding against this host's nodes."""
     node_at = {int(node.index): node for node in host.nodes}
     all_nodes = CpuSet(i for i, node in node_at.items() if node.memory_kind is not MemoryKind.GPU)
     demands = [*_demands(facts), *(_unbound(facts, all_nodes) if all_nodes else ())]
@@ -91,7 +91,7 @@ def _none_for_qemu(facts: Vm, demands: list[_Demand], sizes: list[int | None]) -
 
 
 def _runs(facts: Vm, host: Host) -> bool | None:
-    """Whether the VM runs there now; None where a running domain's name is redacted."""
+    """Return whether the VM runs on the host now; None if a running domain's name is redacted."""
     names = [domain for domain in host.domains if domain.running]
     if any(domain.name == facts.name for domain in names):
         return True
@@ -136,7 +136,7 @@ def _unbound(facts: Vm, all_nodes: CpuSet) -> Iterator[_Demand]:
 
 
 def _binding_with_cells(facts: Vm, demands: list[_Demand]) -> Iterator[_Demand]:
-    """<numatune><memory> where every cell has nodes of its own: libvirt looks at its nodes too."""
+    """Check <numatune><memory> if every cell has its own nodes: libvirt checks these nodes too."""
     if facts.binding is not None:
         mode, nodes = facts.binding
         if all(demand.nodes != nodes for demand in demands):
@@ -169,10 +169,9 @@ def _nodes_exist(
 def _shortages(
     demands: list[_Demand], space: dict[int, int | None]
 ) -> Iterator[tuple[CpuSet, int, int]]:
-    """(nodes, needed, room) of each set of nodes that is asked for more than it has.
-
-    Room that is unknown is not judged. Exact for demands of single nodes; where sets overlap, each
-    set is compared with everything that must come from inside it.
+    """Return (nodes, needed, available) of each set of nodes with too little memory. Unknown
+    amounts are not judged. Exact for demands of single nodes; where sets overlap, each set is
+    compared with everything that must come from inside it.
     """
     for nodes in sorted({d.nodes for d in demands}, key=lambda nodes: (len(nodes), str(nodes))):
         spaces = [space.get(node) for node in nodes]
@@ -189,9 +188,9 @@ def _short_of(
     total: dict[int, int | None],
     running: bool | None,
 ) -> Iterator[tuple[CpuSet, int, int, Severity | None]]:
-    """(nodes, needed, room, severity); None = the usual one. A running VM has its memory already:
-    then only the nodes' size can be too small. Where no one knows whether it runs, what is free
-    decides nothing."""
+    """(nodes, needed, room, severity); None = the usual one. A running VM has its memory already,
+    so only the nodes' size can be too small. If it is unknown whether it runs, free memory is not
+    judged."""
     for nodes, needed, space in _shortages(demands, total if running else free):
         doubtful = running is None and (nodes, needed) not in {
             (short_nodes, short_bytes) for short_nodes, short_bytes, _ in _shortages(demands, total)
@@ -409,6 +408,6 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _packages_whole(nodes: CpuSet, host: Host) -> CpuSet:
-    """These nodes and all others of their packages."""
+    """Return these nodes and the other nodes of their packages."""
     packages = {node.package for node in host.nodes if node.index in nodes} - {None}
     return nodes | CpuSet(node.index for node in host.nodes if node.package in packages)

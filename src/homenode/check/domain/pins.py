@@ -1,5 +1,5 @@
-"""Pins: each vCPU on CPUs that exist, alone there, near its memory, apart from other VMs; and
-what pins cost that are not broken, compared with caches, kinds of core, nodes and isolation.
+"""Pins: whether each vCPU is on existing CPUs, alone, near its memory and apart from other VMs; and
+the cost of valid pins with regard to caches, kinds of core, nodes and isolation.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from homenode.vm.model import Vm, vcpus_text
 
 
 def pins_alone(facts: Vm) -> Iterator[Finding]:
-    """What pins say without a host: all vCPUs or none, and no CPU twice."""
+    """Check pins without a host: all vCPUs or none are pinned, and no CPU twice."""
     floating = CpuSet(i for i, pin in enumerate(facts.vcpu_pins) if not pin)
     if floating and facts.is_pinned:
         yield finding(
@@ -50,7 +50,7 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
 
 
 def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
-    """What vCPUs and pins say of this host's CPUs, cores and nodes, and of other VMs there."""
+    """Check vCPUs and pins against this host's CPUs, cores, nodes and other VMs."""
     yield from _check_pin_counts(facts, host)
     yield from _check_existence(facts, host)
     yield from _cores(facts, host)
@@ -125,7 +125,7 @@ def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
-    """Two vCPUs on siblings of one core, although the guest takes them for two cores."""
+    """Find two vCPUs on siblings of one core that are two cores in the guest."""
     if facts.threads_per_core > 1:
         return
     for core in host.cores:
@@ -247,7 +247,7 @@ def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
 
 
 def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
-    """More LLCs than the cores need, node by node: a node's cells cannot leave it."""
+    """Find more LLCs than the cores need, per node, because a node's cells cannot leave it."""
     pus = facts.pinned_pus
     used = [core for core in host.cores if not core.pus.isdisjoint(pus)]
     if any(pin is not None and len(pin) > 2 for pin in facts.vcpu_pins):
@@ -277,7 +277,7 @@ def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _fewest(sizes: list[int], cores: int) -> int:
-    """How many of these caches (cores each, the largest first) hold so many cores."""
+    """Count the caches (cores each, largest first) that hold so many cores."""
     for count, size in enumerate(sizes, start=1):
         cores -= size
         if cores <= 0:
@@ -310,7 +310,7 @@ def _check_kinds(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
-    """A vCPU on every core of the host, if the cores are known and the host is to keep one."""
+    """Find vCPUs on every core of the host, if the cores are known and one is reserved."""
     reserve = host.reserve or DEFAULT_HOST_RESERVE
     cores = [core.pus for core in host.cores]
     on_cores = [pin for pin in facts.vcpu_pins if pin and any(pin <= core for core in cores)]
@@ -363,7 +363,7 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _check_helpers(facts: Vm) -> Iterator[Finding]:
-    """Emulator and IOThreads. Pins of the emulator on vCPUs are verify's to find."""
+    """Check emulator and IOThreads. verify finds pins of the emulator on vCPUs."""
     pus = facts.pinned_pus
     for number, pin in facts.iothread_pins:
         if not pin.isdisjoint(pus) and not pin - pus:

@@ -1,5 +1,5 @@
-"""A domain document against itself, the host that it is for, and its plan; and limits in it that
-slow the VM down whatever its placement: time of CPUs, scheduler, I/O.
+"""Verification of a domain definition against itself, its host and its plan; and limits that slow
+the VM down with any placement: CPU time, scheduler, I/O.
 
 Source: <cputune>, <iotune> and <bandwidth> of https://libvirt.org/formatdomain.html; sched(7).
 """
@@ -37,11 +37,9 @@ def verify_document(
     schema_errors: Sequence[SchemaError] = (),
     parsed: ParseResult | None = None,
 ) -> Findings:
-    """Everything about a document that does not hold, the worst first.
-
-    host, plan: None = not compared. schema_errors: what vm/domain/schema.py found.
-    parsed: what libvirt's parser made of it then.
-    Raises ParseError or InputError where the document cannot be read at all.
+    """Return the findings on a definition, worst first. host, plan: None = not compared.
+    schema_errors: of vm/domain/schema.py. parsed: the definition after libvirt's parser.
+    Raises ParseError or InputError if the document cannot be read at all.
     """
     facts = vm_of(document)
     findings = [
@@ -73,7 +71,7 @@ def verify_document(
 
 
 def _check_record(facts: Vm, host: Host) -> Iterator[Finding]:
-    """Whether homenode has tuned the document for this host."""
+    """Check whether homenode has tuned the definition for this host."""
     planned_for = None if facts.record is None else facts.record.host
     is_ours = planned_for is None or host.has_fingerprint(planned_for)
     if planned_for is None or is_ours:
@@ -89,7 +87,7 @@ def _check_record(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _left_on_root(plan: Plan) -> Iterator[Finding]:
-    """The layout leaves devices on the root bus: that is as planned, and worth knowing."""
+    """Report devices that the layout leaves on the root bus, as planned."""
     placed = [str(device.bdf) for device in plan.vm.hostdevs if device.cell is None]
     if placed:
         yield finding(
@@ -102,11 +100,10 @@ def _left_on_root(plan: Plan) -> Iterator[Finding]:
 
 
 def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -> Iterator[Finding]:
-    """A finding for each departure from libvirt's own schema, the first few of them; one for all
-    where libvirt's parser, which is less strict, takes the document whole; one for what the parser
-    refuses though the schema has nothing against it, as two disks of one name.
-
-    parsed: what the parser made of it, None where it was not asked.
+    """Return findings on the first violations of libvirt's schema; a single finding if libvirt's
+    parser, which is less strict, accepts the whole definition; and a finding on definitions that
+    the parser rejects but the schema accepts, such as two disks with one name. parsed: the parser's
+    result, None if it did not run.
     """
 
     def departs(
@@ -183,8 +180,8 @@ _Part = tuple[str, str, str]
 def as_planned(
     document: Document, vm: Vm, plan: Plan, also: frozenset[str] = frozenset()
 ) -> Iterator[Finding]:
-    """A finding for each fact that differs, for each group of other elements that the plan would
-    change, and for what else the plan relies on. vm: of the document. also: fields of Vm that
+    """Return a finding for each different fact, each group of other elements that the plan would
+    change, and each setting that the plan relies on. vm: of the document. also: fields of Vm that
     findings of others name."""
     named = set(also)
     for difference in diff(plan.vm, vm, plan.unsaid | UNSAID.keys()):
@@ -262,7 +259,7 @@ def changed_settings(
 def _difference(
     document: Document, plan: Plan, step: Callable[[Document, Plan], Document]
 ) -> tuple[list[_Part], list[_Part]]:
-    """What the step would put in, and what it would take out."""
+    """Return the elements that the step would add, and those that it would remove."""
     try:
         after = step(document, plan)
     except InputError as error:
@@ -292,7 +289,7 @@ def _some(texts: list[str]) -> str:
 
 
 _PERIOD_US = 100_000
-"""libvirt's own, where none is given."""
+"""libvirt's own, if none is given."""
 
 _QUOTAS = (
     ("quota", "period", "each vCPU"),
@@ -357,7 +354,7 @@ def _number(text: str | None) -> int | None:
 
 
 def transfer_findings(document: Document) -> Iterator[Finding]:
-    """Disks and network interfaces with a limit: often meant so."""
+    """Find disks and network interfaces with a rate limit, which is often intended."""
     for path, element in (("disk", "iotune"), ("interface", "bandwidth")):
         for device in document.root.all(f"devices/{path}"):
             tune = device.child(element)

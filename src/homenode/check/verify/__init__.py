@@ -1,1 +1,1 @@
-"""Verification: does the document, a booted test guest or the real guest match what was planned."""
+"""Verification: compares the definition, a booted test guest or the real guest with the plan."""

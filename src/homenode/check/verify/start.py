@@ -158,8 +158,8 @@ def verify_paused(
 ) -> Findings:
     """Start the VM paused, compare what its host and QEMU say with what is expected, and end it.
 
-    plan: for this host; None = the VM's own document. Nothing of it is left, also where the start
-    fails. Raises HostError where the end fails; the journal then says so.
+    plan: for this host; None = the VM's own document. Nothing of it is left, also if the start
+    fails. Raises HostError if the end fails; the journal then says so.
     """
     name, uuid = on.state.name, on.state.uuid
     makes = _makes(on.document, name)

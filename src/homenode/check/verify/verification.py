@@ -58,7 +58,7 @@ class Verification(Struct, frozen=True):
 
     findings: Findings
     views: tuple[GuestView, ...]  # what guests report, compared with what was expected
-    host: Host | None  # None where the document was not compared with one
+    host: Host | None  # None if the document was not compared with one
     plan: Plan | None
     how: str = ""  # through what a test guest was booted, with which accelerator, and its seconds
 

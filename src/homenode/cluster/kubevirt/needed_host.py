@@ -32,7 +32,7 @@ _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers
 def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     """A host of every node, these functions and the bridges above them; nothing else is in it.
 
-    Nodes have CPUs and distances, no sizes. Raises HostError where /sys does not give of a function
+    Nodes have CPUs and distances, no sizes. Raises HostError if /sys does not give of a function
     at all; one whose node the firmware does not give has node None.
     """
     nodes = _nodes(snapshot)

@@ -41,7 +41,7 @@ def read_object(text: str | bytes, source: str, subject: str) -> Mapping[str, An
 
 
 def value_at(value: Any, *path: str) -> Any:
-    """What is down a path of names in nested objects; None where it is not there."""
+    """What is down a path of names in nested objects; None if it is not there."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
@@ -86,7 +86,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
-    """The one object of a file that is no list. Raises InputError."""
+    """The one object of a file that is not a list. Raises InputError."""
     if len(text) > MAX_BYTES:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
     try:

@@ -62,7 +62,7 @@ Place = tuple[int, int, int, int]
 
 
 class PlacedXml(Struct, frozen=True):
-    """A document with its devices placed; the input's own bytes where nothing was to be done."""
+    """A document with its devices placed; the input's own bytes if nothing was to be done."""
 
     document: bytes
     notes: tuple[str, ...]  # what to know of it, one sentence each; warnings open with "warning: "
@@ -73,7 +73,7 @@ class CellNodes(Struct, frozen=True):
 
     # the cell that stands for a host node; nodes without one are omitted
     cell_of_node: dict[NodeIndex, int]
-    # the one node that a cell stands for, None where that is several or not known
+    # the one node that a cell stands for, None if that is several or not known
     node_of_cell: tuple[NodeIndex | None, ...]
 
 
@@ -89,7 +89,7 @@ def place_devices(
 
     asked_for: guest addresses that the user named; what has one stays there, as does whatever
     somebody put on pcie.0 itself or on an expander bus. Applying it again changes nothing.
-    Raises InputError for a document that cannot be read or has no expander buses, HostError where
+    Raises InputError for a document that cannot be read or has no expander buses, HostError if
     /sys does not give of a device, Unplannable where bus numbers run out.
     """
     document = open_domain(xml, source)
@@ -425,7 +425,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 class DomainAnswer(Struct, frozen=True):
     """What the hook gives."""
 
-    document: bytes | None  # None where it fails
+    document: bytes | None  # None if it fails
     exit_code: int
     notes: tuple[str, ...]  # lines for standard error
 

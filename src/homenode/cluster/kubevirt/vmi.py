@@ -65,11 +65,11 @@ class Vmi(Struct, frozen=True):
     guest_addresses: frozenset[tuple[int, int, int, int]]
 
     def get(self, *path: str) -> Any:
-        """What is down a path of names in the spec; None where it is not there."""
+        """What is down a path of names in the spec; None if it is not there."""
         return value_at(self.spec, *path)
 
     def list_at(self, *path: str) -> list[Any]:
-        """The list down a path; an empty one where there is none."""
+        """The list down a path; an empty one if there is none."""
         members = self.get(*path)
         return members if isinstance(members, list) else []
 
@@ -248,7 +248,7 @@ def _resource(vmi: Vmi, name: str) -> Any:
 
 
 def _memory(vmi: Vmi) -> int:
-    """0 where the VMI does not say."""
+    """0 if the VMI does not say."""
     memory = vmi.get("domain", "memory", "guest") or _resource(vmi, "memory")
     return 0 if memory is None else parse_quantity(memory, "memory")
 

@@ -45,7 +45,7 @@ def capture_hosts(
     """Read hosts into NAME.json of the directory, for this user alone. Each is written as soon as
     it was read: after an interruption the same call reads those that are missing.
 
-    again: read those too that the directory has. Raises HostError where it cannot be written.
+    again: read those too that the directory has. Raises HostError if it cannot be written.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def _file_of(directory: Path, listed: ListedHost) -> Path:
 
 def read_list(lines: Iterable[str], source: str) -> tuple[tuple[ListedHost, ...], tuple[Gap, ...]]:
     """The hosts of lines `[USER@]HOST[:PORT] [name=NAME]`, and the lines that are refused; # begins
-    a comment. Raises InputError where none names a host."""
+    a comment. Raises InputError if none names a host."""
     hosts: dict[str, ListedHost] = {}
     refused: list[Gap] = []
     for number, line in enumerate(lines, start=1):

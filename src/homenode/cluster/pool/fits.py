@@ -89,7 +89,7 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
 
 
 def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
-    """All of them together; memory is None where one is unknown."""
+    """All of them together; memory is None if one is unknown."""
     rows = tuple(parts)
 
     def total(sizes: Sequence[int | None]) -> int | None:
@@ -163,7 +163,7 @@ class VmSize(Struct, frozen=True, kw_only=True):
         return ", ".join(words)
 
     def request(self, host: Host) -> GuestRequest:
-        """The request for such a VM. Raises InputError where the host has no GPUs to share out."""
+        """The request for such a VM. Raises InputError if the host has no GPUs to share out."""
         vcpus, memory_bytes = self.vcpus, self.memory_bytes
         if vcpus is None or memory_bytes is None:
             share = share_of(host, self.gpus)
@@ -254,7 +254,7 @@ def examine_pool(
 def count_fits(host: Host, size: VmSize) -> int | None:
     """How many VMs of a size fit locally, one after the other, at most MOST_COUNTED. Locally: no
     GPU away from the VM's nodes, no more packages, and no other fallback than on the empty host.
-    None where the host has no GPUs to share out."""
+    None if the host has no GPUs to share out."""
     try:
         request = size.request(host)
     except InputError:
@@ -273,8 +273,8 @@ def count_fits(host: Host, size: VmSize) -> int | None:
 
 
 def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan] | None:
-    """How local the VM is, smaller is better, and its plan; None where it does not fit, or
-    only with the host's memory."""
+    """Return how local the VM is (smaller is better) and its plan; None if it does not fit, or fits
+    only in the host's memory."""
     try:
         placement = place(host, request, brief=True)
         plan = assemble(host, as_placed(request, placement), placement)

@@ -58,7 +58,7 @@ _PASSING = re.compile(
 
 
 def will_pass(error: str) -> bool:
-    """True where Slurm did not answer, and may later; False where it said no."""
+    """True if Slurm did not answer, and may later; False if it said no."""
     return _PASSING.search(error) is not None
 
 
@@ -186,7 +186,7 @@ def read_records(
 
     A record that cannot be read counts as empty: a full disk, or a user's own lines,
     must not hide all others. order: as gres.conf gives it. Raises InputError for a directory that
-    is none or holds no record, and where none is of a job asked for.
+    is none or holds no record, and if none is of a job asked for.
     """
     if not directory.is_dir():
         kind = "not a directory" if directory.exists() else "no such directory"
@@ -288,7 +288,7 @@ def submit(
 
     after: ids of jobs that must have ended. kept_open: the study's lock: sbatch goes on where we
     are killed, and whoever continues the study must see its job. Raises NoAnswerError: then it
-    may have been accepted all the same; and ToolError where Slurm refused it.
+    may have been accepted all the same; and ToolError if Slurm refused it.
     """
     words = ["sbatch", "--parsable", f"--chdir={directory}"]
     if after:
@@ -332,7 +332,7 @@ def account_name() -> str | None:
 
 
 def is_full(error: str) -> bool:
-    """True where sbatch takes no more jobs of this user for now.
+    """True if sbatch takes no more jobs of this user for now.
 
     >>> is_full("AssocMaxSubmitJobLimit; Batch job submission failed: Job violates accounting/QOS")
     True

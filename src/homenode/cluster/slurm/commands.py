@@ -117,7 +117,7 @@ def _jobs_to_audit(
 ) -> tuple[tuple[Job, ...], tuple[str, ...]]:
     """The jobs, and what their listing leaves open.
 
-    Raises UsageError where one that was asked for does not run.
+    Raises UsageError if one that was asked for does not run.
     """
     open_questions: tuple[str, ...] = ()
     if jobs_file is None:

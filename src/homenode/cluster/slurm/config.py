@@ -38,7 +38,7 @@ class ConfigLine(Struct, frozen=True):
     source: str  # of which file
 
     def get(self, *keys: str) -> str | None:
-        """The value of the first of these keys that the line has; the last one where it repeats."""
+        """The value of the first of these keys that the line has; the last one if it repeats."""
         for key in keys:
             for name, value in reversed(self.words):
                 if name == key:

@@ -156,7 +156,7 @@ def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int]
 
 
 def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
-    """Lines for GPUs that no line names; none where the device files of a vendor are not known."""
+    """Lines for GPUs that no line names; none if the device files of a vendor are not known."""
     lines = []
     kind = next(iter(group.promised_gpus), "")
     for (vendor, cores), neighbours in groupby(gpus, key=lambda gpu: (gpu.vendor, gpu.cores)):

@@ -39,7 +39,7 @@ class GresLine(Struct, frozen=True, eq=False):
     name: str | None  # "gpu", "nic", ...; None on a line that only sets AutoDetect
     type: str | None
     files: tuple[str, ...]  # device files in their order
-    # Slurm's core numbers (Cores=, or CPUs= as it was once called); None where not given. It is
+    # Slurm's core numbers (Cores=, or CPUs= as it was once called); None if not given. It is
     # compared by its line: some have thousands of names.
     cores: CpuSet | None
     count: int | None
@@ -92,7 +92,7 @@ def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
 
 
 def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
-    """What detects the node's GPUs: its own setting, else that of all; None where nothing does."""
+    """What detects the node's GPUs: its own setting, else that of all; None if nothing does."""
     of_all: str | None = None
     for line in lines:
         if line.autodetect is None:
@@ -257,7 +257,7 @@ def node_definitions(config: SlurmConfig) -> tuple[NodeDefinition, ...]:
 class NodeClass(Struct, frozen=True):
     """Nodes of which both files say the same."""
 
-    names: tuple[str, ...]  # () where the files name no nodes
+    names: tuple[str, ...]  # () if the files name no nodes
     lines: tuple[GresLine, ...]  # of gres.conf, about their GPUs
     autodetect: str | None  # what detects their GPUs
     definition: NodeDefinition | None  # their line of slurm.conf

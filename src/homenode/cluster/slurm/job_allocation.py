@@ -30,7 +30,7 @@ class AllocatedGpu(Struct, frozen=True):
 
     index: int | None  # Slurm's number on the node
     bdf: Bdf | None
-    node: NodeIndex | None  # with CPUs; None where unknown
+    node: NodeIndex | None  # with CPUs; None if unknown
 
     def __str__(self) -> str:
         number = "GPU" if self.index is None else f"gpu{self.index}"
@@ -41,11 +41,11 @@ class NodeTree(Struct, frozen=True):
     """As much of a machine as an audit needs."""
 
     pus_of_node: Mapping[NodeIndex, CpuSet]  # of every node; none on nodes that are memory only
-    gpus_of_node: Mapping[NodeIndex, int] | None  # how many GPUs are on each; None where not known
+    gpus_of_node: Mapping[NodeIndex, int] | None  # how many GPUs are on each; None if not known
     gpu_memory: frozenset[NodeIndex]  # nodes that are a GPU's memory
     # (from, to) -> SLIT; empty where not given
     distances: Mapping[tuple[NodeIndex, NodeIndex], int]
-    # True where "nodes" are the sets of Cores= of gres.conf, and CPUs Slurm's core numbers
+    # True if "nodes" are the sets of Cores= of gres.conf, and CPUs Slurm's core numbers
     is_of_gres: bool = False
 
     def names(self, nodes: Sequence[NodeIndex]) -> str:
@@ -71,9 +71,9 @@ class JobAllocation(Struct, frozen=True, kw_only=True):
     pus: CpuSet | None = None
     gpus: tuple[AllocatedGpu, ...] = ()
     tree: NodeTree | None = None
-    # mems_allowed of its tasks; None where not recorded
+    # mems_allowed of its tasks; None if not recorded
     memory_nodes: frozenset[NodeIndex] | None = None
-    # to which a memory policy binds every task; None where none does or none was recorded
+    # to which a memory policy binds every task; None if none does or none was recorded
     bound_nodes: frozenset[NodeIndex] | None = None
     unknown: str | None = None  # why nothing can be said, where that is so
     remedy: str | None = None  # what helps then, where that is not to name the node's machine
@@ -95,7 +95,7 @@ class NodeMachine(Struct, frozen=True):
 
     @property
     def has_nodes_in_packages(self) -> bool:
-        """True where SlurmdParameters=numa_node_as_socket makes other sockets than packages."""
+        """True if SlurmdParameters=numa_node_as_socket makes other sockets than packages."""
         return len(nodes_with_cpus(self.host)) > len(self.host.packages)
 
 
@@ -192,7 +192,7 @@ def allocation_by_gres(
     job: Job, share: NodeShare, shape: NodeShape, gres: DeviceOrder
 ) -> JobAllocation | None:
     """Return what a job has on a node by the Cores= of its GPUs in gres.conf, where no machine of
-    the node is known; None where gres.conf does not give them."""
+    the node is known; None if gres.conf does not give them."""
     places = gres.cores(share.node)
     indices = share.gpus.indices
     if not indices or share.gpus.sliced or max(indices) >= len(places):

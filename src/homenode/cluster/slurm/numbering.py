@@ -23,7 +23,7 @@ def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
 
 
 def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
-    """The node with CPUs that a GPU is on, else that of its local CPUs; None where the host does
+    """The node with CPUs that a GPU is on, else that of its local CPUs; None if the host does
     not say."""
     nodes = {node.index: node for node in nodes_with_cpus(host)}
     if gpu.node in nodes:
@@ -36,7 +36,7 @@ def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
 
 
 def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
-    """Nodes that are a GPU's memory, and whose; the GPU is None where the driver does not say.
+    """Nodes that are a GPU's memory, and whose; the GPU is None if the driver does not say.
 
     A node without CPUs that an initiator other than a CPU belongs to is one as well.
     """
@@ -89,7 +89,7 @@ class CoreOrder(Struct, frozen=True):
         return CpuSet.from_bits(bits)
 
     def fits(self, shape: NodeShape) -> bool:
-        """True where the shape has as many cores, and threads on them, as the host."""
+        """True if the shape has as many cores, and threads on them, as the host."""
         return shape.cores == len(self.pus) and shape.threads_per_core in (1, self.threads)
 
 

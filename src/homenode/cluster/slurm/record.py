@@ -246,7 +246,7 @@ def _orders(
 def _gpus_at(
     record: JobRecord, order: Sequence[AllocatedGpu | None]
 ) -> tuple[AllocatedGpu, ...] | None:
-    """The job's GPUs in an order, each once; None where one has no place in it."""
+    """The job's GPUs in an order, each once; None if one has no place in it."""
     # Older versions called AMD's by the number of /dev/dri/renderD128 and on.
     places = [n - _RENDER if n >= max(len(order), _RENDER) else n for n in record.owned]
     placed = [order[place] if place < len(order) else None for place in places]

@@ -155,7 +155,7 @@ def address(
 ) -> DescribedPci:
     """The PCI tree of described roots. pus_of_node: of None is what is local to no known node.
 
-    Raises InputError where windows of buses overlap, run out, or an address contradicts its place.
+    Raises InputError if windows of buses overlap, run out, or an address contradicts its place.
     """
     placed: list[PlacedFunction] = []
     complexes: list[RootComplex] = []

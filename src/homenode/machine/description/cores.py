@@ -44,7 +44,7 @@ class CoreSlot(Struct, frozen=True):
     node: int  # numbers as in sysfs
     id: int  # core_id, unique within the package
     die: int
-    llc: int | None  # position of its last-level cache on the host; None where it has none
+    llc: int | None  # position of its last-level cache on the host; None if it has none
     kind: CoreKind | None
     threads: int
     pus: tuple[int, ...] = ()  # ascending by thread; a slot without CPUs has not been numbered yet
@@ -53,7 +53,7 @@ class CoreSlot(Struct, frozen=True):
 def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[CoreSlot, ...]:
     """The cores in package order, numbered. nodes: [[node]] by number, for their `cores`.
 
-    Raises InputError where counts do not divide, or cores of nodes do not sum to the package's.
+    Raises InputError if counts do not divide, or cores of nodes do not sum to the package's.
     """
     package_numbers = _numbers(file, "package_numbers", file.package_numbers, file.packages)
     overrides = _overrides(file)
@@ -374,7 +374,7 @@ def _distance(
 
 
 def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
-    """All CPUs but `offline_pus`. Raises InputError where none is left or one does not exist."""
+    """All CPUs but `offline_pus`. Raises InputError if none is left or one does not exist."""
     pus = CpuSet(pu for core in cores for pu in core.pus)
     offline = file.offline_pus
     if not offline <= pus or offline == pus:

@@ -41,7 +41,7 @@ from homenode.text import plural
 
 
 def _check_pus(file: HostDocument, online: CpuSet) -> None:
-    """Raise InputError where CPUs of a setting are not online ones, or no CPU is allowed."""
+    """Raise InputError if CPUs of a setting are not online ones, or no CPU is allowed."""
     table = file.settings
     for owner, key, pus in (
         (file, "disallowed_pus", file.disallowed_pus),
@@ -151,7 +151,7 @@ def parse_description(text: str, source: str) -> HostDescription:
 
 
 def _check_counts(file: HostDocument, host: Host) -> None:
-    """Raise InputError where the file expects other counts than its machine has."""
+    """Raise InputError if the file expects other counts than its machine has."""
     counts = summarise(host)
     for count_field in fields(HostSummary):
         expected, count = getattr(file.expect, count_field.name), getattr(counts, count_field.name)

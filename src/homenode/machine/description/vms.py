@@ -15,7 +15,7 @@ from homenode.units import whole_number
 
 
 def parse_reserve(file: HostDocument) -> HostReserve | None:
-    """What [reserve] keeps for the host; None where it keeps what is usual."""
+    """What [reserve] keeps for the host; None if it keeps what is usual."""
     cores, memory = file.reserve.cores, file.reserve.memory
     if cores is None and memory is None:
         return None

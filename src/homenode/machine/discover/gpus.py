@@ -5,8 +5,8 @@ taken to be numbered in the order of their addresses, over those that the driver
 counts differ, no link is guessed.
 
 Where a part can be known from several sources, sysfs decides what is there and the vendor's tool
-what it is called. A virtual function that could carry a vGPU and carries none is no part: nothing
-can be passed through of it.
+what it is called. A virtual function that could carry a vGPU but carries none is not a part: it
+cannot be passed through.
 
 Source: Documentation/driver-api/vfio-mediated-device.rst; NVIDIA vGPU user guide (`nvidia/` below
 a virtual function, since vGPU 17); the amdgpu driver's current_compute_partition.
@@ -175,7 +175,7 @@ def _nvlinks(
 def _nodes_of_rows(
     matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], locality: Locality, gaps: list[Gap]
 ) -> dict[Bdf, StatedNode]:
-    """The nodes of GPUs that the firmware gives none, by their rows; a gap where a row and sysfs,
+    """The nodes of GPUs that the firmware gives none, by their rows; a gap if a row and sysfs,
     or the two affinities of a row, name different nodes."""
     rows = (device for device in matrix.devices if device.name.startswith("GPU"))
     node_of_gpu: dict[Bdf, StatedNode] = {}

@@ -100,7 +100,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     """The host of a snapshot. read_domain: reads the XML of one libvirt domain; without it the host
     has no running domains, and a gap.
 
-    Raises InputError where the snapshot holds no CPUs or is incomplete, ParseError where a file is
+    Raises InputError if the snapshot holds no CPUs or is incomplete, ParseError if a file is
     malformed. What cannot be learnt otherwise is None, with its reason in `gaps`.
     """
     snapshot = BoundedSnapshot(snapshot)
@@ -217,7 +217,7 @@ def _as_driver_says(
 def read_running_domains(
     snapshot: BoundedSnapshot, read_domain: ReadDomain | None
 ) -> tuple[tuple[RunningDomain, ...], tuple[Gap, ...]]:
-    """The domains of a snapshot, running and defined, by name; none with a gap where they cannot
+    """The domains of a snapshot, running and defined, by name; none with a gap if they cannot
     be known. An unreadable one is a gap: what it uses is then unknown."""
     output = snapshot.command_output("virsh-domains")
     if output is None:

@@ -109,7 +109,7 @@ def read_hwloc_nodes(
 
 
 def _special_kind(obj: HwlocObject) -> MemoryKind | None:
-    """Memory that is no plain DRAM, by subtype ("GPUMemory", "NVM", "HBM", "CXL-DRAM")."""
+    """Memory that is not a plain DRAM, by subtype ("GPUMemory", "NVM", "HBM", "CXL-DRAM")."""
     subtype = obj.attributes.get("subtype", "") or obj.infos.get("DAXType", "")
     if subtype.startswith("GPUMemory"):
         return MemoryKind.GPU
@@ -140,7 +140,7 @@ def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
 def node_distances(
     matrices: tuple[HwlocDistances, ...], nodes: tuple[NumaNode, ...]
 ) -> tuple[Distances | None, tuple[Gap, ...]]:
-    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap where there are none."""
+    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if there are none."""
     if len(nodes) == 1:
         return ((LOCAL_DISTANCE,),), ()
     names = [f"NUMANode:{node.index}" for node in nodes]

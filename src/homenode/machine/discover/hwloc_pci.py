@@ -223,7 +223,7 @@ def _device(
 def _links(
     matrices: tuple[HwlocDistances, ...], bdf_of_object: dict[str, Bdf]
 ) -> tuple[DeviceLink, ...]:
-    """Links by matrices of bandwidth; 0 is no link. XGMI gives every pair of a hive a bandwidth,
+    """Links by matrices of bandwidth; 0 is not a link. XGMI gives every pair of a hive a bandwidth,
     so that only pairs one hop apart count where hops are given."""
     hops = {
         frozenset((a, b)): matrix.values[i][j]

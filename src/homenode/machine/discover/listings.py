@@ -152,7 +152,7 @@ def host_from_topology(read: TopoMatrix, name: str) -> Host:
 
 
 def complement(first: Host, second: Host) -> Host:
-    """One host of two listings. Raises InputError where they cannot be of one machine."""
+    """One host of two listings. Raises InputError if they cannot be of one machine."""
     if first.cores and second.cores:
         raise InputError(
             f"{first.name} and {second.name} both show cores: each would be a host of its own",

@@ -43,7 +43,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     The listing decides what there is and where; a function that the host's own source describes as
     well (same address, class and ids) keeps what the listing does not say. A gap says so where both
     say it and differ, and where the listing seems not to be whole. Raises ParseError for a
-    malformed listing and InputError where it names nodes that the host does not have.
+    malformed listing and InputError if it names nodes that the host does not have.
     """
     functions = parse(text, source)
     nodes = {node.index: node for node in host.nodes}

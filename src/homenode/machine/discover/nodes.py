@@ -61,7 +61,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     A kernel without NUMA has no node directory: the host then is one node, with a gap. A node with
     CPUs of a lower one is omitted, as hwloc does, with a gap: some firmware lists every CPU in
     each.
-    Raises InputError where a node that is said to be online has no directory, HostError where the
+    Raises InputError if a node that is said to be online has no directory, HostError if the
     directory cannot be read.
     """
     directories = list_numbers(list_readable(snapshot, NODE), "node")
@@ -227,7 +227,7 @@ def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
 def read_distances(
     snapshot: Snapshot, nodes: tuple[NumaNode, ...], online: tuple[int, ...]
 ) -> tuple[Distances | None, tuple[Gap, ...]]:
-    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap where they do not fit.
+    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if they do not fit.
 
     online: the numbers of all online nodes, which are the columns of the kernel's table.
     """

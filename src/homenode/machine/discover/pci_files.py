@@ -37,7 +37,7 @@ def parse_link_speed(text: str | None) -> float | None:
 
 
 def read_link_width(snapshot: Snapshot, path: str) -> int | None:
-    """Lanes; None where the file says 0 (no link) or 255 (old kernels: not known)."""
+    """Lanes; None if the file says 0 (no link) or 255 (old kernels: not known)."""
     width = read_number(snapshot, path)
     return None if width in (None, 0, 255) else width
 
@@ -92,7 +92,7 @@ def read_kernel_registers(snapshot: Snapshot, directory: str) -> PciRegisters | 
 
 
 def read_errors(snapshot: Snapshot, directory: str) -> PciErrors | None:
-    """What a function has counted; None where it has no AER. Totals of the kernel are omitted.
+    """What a function has counted; None if it has no AER. Totals of the kernel are omitted.
 
     Raises ParseError. Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
     """
@@ -117,7 +117,7 @@ def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
 
 
 def read_interrupts(snapshot: Snapshot, directory: str) -> tuple[PciInterrupt, ...] | None:
-    """The function's message-signalled interrupts, ascending; None where the source gives none.
+    """The function's message-signalled interrupts, ascending; None if the source gives none.
 
     The CPUs are those that really get it, else those that may. Raises ParseError.
     """

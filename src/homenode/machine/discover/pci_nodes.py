@@ -21,7 +21,7 @@ _LONGEST_NUMBER = 20
 class Locality(Struct, frozen=True):
     """Says which node a function is on, by the nodes of the host and its online CPUs."""
 
-    # of each node, itself or the node of the CPUs next to it; None where several are
+    # of each node, itself or the node of the CPUs next to it; None if several are
     cpu_node: dict[NodeIndex, NodeIndex | None]
     node_of_pus: dict[CpuSet, NodeIndex]
     online_pus: CpuSet

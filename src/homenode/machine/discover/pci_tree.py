@@ -67,11 +67,11 @@ _PORT_TYPES = {
 class ConfigHeader(Struct, frozen=True):
     """What a config file gives."""
 
-    # 24 bits, None where nothing answers. bus numbers, port_type: of bridges only.
+    # 24 bits, None if nothing answers. bus numbers, port_type: of bridges only.
     class_code: int | None
     secondary_bus: int | None = None
     subordinate_bus: int | None = None
-    # None where the file has only the 64 bytes that everybody may read
+    # None if the file has only the 64 bytes that everybody may read
     port_type: PortType | None = None
     target_gt_per_s: float | None = None  # of Link Control 2
 
@@ -155,7 +155,7 @@ class _MalformedFiles(Struct):
     files: dict[str, list[tuple[Bdf, str]]] = field(default_factory=dict)
 
     def attempt(self, bdf: Bdf, path: str, read: Callable[[str], _Value]) -> _Value | None:
-        """What `read` gives of a function's file; None where it is malformed."""
+        """What `read` gives of a function's file; None if it is malformed."""
         try:
             return read(path)
         except ParseError as error:

@@ -40,7 +40,7 @@ i7-1370P 5.0 to 3.9 GHz (1.28), GB10 997 to 731 units of capacity (1.36).
 
 
 def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKind | None, ...]:
-    """The kind of each core, in the order given; all None where the cores are alike.
+    """The kind of each core, in the order given; all None if the cores are alike.
 
     In this order of trust: the PMUs that Linux registers for each kind on x86 (cpu_core,
     cpu_atom), arm64's cpu_capacity, top frequency. Base frequency counts only where no top
@@ -68,10 +68,10 @@ def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKi
 def cores_differ(
     snapshot: Snapshot, cores: Sequence[CpuSet], packages: Sequence[CpuSet], offline: CpuSet
 ) -> str | None:
-    """How cores differ whose kinds are unknown, in words; None where they look alike.
+    """How cores differ whose kinds are unknown, in words; None if they look alike.
 
     By what a kind of core always has: caches of one size, one model on arm64, and as many SMT
-    siblings, which count only in a package, as SMT may be off in another, and where none is
+    siblings, which count only in a package, as SMT may be off in another, and if none is
     offline.
     """
     package_of_pu = {pu: number for number, pus in enumerate(packages) for pu in pus}
@@ -131,8 +131,8 @@ class Processors(Struct, frozen=True):
 def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     """Packages, cores and LLCs of a snapshot.
 
-    Raises InputError where some online CPUs have a topology directory and others have none,
-    HostError where one cannot be read.
+    Raises InputError if some online CPUs have a topology directory and others have none,
+    HostError if one cannot be read.
     """
     online = states.online
     with_topology = CpuSet(
@@ -382,7 +382,7 @@ def _read_llcs(
 
 
 def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
-    """CPUs that share it (none where its list is empty), level and bytes of the highest data or
+    """CPUs that share it (none if its list is empty), level and bytes of the highest data or
     unified cache of a CPU."""
     directory = f"{CPU}/cpu{pu}/cache"
     best: tuple[CpuSet, int, int | None] | None = None

@@ -1,4 +1,4 @@
-"""Readings: single values of sysfs files, checked; None where a file is absent or says nothing.
+"""Readings: single values of sysfs files, checked; None if a file is absent or says nothing.
 
 Trees that other programs gathered hold files that end with NULs, after their line end too.
 """
@@ -14,12 +14,12 @@ PADDING = " \t\r\n\0"
 
 
 def read_lines(snapshot: Snapshot, path: str) -> list[str]:
-    """The lines of a file, without what pads its end; none where it is absent."""
+    """The lines of a file, without what pads its end; none if it is absent."""
     return (snapshot.read_text(path) or "").rstrip(PADDING).splitlines()
 
 
 def read_word(snapshot: Snapshot, path: str) -> str | None:
-    """The stripped text of a file; None where it is absent, empty or "(null)".
+    """The stripped text of a file; None if it is absent, empty or "(null)".
 
     Kernels before 6.2 print an empty nohz_full as "(null)".
     """
@@ -42,7 +42,7 @@ def read_number(snapshot: Snapshot, path: str, radix: int = 10) -> int | None:
 
 
 def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -> CpuSet | None:
-    """The CPUs of a list file such as "0-3,8", else of its mask file; None where both are absent.
+    """The CPUs of a list file such as "0-3,8", else of its mask file; None if both are absent.
 
     An empty list file is the empty set: a node without CPUs has one. Raises ParseError.
     """
@@ -56,7 +56,7 @@ def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -
 
 
 def read_mask(snapshot: Snapshot, path: str) -> CpuSet | None:
-    """The CPUs of a mask file such as "00000000,ff"; None where it is absent. Raises ParseError."""
+    """The CPUs of a mask file such as "00000000,ff"; None if it is absent. Raises ParseError."""
     mask = snapshot.read_text(path)
     if mask is None:
         return None
@@ -70,7 +70,7 @@ def link_name(snapshot: Snapshot, path: str) -> str | None:
 
 
 def list_readable(snapshot: Snapshot, directory: str) -> tuple[str, ...] | None:
-    """The names in a directory; None where there is none. Raises HostError where there is one, or
+    """The names in a directory; None if there is none. Raises HostError if there is one, or
     may be one, that cannot be read: what is hidden must not pass for what is absent."""
     names = snapshot.list(directory)
     if names is None and is_hidden(snapshot, directory):
@@ -98,7 +98,7 @@ def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
 
 
 def address_of(name: str) -> Bdf | None:
-    """The address that a name is; None where it is none, as of a control file."""
+    """The address that a name is; None if it is none, as of a control file."""
     try:
         return Bdf.parse(name)
     except ParseError:

@@ -59,8 +59,8 @@ class PuStates(Struct, frozen=True):
 def read_states(snapshot: Snapshot) -> PuStates:
     """The CPUs of a snapshot.
 
-    Raises InputError where there is no CPU tree, or where a CPU that is said to be online has no
-    directory: a host with CPUs missing must not pass for a smaller one. Raises HostError where the
+    Raises InputError if there is no CPU tree, or where a CPU that is said to be online has no
+    directory: a host with CPUs missing must not pass for a smaller one. Raises HostError if the
     CPU tree cannot be read.
     """
     numbers = list_numbers(list_readable(snapshot, CPU), "cpu")
@@ -276,7 +276,7 @@ def cpu_model(fields: Mapping[str, str]) -> CpuModel:
 
 
 def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | None:
-    """The machine's name as `uname -m` prints it; None where nothing says it.
+    """The machine's name as `uname -m` prints it; None if nothing says it.
 
     /proc/hwloc-nofile-info is in trees that hwloc-gather-topology made.
     """
@@ -298,7 +298,7 @@ def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | No
 def read_settings(
     snapshot: Snapshot, online: CpuSet, libvirt: Version | None, qemu: Version | None
 ) -> HostSettings:
-    """The settings of the running system; None where the source does not say."""
+    """The settings of the running system; None if the source does not say."""
     release = read_word(snapshot, "/proc/sys/kernel/osrelease")
     if release is None:
         words = (snapshot.read_text("/proc/version") or "").split()
@@ -380,7 +380,7 @@ def _scaling_drivers(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | No
 def _pus_of(
     online: CpuSet, value_of: Callable[[int], _Value | None]
 ) -> tuple[tuple[_Value, CpuSet], ...] | None:
-    """The CPUs by what each of them has, ascending; None where none gives."""
+    """The CPUs by what each of them has, ascending; None if none gives."""
     pus_of_value: dict[_Value, list[int]] = {}
     for pu in online:
         value = value_of(pu)

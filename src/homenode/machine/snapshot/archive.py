@@ -1,7 +1,7 @@
 """Archive: a tar of a host's files, read into memory and never unpacked. [I/O]
 
 Plain, gzip, bzip2 or xz, recognised by content. Devices, sockets and FIFOs in it are skipped: their
-content is no text, and opening one is never needed.
+content is not a text, and opening one is never needed.
 
 Who made it may want our time and memory. So everything is counted as it comes: packed and unpacked
 bytes, compressed streams, members, and what is kept of names and texts, a hard link as often as it
@@ -107,7 +107,7 @@ class ArchiveTree(Struct, frozen=True):
 def read_archive(path: Path) -> ArchiveTree:
     """The members of a tar. Where a name comes twice, the last one counts, as tar itself does.
 
-    Raises InputError where the file is no tar, is cut short, names something outside of itself, or
+    Raises InputError if the file is not a tar, is cut short, names something outside of itself, or
     exceeds a limit above.
     """
     try:
@@ -164,7 +164,7 @@ class _UnpackedStream:
         self._at = 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes. Raises EOFError where there are fewer."""
+        """The next bytes. Raises EOFError if there are fewer."""
         end = self._at + size
         if end > len(self._buffer):
             pieces = [self._buffer[self._at :]]

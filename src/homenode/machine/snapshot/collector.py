@@ -1,6 +1,6 @@
 """Collector: one script for a POSIX shell that reads what the contents table names.
 
-It runs on a host where nothing of ours is installed, with sh of busybox or dash, and writes
+It runs on a host if nothing of ours is installed, with sh of busybox or dash, and writes
 nothing there. What it prints:
 
     homenode-collector 1          the first line of ours; a login banner may stand before it
@@ -77,7 +77,7 @@ def collector_script(root: str = "/") -> str:
 def parse_collected(text: str, name: str) -> MemorySnapshot:
     """What a collector printed, as a snapshot; gather() then takes what the table names.
 
-    Failed tools are omitted. Raises ParseError where the text is no collector's, or cut short.
+    Failed tools are omitted. Raises ParseError if the text is no collector's, or cut short.
     """
     lines = text.split("\n")
     if _START not in lines:

@@ -64,7 +64,7 @@ class Form(Enum):
     TO_IOMMU = rf"(?:\.\./)+devices/{_WAY}iommu/[a-z]{{2,8}}[a-z0-9._-]{{0,30}}"
 
     def matches(self, text: str) -> bool:
-        """True where the whole text, but for white space around it, has the form.
+        """True if the whole text, but for white space around it, has the form.
 
         White space alone has every form: a file may say nothing.
         """

@@ -44,7 +44,7 @@ def encode_manifest(manifest: Manifest) -> str:
 
 
 def check_manifest(text: str, source: str) -> None:
-    """Raises InputError where a capture is newer than this program, or the document no manifest."""
+    """Raises InputError if a capture is newer than this program, or the document no manifest."""
     formats.check_format(text.encode("utf-8", "replace"), KIND, f"{source}: {MANIFEST}")
 
 
@@ -158,7 +158,7 @@ def _file(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
 
 
 def _is_plain(text: str) -> bool:
-    """True where a text is printable but for tabs and line ends."""
+    """True if a text is printable but for tabs and line ends."""
     return text.replace("\n", "").replace("\t", "").isprintable()
 
 
@@ -207,7 +207,7 @@ _PCI_EXPRESS_BYTES = 0x3C
 def keep_port_type(config: bytes) -> bytes | None:
     """Header, capability list and PCI Express capability; all else is zero.
 
-    Shape (64,) or (256,), as it came; extended space is cut off. None where it is shorter.
+    Shape (64,) or (256,), as it came; extended space is cut off. None if it is shorter.
 
     >>> config = bytearray(range(256))
     >>> config[0x34], config[0x80:0x82], config[0x40:0x44] = 0x80, (0x09, 0x40), (0x10, 0, 0x42, 0)

@@ -42,7 +42,7 @@ class LiveSnapshot(QuietSnapshot):
         return dict(self._failures)
 
     def command_output(self, command: str) -> str | None:
-        """Output of a tool; None where it is not installed or fails (see `failures`).
+        """Output of a tool; None if it is not installed or fails (see `failures`).
 
         Raises KeyError for a command that is not in machine/snapshot/contents.py.
         """

@@ -21,28 +21,28 @@ class Snapshot(Protocol):
         """What to call it in messages: a file name, or "this machine"."""
 
     def read_text(self, path: str) -> str | None:
-        """The text of a file; None where it is absent or unreadable (the kernel may refuse)."""
+        """The text of a file; None if it is absent or unreadable (the kernel may refuse)."""
 
     def list(self, path: str) -> tuple[str, ...] | None:
-        """Names in a directory, sorted; None where there is no such directory."""
+        """Names in a directory, sorted; None if there is no such directory."""
 
     def read_link(self, path: str) -> str | None:
-        """Where a symbolic link points, as stored; None where the path is no link."""
+        """Where a symbolic link points, as stored; None if the path is not a link."""
 
     def real_path(self, path: str) -> str | None:
-        """The path with every link resolved; None where nothing is there.
+        """The path with every link resolved; None if nothing is there.
 
         /sys/bus/pci/devices/0000:19:00.0 becomes /sys/devices/pci0000:15/.../0000:19:00.0: this is
         where the PCI tree is given.
         """
 
     def command_output(self, command: str) -> str | None:
-        """Output of a tool by its name in contents.py; None where it was not run."""
+        """Output of a tool by its name in contents.py; None if it was not run."""
 
 
 class BoundedSnapshot:
     """The same host, as far as it is of a size that hosts have: whoever made a stored one may want
-    our time. Raises InputError where more is read than of the largest machines."""
+    our time. Raises InputError if more is read than of the largest machines."""
 
     __slots__ = ("_asked", "_chars", "_commas", "_files", "_found", "_known")
 
@@ -128,9 +128,9 @@ def follow(
     target_of: Callable[[str], str | None],
     is_there: Callable[[str], bool],
 ) -> str | None:
-    """The real path of names below a real directory; None where nothing is there, or a loop.
+    """The real path of names below a real directory; None if nothing is there, or a loop.
 
-    target_of: a link's target, None where the path is no link. Too many ".." end at the top. Links
+    target_of: a link's target, None if the path is not a link. Too many ".." end at the top. Links
     are counted over the whole path, as the kernel does: links that each name the next one twice
     would otherwise cost 2^n steps.
     """

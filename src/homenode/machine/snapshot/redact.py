@@ -455,7 +455,7 @@ are pseudonyms."""
 def redact_domains(text: str, names: Pseudonyms) -> str:
     """The domains of virsh-domains, written again from what the list above lets through.
 
-    Raises ParseError where the text is no XML.
+    Raises ParseError if the text is no XML.
     """
     root = parse_xml(text, "domains", "virsh dumpxml")
     redacted = etree.Element("domains")

@@ -31,7 +31,7 @@ def open_snapshot(path: Path) -> Snapshot:
     The top may be sys/ itself (or its content), or have sys/ below it by a few directories.
     Archives are read whole into memory, directories when asked.
 
-    Raises InputError where nothing of the kind is found, where several machines are and none is
+    Raises InputError if nothing of the kind is found, where several machines are and none is
     named, or where an archive is damaged or hostile.
     """
     source, machine = _split(path)
@@ -86,7 +86,7 @@ def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
 def _roots_in(top: str) -> list[tuple[str, bool]]:
     """Each machine in a directory, as `_roots_of` gives them. Links are not followed.
 
-    Raises HostError where the directory itself, or the sys in it, cannot be read.
+    Raises HostError if the directory itself, or the sys in it, cannot be read.
     """
     for directory in (top, f"{top}/sys"):
         try:
@@ -196,7 +196,7 @@ class DirectorySnapshot:
     Links are resolved here and not by the kernel: an absolute link, or one with too many "..",
     leads to the directory's own top. Tool outputs are the files commands/NAME.
 
-    sysfs: where /sys lies below the directory; "" where the directory is a /sys itself (and no
+    sysfs: where /sys lies below the directory; "" if the directory is a /sys itself (and no
     /proc is there), "/sys" elsewhere.
     """
 

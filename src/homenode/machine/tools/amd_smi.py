@@ -76,15 +76,15 @@ class AmdPartitions(Struct, frozen=True):
     """One GPU."""
 
     number: int  # the tool's, of its first partition
-    compute: str | None  # "CPX"; None where the tool says N/A
-    memory: str | None  # "NPS4"; None where the tool says N/A
+    compute: str | None  # "CPX"; None if the tool says N/A
+    memory: str | None  # "NPS4"; None if the tool says N/A
     count: int  # its partitions
 
 
 def parse_topology(text: str) -> AmdTopology:
     """The links of `amd-smi topology`; nodes are not in it.
 
-    Raises ParseError where the text is no such list, gives a GPU no address or names it twice.
+    Raises ParseError if the text is no such list, gives a GPU no address or names it twice.
     """
     value = first_json(text, _TOPOLOGY)
     entries = value.get("gpu_data") if isinstance(value, dict) else value
@@ -106,7 +106,7 @@ def parse_topology(text: str) -> AmdTopology:
 def parse_rocm_topology(text: str) -> AmdTopology:
     """The links and nodes of `rocm-smi --showtopo`; other keys are skipped.
 
-    Raises ParseError where the text is no such object or holds no GPU with an address.
+    Raises ParseError if the text is no such object or holds no GPU with an address.
     """
     value = first_json(text, _ROCM)
     bdf_of_gpu: dict[int, Bdf] = {}

@@ -60,7 +60,7 @@ class Pages(Struct, frozen=True):
 
 
 class BandwidthSample(Struct, frozen=True):
-    """One pass of one kernel. cas_*: of neighbouring CPUs, around it; () where one thread ran."""
+    """One pass of one kernel. cas_*: of neighbouring CPUs, around it; () if one thread ran."""
 
     at_ns: int
     bytes_per_s: float
@@ -154,7 +154,7 @@ class Look(Struct, frozen=True):
     pair: int
     cas_before_ns: Latencies
     cas_after_ns: Latencies
-    fill_ratio: float | None = None  # rate of both over that of one; None where not had
+    fill_ratio: float | None = None  # rate of both over that of one; None if not had
     disturbed: bool = False
 
 

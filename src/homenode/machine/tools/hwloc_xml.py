@@ -240,7 +240,7 @@ def _latency(text: str, element: etree._Element, source: str) -> float:
 
 
 def pus_of(obj: HwlocObject, attribute: str, source: str) -> CpuSet:
-    """The CPUs of an attribute such as cpuset; empty where it is absent. Raises ParseError."""
+    """The CPUs of an attribute such as cpuset; empty if it is absent. Raises ParseError."""
     text = obj.attributes.get(attribute)
     return CpuSet() if text is None else CpuSet.parse_mask(text, f"{source}: {attribute}")
 

@@ -53,7 +53,7 @@ def record(
 
 
 def value_at(document: object, path: str, kind: Any, source: str) -> Any:
-    """The value down a path of keys ("config/ngpus"), as a kind; None where it is not there.
+    """The value down a path of keys ("config/ngpus"), as a kind; None if it is not there.
 
     Raises ParseError for one of another kind.
     """
@@ -80,7 +80,7 @@ def json_object(
 def first_json(text: str, source: str) -> Any:
     """The first object or list that begins a line; what tools print around it is skipped.
 
-    Raises ParseError where none is there, or it is no JSON.
+    Raises ParseError if none is there, or it is not JSON.
     """
     at = 0
     while at < len(text):
@@ -105,7 +105,8 @@ def first_json(text: str, source: str) -> Any:
 def json_objects(text: str, source: str) -> Iterator[dict[str, Any]]:
     """Objects that begin with a line that is just "{", in their order; other lines are skipped.
 
-    A line such as "{warning}" begins none. Raises ParseError for one that begins so and is no JSON.
+    A line such as "{warning}" does not begin an object. Raises ParseError for an object that is not
+    JSON.
     """
     at, count = 0, 0
     while (start := _opening_line(text, at)) is not None:
@@ -241,7 +242,7 @@ class Lines:
         return ParseError(self.source, expected, observed, hint=hint)
 
     def keep(self, name: str, word: str, line: Line) -> None:
-        """The value of a name. Raises ParseError where it has one."""
+        """The value of a name. Raises ParseError if it has one."""
         if name in self._values:
             raise line.error(f"one value of {name!r}", word)
         self._values[name] = (word, line)
@@ -252,7 +253,7 @@ class Lines:
             raise line.error(f"one value of {name!r}")
 
     def has(self, name: str) -> bool:
-        """True where the name has a value that was not taken."""
+        """True if the name has a value that was not taken."""
         return name in self._values
 
     def take(self, name: str, read: Callable[[Line, str, str], T], expected: str) -> T:
@@ -268,7 +269,7 @@ class Lines:
     def take_optional(
         self, name: str, read: Callable[[Line, str, str], T], expected: str
     ) -> T | None:
-        """As `take`; None where the output does not have it."""
+        """As `take`; None if the output does not have it."""
         return self.take(name, read, expected) if name in self._values else None
 
     def untaken(self) -> Iterator[tuple[str, str, Line]]:

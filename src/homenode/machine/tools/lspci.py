@@ -103,7 +103,7 @@ class LspciFunction(Struct, frozen=True):
     acs: frozenset[str] | None = None  # flags of ACSCtl that are on
     ats_enabled: bool | None = None
     bars: tuple[PciBar, ...] = ()  # with sizes only; those of SR-IOV have none in the listing
-    is_silent: bool = False  # its configuration space reads as ones only, as where nothing answers
+    is_silent: bool = False  # its configuration space reads as ones only, as if nothing answers
     registers: PciRegisters | None = None  # of Control, DevCtl and others
 
 
@@ -116,13 +116,13 @@ _UNINDENTED = re.compile(
 
 
 def looks_like_lspci(text: str) -> bool:
-    """True where a function's header stands near the beginning."""
+    """True if a function's header stands near the beginning."""
     lines = _lines(text[:_HEAD_CHARACTERS])
     return any(_HEADER.fullmatch(line.rstrip()) for line in lines)
 
 
 def ends_within_a_line(text: str) -> bool:
-    """True where a listing was cut: lspci ends every line.
+    """True if a listing was cut: lspci ends every line.
 
     A last line end that an editor or a copy lost is no cut: the line then closes its bracket, or
     is like others of the listing of which none goes on where it ends; and in a listing with
@@ -169,7 +169,7 @@ def _last_keys(lines: Sequence[str]) -> set[str]:
 
 def _lines(text: str) -> list[str]:
     """The lines, without what quoted or indented all of them, and without terminal codes; indented
-    by tabs, as lspci does, also where a copy has spaces instead."""
+    by tabs, as lspci does, also if a copy has spaces instead."""
     lines = _TERMINAL_CODE.sub("", text.removeprefix("\ufeff")).splitlines()
     for line in lines:
         quote = _QUOTED.match(line)
@@ -219,9 +219,9 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     """The functions of a listing, ascending.
 
     Before the first function, lines at the margin are whatever stood above a copied listing.
-    Raises ParseError for a later line there that is no header, prompt or fence, for an address that
-    comes twice, and for a number that is none. Indented lines that nothing reads are passed over,
-    and so is a last line that is not whole.
+    Raises ParseError for a later line there that is not a header, prompt or fence, for an address
+    that comes twice, and for a number that is none. Indented lines that nothing reads are passed
+    over, and so is a last line that is not whole.
     """
     if len(text) > MAX_CHARACTERS:
         raise ParseError(source, f"at most {MAX_CHARACTERS} characters", str(len(text)))

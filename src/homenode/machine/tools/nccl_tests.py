@@ -48,7 +48,7 @@ class NcclHalf(Struct, frozen=True, kw_only=True):
 
     time_ns: float
     bus_bytes_per_s: float
-    wrong: int | None  # elements that came out wrong; None where not checked
+    wrong: int | None  # elements that came out wrong; None if not checked
 
 
 class NcclRow(Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class NcclRow(Struct, frozen=True, kw_only=True):
 
 
 class NcclTests(Struct, frozen=True, kw_only=True):
-    """One run. None where the tool does not say."""
+    """One run. None if the tool does not say."""
 
     family: CollectiveLibrary = CollectiveLibrary.NCCL
     version: str | None = None
@@ -75,7 +75,7 @@ class NcclTests(Struct, frozen=True, kw_only=True):
     iterations: int | None = None  # of each size
     gpu_names: tuple[str, ...] = ()  # of the ranks; of JSON, of the first rank of each process
     rows: tuple[NcclRow, ...]
-    # whether data were checked and all of it was right; None where not checked
+    # whether data were checked and all of it was right; None if not checked
     is_correct: bool | None
     average_bus_bytes_per_s: float | None  # the tool's own, over all sizes and halves
     gaps: tuple[Gap, ...] = ()

@@ -43,7 +43,7 @@ _NUMBERS = re.compile(r"\d{1,6}(?: \d{1,6})*", re.ASCII)
 
 
 class NumactlNode(Struct, frozen=True, kw_only=True):
-    """None where the tool does not say."""
+    """None if the tool does not say."""
 
     index: NodeIndex
     pus: CpuSet
@@ -132,8 +132,8 @@ _COMMAND = re.compile(r"(?:^|[\s/])numactl ", re.ASCII)
 
 
 def bound_by_command(line: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Nodes of the CPUs and of the memory of a command in a log; () where it does not say. None
-    where numactl starts nothing there.
+    """Nodes of the CPUs and of the memory of a command in a log; () if it does not say. None
+    if numactl starts nothing there.
 
     >>> bound_by_command("+ numactl -N 0 --membind=0,1 ./stream")
     ((0,), (0, 1))
@@ -161,7 +161,7 @@ _WITH_VALUE = frozenset({*_NODES_OF, *"-C --physcpubind -i --interleave -p --pre
 def parse_show(text: str) -> NumactlShow:
     """How a process was bound. Other lines are skipped: it often heads a log.
 
-    Raises ParseError where there is none, or more than one.
+    Raises ParseError if there is none, or more than one.
     """
     lines = Lines(text, _SHOW, stripped=False)
     for line in lines:

@@ -75,11 +75,11 @@ class NvbandwidthDevice(Struct, frozen=True):
 class NvbandwidthMatrix(Struct, frozen=True):
     """Bandwidth of each pair of a test."""
 
-    # which of a test's matrices, one of read1, read2, write1, write2 and total, or None where the
+    # which of a test's matrices, one of read1, read2, write1, write2 and total, or None if the
     # test has one
     part: str | None
     unit: Unit
-    # shape (rows, columns), [from or CPU][GPU]; None where N/A
+    # shape (rows, columns), [from or CPU][GPU]; None if N/A
     cells: tuple[tuple[float | None, ...], ...]
 
     @property
@@ -102,7 +102,7 @@ class NvbandwidthTest(Struct, frozen=True):
 
 
 class NvbandwidthRun(Struct, frozen=True, kw_only=True):
-    """One run. Versions as printed; None where not said."""
+    """One run. Versions as printed; None if not said."""
 
     version: str | None
     driver_version: str | None
@@ -112,7 +112,7 @@ class NvbandwidthRun(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...]
 
     def test(self, name: str) -> NvbandwidthTest | None:
-        """The test of that name; None where it was not run."""
+        """The test of that name; None if it was not run."""
         return next((test for test in self.tests if test.name == name), None)
 
 
@@ -212,7 +212,7 @@ _ROUNDING = 0.005
 
 
 class _Text:
-    """The text of a run so far. name: of the open test; unit: of its open matrix; None where none
+    """The text of a run so far. name: of the open test; unit: of its open matrix; None if none
     is open."""
 
     def __init__(self, text: str, is_bare: bool) -> None:

@@ -62,7 +62,7 @@ class NvidiaMigDevice(Struct, frozen=True):
 
 
 class NvidiaGpu(Struct, frozen=True, kw_only=True):
-    """One GPU. None where the driver says N/A, or where its version does not have the field."""
+    """One GPU. None if the driver says N/A, or where its version does not have the field."""
 
     bdf: Bdf
     name: str | None
@@ -87,7 +87,7 @@ class NvidiaQuery(Struct, frozen=True):
 def parse_query(text: str) -> NvidiaQuery:
     """The GPUs. Elements that we do not use are skipped: there are 300, and more in each release.
 
-    Raises ParseError where the text is no such document or a GPU has no address, or another's.
+    Raises ParseError if the text is no such document or a GPU has no address, or another's.
     """
     root = parse_xml(text, "nvidia_smi_log", _SOURCE)
     unread: list[tuple[Bdf, str, str]] = []
@@ -142,7 +142,7 @@ def _mig_devices(
 
 
 def _text(element: etree._Element, path: str) -> str | None:
-    """The text at a path; None where it is missing or one of the many ways to say so."""
+    """The text at a path; None if it is missing or one of the many ways to say so."""
     text = (element.findtext(path) or "").strip()
     return None if _ABSENT.fullmatch(text.strip("[]").lower()) else text
 
@@ -162,7 +162,7 @@ _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
 class TopoDevice(Struct, frozen=True):
-    """One row. None where the tool says N/A or nothing."""
+    """One row. None if the tool says N/A or nothing."""
 
     name: str  # "GPU0", "NIC0", or the name of a NIC ("mlx5_0", drivers before 510)
     cpus: CpuSet | None  # CPUs near the GPU; only those that the caller's cpuset allows
@@ -180,7 +180,7 @@ class TopoMatrix(Struct, frozen=True):
     links: tuple[tuple[str | None, ...], ...]
 
     def nvlinks(self, a: int, b: int) -> int:
-        """Bonded NVLinks between the devices at two positions; 0 where there are none.
+        """Bonded NVLinks between the devices at two positions; 0 if there are none.
 
         To a switch's GPUs it is the number of links to the switches.
         """
@@ -195,7 +195,7 @@ def looks_like_topology(text: str) -> bool:
 
 
 def parse_topology(text: str) -> TopoMatrix:
-    """The matrix, below a prompt or a banner too. Raises ParseError, also where rows and columns
+    """The matrix, below a prompt or a banner too. Raises ParseError, also if rows and columns
     are not the same devices."""
     names: list[str] = []
     affinities = place = 0

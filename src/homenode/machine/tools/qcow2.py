@@ -31,7 +31,7 @@ class Qcow2Header(Struct, frozen=True):
 
     size_bytes: int  # of the disk, as its guest sees it
     backing: str | None  # the name of the file under it, as it stands there; None = none
-    backing_format: str | None  # None where it is not stated
+    backing_format: str | None  # None if it is not stated
     is_encrypted: bool
     has_data_file: bool
 

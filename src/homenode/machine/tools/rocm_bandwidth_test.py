@@ -63,7 +63,7 @@ class RocmMatrix(Struct, frozen=True, kw_only=True):
 
     is_bidirectional: bool
     devices: tuple[int, ...]
-    # shape (devices, devices), [source][destination], bytes/s; None where N/A
+    # shape (devices, devices), [source][destination], bytes/s; None if N/A
     cells: tuple[tuple[float | None, ...], ...]
 
 

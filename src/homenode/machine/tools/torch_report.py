@@ -32,7 +32,7 @@ class TorchDevice(Struct, frozen=True):
     """A GPU as PyTorch sees it."""
 
     index: int  # PyTorch's
-    address: str | None  # None where it does not say
+    address: str | None  # None if it does not say
     name: str
     node: int | None  # None for -1
 
@@ -86,7 +86,7 @@ class TorchRun(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[TorchRun, ...]:
-    """The documents of an output, in order. Raises ParseError, also where there is none."""
+    """The documents of an output, in order. Raises ParseError, also if there is none."""
     runs = tuple(_documents(text))
     if not runs:
         raise ParseError(SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")

@@ -39,7 +39,7 @@ class CapabilitiesCell(Struct, frozen=True):
 def parse(text: str) -> tuple[CapabilitiesCell, ...]:
     """The cells of the host, in the document's order; the guests that could be run are skipped.
 
-    Raises ParseError where an element that we use is not of its form.
+    Raises ParseError if an element that we use is not of its form.
     """
     root = parse_xml(text, "capabilities", _SOURCE)
     host = root.find("host")

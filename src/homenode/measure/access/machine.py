@@ -35,9 +35,9 @@ class Machine(Protocol):
     ) -> ProgramResult:
         """Runs a program there to its end, as process.run does here.
 
-        argv is passed on word by word: no shell sees it unquoted. Raises ToolMissingError where
-        the program is not installed there, ToolTimeoutError where it is stopped, and ToolError
-        where the machine cannot be reached.
+        argv is passed on word by word: no shell sees it unquoted. Raises ToolMissingError if
+        the program is not installed there, ToolTimeoutError if it is stopped, and ToolError
+        if the machine cannot be reached.
         """
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
@@ -68,7 +68,7 @@ class Channel(Protocol):
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         """Run a script of a POSIX shell to its end.
 
-        Raises ToolTimeoutError where it does not end in time, and ToolError where the machine
+        Raises ToolTimeoutError if it does not end in time, and ToolError if the machine
         cannot be reached or the way to it breaks.
         """
 

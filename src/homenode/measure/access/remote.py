@@ -88,7 +88,7 @@ def installed_script(names: Collection[str]) -> str:
 
 
 def status_of(stderr: str, mark: str) -> tuple[str, str | None]:
-    """Standard error without the mark, and the status behind it; None where the mark never came.
+    """Standard error without the mark, and the status behind it; None if the mark never came.
 
     >>> status_of("warning\\n\\nM 3\\n", "M")
     ('warning\\n', '3')
@@ -188,9 +188,9 @@ class RemoteMachine:
         return parse_collected(completed.stdout_or_raise(), self.name)
 
     def put_program(self, name: str, content: bytes) -> str:
-        """Put a program there, unless the very same is on its PATH; gives its path.
+        """Put a program there, unless the very same is on its PATH; returns its path.
 
-        From then on `run` starts it by its name. Raises ToolError where no directory there can hold
+        From then on `run` starts it by its name. Raises ToolError if no directory there can hold
         it (a full disk, all mounted noexec), or where what arrived is not what was sent.
         """
         checksum = hashlib.sha256(content).hexdigest()
@@ -212,7 +212,7 @@ class RemoteMachine:
         return path
 
     def clean_up(self) -> None:
-        """Remove what was put there. Raises ToolError where the machine cannot be reached."""
+        """Remove what was put there. Raises ToolError if the machine cannot be reached."""
         if self._directory is not None:
             self._line(f"rm -rf {quote(self._directory)}")
             self._directory = None
@@ -275,7 +275,7 @@ class RemoteMachine:
         return path
 
     def _line(self, script: str, input: str | None = None) -> str:
-        """The first line that a script says. Raises ToolError where the way to it breaks."""
+        """The first line that a script says. Raises ToolError if the way to it breaks."""
         mark = _mark()
         output = self._channel.execute(f'{script}; echo "{mark}"', _SHORT_S, input)
         if mark not in output.stdout:

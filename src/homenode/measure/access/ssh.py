@@ -36,7 +36,7 @@ _CAUSES = (
 _OTHER_KEY = ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _OWN_FAILURE = 255
-"""ssh's exit status where it did not come to run anything, or lost the connection."""
+"""ssh's exit status if it did not come to run anything, or lost the connection."""
 
 _MOST_KEYS_BYTES = 1 << 20
 

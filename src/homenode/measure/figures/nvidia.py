@@ -47,7 +47,7 @@ class Binding(Struct, frozen=True):
     def node(self) -> int | None:
         """Where memory was bound; where it was bound to several nodes, where the threads were.
 
-        None where neither is one node: what is unknown is not guessed.
+        None if neither is one node: what is unknown is not guessed.
         """
         for nodes in (self.memory_nodes, self.cpu_nodes):
             if len(nodes) == 1:
@@ -72,7 +72,7 @@ class LoggedRun(Struct, frozen=True):
 def sections(text: str) -> Iterator[LoggedRun]:
     """The runs of a text, each with the binding that stands before it.
 
-    What stands behind the last one is part of it. Nothing where there is no run.
+    What stands behind the last one is part of it. Nothing if there is not a run.
     """
     lines = text.split("\n")
     starts = [n for n, line in enumerate(lines) if VERSION_LINE.fullmatch(line.rstrip())]
@@ -160,7 +160,7 @@ def nvbandwidth_figures(run: NvbandwidthRun, binding: Binding | None) -> Figures
     """Each cell of each test that passed. binding: of the process, where its log says it.
 
     A host copy's node is the node that memory was bound to, else the one of the CPUs. Where the
-    tool put its own thread is no setting: `peer_node`, over which figures are compared.
+    tool put its own thread is not a setting: `peer_node`, over which figures are compared.
     """
     address_of = {device.index: device.address for device in run.devices}
     gaps = list(run.gaps)
@@ -284,7 +284,7 @@ def copy_figures(gpus: tuple[GpuCopies, ...]) -> Figures:
 
 
 def half_peak_of(run: NcclTests) -> int | None:
-    """The first size with half of the highest bus bandwidth; None where nothing was moved."""
+    """The first size with half of the highest bus bandwidth; None if nothing was moved."""
     points = _points(run.rows)
     peak = max((rate for _, rate in points), default=0.0)
     return next((size for size, rate in points if rate >= peak / 2), None)

@@ -25,7 +25,7 @@ _PLAIN_CURVE = ("auto", "local")
 
 
 class BracketedSample(Struct, frozen=True):
-    """A sample with the bracket around it; None where it has none, and so no state."""
+    """A sample with the bracket around it; None if it has none, and so no state."""
 
     sample: Sample
     bracket: Bracket | None = None
@@ -40,11 +40,11 @@ class StepReading(Struct, frozen=True):
     gaps: tuple[Gap, ...] = ()
     findings: tuple[Finding, ...] = ()  # the probe's own doubts among them
     busy: str | None = None  # who else ran meanwhile, in words; None = unknown, or no one counts
-    emulated: bool | None = None  # None where it was not asked, or nothing gives it
+    emulated: bool | None = None  # None if it was not asked, or nothing gives it
 
 
 def probe_figures(document: ProbeDocument) -> StepReading:
-    """Samples of a document. Raises ParseError where its CPU lists are none."""
+    """Samples of a document. Raises ParseError if its CPU lists are none."""
     read_samples = {
         "bandwidth": _bandwidth,
         "latency": _latency,

@@ -38,7 +38,7 @@ class ToolOutput(Struct, frozen=True):
     """How a tool's output is read."""
 
     name: str  # the tool's, for people
-    # what only it prints, for files; None where none is looked for
+    # what only it prints, for files; None if none is looked for
     sign: re.Pattern[str] | None = None
     of_log: Callable[[str, str], Figures] = _no_log  # the figures of a file and its name
     # of a test of the suite, which also knows its GPUs, its binding and the machine

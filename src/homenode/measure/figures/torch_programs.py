@@ -14,7 +14,7 @@ from homenode.measure.figures.sample import Figures, join_figures, sample
 from homenode.measure.results.model import Condition, Sample
 
 COPYING_THREAD = "copying thread"
-"""Condition: the nodes on which the thread ran that copied, where no one bound it."""
+"""Condition: the nodes on which the thread ran that copied, if no one bound it."""
 
 
 def torch_run_figures(runs: tuple[TorchRun, ...]) -> Figures:

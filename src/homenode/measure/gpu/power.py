@@ -1,7 +1,7 @@
 """GpuPower: what each GPU draws while a step runs, by the first tool that is installed. [I/O]
 
 nvidia-smi and rocm-smi print addresses; amd-smi numbers GPUs in its own order. Each prints a table
-with a head; "N/A" is no figure. Other columns have power in their names, too: power_management.
+with a head; "N/A" is not a figure. Other columns have power in their names, too: power_management.
 Sources: nvidia-smi(1); ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py, showPower; ROCm/amdsmi,
 amdsmi_cli/amdsmi_commands.py, metric_gpu, and amdsmi_logger.py, flatten_dict. amd-smi of ROCm 6 has
 no --power in a VM (amdsmi_parser.py): there nothing is known without rocm-smi.

@@ -26,7 +26,7 @@ MAX_BYTES = 256 << 20
 
 MAX_DEPTH = 6
 MAX_LINE = 16384
-"""Longest line of a text that is no JSON, in characters. The longest real ones list CPUs."""
+"""Longest line of a text that is not JSON, in characters. The longest real ones list CPUs."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")
 _TAG = re.compile(
@@ -68,8 +68,8 @@ def find_sources(paths: Sequence[Path]) -> FoundDirectories:
 def find_directories(root: Path) -> FoundDirectories:
     """The directories at and below a path; a file stands for itself alone.
 
-    Raises InputError where nothing is there, or more than MAX_FILES or MAX_BYTES, and HostError
-    where the directory cannot be read.
+    Raises InputError if nothing is there, or more than MAX_FILES or MAX_BYTES, and HostError
+    if the directory cannot be read.
     """
     if not root.exists():
         raise not_found(str(root))

@@ -117,7 +117,7 @@ def imported_runs(
 
 
 def _places(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """The place of each run in the order that the user gave; none where none was given."""
+    """The place of each run in the order that the user gave; none if none was given."""
     if order and sorted(order) != sorted(names):
         raise InputError(
             f"--order: expected each run once, found {', '.join(order)}",

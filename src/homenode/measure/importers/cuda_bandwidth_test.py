@@ -72,7 +72,7 @@ class CudaTransfer(Struct, frozen=True, kw_only=True):
     """A row of bandwidthTest."""
 
     direction: Direction
-    is_pinned: bool | None  # None where not said
+    is_pinned: bool | None  # None if not said
     devices: int  # how many took part; bytes_per_s is their sum
     size_bytes: int
     bytes_per_s: float
@@ -83,12 +83,12 @@ class CudaBandwidthTest(Struct, frozen=True, kw_only=True):
 
     devices: tuple[tuple[int, str], ...]  # (CUDA's number, name)
     transfers: tuple[CudaTransfer, ...]
-    has_passed: bool | None  # None where the end is missing
+    has_passed: bool | None  # None if the end is missing
     gaps: tuple[Gap, ...]
 
 
 def parse(text: str) -> CudaBandwidthTest:
-    """The one run of an output. Raises ParseError, also where no transfer was measured."""
+    """The one run of an output. Raises ParseError, also if no transfer was measured."""
     lines = Lines(text, _SOURCE)
     devices: list[tuple[int, str]] = []
     transfers: list[CudaTransfer] = []

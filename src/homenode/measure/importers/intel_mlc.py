@@ -59,7 +59,7 @@ class MlcMatrix(Struct, frozen=True, kw_only=True):
 
     rows: tuple[NodeIndex, ...]
     columns: tuple[NodeIndex, ...]
-    # shape (rows, columns), [node of the CPUs][node of the memory]; None where absent
+    # shape (rows, columns), [node of the CPUs][node of the memory]; None if absent
     cells: tuple[tuple[float | None, ...], ...]
 
 

@@ -87,11 +87,11 @@ class StreamRun(Struct, frozen=True, kw_only=True):
     """One run."""
 
     version: str | None
-    # all three together; None where the table stands alone, without what is above it
+    # all three together; None if the table stands alone, without what is above it
     arrays_bytes: int | None
-    threads: int | None  # as counted, None where built without OpenMP (then it is one)
+    threads: int | None  # as counted, None if built without OpenMP (then it is one)
     kernels: tuple[StreamKernel, ...]
-    is_valid: bool | None  # whether STREAM found its own arrays right; None where it does not say
+    is_valid: bool | None  # whether STREAM found its own arrays right; None if it does not say
     gaps: tuple[Gap, ...]
 
 

@@ -51,12 +51,12 @@ class SysbenchMemory(Struct, frozen=True, kw_only=True):
 
     @property
     def shares_one_buffer(self) -> bool:
-        """True where all threads used the same block: nothing of it says how fast memory is."""
+        """True if all threads used the same block: nothing of it says how fast memory is."""
         return self.scope == "global"
 
 
 class SysbenchRun(Struct, frozen=True, kw_only=True):
-    """One run. None where the tool does not say."""
+    """One run. None if the tool does not say."""
 
     version: str
     threads: int

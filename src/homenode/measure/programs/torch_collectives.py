@@ -134,7 +134,7 @@ class Crew:
             os._exit(code)
 
     def wait(self) -> str | None:
-        """Until all have ended; why they did not do their work, None where they did."""
+        """Until all have ended; why they did not do their work, None if they did."""
         seen, since = self._progress(), time.monotonic()
         reason = None
         while self._children and reason is None:
@@ -199,7 +199,7 @@ def _homes(machine: dict[str, Any], options: argparse.Namespace) -> list[int | N
 
 
 def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """The document. Raises SystemExit where nothing was measured."""
+    """The document. Raises SystemExit if nothing was measured."""
     crew = Crew(directory, options.stall)
     crew.start(0, lambda: _inspect(Rank(0, directory, options)))
     if crew.wait() is not None:

@@ -61,7 +61,7 @@ def _read_text(path: str) -> str | None:
 
 
 def nodes_to_bind() -> list[int]:
-    """Nodes with CPUs that we may use and with memory, ascending; [] where the kernel is silent."""
+    """Nodes with CPUs that we may use and with memory, ascending; [] if the kernel is silent."""
     allowed = os.sched_getaffinity(0)
     with_memory = _read_text(_NODES + "/has_memory") or _read_text(_NODES + "/online") or ""
     return [
@@ -74,7 +74,7 @@ def nodes_to_bind() -> list[int]:
 def bind(node: int) -> None:
     """This process, and threads that it starts from now on: CPUs and memory of one node.
 
-    Raises OSError where the node has no CPU that we may use or the kernel refuses.
+    Raises OSError if the node has no CPU that we may use or the kernel refuses.
     """
     cpus = numbers_of(_read_text(f"{_NODES}/node{node}/cpulist") or "") & os.sched_getaffinity(0)
     if not cpus:
@@ -91,7 +91,7 @@ def bind(node: int) -> None:
 
 
 def free_bytes(node: int | None) -> int | None:
-    """Memory that can be had on a node, or at all; None where the kernel does not show.
+    """Memory that can be had on a node, or at all; None if the kernel does not show.
 
     Of a node: what is free and what files occupy, which gives way.
     """
@@ -102,7 +102,7 @@ def free_bytes(node: int | None) -> int | None:
 
 
 def thread_place() -> dict[str, int | None]:
-    """The CPU that this thread runs on and its node, now; None where unknown."""
+    """The CPU that this thread runs on and its node, now; None if unknown."""
     cpu = ctypes.CDLL(None).sched_getcpu()
     if cpu < 0:
         return {"cpu": None, "node": None}
@@ -115,7 +115,7 @@ def thread_place() -> dict[str, int | None]:
 
 
 def node_of_memory(pointer: int, size_bytes: int) -> int | None:
-    """The node of a buffer; None where its pages are on several, or a driver hides where.
+    """The node of a buffer; None if its pages are on several, or a driver hides where.
 
     Container engines forbid move_pages to those too that may bind memory: numa_maps shows it.
     """
@@ -135,7 +135,7 @@ def node_of_memory(pointer: int, size_bytes: int) -> int | None:
 
 
 def node_of_mapping(pointer: int, numa_maps: str) -> int | None:
-    """The node of the mapping that holds an address; None where it is on several, or none.
+    """The node of the mapping that holds an address; None if it is on several, or none.
 
     >>> node_of_mapping(0x7f10, "7f00 bind:1 anon=512 dirty=512 N1=512 kernelpagesize_kB=4")
     1
@@ -152,7 +152,7 @@ def node_of_mapping(pointer: int, numa_maps: str) -> int | None:
 def devices(torch: Any) -> list[dict[str, Any]]:
     """The GPUs that PyTorch sees, in its order: index, address, name, node.
 
-    address: None where neither PyTorch nor its runtime gives it. node: None for -1.
+    address: None if neither PyTorch nor its runtime gives it. node: None for -1.
     """
     gpus = []
     for index in range(torch.cuda.device_count()):

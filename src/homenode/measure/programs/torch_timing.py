@@ -137,13 +137,13 @@ class Lane:
 def time_copies(lane: Lane, neighbours: list[Lane], repeats: int) -> float:
     """Seconds of `repeats` on a lane while the others, if any, are busy all the time.
 
-    Raises RuntimeError where the GPU's clock gives no time, or more than has passed.
+    Raises RuntimeError if the GPU's clock gives no time, or more than has passed.
     """
     before = time.perf_counter()
     for other_lane in (*neighbours, lane):
         other_lane.hold(repeats * (1 + 3 * len(neighbours)))
     for other_lane in neighbours:
-        other_lane.queue(3 * repeats)  # outlasts what is timed, also where it is the faster one
+        other_lane.queue(3 * repeats)  # outlasts what is timed, also if it is the faster one
     lane.queue(repeats)
     seconds = lane.seconds()
     for other_lane in neighbours:

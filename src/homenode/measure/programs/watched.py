@@ -20,7 +20,7 @@ _STATE, _PROCESSOR = 0, 36  # of /proc/PID/task/TID/stat, behind the name; proc(
 
 
 def busy_pus(process: int, root: str = "/") -> "list[int]":
-    """CPUs of the threads that are running now; [] where the process has ended."""
+    """CPUs of the threads that are running now; [] if the process has ended."""
     pus = []
     try:
         for task in Path(root, f"proc/{process}/task").iterdir():

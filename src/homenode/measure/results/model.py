@@ -129,7 +129,7 @@ class GpuPlace(Struct, frozen=True):
     """Where the machine that ran the suite believed a GPU to be."""
 
     device: Bdf  # as in Sample
-    node: int | None  # its numa_node there; None where the kernel says -1
+    node: int | None  # its numa_node there; None if the kernel says -1
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -137,13 +137,13 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     A Struct, because a results directory has millions: read in a seventh of a dataclass's time.
     device, peer: the GPU, and the other one of a pair: host addresses where the run says
-    `host_addresses`, else those that the suite saw. index: position in a tool's own order where
+    `host_addresses`, else those that the suite saw. index: position in a tool's own order if
     nothing better is known; never used to pair. node, peer_node: where the memory or the thread
     was; of a GPU, `peer_node` alone is where the tool's thread was seen, which was not bound.
     size_bytes: of a message or working set. variant: what else distinguishes series (a kernel, a
     data type, a level). boot, number: counted from 0 within the run, and within boot and series.
     state: the placement state that the probe saw; states are never pooled. count: samples behind a
-    figure that is no sample, None where the source does not say. disturbed: somebody else ran.
+    figure that is not a sample, None if the source does not say. disturbed: somebody else ran.
     """
 
     metric: str
@@ -183,7 +183,7 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
     pus: CpuSet | None = None
     nodes: tuple[int, ...] | None = None
     plan_fingerprint: str | None = None
-    # identity of each boot, in the order of Sample.boot; empty where unknown
+    # identity of each boot, in the order of Sample.boot; empty if unknown
     boots: tuple[str, ...] = ()
     gpus: tuple[GpuPlace, ...] = ()
     host_addresses: bool = False
@@ -191,7 +191,7 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
     # why nothing must be concluded from this run, as the suite noted it
     unusable: tuple[str, ...] = ()
     source: str | None = None  # the document or directory
-    # started_s, ended_s: of the first and the last step, in seconds since 1970 (UTC); None where
+    # started_s, ended_s: of the first and the last step, in seconds since 1970 (UTC); None if
     # unknown
     started_s: float | None = None
     ended_s: float | None = None
@@ -208,7 +208,7 @@ class FigureKey(Struct, frozen=True, gc=False):
     """What a figure is of."""
 
     # metric, unit: see docs/reference/formats/comparison.md; the rest is what distinguishes
-    # it from others of its metric, None where it is over all
+    # it from others of its metric, None if it is over all
     metric: str
     unit: str
     variant: str | None

@@ -1,7 +1,7 @@
 """Received: a run that a guest sent as a tar, treated as what a stranger sent. [I/O]
 
 Nothing is unpacked where others keep theirs: the tar is read within limits, laid out in a new
-directory, and that is moved into its place where none is there.
+directory, and that is moved into its place if none is there.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ _SOURCE = "what the guest sent"
 
 
 def receive_run(stream: BinaryIO, root: Path, name: str) -> Path:
-    """Keep the run of this name from a tar of SYSTEM/NAME/…; gives its directory.
+    """Keep the run of this name from a tar of SYSTEM/NAME/…; returns its directory.
 
-    Raises InputError where it is no tar or holds anything but that run, HostError where a run of
+    Raises InputError if it is not a tar or holds anything but that run, HostError if a run of
     this name is there already or nothing can be written.
     """
     tree = _read(stream)
@@ -83,7 +83,7 @@ def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
 
 
 def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> None:
-    """Raises OSError where something is in the run's place."""
+    """Raises OSError if something is in the run's place."""
     aside = f".received-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:
         top = _open_directory(root, ends=ends)

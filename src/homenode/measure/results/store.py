@@ -47,7 +47,7 @@ def parse_run(text: bytes, source: str) -> Run:
 
 
 def _whole_run(text: bytes, source: str) -> Run | None:
-    """The run where nothing is wrong, read in one step; None where something is, or may be."""
+    """The run if nothing is wrong, read in one step; None if something is, or may be."""
     first, last = text.find(b"\n") + 1, text.rfind(b"\n", 0, -1) + 1
     if not 0 < first <= last:
         return None
@@ -158,7 +158,7 @@ def run_directory(root: Path, system: str, name: str) -> Path:
 def write_run(root: Path, run: Run) -> Path:
     """Write a run whole or not at all, and return its file.
 
-    Raises HostError where that fails, and where there is such a run already.
+    Raises HostError if that fails, and where there is such a run already.
     """
     directory = run_directory(root, run.head.system, run.head.name)
     path = directory / FILE
@@ -206,7 +206,7 @@ def load_runs(path: Path) -> StoredRuns:
 
     A directory without subdirectories in which no results.jsonl lies is foreign, and skipped as
     such.
-    Raises InputError where nothing is there.
+    Raises InputError if nothing is there.
     """
     if path.is_file():
         return StoredRuns((read_run(path),), (), (str(path.parent),))

@@ -119,8 +119,8 @@ class TrialDomain(Struct, frozen=True):
         """Undo the steps of these kinds, the last first; () = all.
 
         A full disk must not keep anything from being undone: what is not written down as undone is
-        looked at once more, which does no harm. Raises HostError where libvirt does not answer,
-        InputError or UsageError where somebody else changed or started the domain meanwhile: the
+        looked at once more, which does no harm. Raises HostError if libvirt does not answer,
+        InputError or UsageError if somebody else changed or started the domain meanwhile: the
         journal then says what is left.
         """
         for entry in reversed(self.journal.changes.to_undo()):

@@ -42,7 +42,7 @@ class PreparedCopy(Struct, frozen=True):
     copy: TrialCopy
     document: bytes  # its definition
     disks: tuple[WritableDisk, ...]  # under the overlays
-    nvram: tuple[str, str] | None  # (the original's file, the copy's); None where it has none
+    nvram: tuple[str, str] | None  # (the original's file, the copy's); None if it has none
 
 
 def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> PreparedCopy:
@@ -148,7 +148,7 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
 
 
 def _size_of(disk: WritableDisk, original: HostFile) -> int:
-    """Bytes that the guest sees of a disk. Raises InputError where a file under it is none of this
+    """Bytes that the guest sees of a disk. Raises InputError if a file under it is none of this
     host's, or has a name that QEMU would not take for one's path."""
     if disk.format == "raw":
         return -(-original.size_bytes // _SECTOR) * _SECTOR

@@ -39,8 +39,8 @@ class PlannedLayout(Struct, frozen=True):
     """A layout planned."""
 
     layout: str
-    tuning: PlannedFile | None  # None where no placement fits
-    # why it cannot be booted, the planner's answer where there is no tuning
+    tuning: PlannedFile | None  # None if no placement fits
+    # why it cannot be booted, the planner's answer if there is no tuning
     against: tuple[str, ...]
 
 

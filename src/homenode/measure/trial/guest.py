@@ -105,8 +105,8 @@ def wait_for_answer(
 ) -> Machine:
     """The guest, as soon as it answers. on_wait: called after a try in vain (waited_s, timeout_s).
 
-    Raises ToolError where it ends before, ToolTimeoutError with the last thing that was in the way,
-    HostKeyError at once where another machine answers, and InputError where there is no way to it
+    Raises ToolError if it ends before, ToolTimeoutError with the last thing that was in the way,
+    HostKeyError at once where another machine answers, and InputError if there is no way to it
     at all.
     """
     started = time.monotonic()
@@ -138,7 +138,7 @@ def boot_of(machine: Machine) -> str:
 
 
 def host_boot(virsh: Virsh) -> str | None:
-    """The identity of the present boot of the host that domains run on; None where it is another
+    """The identity of the present boot of the host that domains run on; None if it is another
     machine's, or not given. libvirt's numbers of running instances begin again with each."""
     if not is_local(virsh.connect):
         return None
@@ -154,10 +154,10 @@ def is_same_host_boot(virsh: Virsh, boot_id: str | None) -> bool:
 def stop(
     virsh: Virsh, uuid: str, machine: Machine | None, timeout_s: float, run_id: int | None = None
 ) -> str:
-    """Have the domain off; gives how, for people.
+    """Have the domain off; returns how, for people.
 
     It is asked by libvirt, then from inside, and at last ended. run_id: leave it alone where
-    another instance runs. Raises HostError where libvirt cannot end it.
+    another instance runs. Raises HostError if libvirt cannot end it.
     """
     if not _runs(virsh, uuid, run_id):
         return "was off"
@@ -211,7 +211,7 @@ def again(trial: str, action: str) -> str:
 
 
 def is_there(virsh: Virsh, uuid: str) -> bool:
-    """Whether such a domain is defined or runs. Raises HostError where libvirt does not answer."""
+    """Whether such a domain is defined or runs. Raises HostError if libvirt does not answer."""
     return virsh.find(uuid) is not None
 
 

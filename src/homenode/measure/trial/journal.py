@@ -94,7 +94,7 @@ class TrialEntry(Struct, frozen=True, omit_defaults=True):
 
     at: str  # UTC, ISO 8601
     what: str
-    number: int | None = None  # of the boot, None where it is about all of them
+    number: int | None = None  # of the boot, None if it is about all of them
     detail: str = ""
     run: str | None = None  # name of the results
     samples: int | None = None  # how many were measured
@@ -195,7 +195,7 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
     @contextmanager
     def hold(self) -> Iterator[int]:
         """Only one homenode at work on a trial: a descriptor for programs that must keep the lock
-        to their end. Raises HostError where another is, or what one left behind."""
+        to their end. Raises HostError if another is, or what one left behind."""
         with _own_directory(self, "this trial") as lock:
             yield lock
 
@@ -226,7 +226,7 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
 @contextmanager
 def domain_locked(root: Path, uuid: str) -> Iterator[None]:
     """Only one homenode with a trial of this domain, from its look at it on: two that both saw no
-    other would boot it in turns. Raises HostError where another is, or InputError for no UUID."""
+    other would boot it in turns. Raises HostError if another is, or InputError for no UUID."""
     if not _ID.match(uuid):
         raise InputError(f"domain: expected a UUID, found {uuid!r}")
     with _own_directory(

@@ -72,7 +72,7 @@ class Preflight(Struct, frozen=True):
 def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: Path) -> Preflight:
     """Plan every layout and say what stands against any. Changes nothing, writes nothing.
 
-    Raises UsageError where the VM runs or an earlier trial of it is not undone, and as tune,
+    Raises UsageError if the VM runs or an earlier trial of it is not undone, and as tune,
     preview_definition and prepare_copy do.
     """
     state = virsh.domain(name)
@@ -161,7 +161,7 @@ def prepare(checked: Preflight, journal: TrialJournal) -> None:
 
 
 def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
-    """What `prepare` kept. Raises InputError or HostError where it is not there any more."""
+    """What `prepare` kept. Raises InputError or HostError if it is not there any more."""
     source = str(journal.path / _BEGUN)
     config = formats.decode(journal.read_kept(_BEGUN), "trial-config", TrialConfig, source)
     layouts = {
@@ -252,7 +252,7 @@ _AGENT = "org.qemu.guest_agent.0"
 
 
 def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None:
-    """What a domain lacks for being reached so, and what to do; None where nothing."""
+    """What a domain lacks for being reached so, and what to do; None if nothing."""
     devices = open_domain(document, name).root.child("devices")
     children = () if devices is None else devices.children
     if transport is Transport.AGENT and not any(

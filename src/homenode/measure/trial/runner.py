@@ -100,7 +100,7 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
     on_wait: Callable[[float, float], None]
     notify: Callable[[str], None]  # gets a line about everything that is worth one
     host: Host | None = None  # that the guests run on, for their NCCL files
-    # the same as it is now, None where it cannot be read: whether a layout still fits is not
+    # the same as it is now, None if it cannot be read: whether a layout still fits is not
     # checked then
     read_host: Callable[[], Host] | None = None
     # of a boot of each variant, as far as that is known beforehand
@@ -126,7 +126,7 @@ def run_trial(trial: Trial, lock: int) -> None:
 
     lock: the journal's, of the caller; what is started keeps it. A guest that runs still, in
     the boot in which the trial was killed, is measured on. Raises KeyboardInterrupt after all is
-    undone, HostError where libvirt has gone for good, and whatever stands against taking back.
+    undone, HostError if libvirt has gone for good, and whatever stands against taking back.
     """
     vm = _BootedVm(trial, lock)
     if vm.alive is None:
@@ -289,7 +289,7 @@ class _BootedVm:
                 _stop(trial, machine)
 
     def _boot(self, step: ScheduledTask) -> Machine | None:
-        """The guest of a layout, up and equipped; None where libvirt or the host refuses it."""
+        """The guest of a layout, up and equipped; None if libvirt or the host refuses it."""
         trial, domain = self._trial, self._trial.domain
         _refuse_running_original(trial)
         note = trial.journal.changes.write
@@ -468,7 +468,7 @@ def outcome_code(state: State) -> int:
 def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     """The text of the file. document: as libvirt has defined it, with every address.
 
-    Raises InputError where a device's place in the guest cannot be determined.
+    Raises InputError if a device's place in the guest cannot be determined.
     """
     opened = open_domain(document, "the domain")
     side = guest_side(vm_of(opened), left_to_libvirt(opened), plan=plan, guest=guest)

@@ -53,7 +53,7 @@ def own_nics(devices: Iterable[PciDevice], switches: Mapping[Bdf, Bdf | None]) -
 
 
 def _link_rate(device: PciDevice) -> float:
-    """GT/s over all lanes at best; 0 where unknown, which sorts last."""
+    """GT/s over all lanes at best; 0 if unknown, which sorts last."""
     link = device.link
     if link is None or link.max_gt_per_s is None or link.max_width is None:
         return 0.0
@@ -74,7 +74,7 @@ class SwitchedGpus(Struct, frozen=True):
 
 
 def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
-    """The host's boards; () where it shows no NVSwitch (those of B200 are on no PCI bus).
+    """The host's boards; () if it shows no NVSwitch (those of B200 are on no PCI bus).
 
     Where no source says which links end at which NVSwitch, all of them count as one board.
     """
@@ -185,7 +185,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
     ) -> list[frozenset[Bdf]]:
         """The sets of `count` free GPUs that are whole boards together with the named ones.
 
-        Raises Unplannable where there is none, or another VM has a board's NVSwitches.
+        Raises Unplannable if there is none, or another VM has a board's NVSwitches.
         """
         users = [
             f"{bdf} by {self.allocations.label(name)}"

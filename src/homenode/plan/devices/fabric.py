@@ -163,7 +163,7 @@ class Fabric(Struct, frozen=True):
     ) -> tuple[tuple[tuple[Bdf, ...], ...] | None, Finding | None]:
         """The sets of `count` free GPUs that are a partition together with the named ones.
 
-        None where any GPUs will do: for a single one, where too few modules are known, and, with a
+        None if any GPUs will do: for a single one, where too few modules are known, and, with a
         warning, where no partition of so many GPUs is free.
         """
         owned = set(_physical(named))
@@ -202,7 +202,7 @@ class Fabric(Struct, frozen=True):
         return partitions_of_size(self.board, size, self.module_of_gpu)
 
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
-        """A gap where it is not known whether these GPUs are a partition; one GPU is, and so are
+        """A gap if it is not known whether these GPUs are a partition; one GPU is, and so are
         all of a board."""
         bdfs = _physical(gpus)
         unknown = [bdf for bdf in bdfs if bdf not in self.module_of_gpu]
@@ -252,7 +252,7 @@ def modules_of_host(host: Host) -> dict[Bdf, int]:
 
 
 def board_of_host(host: Host) -> Board | None:
-    """The board with NVSwitches that the host's GPUs are on; None where they are on none."""
+    """The board with NVSwitches that the host's GPUs are on; None if they are on none."""
     gpus = host.whole_gpus
     if not may_have_nvswitches(host):
         return None

@@ -33,7 +33,7 @@ class GpuCandidate(Struct, frozen=True):
     bdf: Bdf
     number: int  # its position among these, and its bit
     position: int  # among all GPUs of the host, those next to a NIC of the VM first
-    home: NodeIndex | None  # its node, None where the firmware gives none
+    home: NodeIndex | None  # its node, None if the firmware gives none
     weight: int  # functions that come with it
     companions: tuple[Bdf, ...]
     nic_nodes: frozenset[NodeIndex]  # of the VM's NICs that are paired with it, where known
@@ -80,7 +80,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         return tuple(sorted(functions.union(self.brought.companions_of(gpu.bdf for gpu in picked))))
 
     def among(self, groups: Iterable[int]) -> "DeviceOptions | None":
-        """The options with these groups of GPUs to choose from; None where all have too few."""
+        """The options with these groups of GPUs to choose from; None if all have too few."""
         enough = tuple(group for group in groups if group.bit_count() >= self.count)
         return replace(self, groups=enough) if enough else None
 
@@ -374,7 +374,7 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
 
 
 def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
-    """The package of each whole GPU, None where it is unknown."""
+    """The package of each whole GPU, None if it is unknown."""
     package_of = {node.index: node.package for node in host.nodes}
     return {
         gpu.bdf: None if gpu.node is None else package_of.get(gpu.node) for gpu in host.whole_gpus

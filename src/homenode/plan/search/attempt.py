@@ -87,7 +87,7 @@ class Attempt:
 
     @cached_property
     def _solution(self) -> tuple[Solution | None, bool]:
-        """(the solution, whether none fits where there is none)."""
+        """(the solution, whether none fits if there is none)."""
         if not self.request.options.explicit_cells:
             return solve(self.problem)
         ways, are_all = self._nodes_of_cells
@@ -96,7 +96,7 @@ class Attempt:
 
     @property
     def solution(self) -> Solution | None:
-        """The placing of least cost; None where none was found."""
+        """The placing of least cost; None if none was found."""
         return self._solution[0]
 
     @property
@@ -379,7 +379,7 @@ class Attempt:
     @property
     def _cell_memory(self) -> tuple[int, ...]:
         """Bytes of each cell where they cannot follow the vCPUs: as near to that as the nodes
-        allow, or as the user gives them; () where they follow."""
+        allow, or as the user gives them; () if they follow."""
         request, fallback, cells = self.request, self.fallback, self._cells
         if request.options.explicit_cells:
             return tuple(cell.memory_bytes for cell in request.options.explicit_cells)

@@ -19,7 +19,7 @@ from homenode.plan.search.distances import DistanceMatrix
 class Home(Struct, frozen=True, kw_only=True):
     """A node that devices lie on, seen from the nodes of the problem."""
 
-    node: int  # its bit, 0 where it has no CPUs
+    node: int  # its bit, 0 if it has no CPUs
     to_package: tuple[int, ...]  # package-level SLIT distance to each package
     to_node: tuple[int, ...]  # SLIT distance to each node
     # (class, the packages (bits) at that distance or nearer), ascending
@@ -67,7 +67,7 @@ class HomeGpus(Struct, frozen=True, kw_only=True):
     weight: int  # their functions
 
     def device_class(self, packages: int) -> int:
-        """The class of one of these GPUs with its NICs; 0 where no node is known."""
+        """The class of one of these GPUs with its NICs; 0 if no node is known."""
         gpu_class = 0 if self.home is None else self.home.class_to(packages)
         if not self.nics:
             return gpu_class
@@ -105,7 +105,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
         return [home.device_class(packages) for home in self.homes]
 
     def least_class(self, count: int, classes: Sequence[int]) -> int | None:
-        """The class of the worst of the `count` that are nearest; None where there are not so
+        """The class of the worst of the `count` that are nearest; None if there are not so
         many. classes: of the GPUs of each home."""
         for limit, home in sorted(zip(classes, self.homes, strict=True), key=itemgetter(0)):
             count -= home.count
@@ -221,7 +221,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     def near_groups(self, nodes: int) -> tuple[GpuGroup, ...]:
         """The groups of which enough GPUs are near enough to these nodes (bits), with those alone;
-        none where GPUs must be at home and are not."""
+        none if GPUs must be at home and are not."""
         return self._class_and_groups(nodes)[1]
 
     def home_groups(self, nodes: int) -> Sequence[GpuGroup]:

@@ -63,7 +63,7 @@ class Fallback(Struct, frozen=True, kw_only=True):
 
 
 def check_layout(layout: Layout, policy: Policy) -> None:
-    """Raises UsageError where switches of the layout contradict each other, or the policy."""
+    """Raises UsageError if switches of the layout contradict each other, or the policy."""
     pins_all = layout.pinning is Pinning.ALL_PUS
     if layout.siblings is Siblings.EXPOSED and not pins_all:
         raise UsageError(

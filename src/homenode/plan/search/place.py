@@ -137,7 +137,7 @@ def _place_devices_only(
 
 class _LadderSearch:
     """One walk down the ladder. misses: fallbacks that hold the VM on no nodes, each with why.
-    rejections: these, and why single nodes of those that do hold it do not; none where brief.
+    rejections: these, and why single nodes of those that do hold it do not; none if brief.
     is_sure: whatever was passed over is known to be impossible or no better."""
 
     def __init__(self, search: PlacementSearch, *, brief: bool) -> None:
@@ -202,7 +202,7 @@ class _LadderSearch:
 
     def _better(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
         """A later fallback that is better, where only the host's last core or memory next to its
-        vCPUs give way for it; None where none is.
+        vCPUs give way for it; None if none is.
 
         Better: where vCPUs share cores, by the cores that the VM gets. Then by what comes first
         with cores-first, class of device distance, packages and, where the guest sees its PCIe

@@ -59,7 +59,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     memory: tuple[NodeMemory, ...]
     groups: int  # sibling groups that the VM needs
     equal: bool  # equal cells are preferred
-    # pages that follow the groups, what QEMU needs included; 0 where memory is no limit
+    # pages that follow the groups, what QEMU needs included; 0 if memory is no limit
     pages: int = 0
     # pages that the nodes must hold together, pages_anywhere: that all nodes must, 0 = no limit
     pages_together: int = 0
@@ -106,7 +106,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def earlier_equals(self) -> tuple[int, ...]:
         """For each node, the last node before it (as a bit) that is alike in all that a search
-        compares; 0 where there is none. Nodes that devices lie on are like no other."""
+        compares; 0 if there is none. Nodes that devices lie on are like no other."""
         of_devices, homes = self.devices.home_nodes, self.devices.homes
         between = self.distances.between
         result: list[int] = []
@@ -199,7 +199,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         ]
 
     def devices_of_cells(self, cells: int) -> tuple[int, ...]:
-        """Pages of each cell's memory devices; those of a cell that is no more are cell 0's."""
+        """Pages of each cell's memory devices; those of a cell that no longer exists are cell
+        0's."""
         owned = [0] * cells
         for cell, pages in self.device_pages:
             owned[cell if cell < cells else 0] += pages
@@ -207,7 +208,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     def first_terms(self, nodes: int, limit: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         """The terms that a set of nodes (bits) alone decides, with the GPUs that suit it; None
-        where a GPU must not be away and is, and where they are more than `most`."""
+        if a GPU must not be away and is, and where they are more than `most`."""
         devices = self.devices
         if devices.options.count and not devices.near_groups(nodes):
             return None

@@ -44,7 +44,7 @@ class Solution(Struct, frozen=True, kw_only=True):
     """The candidate of least cost."""
 
     best: Candidate
-    optimal: bool | None  # None where not all were compared
+    optimal: bool | None  # None if not all were compared
     # works out other sets of nodes, best first, at most MOST_RUNNERS_UP
     runners_up: Callable[[], Sequence[Candidate]]
 
@@ -56,7 +56,7 @@ _COSTS_OF_EQUALITY = frozenset(
 
 
 def solve(problem: SearchProblem) -> tuple[Solution | None, bool]:
-    """(the solution of least cost, None where none was found; whether it is known that none fits
+    """(the solution of least cost, None if none was found; whether it is known that none fits
     where none was found).
 
     Equal cells are preferred while they cost no class of device distance, no package, no GPU its
@@ -142,7 +142,7 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | N
 def without_first_gpu(
     problem: SearchProblem, best: Candidate, *, keeps_split: bool
 ) -> Candidate | None:
-    """The best on the same nodes without the first of the GPUs that were chosen; None where there
+    """The best on the same nodes without the first of the GPUs that were chosen; None if there
     is none. keeps_split: cells are given one by one; else it may be another one."""
     options, without = problem.devices.options, best.gpus & -best.gpus
     fewer = options.among(group & ~without for group in options.groups) if without else None

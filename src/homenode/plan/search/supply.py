@@ -163,7 +163,7 @@ class AllocationCost(NamedTuple):
     unisolated: int
     llcs: int
     packages: int
-    per_llc: int  # groups on each of these LLCs; 0 where they cannot have as many each
+    per_llc: int  # groups on each of these LLCs; 0 if they cannot have as many each
 
 
 class Part(NamedTuple):
@@ -365,7 +365,7 @@ def fewest(counts: Sequence[int], total: int) -> tuple[int, ...]:
     """Positions of the fewest groups that together hold `total`, ascending.
 
     Among those the tightest, so that whole groups stay whole; among those the lowest positions.
-    () where all together hold too little, or total is 0. Polynomial: counts are added up as bits
+    () if all together hold too little, or total is 0. Polynomial: counts are added up as bits
     of one integer per number of groups.
 
     >>> fewest([8, 8, 8], 16), fewest([8, 4, 8], 4), fewest([8, 4, 8], 12)

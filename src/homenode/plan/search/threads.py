@@ -97,7 +97,7 @@ def thread_places(
 def _emulator(
     request: ThreadRequest, spare_of_node: dict[int, list[int]], far: Iterator[int]
 ) -> CpuSet | None:
-    """Cores without vCPUs for the emulator; None where there are none. own: of each node."""
+    """Cores without vCPUs for the emulator; None if there are none. own: of each node."""
     nodes = [node for node, cores in spare_of_node.items() if cores]
     if not request.housekeeping:
         chosen = list(islice((n for n in nodes if request.own_cores(n) > 0), EMULATOR_CORES))
@@ -114,7 +114,7 @@ def _emulator(
 def _on_every_node(
     free: FreeCpus, request: ThreadRequest, spare_of_node: dict[int, list[int]]
 ) -> tuple[CpuSet | None, tuple[Finding, ...]]:
-    """A core, or idle siblings, for the emulator on each node; None where one has neither."""
+    """A core, or idle siblings, for the emulator on each node; None if one has neither."""
     bits, siblings = 0, 0
     for node, spare in spare_of_node.items():
         serving = [core.bits for core in request.service_cores if core <= free.nodes[node].pus]

@@ -21,7 +21,7 @@ from homenode.vm.model import Vm
 from homenode.vm.plan import Aperture
 
 DEFAULT_WINDOW_BYTES = 32 * GIB
-"""64-bit PCI window of q35 and of OVMF where nothing else is said."""
+"""64-bit PCI window of q35 and of OVMF if nothing else is said."""
 
 VIRT_WINDOW_BYTES = 512 * GIB
 """High PCI window of the virt machine (aarch64)."""
@@ -152,7 +152,7 @@ def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
 def _address_bits(
     guest: Vm, memory_bytes: int, window: int, settings: HostSettings, gaps: list[Gap]
 ) -> int | None:
-    """Bits for <maxphysaddr>; None where the guest has enough of them."""
+    """Bits for <maxphysaddr>; None if the guest has enough of them."""
     if window <= DEFAULT_WINDOW_BYTES:
         return None
     # Firmware puts the window at a multiple of its size above the memory.

@@ -180,7 +180,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
 
 
 def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> MirroredPcie | None:
-    """The mirrored tree; None where the layout leaves PCIe as it was."""
+    """The mirrored tree; None if the layout leaves PCIe as it was."""
     if request.layout.pcie is GuestPcie.KEEP:
         return None
     if request.layout.cells is GuestCells.SINGLE:
@@ -264,7 +264,7 @@ def _groups_stated(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
 def _memory_of_node(
     request: GuestRequest, placement: Placement, cells: tuple[VmCell, ...]
 ) -> dict[NodeIndex, int] | None:
-    """Bytes of the guest on each host node; None where that is left to the kernel."""
+    """Bytes of the guest on each host node; None if that is left to the kernel."""
     if not placement.memory_nodes:
         return None
     total: dict[NodeIndex, int] = {}
@@ -353,7 +353,7 @@ def _shared_cores(
 
 
 def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
-    """vCPUs on each host package, in vCPU order; () where they are not one after the other."""
+    """vCPUs on each host package, in vCPU order; () if they are not one after the other."""
     packages = [
         next((p.index for p in (host.packages if host else ()) if pins and pins <= p.pus), None)
         for pins in placement.vcpu_pins

@@ -78,7 +78,7 @@ class SharedLlcs(Struct, frozen=True):
 
 
 def shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlcs | None:
-    """LLCs of pinned vCPUs; None where one is unknown, or a vCPU is not kept to one."""
+    """LLCs of pinned vCPUs; None if one is unknown, or a vCPU is not kept to one."""
     if host is None:
         return None
     vcpus_of_llc: dict[LlcIndex, list[int]] = {}
@@ -116,7 +116,7 @@ def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
 def told_l3(
     cache: str, topology: GuestTopology, cpu: GuestCpu, host_threads: int | None = None
 ) -> Groups | None:
-    """vCPUs that a Linux guest takes to share each L3; () where it is shown none, None where that
+    """vCPUs that a Linux guest takes to share each L3; () if it is shown none, None if that
     is not known. host_threads: CPUs of each of the host's LLCs, for caches that are passed through.
 
     >>> zen = GuestCpu(is_amd=True, has_topoext=True, llc_bits=None)
@@ -202,7 +202,7 @@ def guest_cache(
 
 
 def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
-    """CPUs of each LLC under the vCPUs; None where they differ or are not known."""
+    """CPUs of each LLC under the vCPUs; None if they differ or are not known."""
     used = () if shared is None else shared.llcs
     sizes = {len(llc.pus) for llc in host.llcs if llc.index in used}
     return sizes.pop() if len(sizes) == 1 else None

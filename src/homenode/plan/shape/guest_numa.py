@@ -31,7 +31,7 @@ from homenode.vm.plan_options import MemoryMode
 def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, ...]:
     """Bytes of memory devices in each of so many cells, those that lie where their cell lies.
 
-    A device on a cell that is no more moves to cell 0, as the rewritten document says.
+    A device on a cell that no longer exists moves to cell 0, as the rewritten document says.
     """
     owned = [0] * cells
     for device in guest.memory_devices:
@@ -235,7 +235,7 @@ def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeInd
 def guest_distances(
     host: Host | None, nodes: tuple[NodeIndex, ...], gaps: list[Gap]
 ) -> tuple[tuple[int, ...], ...]:
-    """The host's SLIT between the cells' nodes, [from][to]; () where the host gives none.
+    """The host's SLIT between the cells' nodes, [from][to]; () if the host gives none.
 
     A cell is never as near to another as to itself: Linux would take the two for one.
     """

@@ -97,7 +97,7 @@ def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
 
 
 def offline_vcpus(request: GuestRequest, vcpus: int) -> CpuSet:
-    """vCPUs that are not there at the start; none where the document is of another number."""
+    """vCPUs that are not there at the start; none if the document is of another number."""
     return request.guest.offline_vcpus if vcpus == request.guest.vcpus else CpuSet()
 
 

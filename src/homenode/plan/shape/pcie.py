@@ -214,7 +214,7 @@ def _device_groups(
         head = next((gpu for gpu in members if gpu.kind is DeviceKind.GPU), members[0])
         members.sort(key=lambda member: member.bdf)
         assert head.node is not None  # it has a cell
-        # A guest looks at function 0 first and skips the device where there is none: the lowest
+        # A guest looks at function 0 first and skips the device if there is none: the lowest
         # takes its number. A virtual function's number on the host says nothing.
         numbers = {device.bdf: device.bdf.function for device in members}
         numbers[members[0].bdf] = 0
@@ -291,7 +291,7 @@ class PcieDocument:
         self.last_index = max((*self.controllers, *self.slots_of_bus), default=0)
 
     def expander_above(self, bus: int) -> GuestPciController | None:
-        """The expander bus that a controller's bus hangs on; None where that is pcie.0."""
+        """The expander bus that a controller's bus hangs on; None if that is pcie.0."""
         return expander_above(self.controllers, bus)
 
     def expander_slots(self) -> list[int]:

@@ -86,7 +86,7 @@ def _unbroken(unit: str) -> str:
 
 
 def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
-    """What each switch does to each metric, over all machines; None where no one measured any.
+    """What each switch does to each metric, over all machines; None if no one measured any.
 
     A row for each metric that some switch was measured on.
     """
@@ -149,7 +149,7 @@ def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None
 
 
 def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
-    """Series of single nodes and GPUs, where none is over all: a job bound to each in turn."""
+    """Series of single nodes and GPUs, if none is over all: a job bound to each in turn."""
     return [
         key_series
         for key, key_series in series.items()
@@ -160,7 +160,7 @@ def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
 
 
 def _best(machine: ReportedMachine, metric: Metric) -> str | None:
-    """The alternative that is better than every other by an answer; None where one is as good.
+    """The alternative that is better than every other by an answer; None if one is as good.
 
     Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
     """
@@ -225,7 +225,7 @@ MOST_BARS = 60
 
 
 def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
-    """Charts of several machines on one axis; none where there is but one."""
+    """Charts of several machines on one axis; none if there is but one."""
     for metric in map(METRICS.__getitem__, BY_LAYOUT):
         groups = [
             (machine, bars)

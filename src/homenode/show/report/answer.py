@@ -269,7 +269,7 @@ def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iter
 
 
 def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
-    """None where the machine has no two layouts' results, or they are to be checked first."""
+    """None if the machine has no two layouts' results, or they are to be checked first."""
     comparison = machine.comparison
     if comparison is None or review_text(machine.recommendations):
         return None
@@ -352,7 +352,7 @@ def answers_table(machine: ReportedMachine) -> Table:
 
 
 def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
-    """Why no layout is named for anything, and what to do; () where one is."""
+    """Why no layout is named for anything, and what to do; () if one is."""
     answers = machine.recommendations
     heads = [run.head for run in machine.runs]
     if not answers and all(
@@ -385,7 +385,7 @@ def machine_line(machine: ReportedMachine) -> str:
 
 
 def _applies(machine: ReportedMachine, answer: Recommendation) -> bool:
-    """False where the machine is known to have fewer GPUs than the objective is about."""
+    """False if the machine is known to have fewer GPUs than the objective is about."""
     if machine.host is None or answer.level is not EvidenceLevel.RULE:
         return True
     cards = machine.host.devices_of_kind(DeviceKind.GPU)

@@ -270,7 +270,7 @@ class HostPart(Struct, frozen=True, kw_only=True):
     maps: tuple[Picture, ...]
     hatches: str
     links: tuple[Part, ...]  # of GPUs and NICs
-    findings: Section | None  # of the host and of its plans, None where there is none
+    findings: Section | None  # of the host and of its plans, None if there is none
 
 
 def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:

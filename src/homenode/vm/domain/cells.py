@@ -33,7 +33,7 @@ from homenode.vm.plan import Plan
 
 
 def cell_elements(document: Document) -> tuple[Element, ...]:
-    """The <cell> elements of the guest, by their id. Raises ParseError where libvirt refuses:
+    """The <cell> elements of the guest, by their id. Raises ParseError if libvirt refuses:
     each number from 0 on stands once."""
     cells = enumerate(document.root.all("cpu/numa/cell"))
     numbered = [
@@ -179,7 +179,7 @@ def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document
 
 
 def _names_others(cell: Element, cells: int) -> bool:
-    """Whether a cell has a distance to one that is no more."""
+    """Whether a cell has a distance to one that no longer exists."""
     return any(number(e, "id", "a cell id") >= cells for e in cell.all("distances/sibling"))
 
 

@@ -60,7 +60,7 @@ class ElementRow(Struct, frozen=True):
 
     path: str  # below <domain>
     field: str | None = None  # of Vm, or of RunningDomain; None = it is only written
-    # the field's value; None where another row reads the field too
+    # the field's value; None if another row reads the field too
     read: Callable[[Document], Any] | None = None
     steps: tuple[Step, ...] = ()  # what writes it; none = it is only read
     once: bool = False  # a second one is refused
@@ -110,7 +110,7 @@ def _size(path: str) -> Callable[[Document], int | None]:
 
 
 def read_name(document: Document) -> str:
-    """The domain's name. Raises ParseError where there is none."""
+    """The domain's name. Raises ParseError if there is none."""
     name = document.root.value("name")
     if name is None:
         raise ParseError(document.source, "a domain with a <name>", "none")
@@ -466,7 +466,7 @@ def refuse_older(
     is_virt: bool = False,
     iommu_model: str | None = None,
 ) -> None:
-    """Raises HostError where a daemon is older than an element needs; it names the element.
+    """Raises HostError if a daemon is older than an element needs; it names the element.
 
     A version that is not known (None) is not judged.
     """

@@ -68,7 +68,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     A matching controller that lacks an address or bus number gets the plan's. Raises InputError if
     an index is taken by another controller, or if the plan was made for another document.
     """
-    # An expander bus of an earlier layout loses a <node> that names a cell that is no more.
+    # An expander bus of an earlier layout loses a <node> that names a cell that no longer exists.
     cells = len(cell_elements(document))
     nodes = [node for _, e in pci_controllers(document) if (node := e.find("target/node"))]
     gone = [node for node in nodes if decimal(node, node.text, "a guest cell") >= cells]
@@ -205,14 +205,14 @@ def edit_aperture(document: Document, plan: Plan) -> Document:
 
 
 def read_hole(document: Document) -> int | None:
-    """<pcihole64> of the root bus in bytes, None where it is not set."""
+    """<pcihole64> of the root bus in bytes, None if it is not set."""
     root = _root_bus(document)
     hole = None if root is None else root.child("pcihole64")
     return None if hole is None else size_of(hole)
 
 
 def read_window_mib(document: Document) -> int | None:
-    """OVMF's own 64-bit window in MiB, as <qemu:commandline> gives it; None where it does not."""
+    """OVMF's own 64-bit window in MiB, as <qemu:commandline> gives it; None if it does not."""
     matches = (_WINDOW.match(argument.get("value") or "") for argument in qemu_arguments(document))
     return next((int(match[2]) for match in matches if match is not None), None)
 

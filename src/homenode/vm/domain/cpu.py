@@ -304,7 +304,7 @@ def read_pins(document: Document) -> dict[Key, CpuSet]:
 
 
 def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
-    """CPUs of each vCPU; None where it floats. Those of <vcpu> are everyone's without a pin."""
+    """CPUs of each vCPU; None if it floats. Those of <vcpu> are everyone's without a pin."""
     pins, everywhere = read_pins(document), _everywhere(document)
     return tuple(pins.get(("vcpupin", i), everywhere) for i in range(read_vcpus(document)[0]))
 
@@ -415,7 +415,8 @@ def _replace(
 
 
 def _with_vcpus_that_are(document: Document, vcpus: int) -> Document:
-    """Schedulers, cache and bandwidth shares lose vCPUs that are no more, and go with the last."""
+    """Schedulers, cache and bandwidth shares lose vCPUs that no longer exist, and go with the
+    last."""
     present = CpuSet(range(vcpus))
     edits: list[Edit] = []
     gone_until = -1

@@ -88,7 +88,7 @@ class Element(Struct, frozen=True):
 
     def value(self, path: str) -> str | None:
         """The attribute down a path, or the text of the element there without the white space
-        around it; None where there is none."""
+        around it; None if there is none."""
         above, _, name = path.rpartition("/")
         if not name.startswith("@"):
             element = self.find(path)

@@ -58,7 +58,7 @@ def apply(document: Document, edits: Iterable[Edit]) -> Document:
 
 
 def set_attribute(document: Document, element: Element, name: str, value: str) -> list[Edit]:
-    """Edits that give an attribute a value; none where it has it."""
+    """Edits that give an attribute a value; none if it has it."""
     if element.get(name) == value:
         return []
     spans = document.attribute_spans(element)
@@ -71,7 +71,7 @@ def set_attribute(document: Document, element: Element, name: str, value: str) -
 
 
 def drop_attribute(document: Document, element: Element, name: str) -> list[Edit]:
-    """Edits that take an attribute away; none where it is not there."""
+    """Edits that take an attribute away; none if it is not there."""
     span = document.attribute_spans(element).get(name)
     return [] if span is None else [Edit(span.start, span.end, b"")]
 
@@ -102,7 +102,7 @@ def set_text(document: Document, element: Element, text: str) -> list[Edit]:
 
 
 def remove(document: Document, element: Element) -> list[Edit]:
-    """Edits that take an element away, with its line where nothing else is on it."""
+    """Edits that take an element away, with its line if nothing else is on it."""
     before = _blank_before(document, element.start)
     after = document.text[element.end : element.end + 1]
     alone = b"\n" in before and (not after or after in b"\r\n<")
@@ -111,7 +111,7 @@ def remove(document: Document, element: Element) -> list[Edit]:
 
 
 def is_bare(document: Document, element: Element) -> bool:
-    """True where nothing is inside an element: no child, text or comment."""
+    """True if nothing is inside an element: no child, text or comment."""
     return not document.text[element.tag_end : element.content_end].strip(_BLANK)
 
 
@@ -228,7 +228,7 @@ def remove_all(document: Document, elements: Iterable[Element]) -> Document:
 
 
 def prune(document: Document, element: Element) -> Document:
-    """The document without an element; what was around it goes, too, where nothing is left of
+    """The document without an element; what was around it goes, too, if nothing is left of
     it."""
     around = document.parent_of[element.start]
     document = remove_all(document, [element])
@@ -244,7 +244,7 @@ def _blank_before(document: Document, offset: int) -> bytes:
 
 
 def _own_line(blank: bytes) -> bytes:
-    """The last line break of some white space and what follows it; empty where there is none."""
+    """The last line break of some white space and what follows it; empty if there is none."""
     at = blank.rfind(b"\n")
     if at < 0:
         return b""

@@ -65,7 +65,7 @@ def number(element: Element, attribute: str, meaning: str | None = None) -> int:
 
 
 def pu_set(element: Element, attribute: str) -> CpuSet | None:
-    """The set in an attribute, None where it is absent. Raises ParseError."""
+    """The set in an attribute, None if it is absent. Raises ParseError."""
     text = element.get(attribute)
     if text is None:
         return None
@@ -105,7 +105,7 @@ def host_address(address: Element) -> Bdf:
 
 
 def guest_address(owner: Element) -> GuestAddress | None:
-    """Where a device is plugged in; None where libvirt is to choose.
+    """Where a device is plugged in; None if libvirt is to choose.
 
     An address of zeros means "choose one" too. Source: virDeviceInfoPCIAddressIsWanted.
     """

@@ -220,7 +220,7 @@ def new_address(address: PciAddress) -> NewElement:
 
 
 def place(document: Document, device: Element, address: GuestAddress) -> list[Edit]:
-    """Edits that plug a device in at an address; none where it is there."""
+    """Edits that plug a device in at an address; none if it is there."""
     if guest_address(device) == address:
         return []
     old = device.child("address")

@@ -23,7 +23,7 @@ _MEASURED = frozenset({"sev", "sev-es", "sev-snp", "tdx"})
 
 
 def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
-    """Raises InputError where the plan asks of an encrypted guest what would break or be untrue."""
+    """Raises InputError if the plan asks of an encrypted guest what would break or be untrue."""
     kind = guest.launch_security
     if kind is None:
         return
@@ -88,7 +88,7 @@ _EVERY_TYPE_TAKES = 255
 
 
 def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | None:
-    """The most vCPUs of a machine type; None where it is not known.
+    """The most vCPUs of a machine type; None if it is not known.
 
     qemu: version of the host's QEMU, which is what an alias such as q35 depends on.
 
@@ -110,9 +110,9 @@ def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | 
 def check_vcpus(
     guest: Vm, vcpus: int, qemu: tuple[int, int, int] | None, source: str = "domain"
 ) -> tuple[Finding, ...]:
-    """A finding where so many vCPUs may be too many for the machine type and its limit is unknown.
+    """A finding if so many vCPUs may be too many for the machine type and its limit is unknown.
 
-    Raises InputError where they are too many.
+    Raises InputError if they are too many.
     """
     if vcpus <= _EVERY_TYPE_TAKES:
         return ()

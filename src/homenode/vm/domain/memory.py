@@ -51,7 +51,7 @@ def read_memory(document: Document) -> int:
 
 def read_own_memory(document: Document) -> int:
     """Memory in bytes, without that of memory devices. Raises like read_memory, and InputError
-    where there is none."""
+    if there is none."""
     devices = memory_device_bytes(document)
     total = read_memory(document)
     if (memory := total - devices) <= 0:
@@ -144,8 +144,8 @@ def edit_memory(document: Document, plan: Plan) -> Document:
 
 
 def edit_memory_devices(document: Document, plan: Plan) -> Document:
-    """Memory devices on a guest cell that is no more move to cell 0; where the plan binds memory, a
-    <nodemask> follows its cell."""
+    """Memory devices on a guest cell that no longer exists move to cell 0; where the plan binds
+    memory, a <nodemask> follows its cell."""
     cells = len(cell_elements(document))
     edits: list[Edit] = []
     for device in memory_devices(document):
@@ -237,7 +237,7 @@ def read_memnodes(document: Document) -> dict[int, tuple[str, CpuSet]]:
 
 
 def read_binding(document: Document) -> tuple[str | None, CpuSet] | None:
-    """(mode, host nodes) of <memory>; None where memory is not bound or numad is to choose."""
+    """(mode, host nodes) of <memory>; None if memory is not bound or numad is to choose."""
     memory = document.root.find("numatune/memory")
     nodes = None if memory is None else pu_set(memory, "nodeset")
     if memory is None or not nodes:
@@ -246,7 +246,7 @@ def read_binding(document: Document) -> tuple[str | None, CpuSet] | None:
 
 
 def read_bound_nodes(document: Document) -> CpuSet | None:
-    """Every host node that the document lets the memory lie on; None where it may lie anywhere."""
+    """Every host node that the document lets the memory lie on; None if it may lie anywhere."""
     bindings = [*read_memnodes(document).values(), read_binding(document)]
     present = [binding for binding in bindings if binding is not None]
     if not present or any(mode == "preferred" for mode, _ in present):

@@ -60,7 +60,7 @@ class MergeResult(Struct, frozen=True):
 
     document: Document
     # what the layout and somebody else both changed, and references that would break, in words; ()
-    # where nothing is in doubt
+    # if nothing is in doubt
     conflicts: tuple[str, ...]
     # devices that lost their address, since the controller that they were plugged into was the
     # layout's: libvirt gives each another
@@ -70,7 +70,7 @@ class MergeResult(Struct, frozen=True):
 def take_out(original: Document, applied: Document, now: Document) -> MergeResult:
     """The document of now with all that changed from `original` to `applied` changed back.
 
-    Raises ParseError or InputError where a document cannot be read.
+    Raises ParseError or InputError if a document cannot be read.
     """
     work = _Work(original, now, [], [])
     work.element("", original.root, applied.root, now.root)

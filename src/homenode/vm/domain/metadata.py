@@ -27,7 +27,7 @@ def _element(document: Document) -> Element | None:
 
 
 def read_record(document: Document) -> LayoutRecord | None:
-    """The record of a document, None where homenode has not written it or one cannot read it."""
+    """The record of a document, None if homenode has not written it or one cannot read it."""
     element = _element(document)
     if element is None:
         return None
@@ -49,7 +49,7 @@ def read_record(document: Document) -> LayoutRecord | None:
 
 
 def read_mark(document: Document) -> DomainMark | None:
-    """Return whose mark a definition carries; None where it carries none."""
+    """Return whose mark a definition carries; None if it carries none."""
     element = _element(document)
     if element is None:
         return None

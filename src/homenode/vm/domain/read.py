@@ -255,7 +255,7 @@ def _lines(element: Element, above: str = "") -> Iterator[str]:
 
 
 def nvram_file(document: Document) -> str | None:
-    """The file of the UEFI variables; None where a definition names none."""
+    """The file of the UEFI variables; None if a definition names none."""
     nvram = document.root.find("os/nvram")
     if nvram is None:
         return None

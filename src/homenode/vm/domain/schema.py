@@ -86,7 +86,7 @@ def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
 
 
 def _installed_version() -> Version | None:
-    """The version of the libvirt whose schema is installed; None where no virsh says it."""
+    """The version of the libvirt whose schema is installed; None if no virsh says it."""
     try:
         output = run(("virsh", "--version"), 10)
     except ToolError:
@@ -121,13 +121,13 @@ _OF_VIRSH = ("Failed to define domain", "failed to get domain")
 class ParseResult(Struct, frozen=True):
     """The answer of libvirt's parser."""
 
-    refusal: str | None  # libvirt's message, None where it takes the document
+    refusal: str | None  # libvirt's message, None if it takes the document
     # the elements and attributes that it does not know there, as paths of two names
     dropped: tuple[str, ...]
 
 
 def parsed_by_libvirt(document: Document) -> ParseResult | None:
-    """None where no virsh is installed, or no copy can be made of what libvirt takes."""
+    """None if no virsh is installed, or no copy can be made of what libvirt takes."""
     if find_program("virsh") is None:
         return None
     memory = document.root.child("memory")

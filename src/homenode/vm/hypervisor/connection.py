@@ -55,7 +55,7 @@ def with_connection(uri: str, *words: str) -> tuple[str, ...]:
 
 
 def check_host(host: str | None, uri: str) -> None:
-    """Raises UsageError where no host is given and the daemon is on another machine."""
+    """Raises UsageError if no host is given and the daemon is on another machine."""
     if host is None and not is_local(checked_uri(uri)):
         raise UsageError(
             f"--connect {uri} requires --host, since the daemon is on another machine",
@@ -64,7 +64,7 @@ def check_host(host: str | None, uri: str) -> None:
 
 
 def is_local(uri: str) -> bool:
-    """True where the daemon runs on this machine.
+    """True if the daemon runs on this machine.
 
     >>> is_local("qemu:///system"), is_local("qemu+ssh://gpu7/system")
     (True, False)

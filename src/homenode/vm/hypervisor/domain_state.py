@@ -22,7 +22,7 @@ class DomainState(Struct, frozen=True):
 
     name: str
     uuid: str
-    run_id: int | None  # libvirt's number of the running instance, None where it is shut off
+    run_id: int | None  # libvirt's number of the running instance, None if it is shut off
     state: str  # in virsh's words ("running", "paused", "shut off")
     persistent: bool  # it has a definition
     managed_save: bool  # its memory is saved on disk and the next start resumes it
@@ -82,7 +82,7 @@ def pins_of_text(text: str) -> tuple[LivePin, ...]:
 
 
 def parse_dominfo(text: str) -> DomainState:
-    """The state in the output of `virsh dominfo`. Raises ParseError where a label is missing."""
+    """The state in the output of `virsh dominfo`. Raises ParseError if a label is missing."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         label, colon, text_of_label = line.partition(":")

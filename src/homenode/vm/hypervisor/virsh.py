@@ -44,8 +44,8 @@ class RefusedError(HostError):
 
 
 class Virsh:
-    """One libvirt daemon. Every method raises HostError where virsh is missing or the daemon does
-    not answer, and InputError where the domain is not there."""
+    """One libvirt daemon. Every method raises HostError if virsh is missing or the daemon does
+    not answer, and InputError if the domain is not there."""
 
     __slots__ = ("connect",)
 
@@ -75,7 +75,7 @@ class Virsh:
         return state
 
     def find(self, uuid: str) -> DomainState | None:
-        """The domain of that UUID; None where there is none."""
+        """The domain of that UUID; None if there is none."""
         try:
             return self._read_state(uuid)
         except InputError:
@@ -184,7 +184,7 @@ class Virsh:
         self._say("undefine", "--nvram", "--domain", uuid)
 
     def addresses(self, uuid: str) -> tuple[str, ...]:
-        """Addresses at which a running domain may be reached, IPv4 first; () where none is known.
+        """Addresses at which a running domain may be reached, IPv4 first; () if none is known.
 
         Source: `virsh domifaddr` with --quiet: name, MAC, protocol and address/prefix a line.
         """

@@ -56,7 +56,7 @@ class Row(Struct, frozen=True, kw_only=True):
     read: Callable[[Any], Mapping[str, Any]] | None = None  # fields of a Vm that a file says
     # entries of the file that say a plan, by their keys; None takes one away
     write: Callable[[Any], Mapping[str, Any]] | None = None
-    # what is read is what was planned; False where the file has a part of it, or where another file
+    # what is read is what was planned; False if the file has a part of it, or where another file
     # has it
     is_compared: bool = True
 

@@ -220,7 +220,7 @@ def slots_shared(addresses: Iterable[GuestAddress]) -> frozenset[tuple[int, int]
 
 
 Options = tuple[tuple[str, str | None], ...]
-"""Options of a command line with their values, None where there is none."""
+"""Options of a command line with their values, None if there is none."""
 
 _LIKE_OPTION = re.compile(r"--?[a-zA-Z]", re.ASCII)
 _ALONE = frozenset(
@@ -448,7 +448,7 @@ def device_words(
 class TreeDevice(Struct, frozen=True):
     """An endpoint."""
 
-    id: str  # "" where it has none
+    id: str  # "" if it has none
     host: Bdf | str  # its function or mediated device there
     address: GuestAddress | None
     cell: int | None

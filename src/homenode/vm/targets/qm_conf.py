@@ -358,7 +358,7 @@ _HOOK_TAIL = package_text("vm", "targets", "scripts", "proxmox_hook.sh")
 
 
 def hook_script(plan: Plan, *, mirrored: bool) -> str | None:
-    """The script; None where nothing is left for it to do."""
+    """The script; None if nothing is left for it to do."""
     if not plan.vcpu_pins and not mirrored:
         return None
     # Proxmox reserves huge pages itself, and devices of hostpciN.

@@ -68,7 +68,7 @@ def words_of(text: str, place: str) -> tuple[str, ...]:
 
 
 def array_in(text: str, name: str) -> tuple[str, ...] | None:
-    """The words of an array in one of our scripts; None where it has none. Raises ParseError."""
+    """The words of an array in one of our scripts; None if it has none. Raises ParseError."""
     start = f"\n{name}=("
     at = text.find(start)
     if at < 0:
@@ -78,7 +78,7 @@ def array_in(text: str, name: str) -> tuple[str, ...] | None:
 
 
 def value_in(text: str, name: str) -> str | None:
-    """The word of a variable in one of our scripts; None where it has none. Raises ParseError."""
+    """The word of a variable in one of our scripts; None if it has none. Raises ParseError."""
     at = text.find(f"\n{name}=")
     if at < 0:
         return None

@@ -180,7 +180,7 @@ class Rendering(Struct, frozen=True):
 class Target(Struct, frozen=True, kw_only=True):
     """A hypervisor that a plan is written for: TARGET of the module of its name.
 
-    render raises InputError where the target cannot take the plan safely; of plan, VM, host, the
+    render raises InputError if the target cannot take the plan safely; of plan, VM, host, the
     target's own file that is edited (None = a new one) and that file's name. read_vm raises
     ParseError or InputError. The defaults are those of a target whose file says all by itself.
     """
@@ -208,7 +208,7 @@ class Target(Struct, frozen=True, kw_only=True):
     hook_suffix: str | None = None  # Of the script with the pins that is written next to the file
     users_own: str = ""  # Pattern of lines that a plan does not rely on, as `settings_of` has them
     words_of: Callable[[bytes, str], Sequence[str]] | None = None
-    """The command of QEMU that the file starts; None where no test guest can be made of it."""
+    """The command of QEMU that the file starts; None if no test guest can be made of it."""
 
 
 def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
@@ -313,7 +313,7 @@ def passed_through(
 
 
 def refuse_arm(guest: Vm, target: str, purpose: str) -> None:
-    """Raises InputError for a guest that is no x86_64 one."""
+    """Raises InputError for a guest that is not an x86_64 guest."""
     if guest.architecture != "x86_64":
         raise InputError(
             f"{target}: expected a guest of x86_64 for {purpose}, found {guest.architecture}",
@@ -332,7 +332,7 @@ def shape_of_siblings(vcpus: int) -> GuestTopology:
 
 
 def refuse_unsafe_name(name: str, source: str) -> str:
-    """The name as it is. Raises InputError where it holds what no file or command line should."""
+    """The name as it is. Raises InputError if it holds what no file or command line should."""
     if not name.isprintable() or not name.strip():
         raise InputError(
             f"{source}: expected a VM name of printable characters, found {name!r}",
@@ -342,7 +342,7 @@ def refuse_unsafe_name(name: str, source: str) -> str:
 
 
 def whole_units(size_bytes: int, unit: int, meaning: str, target: str) -> int:
-    """A size in a unit that the target counts in. Raises InputError where it is not whole."""
+    """A size in a unit that the target counts in. Raises InputError if it is not whole."""
     count, remainder = divmod(size_bytes, unit)
     if remainder:
         raise InputError(
@@ -354,7 +354,7 @@ def whole_units(size_bytes: int, unit: int, meaning: str, target: str) -> int:
 
 
 def one_node_each(plan: Plan, target: str) -> tuple[int, ...]:
-    """The one host node of each cell. Raises InputError where a cell's memory spans several."""
+    """The one host node of each cell. Raises InputError if a cell's memory spans several."""
     for cell in plan.cells:
         if len(cell.host_nodes) > 1 and cell.memory_bytes:
             raise InputError(

@@ -1,1 +1,1 @@
-"""A test guest of the guest, booted and read with homenode's own discovery."""
+"""A test guest, booted and read with homenode's own discovery."""

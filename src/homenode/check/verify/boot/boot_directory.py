@@ -1,8 +1,8 @@
-"""BootDirectory: the directory of one boot's files, and the end of what killed boots left. [I/O]
+"""BootDirectory: the directory of one boot's files, and the clean-up after killed boots. [I/O]
 
-What a test guest says counts only where no other user can have said it. So no other user gets into
-the directory: libvirt's QEMU runs as another user, who may enter it and open files by name.
-What the guest writes into is ours from before its start on, and looked at again when it is read.
+A test guest's output counts only if no other user could have written it. So no other user has
+access to the directory, except libvirt's QEMU, which runs as another user and may open files by
+name. The output files belong to us before the start, and are checked again when they are read.
 
 The directory is locked while it is in use. A homenode that is killed leaves it without a lock, and
 under libvirt a domain of its name: the next boot removes both.
@@ -61,11 +61,11 @@ class GuestOutput:
         os.close(self._descriptor)
 
     def clear(self) -> None:
-        """Forget what was said before another guest is started."""
+        """Discard the output before another guest is started."""
         os.ftruncate(self._descriptor, 0)
 
     def content(self) -> bytes:
-        """What was said so far. Raises HostError where another user can have said it."""
+        """Return the output so far. Raises HostError if another user could have written it."""
         reason = self._reason_for_doubt()
         if reason is not None:
             raise HostError(
@@ -76,7 +76,7 @@ class GuestOutput:
         return self.read_unchecked()
 
     def read_unchecked(self) -> bytes:
-        """What is there, whoever wrote it."""
+        """Return the content without a check of its writer."""
         pieces = []
         at = 0
         while at < _MOST_BYTES and (piece := os.pread(self._descriptor, 1 << 20, at)):
@@ -112,9 +112,8 @@ class GuestOutput:
 
 @contextlib.contextmanager
 def boot_directory(uri: str | None = None) -> Iterator[Path]:
-    """A new directory, gone afterwards. uri: the libvirt whose domains of killed boots end too.
-
-    Raises HostError where it cannot be kept from others.
+    """Create a directory that is removed afterwards. uri: the libvirt whose domains of killed boots
+    are ended too. Raises HostError if it cannot be private.
     """
     check_private(private_place())
     end_abandoned(private_place(), uri)
@@ -156,7 +155,8 @@ def domain_name(directory: Path) -> str:
 
 
 def end_abandoned(parent: Path, uri: str | None) -> None:
-    """End and remove what killed runs left; a domain's directory stays if no libvirt is given."""
+    """End domains and remove directories of killed runs; a domain's directory stays if no libvirt
+    is given."""
     now = time.time()
     for directory in parent.glob(f"{_PREFIX}*"):
         try:

@@ -65,7 +65,7 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
 
 
 def find_ovmf() -> tuple[Path, Path] | None:
-    """The image of OVMF and of its variables; None where it is not installed."""
+    """The image of OVMF and of its variables; None if it is not installed."""
     pairs = ((Path(code), Path(variables)) for code, variables in _OVMF)
     return next((pair for pair in pairs if all(path.is_file() for path in pair)), None)
 
@@ -184,12 +184,12 @@ _MOST_NOTE_BYTES = 4096
 
 
 def qemu_program() -> str | None:
-    """QEMU by its own name, else where RHEL and its kin have it; None where it is not there."""
+    """QEMU by its own name, else where RHEL and its kin have it; None if it is not there."""
     return next((name for name in (PROGRAM, _OF_RHEL) if find_program(name)), None)
 
 
 def kvm_works(kernel: Path, initramfs: bytes) -> bool:
-    """True where a guest comes up under KVM. The answer is kept until the machine boots again."""
+    """True if a guest comes up under KVM. The answer is kept until the machine boots again."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     note = cache_directory() / "kvm-probe"

@@ -58,7 +58,7 @@ class ArchiveMember(Struct, frozen=True):
 
 
 def initramfs(busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] = _NOTHING) -> bytes:
-    """The archive, not compressed. Raises HostError where busybox needs a loader that is not there.
+    """The archive, not compressed. Raises HostError if busybox needs a loader that is not there.
 
     busybox: the program, statically linked for x86-64. init: what it runs first. programs: more of
     them, by name, in /bin.

@@ -22,9 +22,9 @@ _ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation
 
 
 def find_uri(connect: str | None) -> str | None:
-    """The URI of a libvirt that answers; None where there is none.
+    """The URI of a libvirt that answers; None if there is none.
 
-    connect: asked for by name: then raises ToolError where it does not answer.
+    connect: asked for by name: then raises ToolError if it does not answer.
     """
     uri = connect or SYSTEM
     if find_program("virsh") is None:
@@ -52,7 +52,7 @@ def offers_kvm(uri: str) -> bool:
 
 
 def qemu_user(uri: str) -> int | None:
-    """The number of the user that this libvirt's QEMU runs as; None where it does not say."""
+    """The number of the user that this libvirt's QEMU runs as; None if it does not say."""
     answer = run(("virsh", "-q", "-c", uri, "capabilities"), _ASK_S)
     try:
         return user_of_capabilities(answer.stdout) if answer.returncode == 0 else None
@@ -63,7 +63,7 @@ def qemu_user(uri: str) -> int | None:
 def user_of_capabilities(text: str) -> int | None:
     """The user in the base label of libvirt's security driver "dac", "+64055:+64055".
 
-    None where there is none: a libvirt of a session runs QEMU as the session's user. Raises
+    None if there is none: a libvirt of a session runs QEMU as the session's user. Raises
     ParseError. Source: docs/formatcaps.html; virSecurityDACGetBaseLabel(), libvirt 9.0.
     """
     for model in parse_xml(text, "capabilities", "virsh capabilities").iterfind("host/secmodel"):
@@ -81,7 +81,7 @@ def boot(
 
     document: its own. source: what findings name.
 
-    Raises ToolTimeoutError where it has not powered off in time.
+    Raises ToolTimeoutError if it has not powered off in time.
     """
     deadline = time.monotonic() + limit_s
     try:
@@ -102,7 +102,7 @@ def boot(
 
 
 def daemon_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
-    """A finding to put in place of a refusal that is not about the document; () where it is.
+    """A finding to put in place of a refusal that is not about the document; () if it is.
 
     libvirt says what of a document it does not take; with anything else it cannot start guests at
     all (namespaces that it cannot make, a socket that is gone), or QEMU has refused: then QEMU,

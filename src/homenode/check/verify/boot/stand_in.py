@@ -46,7 +46,7 @@ class CpuChoice(Struct, frozen=True):
     model: str | None
     features: tuple[tuple[str, bool], ...]  # (name, on)
     l3: str | None  # None = the model's own; "emulate", "passthrough" or "disable"
-    # why siblings and LLCs say nothing of the real guest; None where they do
+    # why siblings and LLCs say nothing of the real guest; None if they do
     substituted: str | None
 
 
@@ -101,7 +101,7 @@ class AddressMap(Struct, frozen=True):
 
 
 def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
-    """The map of a guest's devices; None where none of them has a large BAR that is known."""
+    """The map of a guest's devices; None if none of them has a large BAR that is known."""
     passed = [
         device for hostdev in guest.hostdevs if (device := host.device(hostdev.bdf)) is not None
     ]

@@ -95,7 +95,7 @@ class BootOutcome(Struct, frozen=True):
     """What came of a boot."""
 
     stand_in: StandInGuest
-    guest: Host | None  # None where it did not come up; then `findings` say why
+    guest: Host | None  # None if it did not come up; then `findings` say why
     how: str  # through what and with which accelerator, for people
     seconds: float
     findings: tuple[Finding, ...]
@@ -107,7 +107,7 @@ def boot_stand_in(
     """Boot the test guest of a document and read it. host: that of its devices, None = not known.
 
     A document that libvirt or QEMU refuses, or whose guest crashes, is an answer: it is in
-    `findings`. Raises HostError, ToolMissingError or ToolTimeoutError where this machine cannot
+    `findings`. Raises HostError, ToolMissingError or ToolTimeoutError if this machine cannot
     boot guests, each with what to install or to try.
     """
     _check_can_keep(options.keep)
@@ -307,7 +307,7 @@ def _machine(program: str, machine: str | None) -> str:
 def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
     """Runs all guests at once, each to its end; findings on those that do not start.
 
-    Raises ToolTimeoutError where one never ends, and the others come up.
+    Raises ToolTimeoutError if one never ends, and the others come up.
     """
     stop = threading.Event()
     findings: list[Finding] = []
@@ -358,7 +358,7 @@ def _read_all(
 ) -> tuple[Host | None, tuple[Finding, ...]]:
     """What the guests report as one: PCI functions as the last one has them, the rest as the first.
 
-    None where one of them did not come up.
+    None if one of them did not come up.
     """
     try:
         if refused:
@@ -394,7 +394,7 @@ def _read_all(
 
 
 def _report(guest: _Guest) -> str | None:
-    """The whole report; None where it is not whole. Raises HostError for another's than QEMU's."""
+    """The whole report; None if it is not whole. Raises HostError for another's than QEMU's."""
     # OVMF clears the screen of every serial port first.
     packed = guest.report.content()
     unpacker = zlib.decompressobj(wbits=31)

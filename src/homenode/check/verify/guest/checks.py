@@ -37,7 +37,7 @@ class Check(Struct, frozen=True):
     subject: str
     expected: str
     observed: str
-    # None where expected and observed agree; its source is left to whoever knows the guest
+    # None if expected and observed agree; its source is left to whoever knows the guest
     finding: Finding | None
     reason: str = ""  # why the guest does not show it, if that is unknown
     groups: int = 0  # of vCPUs that are planned, for a fact about groups
@@ -139,7 +139,7 @@ class GuestComparison(Struct, frozen=True):
     expected: Expectation
     observed: Observation
     kernel_bytes: int = 1024 * MIB  # memory on any node that the guest's kernel may keep for itself
-    substituted: str | None = None  # why sockets, siblings and LLCs say nothing; None where they do
+    substituted: str | None = None  # why sockets, siblings and LLCs say nothing; None if they do
 
     @property
     def node_of_cell(self) -> Mapping[int, NumaNode]:

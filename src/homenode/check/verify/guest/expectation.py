@@ -19,8 +19,8 @@ class ExpectedDevice(Struct, frozen=True):
     bdf: Bdf  # the host's
     cell: int | None  # None = the guest is to see no node for it
     path: GuestPath | None  # where it is in the guest, None = unknown
-    vendor_id: int | None = None  # the host's device, None where the host is not known
-    device_id: int | None = None  # the host's device, None where the host is not known
+    vendor_id: int | None = None  # the host's device, None if the host is not known
+    device_id: int | None = None  # the host's device, None if the host is not known
 
 
 class Expectation(Struct, frozen=True):
@@ -32,7 +32,7 @@ class Expectation(Struct, frozen=True):
     # vCPUs that are not there, by the document's numbers; vCPUs everywhere else here, of the VM
     # too, are then numbered without them, as Linux does it
     absent: CpuSet = CpuSet()
-    # False where the hypervisor plugs devices in where it likes, and cannot show their cells: then
+    # False if the hypervisor plugs devices in where it likes, and cannot show their cells: then
     # only that they are there is expected
     has_device_cells: bool = True
 
@@ -50,7 +50,7 @@ class Expectation(Struct, frozen=True):
         return tuple(tuple(cell.distances[o.id] for o in self.cells) for cell in self.cells)
 
     def runs_of(self, size: int) -> tuple[CpuSet, ...]:
-        """vCPUs of each core, socket, ... that has `size` of them where none is absent."""
+        """vCPUs of each core, socket, ... that has `size` of them if none is absent."""
         everyone = groups_of(self.vm.vcpus + len(self.absent), size)
         return _renumber(everyone, self.absent)
 

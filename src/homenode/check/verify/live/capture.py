@@ -75,7 +75,7 @@ def capture_running_vm(
     """The VM whose QEMU runs with that UUID. watched_s: how long to look at who else runs on the
     CPUs that it is expected on. files: None = this machine's.
 
-    Raises HostError where no process is that VM, or several say that they are.
+    Raises HostError if no process is that VM, or several say that they are.
     """
     proc = ProcFiles() if files is None else files
     process, argv = _process_of(proc, uuid)
@@ -117,7 +117,7 @@ class ProcFiles:
         self._texts: dict[str, str | None] = {}
 
     def text(self, path: str) -> str | None:
-        """None where it is absent or may not be read: processes come and go."""
+        """None if it is absent or may not be read: processes come and go."""
         if path not in self._texts:
             self._texts[path] = self.text_now(path)
         return self._texts[path]
@@ -236,7 +236,7 @@ _QUOTA = ("quota", "period")
 
 
 def _quota(proc: ProcFiles, directory: str) -> float | None:
-    """A cgroup's share of CPUs, 1.0 = one; None where nothing limits it. Of version 2, then 1."""
+    """A cgroup's share of CPUs, 1.0 = one; None if nothing limits it. Of version 2, then 1."""
     for root in (_CGROUPS, f"{_CGROUPS}/unified"):
         words = (proc.text(f"{root}{directory}/cpu.max") or "").split()
         match [whole_number(word) for word in words]:

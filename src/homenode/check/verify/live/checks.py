@@ -331,7 +331,7 @@ def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Other VMs and processes on the cores of the VM's vCPUs.
 
-    On most hosts every process may run everywhere: that alone is no finding. One that may run
+    On most hosts every process may run everywhere: that alone is not a finding. One that may run
     nowhere else is, and so are another VM's vCPUs, and whatever keeps a CPU of the VM busy.
     """
     cores = vm.host.cores_of(expected.pinned_pus)

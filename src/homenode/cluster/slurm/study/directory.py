@@ -101,7 +101,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
     def create(self, study: Study, described: Host | None = None) -> Study:
         """Lay out the directory with its first lines. described: what a node is, where the user
-        said it. Raises HostError where it cannot.
+        said it. Raises HostError if it cannot.
 
         The journal's first line comes last: without it the directory is begun again.
         """
@@ -129,7 +129,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
     def load(self) -> Study:
         """The study as its journal gives it; the directory is ours from now on.
 
-        Raises InputError for a journal that is none, HostError where another process holds it.
+        Raises InputError for a journal that is none, HostError if another process holds it.
         """
         self._open()
         study = self.study()
@@ -202,7 +202,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
 def _exit_status(attempt: Path) -> str | None:
     """What a script that ended left, with homenode's reason, or the shell's why it did not start;
-    None where it did not end."""
+    None if it did not end."""
     status = _start_of(attempt / "exit", 10)
     if status is None:
         return None
@@ -290,7 +290,7 @@ MAX_FILE_BYTES = 16 << 20
 
 
 def read_sources(directories: Iterable[Path]) -> StudySources:
-    """All of them together. Raises InputError for what is no study, runs or logs."""
+    """All of them together. Raises InputError for what is not a study, runs or logs."""
     total = StudySources()
     seen = set()
     for directory in directories:
@@ -364,7 +364,7 @@ def _evidence(
     runs: Mapping[str, Path],
     hosts: "_Hosts",
 ) -> JobEvidence:
-    """Raises InputError where the run of a job that is done is not there or is none."""
+    """Raises InputError if the run of a job that is done is not there or is none."""
     if name not in runs:
         raise InputError(f"results/*/{name}/{FILE}: no such file")
     directory = runs[name]

@@ -38,11 +38,11 @@ _NODE = "the node"
 
 _MET = re.compile(r"(\d{1,4}) of (\d{1,4})", re.ASCII)
 _SAID = re.compile(r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII)
-"""What homenode bench says on standard error where nothing is wrong, and findings of its run."""
+"""What homenode bench says on standard error if nothing is wrong, and findings of its run."""
 
 
 class AttemptRecord(Struct, frozen=True):
-    """What a job wrote down before it measured; None where it did not."""
+    """What a job wrote down before it measured; None if it did not."""
 
     job: Job | None = None
     other_jobs: int | None = None  # jobs of others on the node
@@ -61,13 +61,13 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     node: str  # of the cluster
     gres: str = "gpu"
     gpus: int
-    bound_to: int | None = None  # the NUMA node that it was bound to; None where to none
+    bound_to: int | None = None  # the NUMA node that it was bound to; None if to none
     cpu_nodes: tuple[int, ...] = ()  # NUMA nodes that it might use, () = not known
     memory_nodes: tuple[int, ...] = ()  # NUMA nodes that it might use, () = not known
     run: Run
     homes: tuple[tuple[str, int], ...] = ()  # (GPU address, its NUMA node)
     homes_measured: bool = False  # nothing says it, the figures do
-    place: Locality | None = None  # by the node's machine; None where that is unknown
+    place: Locality | None = None  # by the node's machine; None if that is unknown
     record: AttemptRecord = AttemptRecord()
     gaps: tuple[Gap, ...] = ()
 
@@ -86,7 +86,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
 
     @property
     def replay_notice(self) -> str | None:
-        """What a test guest for a tool says of itself; None where real tools ran."""
+        """What a test guest for a tool says of itself; None if real tools ran."""
         notice = next((c.value for c in self.run.head.conditions if c.name == REPLAYED), None)
         return notice or ("synthesised" if self.run.head.origin is Origin.SYNTHESISED else None)
 
@@ -352,10 +352,10 @@ class Collective(Struct, frozen=True):
 
     nodes: tuple[tuple[str, float], ...]  # alone
     pairs: tuple[tuple[str, str, float], ...]  # (a, b)
-    all: float | None  # None where not run
+    all: float | None  # None if not run
     replayed: str | None
     gaps: tuple[Gap, ...]
-    gpu_hours: float | None = None  # of the job that measured them; None where it does not say
+    gpu_hours: float | None = None  # of the job that measured them; None if it does not say
 
 
 class StudySources(Struct, frozen=True, kw_only=True):

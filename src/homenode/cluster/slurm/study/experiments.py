@@ -62,7 +62,7 @@ class Experiment(Struct, frozen=True):
     jobs: int = 1
     gres: str = "gpu"
     numa: int | None = None  # the NUMA node that it binds itself to
-    # the round on its node, counted over all rounds and nodes; None where it is in none
+    # the round on its node, counted over all rounds and nodes; None if it is in none
     block: int | None = None
     # cpus, memory_mib: of a job of the shared queue; None in a job that gets all of its nodes
     cpus: int | None = None
@@ -90,7 +90,7 @@ class Study(Struct, frozen=True, omit_defaults=True):
     options: StudyOptions
     exclusive: tuple[ClusterNode, ...]  # nodes that jobs get whole
     shared: tuple[ClusterNode, ...]  # nodes whose parts jobs get
-    # the description of a node that the user named; None where look jobs capture each
+    # the description of a node that the user named; None if look jobs capture each
     host: str | None
     looks: tuple[Experiment, ...] = ()
     # in the order of submission; () until the nodes are known
@@ -151,7 +151,7 @@ def choose_nodes(
     """Nodes for whole and for shared jobs: named ones, else idle ones before busy ones.
 
     Nodes of both partitions come first, so that both queues are measured on the same machines.
-    Raises UsageError where a partition or a named node is not there or has no GPU.
+    Raises UsageError if a partition or a named node is not there or has no GPU.
     """
     exclusive = _partition_nodes(nodes, options.partition_exclusive, "--partition-exclusive")
     name = options.partition_shared or (exclusive[0].partition if exclusive else None)
@@ -197,7 +197,7 @@ NO_PARTITION = "PARTITION"
 
 
 def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...]:
-    """Nodes as a description has them, where there is no Slurm to ask: named ones, else numbered.
+    """Nodes as a description has them, if there is no Slurm to ask: named ones, else numbered.
 
     Every one is in both partitions; without a name a partition is NO_PARTITION.
     """

@@ -46,7 +46,7 @@ class JobLocality(StrEnum):
 
 
 Locality = tuple[JobLocality, str]
-"""With the reason; "" where the answer needs none."""
+"""With the reason; "" if the answer needs none."""
 
 
 def parse_gpus(text: str) -> tuple[GpusBySource, CpuSet]:

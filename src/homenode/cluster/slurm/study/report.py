@@ -62,7 +62,7 @@ class WorkVerdict(Struct, frozen=True, kw_only=True):
     queue: Queue
     rationale: str
     evidence: tuple[str, ...]
-    measured: bool  # False where it follows from no figure of this study
+    measured: bool  # False if it follows from no figure of this study
 
 
 def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
@@ -222,7 +222,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     if not local:
         return _unknown("host to device was not measured from each NUMA node")
     evidence = [_on_node(matrix) for matrix in local[:_SHOWN]]
-    # A slice of a GPU is no part of this question.
+    # A slice of a GPU is not a part of this question.
     gpu_jobs = tuple(job for job in jobs if job.gres == "gpu")
     recommendation = recommend(
         "", alternatives(copies_as_runs(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
@@ -349,7 +349,7 @@ def _places(places: list[JobLocality]) -> str:
 
 
 class JobLine(Struct, frozen=True, kw_only=True):
-    """One job: where it was and what it cost. None where it was not recorded."""
+    """One job: where it was and what it cost. None if it was not recorded."""
 
     name: str
     node: str

@@ -213,7 +213,7 @@ class SlurmQueue:
     def _submit(
         self, experiment: Experiment, alive: Mapping[str, str], behind: Iterable[str]
     ) -> str | None:
-        """Raises QueueFullError where Slurm takes no more, and jobs of this study are under way."""
+        """Raises QueueFullError if Slurm takes no more, and jobs of this study are under way."""
         names = dict.fromkeys((*experiment.after, *behind))
         after = tuple(alive[name] for name in names if name in alive)
         try:

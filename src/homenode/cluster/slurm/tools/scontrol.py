@@ -45,9 +45,9 @@ class OwnedGpus(Struct, frozen=True):
     """The GPUs that a job holds on a node, or has a share of (shard, mps)."""
 
     count: int
-    # places in the node's list of devices; None where Slurm gives only how many
+    # places in the node's list of devices; None if Slurm gives only how many
     indices: tuple[int, ...] | None
-    # True where some are parts of GPUs (MIG): each part has a place of its own in that list
+    # True if some are parts of GPUs (MIG): each part has a place of its own in that list
     sliced: bool = False
 
 
@@ -68,11 +68,11 @@ class Job(Struct, frozen=True):
     id: str  # as users write it ("11_0" of an array, "12+1" of a heterogeneous job)
     number: str  # what Slurm counts by, so that an array's tasks are found by either
     name: str
-    user: str | None  # None where not given
+    user: str | None  # None if not given
     state: str  # "RUNNING", ..
     shares: tuple[NodeShare, ...]  # of a job that runs
-    queue_wait_s: float | None = None  # from when it could have started; None where not known
-    # why its record gives nothing but its id and its name; None where it can be read
+    queue_wait_s: float | None = None  # from when it could have started; None if not known
+    # why its record gives nothing but its id and its name; None if it can be read
     unreadable: str | None = None
 
     @property
@@ -81,7 +81,7 @@ class Job(Struct, frozen=True):
 
 
 def is_asked_for(job: Job, names: tuple[str, ...]) -> bool:
-    """True where a job is one of those that the user named, or a task of one; () = all."""
+    """True if a job is one of those that the user named, or a task of one; () = all."""
     base = re.split("[_+]", job.id, maxsplit=1)[0]
     return not names or bool({job.id, job.number, base} & set(names))
 
@@ -130,7 +130,7 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
 
 
 def _places(detail: str, source: str) -> tuple[int, ...] | None:
-    """The devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None where none are."""
+    """The devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None if none are."""
     numbers = detail.removeprefix("IDX:")
     if detail.startswith("IDX:") and numbers != "N/A":
         places = CpuSet.parse(numbers, source)
@@ -161,7 +161,7 @@ def gpu_types(text: str) -> dict[str, int]:
 
 
 def gpu_count(text: str) -> int | None:
-    """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None where it names none."""
+    """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None if it names none."""
     counts = gpu_types(text)
     return sum(counts.values()) if counts else None
 
@@ -307,11 +307,11 @@ class _Fields(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True where nothing is missing, even if somebody wrote more."""
+        """True if nothing is missing, even if somebody wrote more."""
         return all(beginning in self.matches or beginning in self.odd for beginning in _NEEDED)
 
     def doubt(self) -> str | None:
-        """Why its user may have written some of them; None where all are where they should be."""
+        """Why its user may have written some of them; None if all are where they should be."""
         if self.odd:
             return f"{self.odd[0].strip()} stands twice, out of its place or without its value"
         missing = next((beginning for beginning in _NEEDED if beginning not in self.matches), None)

@@ -153,7 +153,7 @@ def _numbers(text: str, source: str, line: int | None, space: int) -> Iterator[s
 
 
 def plain_number(value: Any) -> int | None:
-    """A number of Slurm's JSON: plain, or of {"set", "infinite", "number"}; None where not set.
+    """A number of Slurm's JSON: plain, or of {"set", "infinite", "number"}; None if not set.
 
     >>> plain_number({"number": 7}), plain_number(10**400)
     (7, None)
@@ -243,7 +243,7 @@ def _json_nodes(text: str, source: str) -> Iterator[tuple[str, dict[str, str] | 
 
 
 def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeShape | None:
-    """The shape of a node's keys, in lower case; None where they give too little of it."""
+    """The shape of a node's keys, in lower case; None if they give too little of it."""
 
     def number(*keys: str) -> int | None:
         text = next((values[key] for key in keys if values.get(key)), None)
@@ -282,7 +282,7 @@ _MARKS = "*~#!%$@^-+"
 
 
 def has_slices(text: str) -> bool:
-    """True where a node's Gres=, or a GPU's type, names MIG slices ("gpu:1g.10gb:7")."""
+    """True if a node's Gres=, or a GPU's type, names MIG slices ("gpu:1g.10gb:7")."""
     return _SLICE.search(text) is not None
 
 
@@ -295,7 +295,7 @@ class ClusterNode(Struct, frozen=True):
     state: str  # as sinfo prints it, in lower case, without its marks
     cpus: int
     memory_mib: int
-    gpus: int | None  # whole ones; None where it declares none
+    gpus: int | None  # whole ones; None if it declares none
     # of the whole GPUs, where MIG slices stand next to them: else a job that asks for a GPU may get
     # a slice
     gpu_type: str | None = None

@@ -199,7 +199,7 @@ class QueuedJob(Struct, frozen=True):
     state: JobState
     state_name: str  # the state in Slurm's own word
     name: str
-    reason: str  # why it waits or how it ended, "" where none
+    reason: str  # why it waits or how it ended, "" if none
 
 
 def states_command(user: int, mark: str) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ _NEEDS_SOMEBODY = re.compile(
 
 
 def needs_somebody(reason: str) -> bool:
-    """True where a job will not start by itself: a drained node, a hold, a limit of one job.
+    """True if a job will not start by itself: a drained node, a hold, a limit of one job.
 
     A limit of all of a user's jobs passes when some of them end.
 

@@ -78,7 +78,7 @@ class Script(NamedTuple):
 
 
 def parse(content: bytes, source: str) -> Script:
-    """Raises ParseError for what is no script of this module."""
+    """Raises ParseError for what is not a script of this module."""
     text = content.decode("utf-8", "replace")
     words = array_in(text, "qemu")
     if not words:

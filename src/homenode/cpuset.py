@@ -49,14 +49,14 @@ class CpuSet:
 
     @classmethod
     def from_bits(cls, bits: int) -> "CpuSet":
-        """The set whose bit N says that CPU N is in it."""
+        """Return the set of CPUs N whose bit N is set."""
         new = cls.__new__(cls)
         object.__setattr__(new, "bits", bits)
         return new
 
     @classmethod
     def union(cls, sets: "Iterable[CpuSet | None]") -> "CpuSet":
-        """All CPUs of these sets; of None, which is not a set, none.
+        """Return all CPUs of these sets; None counts as empty.
 
         >>> CpuSet.union([CpuSet.parse("0-1"), None, CpuSet.parse("4")])
         CpuSet('0-1,4')

@@ -1,8 +1,8 @@
-"""Doc: what a command or a page says, as values: text, tables, pictures, in sections.
+"""Doc: the content of a command's output or a page, as values: text, tables, pictures, in sections.
 
-Packages make documents; `report.terminal_text` and `report.html` show them. Texts are as they come,
-names from outside included: the renderers escape them, and take out what steers a terminal. A
-document knows no width, colour or markup.
+Packages make documents; `report.terminal_text` and `report.html` show them. Texts may contain
+untrusted names: the renderers escape them and remove control characters. A document has no width,
+colour or markup.
 """
 
 from msgspec import Struct
@@ -49,27 +49,27 @@ class Text(Struct, frozen=True):
 
 
 class Items(Struct, frozen=True):
-    """Short texts, one below the other; on a page a list."""
+    """Short texts as lines; on a page a list."""
 
     items: tuple[Words, ...]
     look: str = "plain"
 
 
 class Tree(Struct, frozen=True):
-    """A line with what is below it."""
+    """A line with its branches."""
 
     words: Words
     branches: "tuple[Tree, ...]" = ()
 
 
 class Commands(Struct, frozen=True):
-    """Commands for copying: a shell continues those that are longer than a line."""
+    """Commands for copying; long ones are continued with backslashes."""
 
     lines: tuple[str, ...]
 
 
 class Cell(Struct, frozen=True):
-    """A cell of a table with more to it than a text."""
+    """A cell of a table with more than a text."""
 
     lines: tuple[Words, ...]
     look: str = ""
@@ -105,7 +105,7 @@ class Picture(Struct, frozen=True):
 
 
 class Gallery(Struct, frozen=True):
-    """Pictures side by side; a terminal has none of them."""
+    """Pictures side by side; terminals omit them."""
 
     pictures: tuple[Picture, ...]
     look: str = ""

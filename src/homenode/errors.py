@@ -1,7 +1,8 @@
-"""Errors: what stops a command, with its exit code and the next thing to try.
+"""Errors: reasons that stop a command, with exit code and hint.
 
-Three things are kept apart. An error here means that we cannot go on. A Rejection or a Finding is
-an answer that the user asked for. A Gap is something unknown; we go on and say so.
+Three kinds are distinguished. An error means that the command cannot continue. A Rejection or a
+Finding is a requested answer. A Gap is an unknown fact, which is reported while the command
+continues.
 """
 
 import errno
@@ -21,7 +22,7 @@ EXIT_CODES = {
 
 
 class HomenodeError(Exception):
-    """Says what was expected and what was found; `hint` is the next thing to try.
+    """An error with a message; `hint` is the next step.
 
     `exit_code` is the exit status of a command that ends with this error.
     """
@@ -43,13 +44,13 @@ class HomenodeError(Exception):
 
 
 class UsageError(HomenodeError):
-    """Options that contradict each other, or an argument that is not of its form."""
+    """Contradictory options, or a malformed argument."""
 
     exit_code = USAGE
 
 
 def missing(name: str, hint: str) -> UsageError:
-    """An argument or option without which a command cannot run."""
+    """Return the error for a missing argument or option."""
     kind = "option" if name.startswith("-") else "argument"
     return UsageError(f"missing {kind} {name}", hint=hint)
 
@@ -59,7 +60,7 @@ _MEANT = {"nccl": "multi-gpu", "rccl": "multi-gpu", "stream": "memory-bandwidth"
 
 
 def find_near(word: str, names: Iterable[str]) -> str | None:
-    """The name that a word resembles, begins, or means."""
+    """Return the name that a word resembles, begins, or means."""
     from difflib import get_close_matches
 
     names = list(names)
@@ -77,7 +78,7 @@ def find_near(word: str, names: Iterable[str]) -> str | None:
 def unknown(
     kind: str, word: str, names: Iterable[str], hint: str | None = None, before: str = ""
 ) -> UsageError:
-    """A word that is not one of the names, with the name that it resembles."""
+    """Return the error for a word that is not one of the names, with the name that it resembles."""
     shown = word if word.startswith("-") else repr(word)
     near = find_near(word, names)
     meant = f" (did you mean {near}?)" if near else ""
@@ -85,37 +86,37 @@ def unknown(
 
 
 def exclusive(first: str, second: str, hint: str | None = None) -> UsageError:
-    """Two options, or an option and an argument, of which only one may be given."""
+    """Return the error for two options, or an option and an argument, that exclude each other."""
     return UsageError(f"{first} and {second} cannot be used together", hint=hint)
 
 
 def requires(option: str, other: str, hint: str | None = None) -> UsageError:
-    """An option without the other one that gives it a meaning."""
+    """Return the error for an option without the option that it requires."""
     return UsageError(f"{option} requires {other}", hint=hint)
 
 
 def out_of_range(
     option: str, text: str, minimum: float | None, maximum: float | None
 ) -> UsageError:
-    """A number that an option does not take; None = no bound on that side."""
+    """Return the error for a number out of range; None = no bound on that side."""
     bounds = f"{minimum:g} or more" if maximum is None else f"{minimum or 0:g} to {maximum:g}"
     return UsageError(f"{option}: {text} is out of range ({bounds})")
 
 
 class InputError(HomenodeError):
-    """A file or document that we were given is not what it should be."""
+    """An input file or document is invalid."""
 
     exit_code = USAGE
 
 
 class NotKnownError(HomenodeError):
-    """What was asked cannot be judged, since a fact that decides it is unknown."""
+    """The question cannot be answered, because a deciding fact is unknown."""
 
     exit_code = NOT_KNOWN
 
 
 class ParseError(InputError):
-    """A text that does not have its format. Names the source, the line, expected and found."""
+    """A text does not have its format. Names source, line, expected and observed text."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class ParseError(InputError):
 
 
 class HostError(HomenodeError):
-    """The host cannot be read, or cannot do what was asked of it."""
+    """The host cannot be read, or cannot perform the request."""
 
     exit_code = HOST
 
@@ -154,17 +155,17 @@ _NOT_AS_NAMED = {
 
 
 def not_found(name: str, kind: str = "file or directory", hint: str | None = None) -> InputError:
-    """A file or directory that the user named and that does not exist."""
+    """Return the error for a named file or directory that does not exist."""
     return InputError(f"{name}: no such {kind}", hint=hint)
 
 
 def of_os(
     error: OSError | ValueError, name: str, expected: str, hint: str | None = None
 ) -> HomenodeError:
-    """The error of a file that could not be opened: where it was looked for, and for what.
+    """Return the error for a file that could not be opened: its path and purpose.
 
-    A HostError if this user may not, or where the disk fails; an InputError if nothing is
-    there, or the name is none (a ValueError: it holds a NUL).
+    A HostError if permission is denied or the disk fails; an InputError if the file does not exist
+    or its name is invalid (a ValueError: it contains a NUL).
     """
     reason = getattr(error, "strerror", None) or str(error)
     name = name if len(name) <= 200 else f"{name[:197]}..."
@@ -183,4 +184,5 @@ class ToolError(HostError):
 
 
 class NoAnswerError(ToolError):
-    """Whoever was asked did not answer. It may, later: nothing is known of what was asked."""
+    """A daemon or tool did not answer. It may answer later; the outcome of the request is
+    unknown."""

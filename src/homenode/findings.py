@@ -1,6 +1,6 @@
-"""What is wrong or missing: findings, gaps in what is known, rejections, doubts in results.
+"""Findings, gaps (unknown facts), rejections and doubts (caveats on results).
 
-The texts of every finding stand in findings/PAGE.toml, a table for each id:
+The texts of every finding are in findings/PAGE.toml, a table for each id:
 
     [pcie-link-slow]
     severity = ["critical", "warning"]
@@ -10,7 +10,7 @@ The texts of every finding stand in findings/PAGE.toml, a table for each id:
     fix = "`homenode doctor retrain {device}`"
     fix_of."low target" = "raise the target speed of port {port} in the firmware setup"
 
-The code gives a value for each `{word}`, and names the case that a text is for.
+The code passes a value for each `{word}`, and names the case of a text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from homenode.text import first_few, subjects_text
 
 
 class Severity(StrEnum):
-    """How bad it is, worst first."""
+    """Severity of a finding, worst first."""
 
     CRITICAL = "critical"  # does not start, or the guest gets something else than was planned
     WARNING = "warning"  # works, but slower or on somebody else's ground
@@ -40,7 +40,7 @@ _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One answer that the user asked for."""
+    """One answer to the user's question."""
 
     id: str  # stable, for tests, filters and documentation
     severity: Severity
@@ -71,14 +71,14 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def comparison(self) -> str:
-        """What was expected and found, on one line."""
+        """Expected and observed state on one line."""
         if not self.expected:
             return self.observed
         return f"expected {self.expected}, found {self.observed}"
 
 
 class GapKind(StrEnum):
-    """The gaps that code acts on, rather than only prints."""
+    """Kinds of gaps that the code acts on."""
 
     OTHER = "other"
     VMS = "vms"  # all VMs of the machine
@@ -88,7 +88,7 @@ class GapKind(StrEnum):
 
 
 class Gap(Struct, frozen=True, order=True, omit_defaults=True):
-    """One unknown. A value that is None somewhere has its reason in a gap."""
+    """One unknown fact. A gap has the reason for a value that is None."""
 
     subject: str  # what is unknown, in the user's words: "node 1 free memory"
     reason: str  # "/sys/.../numa_node says -1", "lstopo XML holds no link state"
@@ -106,7 +106,7 @@ _MOST_REASONS = 8
 
 
 def unread_vms(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
-    """Return the gaps that hide VMs: what these have may be given to another VM."""
+    """Return the gaps that hide VMs, whose resources may be given to another VM."""
     return tuple(gap for gap in gaps if gap.kind in (GapKind.VMS, GapKind.VM))
 
 
@@ -133,7 +133,7 @@ def shared_gap_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str,
 
 
 class Rejection(Struct, frozen=True):
-    """A placement or a change that was considered and refused, by the name of the constraint."""
+    """A rejected placement or change, with the name of the constraint."""
 
     constraint: str
     nodes: tuple[NodeIndex, ...]  # host nodes of the candidate; () = of all, or of a change
@@ -145,7 +145,7 @@ class Rejection(Struct, frozen=True):
 
 
 class Doubt(Struct, frozen=True, kw_only=True):
-    """Something that speaks against trusting a comparison."""
+    """A caveat on a comparison."""
 
     id: str  # stable
     subject: str  # the metric, the run or the alternatives
@@ -217,8 +217,8 @@ def finding(
 ) -> Finding:
     """A finding with the severity, cost and fix of its texts, but for those that are given.
 
-    case: which of the texts. values: what stands in them for `{word}`. source: "" = what the
-    caller's caller says of all that it finds (add_source). devices, count: as in Finding.
+    case: selects the texts. values: replacements for `{word}`. source: "" = set later for all
+    findings (add_source). devices, count: as in Finding.
     """
     texts, key, placeholders = texts_of(id), case or "", values or {}
     return Finding(
@@ -305,29 +305,30 @@ def page(name: str) -> Mapping[str, FindingTexts]:
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Each finding once, the worst first, otherwise as they came."""
+    """Return each finding once, worst first, otherwise in input order."""
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: _RANK[finding.severity]))
 
 
 def add_source(findings: Iterable[Finding], source: str) -> tuple[Finding, ...]:
-    """The same; those that name no source of their own get this source."""
+    """Return the findings, with this source if they have none."""
     return tuple(f if f.source else replace(f, source=source) for f in findings)
 
 
 def are_bad(findings: Iterable[Finding]) -> bool:
-    """True if there is something critical or a warning: a command then exits with 1."""
+    """Return whether a finding is critical or a warning: a command then exits with 1."""
     return any(finding.is_bad for finding in findings)
 
 
 def exit_code(findings: Findings) -> int:
-    """Return FINDINGS for a bad one, NOT_KNOWN if nothing was checked or an area was not read."""
+    """Return FINDINGS for critical findings or warnings, NOT_KNOWN if nothing was checked or an
+    area was not read."""
     if are_bad(findings.findings):
         return FINDINGS
     return DONE if findings.checked and not findings.not_read else NOT_KNOWN
 
 
 def with_gaps(findings: Findings, gaps: Sequence[Gap], *, asks_vms: bool | None = None) -> Findings:
-    """Return the findings with what is unknown of their host. asks_vms: whether its VMs are the
+    """Return the findings with unknown facts of their host. asks_vms: whether its VMs are the
     question, so that an unread one makes the answer unknown; None = the answer needs no VMs."""
     unread = unread_vms(gaps) if asks_vms else ()
     omitted = {NO_VMS} if asks_vms is None else set()

@@ -1,6 +1,6 @@
-"""Formats: the one codec of everything that homenode stores, as JSON with a kind and a version.
+"""Formats: the only codec for stored data, as JSON with a kind and a version.
 
-A document opens with "format": "homenode.<kind>/<version>"; of a file of lines the first line does.
+A document, or the first line of a file of lines, begins with "format": "homenode.<kind>/<version>".
 Fields are the record's own, sets of CPUs are lists such as "0-3,8", PCI addresses are texts.
 Records of lines omit fields at their defaults.
 docs/reference/formats documents each kind.
@@ -41,7 +41,7 @@ def encode(
 ) -> str:
     """The document of a value; `head` comes between "format" and the value's own fields.
 
-    changed: fields that the document has in another form.
+    changed: replaced values of fields.
     """
     fields = {
         stored.encode_name: getattr(value, stored.name) for stored in msgspec.structs.fields(value)
@@ -67,9 +67,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T:
-    """The value of a document. Fields that we do not know are ignored (a `head`, say).
-
-    Raises InputError for another kind or version, text that is not JSON or a missing field.
+    """The value of a document. Unknown fields are ignored (for example a `head`). Raises InputError
+    for another kind or version, text that is not JSON, or a missing field.
     """
     document = check_format(text, kind, source)
     return _convert(document, record_type, f"{source}: not a valid homenode.{kind}")
@@ -212,5 +211,5 @@ def _from_text(value_type: type, value: Any) -> Any:
 
 @lru_cache(4096)
 def _parse_value(value_type: Any, text: str) -> Any:
-    """A set of CPUs or an address: a file has few of them, many times each."""
+    """Parse a set of CPUs or an address; cached, because a file repeats few values."""
     return value_type.parse(text)

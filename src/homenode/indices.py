@@ -1,4 +1,4 @@
-"""Indices: each numbering of the host is a type of its own."""
+"""Indices: each numbering of the host has a separate type."""
 
 from typing import NewType
 

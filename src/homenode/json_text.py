@@ -13,7 +13,7 @@ and a second thread that meets the type then ends the process with SIGSEGV. Seen
 
 
 class NotJsonError(ValueError):
-    """No JSON, no UTF-8, nested thousands deep, or not of the type that was asked for."""
+    """Not JSON, not UTF-8, nested too deep, or not of the requested type."""
 
 
 @overload

@@ -1,4 +1,4 @@
-"""homenode apply: a tuned definition in libvirt. [I/O]"""
+"""homenode apply: define a tuned definition in libvirt. [I/O]"""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -270,7 +270,7 @@ def _change(
 ) -> None:
     """Show what would change, ask, and define the documents, all or none.
 
-    Raises UsageError with every obstacle. Domains that are already so are not asked about.
+    Raises UsageError with every obstacle. Domains without a change are skipped.
     """
     root = journal.default_root()
     if arguments.dry_run or not arguments.yes:
@@ -321,7 +321,7 @@ _UNCHANGED = "has this definition already"
 
 
 def _say(arguments: ApplyArguments, text: str) -> None:
-    """A line of the answer; with --json, standard output is the JSON's alone."""
+    """Print a line of the answer; with --json, on standard error."""
     (note if arguments.json else say)(text)
 
 
@@ -367,7 +367,7 @@ def _applied_domain(outcome: ApplyOutcome) -> AppliedDomain:
 def _answer(
     arguments: ApplyArguments, domains: Iterable[AppliedDomain], tunings: Sequence[PlannedFile]
 ) -> None:
-    """Print the JSON, with the plans that were made here."""
+    """Print the JSON, with the plans of this call."""
     plans = [msgspec.json.decode(encode_plan(tuning.plan)) for tuning in tunings] or repeat(None)
     answered = tuple(
         replace(tuning, plan=plan) for tuning, plan in zip(domains, plans, strict=False)
@@ -426,7 +426,7 @@ def _move(
 
 
 def _threads_doc(moved: RepinnedThreads) -> Doc:
-    """A line for each kind of thread: how many would move, and to which CPUs."""
+    """Return a line for each kind of thread: the number to move, and their CPUs."""
     lines = [f"change: {plural(len(moved.after), 'thread')} would move"]
     for kind in dict.fromkeys(pin.kind for pin in moved.after):
         pins = [pin for pin in moved.after if pin.kind == kind]

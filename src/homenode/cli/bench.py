@@ -1,4 +1,4 @@
-"""homenode bench and bench setup: the suite, here or elsewhere; the tools for it. [I/O]"""
+"""homenode bench and bench setup: the suite on this or another machine, and its tools. [I/O]"""
 
 import os
 import platform
@@ -68,7 +68,7 @@ def bench(arguments: BenchArguments) -> None:
 
 @contextmanager
 def _machine(arguments: BenchArguments, name: str) -> "Iterator[Machine]":
-    """Where is measured. Nothing of ours is left there."""
+    """Return the machine to measure. None of our files remain on it."""
     if arguments.on is None:
         yield LocalMachine()
         return
@@ -220,7 +220,8 @@ def _cuda_home() -> str | None:
 
 
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
-    """Whose GPUs, and what to build for. Raises HostError if no driver gives it."""
+    """Return the GPU vendor and the architectures to build for. Raises HostError if no driver
+    reports them."""
     from homenode.machine.tools import gpu_architectures as tool
     from homenode.measure.tool_setup import Vendor
 
@@ -240,7 +241,7 @@ def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
 
 
 def _script(plan: "SetupPlan") -> str:
-    """The commands as a person can run them one by one."""
+    """Return the commands, to be run one by one."""
     lines = []
     tool = ""
     for step in plan.steps:
@@ -261,8 +262,8 @@ _MOST_LINES = 10
 
 @contextmanager
 def shown_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Progress], None]]":
-    """Shows each progress that it gets: on a terminal in place of the one before, elsewhere as a
-    line where something changed, of many tasks for each tenth. tasks: their name in the plural."""
+    """Show each progress: on a terminal the line is rewritten, otherwise a line is printed per
+    change, or per tenth of many tasks. tasks: their name in the plural."""
     if quiet:
         yield lambda progress: None
         return

@@ -1,4 +1,4 @@
-"""What bench and trial are asked for, as the orders of a run and the request of a trial. [I/O]"""
+"""Options of bench and trial, as the orders of a run and the request of a trial. [I/O]"""
 
 import os
 import re
@@ -58,7 +58,7 @@ def bench_options(
     *,
     elsewhere: "Snapshot | None" = None,
 ) -> BenchOptions:
-    """The run that is asked for. elsewhere: the machine to measure; None = this one.
+    """Return the requested run. elsewhere: the machine to measure; None = this one.
 
     Raises UsageError, naming the option, and InputError for files.
     """
@@ -163,7 +163,7 @@ def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]
 
 
 def _vantage(elsewhere: "Snapshot | None", *, has_plan: bool) -> Vantage:
-    """Where we run: a guest of a plan, a Slurm job, a virtual machine, or a host."""
+    """Return the vantage: a guest of a plan, a Slurm job, a virtual machine, or a host."""
     if has_plan:
         return Vantage.GUEST
     if elsewhere is None and os.environ.get("SLURM_JOB_ID"):
@@ -178,7 +178,8 @@ def _is_virtual(elsewhere: "Snapshot | None") -> bool:
 
 
 def layouts_of(arguments: TrialArguments) -> tuple[str, ...]:
-    """Layouts to compare, the study's names as presets; unknown names stay, to be refused."""
+    """Return the layouts to compare, the study's names as presets; unknown names stay and are
+    rejected later."""
     names = (name.strip() for name in (arguments.layouts or "").split(",") if name.strip())
     return tuple(name if (preset := preset_named(name)) is None else preset.name for name in names)
 
@@ -210,7 +211,7 @@ def check(arguments: TrialArguments) -> None:
 
 
 def check_access(reaching: GuestAccess) -> None:
-    """Raises UsageError for an address, user, port or key that no guest could be reached by."""
+    """Raises UsageError for an address, user, port or key that cannot reach a guest."""
     if reaching.transport is not Transport.SSH:
         return
     SshChannel(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)
@@ -221,9 +222,8 @@ def check_access(reaching: GuestAccess) -> None:
 def trial_request(
     domain: str, arguments: TrialArguments, layouts: tuple[str, ...], objective: Objective
 ) -> TrialRequest:
-    """The trial that is asked for. Its name has the time in it unless the user gave one.
-
-    layouts, objective: where the user named none.
+    """Return the requested trial. Its name contains the time unless the user gave one. layouts,
+    objective: defaults if the user named none.
     """
     layouts = layouts_of(arguments) or layouts
     trial_id = arguments.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
@@ -259,7 +259,7 @@ def trial_request(
 def _placement_options(
     arguments: TrialArguments, first: str
 ) -> tuple[PlanOptions, tuple[str, ...]]:
-    """The placement, and the same as options of `homenode apply`."""
+    """Return the placement, also as options of `homenode apply`."""
     # The GPUs are those that the VM has, whatever NVLink is between them.
     options = structs.replace(arguments.options, layout=first, without_nvlink=True)
     words = [*format_words(arguments.options)]
@@ -271,17 +271,17 @@ def _placement_options(
 
 
 def _from_anywhere(source: str) -> str:
-    """A host's file, such that a command names it in whatever directory it is run."""
+    """Return a host's file as an absolute path, for commands in any directory."""
     return str(Path(source).absolute()) if Path(source).exists() else source
 
 
 def _word(domain: str) -> str:
-    """The domain's name as part of a directory's."""
+    """Return the domain's name as part of a directory name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"
 
 
 def static_probe(path: Path | None) -> bytes:
-    """The static probe: the one named, else that of this installation."""
+    """Return the named static probe, else that of this installation."""
     neighbours = Path(sys.executable).with_name(_STATIC_PROBE)
     probe = path or (neighbours if neighbours.exists() else None) or find_program(_STATIC_PROBE)
     if probe is None:

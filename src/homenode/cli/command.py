@@ -1,4 +1,4 @@
-"""Command: words of a command line, read into the record of a command's options. [I/O]
+"""Command: reads the words of a command line into the record of a command's options. [I/O]
 
 A record is a msgspec Struct. Each field that can be typed has an Opt, a Flag or an Arg in its
 annotation; a field that is a record itself brings its own fields along.
@@ -29,7 +29,7 @@ REQUIRED = NODEFAULT
 
 
 class WrongCall(UsageError):
-    """A call that no command takes."""
+    """A call without a matching command."""
 
     def __init__(self, path: str, error: UsageError, group: "Command | None" = None) -> None:
         super().__init__(error.message, hint=error.hint)
@@ -38,7 +38,7 @@ class WrongCall(UsageError):
 
 
 class IncludeFields:
-    """In the annotation of a record: fields, or panels, that this command offers alone."""
+    """In the annotation of a record: the only fields, or panels, that this command offers."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -71,7 +71,7 @@ class Parameter(NamedTuple):
 
     @property
     def help(self) -> str:
-        """What it does, then its values, then "Default:" if the field's own value is none."""
+        """The description, then its values, then "Default:" unless the field's own value is one."""
         return option_helps(self.record).get(self.path[-1]) or self.opt.help
 
     @property
@@ -87,7 +87,7 @@ class Parameter(NamedTuple):
         return tuple(str(choice) for kind in kinds for choice in kind)
 
     def value(self, text: str, name: str) -> Any:
-        """What a word means. Raises UsageError, or what the field's parser raises."""
+        """Return the value of a word. Raises UsageError, or the errors of the field's parser."""
         if self.opt.parse is not None:
             return self.opt.parse(text, name)
         if self.choices:
@@ -122,7 +122,7 @@ def _is_enumeration(kind: Any) -> bool:
 
 
 def find_parameters(record: Any, path: tuple[str, ...] = ()) -> Iterator[Parameter]:
-    """What can be typed of a record, in the order of its fields."""
+    """Return the parameters of a record, in the order of its fields."""
     annotations = _find_annotations(record)
     names, defaults = record.__struct_fields__, record.__struct_defaults__
     default_of = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
@@ -155,7 +155,8 @@ def _find_annotations(record: Any) -> dict[str, Any]:
 
 @cache
 def option_helps(record: Any) -> dict[str, str]:
-    """What the options of a record do, by field: the lines behind "Options:" in its docstring."""
+    """Return the descriptions of a record's options by field: the lines after "Options:" in its
+    docstring."""
     _, _, section = (record.__doc__ or "").partition(f"\n    {OPTIONS}\n")
     helps: dict[str, str] = {}
     name = ""
@@ -169,7 +170,7 @@ def option_helps(record: Any) -> dict[str, str]:
 
 
 def _is_record(annotation: Any) -> bool:
-    """Whether a field brings fields of its own: a record that is not itself typed as one word."""
+    """Return whether a field is a nested record: a record that is not typed as one word."""
     about = getattr(annotation, "__metadata__", ())
     base = annotation.__origin__ if about else annotation
     return hasattr(base, "__struct_fields__") and not any(isinstance(mark, Opt) for mark in about)
@@ -187,7 +188,7 @@ def _find_kind(annotation: Any) -> tuple[Any, bool]:
 
 
 def format_words(record: Any) -> tuple[str, ...]:
-    """The options of a record that are not as by default, as they are typed."""
+    """Return the options of a record that differ from their defaults, as typed."""
     words: list[str] = []
     for parameter in find_parameters(type(record)):
         value = record
@@ -216,7 +217,8 @@ class Command(NamedTuple):
     room: str = ""  # where the whole of a group is, which is imported when its name is typed
 
     def load_room(self) -> "Command":
-        """The command with what its room has. Raises HostError if the room is not installed."""
+        """Return the command with its room loaded. Raises HostError if the room is not
+        installed."""
         if not self.room:
             return self
         room = f"homenode.{self.room.split('.')[1]}"
@@ -238,7 +240,7 @@ class Command(NamedTuple):
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """The commands that its help ends with."""
+        """The example commands at the end of its help."""
         _, _, after = self.help.partition(EXAMPLES)
         lines = after.replace("\\\n", " ").splitlines()
         return tuple(" ".join(line.split()) for line in lines if line.strip())
@@ -266,7 +268,7 @@ def _import_object(reference: str) -> Any:
 
 
 class Call(NamedTuple):
-    """What the words of a command line ask for."""
+    """The command and options of a command line."""
 
     command: Command
     path: str
@@ -279,7 +281,7 @@ class Call(NamedTuple):
 
 
 def find_call(command: Command, words: Sequence[str], path: str) -> Call:
-    """The command that words name. Raises WrongCall."""
+    """Return the command that the words name. Raises WrongCall."""
     while command.commands:
         first = words[0] if words else ""
         subcommand = command.subcommands.get(first)
@@ -306,7 +308,7 @@ def _refuse_command(command: Command, path: str, word: str) -> None:
 
 
 class _WordReader:
-    """Words of a call, one after another, and what they have said so far."""
+    """Reads the words of a call one after another, and collects their values."""
 
     def __init__(self, command: Command, path: str, words: Sequence[str]) -> None:
         self.path = path
@@ -399,7 +401,8 @@ class _WordReader:
         raise WrongCall(self.path, unknown("option", name, names, hint))
 
     def place(self) -> None:
-        """Give the words by position to the arguments: one each, and to a repeated one the rest."""
+        """Assign positional words to the arguments: one each, the remaining ones to a repeated
+        argument."""
         arguments = [argument for argument in self.parameters if isinstance(argument.opt, Arg)]
         words = self.positions
         for number, argument in enumerate(arguments):
@@ -424,7 +427,8 @@ class _WordReader:
 
 
 def read_words(command: Command, path: str, words: Sequence[str]) -> Any:
-    """The record of a command's options. Raises UsageError, and what parsers of fields raise."""
+    """Return the record of a command's options. Raises UsageError, and the errors of fields'
+    parsers."""
     reading = _WordReader(command, path, words)
     reading.read()
     reading.place()

@@ -1,4 +1,4 @@
-"""homenode doctor: what is wrong with one host, or with many. [I/O]"""
+"""homenode doctor: findings on one host, or differences between many. [I/O]"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ class _VmSource(Struct, frozen=True):
 
 
 def doctor(arguments: DoctorArguments) -> None:
-    """Print what is found; exit 1 for a critical one or a warning, 5 if nothing is judged."""
+    """Print the findings; exit 1 for a critical finding or a warning, 5 if nothing was checked."""
     if arguments.pool:
         options = (arguments.files, arguments.host, arguments.expect)
         if any(options) or arguments.under_load or arguments.prometheus:
@@ -133,8 +133,8 @@ def _with_drift(
 def _diagnose_all(
     host: "Host", vms: Sequence[_VmSource], rates: MeasuredRates, *, explain: bool
 ) -> Findings:
-    """Findings about the host and each VM on it; what was checked is one line for each without
-    `explain`."""
+    """Return the findings on the host and each VM on it; without `explain` the checked facts are
+    one line each."""
     answers = [diagnose(host, vm.document, rates, vm.vm) for vm in vms] or [
         diagnose(host, None, rates)
     ]
@@ -151,8 +151,8 @@ def _diagnose_all(
 
 
 def _with_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
-    """The findings with what `nvidia-smi topo -m` among the sources says: a host has no place for
-    GPUs without an address."""
+    """Return the findings with those of `nvidia-smi topo -m` outputs: a host record has no GPUs
+    without addresses."""
     matrices = read_matrices(sources)
     if not matrices:
         return answer
@@ -172,7 +172,7 @@ def _with_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
 def _under_load(
     host: "Host", rates: MeasuredRates, command: str | None
 ) -> "tuple[Host, MeasuredRates]":
-    """The host as its links are while a copy runs, and what the copy says of itself."""
+    """Return the host with its links under a copy load, and the copy's own report."""
     import shlex
 
     from homenode.machine.snapshot.live import LiveSnapshot
@@ -239,7 +239,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
 
 def _libvirt_step() -> str:
-    """What makes this machine's VMs readable."""
+    """Return the hint that makes this machine's VMs readable."""
     is_missing = find_program("virsh") is None
     return "apt install libvirt-clients" if is_missing else "systemctl start libvirtd"
 
@@ -290,7 +290,7 @@ def _gigabytes(text: str) -> float:
 
 
 def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> None:
-    """Print how hosts differ from the majority of their kind; exit 1 where one does."""
+    """Print differences of hosts from the majority of their kind; exit 1 if there are any."""
     from homenode.check.doctor.baseline import LEAST, compare_fleet
 
     hosts = _hosts(sources)

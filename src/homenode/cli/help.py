@@ -1,11 +1,11 @@
-"""Help: what `--help` prints, what a shell may fill in, and the scripts that ask for it. [I/O]
+"""Help: the output of `--help`, completion candidates, and the completion scripts. [I/O]
 
-A command's help is the docstring of its record: what it does, then behind "Options:" what each
-field does, then behind "Examples:" commands that one can copy.
+A command's help is the docstring of its record: its purpose, the fields after "Options:", and
+commands to copy after "Examples:".
 
 A completion script sets _HOMENODE_COMPLETE to complete_SHELL, COMP_WORDS to the words of the line,
-one a line, and COMP_CWORD to the number of the one that is typed. What knows the values of an
-option takes what was typed so far; those candidates that begin like it are kept.
+one per line, and COMP_CWORD to the number of the current word. The function of an option's values
+gets the typed prefix; only candidates with this prefix are kept.
 """
 
 import os
@@ -32,7 +32,7 @@ _NARROW = 72
 def help_text(
     command: Command, path: str, *, shows_all: bool = False, to_terminal: bool = False
 ) -> str:
-    """The help for the terminal that there is."""
+    """Return the help for the current terminal."""
     width = max(40, min(_WIDEST, shutil.get_terminal_size().columns - 1))
     return "\n".join(
         help_lines(command, path, width, _format_bold if to_terminal else str, shows_all=shows_all)
@@ -56,7 +56,8 @@ def help_lines(
     *,
     shows_all: bool = False,
 ) -> Iterator[str]:
-    """The help of a command: usage, what it does, arguments and options, subcommands, examples."""
+    """Return the help of a command: usage, purpose, arguments and options, subcommands,
+    examples."""
     parameters = command.parameters
     first, *further_lines = _wrap(_format_usage(command, path, parameters), width - len("Usage: "))
     yield f"{style('Usage:')} {first}"
@@ -88,7 +89,7 @@ def help_lines(
 
 
 def _shorten(text: str, room: int) -> str:
-    """The first clause of a description, with those behind it that fit in the same line."""
+    """Return the first clause of a description, with further clauses that fit in the same line."""
     first, *clauses = re.split(r"(?<=[.;]) ", text)
     for clause in clauses:
         if len(first) + len(clause) + 2 > room:
@@ -98,7 +99,7 @@ def _shorten(text: str, room: int) -> str:
 
 
 def _format_usage(command: Command, path: str, parameters: tuple[Parameter, ...]) -> str:
-    """The command with its arguments, and the options that it cannot do without."""
+    """Return the command with its arguments and its required options."""
     words, required = [path], []
     for parameter in parameters:
         if isinstance(parameter.opt, Arg):
@@ -138,7 +139,7 @@ def summary(command: Command) -> str:
 
 
 def _format_names(parameter: Parameter) -> str:
-    """An option as it is typed: "-o, --output FILE"."""
+    """Return an option as typed: "-o, --output FILE"."""
     names = ", ".join(sorted(parameter.opt.names, key=len))
     if isinstance(parameter.opt, Flag):
         return names + (f" / {', '.join(parameter.opt.off)}" if parameter.opt.off else "")
@@ -146,7 +147,7 @@ def _format_names(parameter: Parameter) -> str:
 
 
 def format_option(parameter: Parameter) -> str:
-    """What an option does, and its default."""
+    """Return the description of an option with its default."""
     text, default = parameter.help, ""
     if isinstance(parameter.opt, Flag):
         default = parameter.opt.off[0] if parameter.opt.off else ""
@@ -156,7 +157,7 @@ def format_option(parameter: Parameter) -> str:
 
 
 def _format_row(name: str, text: str, width: int, column: int) -> Iterator[str]:
-    """A name with its description to the right, or below if there is no space for both."""
+    """Format a name with its description to the right, or below if it does not fit."""
     below = width < _NARROW and column == _COLUMN
     indent = 6 if below else column
     lines = list(_wrap(text, width - indent))
@@ -184,7 +185,7 @@ _VIRSH_S = 3.0
 
 
 def find_shell(name: str | None) -> str:
-    """The shell that is named, else the user's. Raises UsageError."""
+    """Return the named shell, else the user's. Raises UsageError."""
     shell = name or Path(os.environ.get("SHELL", "")).name
     if shell not in _SHELLS:
         raise unknown("shell", shell, _SHELLS, "homenode --show-completion bash|zsh|fish")
@@ -199,7 +200,7 @@ def read_script(shell: str) -> str:
 
 
 def answer_completion(request: str, program: Command) -> None:
-    """Print the candidates for the word that is typed, as a shell takes them."""
+    """Print the completion candidates for the current word, in the shell's format."""
     shell = request.removeprefix("complete_")
     words = os.environ.get("COMP_WORDS", "").split("\n")
     at = whole_number(os.environ.get("COMP_CWORD")) or 0
@@ -214,7 +215,7 @@ def answer_completion(request: str, program: Command) -> None:
 
 
 def find_candidates(program: Command, before: Sequence[str], typed: str) -> Candidates:
-    """What the typed word may become, after the words before it."""
+    """Return the completion candidates of a word after the words before it."""
     command, words = program, list(before)
     while words and words[0] in command.subcommands:
         command = command.subcommands[words.pop(0)].load_room()
@@ -270,21 +271,21 @@ def _with_texts(candidates: Candidates) -> Iterator[tuple[str, str]]:
 
 
 def complete_layouts(incomplete: str) -> Candidates:
-    """Layouts with what each does, and auto."""
+    """Layouts with their descriptions, and auto."""
     from homenode.vm.layout import AUTO_SUMMARY, SUMMARIES
 
     return [("auto", AUTO_SUMMARY), *SUMMARIES.items()]
 
 
 def complete_layout_lists(incomplete: str) -> Candidates:
-    """The last of several layouts with commas between them."""
+    """Complete the last of several comma-separated layouts."""
     from homenode.vm.layout import PRESETS
 
     return _complete_list(incomplete, PRESETS)
 
 
 def complete_test_lists(incomplete: str) -> Candidates:
-    """The last of several groups of tests with commas between them."""
+    """Complete the last of several comma-separated groups of tests."""
     from homenode.measure.model import Group
 
     return _complete_list(incomplete, (str(group) for group in Group if group is not Group.APP))
@@ -329,7 +330,7 @@ def _complete_list(incomplete: str, names: Iterable[str]) -> Candidates:
 
 
 def _list_files(incomplete: str) -> Iterator[str]:
-    """Paths that begin like this, as a shell names them."""
+    """Return paths with this prefix, in the shell's form."""
     directory, slash, name = incomplete.rpartition("/")
     try:
         for path in sorted(Path(directory or slash or ".").iterdir()):

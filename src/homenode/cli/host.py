@@ -1,4 +1,5 @@
-"""homenode show, capture, list: hosts looked at and kept; what is known. [I/O]"""
+"""homenode show, capture and list: print and capture hosts; list hosts, layouts and findings.
+[I/O]"""
 
 import json
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ homenode --help         all 17 commands"""
 
 
 def print_overview() -> None:
-    """Print what this machine is, and the commands to begin with."""
+    """Print a summary of this machine, and the first commands to try."""
     host = load_host(None)
     counts = summarise(host)
     memory = "memory unknown"
@@ -93,7 +94,7 @@ def _draw(host: Host, arguments: ShowArguments) -> str:
 
 
 def capture(arguments: CaptureArguments) -> None:
-    """Write the snapshot, and say what is in it."""
+    """Write the snapshot, and print its contents."""
     from homenode.machine.snapshot.capture import capture_host
 
     check_can_write(arguments.output, force=arguments.force)
@@ -166,7 +167,7 @@ def _study_names(name: str) -> list[str]:
 
 
 def hosts(arguments: HostsArguments) -> None:
-    """Print the names of shipped hosts, and what each is."""
+    """Print the names of shipped hosts with their descriptions."""
     named = shipped_hosts()
     shown = [name for name in named if arguments.everything or not is_made_up(name)]
     title = f"{plural(len(shown), 'host')} for --host"
@@ -218,7 +219,7 @@ _WIDEST = 120
 
 
 def _format_columns(names: Sequence[str]) -> str:
-    """Names in as few lines as the width allows, to be read downwards."""
+    """Format names in columns that are read downwards."""
     for line_count in range(1, len(names) + 1):
         columns = [names[at : at + line_count] for at in range(0, len(names), line_count)]
         widths = [max(map(len, column)) + 2 for column in columns]

@@ -1,4 +1,4 @@
-"""homenode import: other tools' outputs into results. [I/O]"""
+"""homenode import: convert other tools' outputs to results. [I/O]"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -136,7 +136,7 @@ def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
 
 
 def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
-    """Nothing is written where one of them is there already, or two would be one."""
+    """Raise if a run exists already, or two runs would have the same directory."""
     paths = [run_directory(output, run.run.head.system, run.run.head.name) / FILE for run in runs]
     for path in paths:
         if path.exists():

@@ -113,7 +113,7 @@ PROGRAM = Command(
 
 
 def run(words: Sequence[str]) -> None:
-    """Do what the words of a command line ask for. Raises HomenodeError; ends as commands end."""
+    """Run the command of a command line. Raises HomenodeError; exits as commands do."""
     if words and words[0] in ("--version", "--show-completion"):
         _about_the_program(words)
         return
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def code_of(words: Sequence[str]) -> int:
-    """The exit code; what went wrong is said."""
+    """Return the exit code, and print the error."""
     try:
         check_streams()
         run(words)

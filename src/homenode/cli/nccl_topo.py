@@ -1,4 +1,4 @@
-"""homenode nccl-topo: a guest's topology file for NCCL or RCCL, and whether one is right. [I/O]"""
+"""homenode nccl-topo: make or check a guest's topology file for NCCL or RCCL. [I/O]"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +80,8 @@ def _refuse_nonsense(arguments: NcclTopoArguments) -> None:
 
 
 def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
-    """A VM with its devices' guest addresses where its file says them, and what it leaves out."""
+    """Return a VM with its devices' guest addresses as far as its file has them, and what is
+    missing."""
     name = target_of(data)
     if name is None:
         document = open_domain(data, str(path))
@@ -162,7 +163,8 @@ def _devices(assembled: TopologyFile) -> Table:
 
 
 def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) -> None:
-    """The table where the file is not on standard output itself; doubts to standard error."""
+    """Print the table unless the file itself goes to standard output; findings go to standard
+    error."""
     findings = in_order(assembled.findings)
     if as_json:
         checked = Findings(checked=(_describe(assembled),), findings=findings)
@@ -178,7 +180,7 @@ def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) 
 
 
 def _describe(assembled: TopologyFile) -> str:
-    """How much the file holds: "2 CPUs, 8 switches, 8 GPUs"."""
+    """Return the contents of the file in numbers: "2 CPUs, 8 switches, 8 GPUs"."""
     topology, kinds = assembled.topology, [placed.kind for placed in assembled.devices]
     names = {DeviceKind.GPU: "GPU", DeviceKind.NIC: "NIC", DeviceKind.NVSWITCH: "NVSwitch"}
     counts = {

@@ -61,10 +61,8 @@ class VmSource(NamedTuple):
 
 
 def plan(arguments: PlanArguments) -> None:
-    """Plan, write and print; exit 1 for a critical finding.
-
-    Nothing is written unless everything before succeeded; then files are written first, so that
-    whoever stops reading the output has them.
+    """Plan, write and print; exit 1 for a critical finding. Nothing is written unless all earlier
+    steps succeeded; files are written before the output, in case its reader stops.
     """
     refuse_objective(arguments.options)
     if arguments.manual.sibling_pus and not arguments.manual.node_pus:
@@ -89,7 +87,7 @@ def plan(arguments: PlanArguments) -> None:
 
 
 def _read_source(arguments: PlanArguments) -> VmSource:
-    """The VM's file and its target: the one that is named, or the file's own. Raises UsageError
+    """Return the VM's file and its target: the named one, or the file's own. Raises UsageError
     for options that are not for it."""
     path, target = arguments.document, arguments.target
     hint = "virsh dumpxml --inactive NAME > VM.xml"
@@ -117,7 +115,8 @@ def _read_source(arguments: PlanArguments) -> VmSource:
 
 
 def read_definition(name: str) -> tuple[str | None, bytes | None]:
-    """(what names a VM of libvirt on a command line, its definition); (None, None) without libvirt.
+    """Return (the argument that names a libvirt domain, its definition); (None, None) without
+    libvirt.
 
     Raises InputError if libvirt has no VM of that name, HostError if it does not answer.
     """
@@ -143,8 +142,8 @@ def refuse_unknown_target(target: str) -> None:
 
 
 def _check_paths(arguments: PlanArguments) -> None:
-    """Raise HostError and UsageError before anything is read: for directories that are not there,
-    and for two things to write to one place."""
+    """Raise HostError or UsageError before anything is read: for missing directories, and for two
+    outputs to one file."""
     paths = (arguments.output, arguments.save_plan, arguments.svg)
     if arguments.json and arguments.diff:
         raise exclusive("--json", "--diff")
@@ -160,7 +159,7 @@ def _check_paths(arguments: PlanArguments) -> None:
 
 
 def _check_output(source: VmSource, arguments: PlanArguments) -> None:
-    """Raise UsageError for a file that is there already, unless homenode wrote it."""
+    """Raise UsageError for an existing file, unless homenode wrote it."""
     output, is_libvirt = arguments.output, source.target == LIBVIRT
     if output is None or output == STANDARD_OUTPUT:
         return
@@ -184,7 +183,7 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
 
 
 def _refuse_one_path(paths: Iterable[Path | None]) -> None:
-    """Raise UsageError if two of the files that a command writes are one."""
+    """Raise UsageError if a command would write two outputs to one file."""
     seen: set[Path] = set()
     for path in paths:
         if path is None or path == STANDARD_OUTPUT:
@@ -282,7 +281,8 @@ def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host
 
 
 def choose_by(results: Sequence[str]) -> "Choose | None":
-    """What chooses a layout instead of the table: these results; None without any."""
+    """Return the function that chooses a layout by results instead of the table; None without
+    results."""
     if not results:
         return None
     from homenode.decide.sentences import by_results
@@ -292,7 +292,7 @@ def choose_by(results: Sequence[str]) -> "Choose | None":
 
 
 def note_sick_links(host: "Host", options: PlanOptions) -> None:
-    """Warn of the host's slow links where homenode chooses the layout: each is slow on them."""
+    """Warn about the host's slow links if homenode chooses the layout: they slow every layout."""
     if options.layout != AUTO:
         return
     from homenode.check.doctor.links import link_health
@@ -306,7 +306,7 @@ def note_sick_links(host: "Host", options: PlanOptions) -> None:
 
 
 def say_why_not(error: Unplannable, *, as_json: bool = False, command: str = "plan") -> None:
-    """Print every rejection: for people on standard error or as JSON on standard output."""
+    """Print every rejection: as text on standard error or as JSON on standard output."""
     if as_json:
         print_json(encode_refusal(error))
     else:
@@ -342,7 +342,8 @@ def _print(
 
 
 def _define_step(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> str:
-    """The command that defines what was written, and the host to run it on if it is another."""
+    """Return the command that defines the written file, and the host to run it on if it is
+    another."""
     output = arguments.output
     if arguments.host is not None and planned.host is not None:
         return f"on {planned.host.name}: {command_line('virsh', 'define', output)}"
@@ -360,7 +361,7 @@ def _host_to_show(planned: PlannedFile, arguments: PlanArguments) -> "Host | Non
 
 
 def note_critical(plan: Plan) -> None:
-    """Print what makes the exit code 1, and VMs that were not read, without the explanation."""
+    """Print critical findings and unread VMs if the explanation is not printed."""
     from homenode.show.plan_text import finding_lines, findings_of, unread_lines
 
     for line in finding_lines(findings_of(plan, Severity.CRITICAL)):

@@ -1,4 +1,4 @@
-"""homenode compare and report: what results say. [I/O]"""
+"""homenode compare and report: recommendations from results. [I/O]"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def compare(arguments: CompareArguments) -> None:
-    """Print what to run, then each metric's effect."""
+    """Print the recommendations, then each metric's effect."""
     bare = [] if arguments.bare is None else [arguments.bare]
     named = load_sources([*bare, *arguments.runs])
     by_argument = [(results.argument, results.runs) for results in named]
@@ -90,7 +90,7 @@ def _decide(
     host: str | None,
     machines: Mapping[str, Sequence[Alternative]],
 ) -> tuple[Recommendation, ...]:
-    """The answers for a host; if none is named, for every machine that runs are of."""
+    """Return the answers for a host, or for every machine of the runs if no host is named."""
     if host is not None:
         machine = load_host(host)
         note_gaps(machine.gaps)
@@ -100,7 +100,7 @@ def _decide(
 
 
 def _this_machine() -> Host | None:
-    """The machine that runs may name as their host; None if it cannot be read."""
+    """Return this machine, which runs may name as their host; None if it cannot be read."""
     try:
         return load_host(None)
     except HomenodeError:
@@ -148,13 +148,14 @@ def report(arguments: ReportArguments) -> None:
 
 
 def _neighbours(runs: Sequence[str]) -> Path:
-    """Where a page goes that no one gave a name: into the first directory of results, else here."""
+    """Return the default path of a page: in the first directory of results, else in the current
+    one."""
     directories = (Path(run) for run in runs)
     return next((directory / PAGE for directory in directories if directory.is_dir()), Path(PAGE))
 
 
 def write_page(directories: list[str], host: str | None, title: str, output: Path) -> None:
-    """The page of results of one host: that of a source, or this machine if it is theirs."""
+    """Write the page of results of one host: a source, or this machine if the results name it."""
     machines, skipped = _machines(directories, [host])
     _write(machines, skipped, title, output)
     note_written(output)

@@ -1,4 +1,4 @@
-"""homenode restore: the original document of a file or a domain, exactly. [I/O]"""
+"""homenode restore: restore the original of a file or a domain. [I/O]"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ from homenode.vm.hypervisor.virsh import Virsh
 
 
 def restore(arguments: RestoreArguments) -> None:
-    """Give the originals back, or list what is open."""
+    """Restore the originals, or list open changes."""
     targets = arguments.targets
     if arguments.list_open:
         if targets or _is_for_a_domain(arguments) or arguments.dry_run:
@@ -109,7 +109,7 @@ def _change_text(before: bytes, after: bytes) -> str:
 
 
 def _list_open() -> None:
-    """Applies, retrains, set-ups of tools and trials of this user on this host."""
+    """List applies, retrains, tool set-ups and trials of this user on this host."""
     from homenode.change.apply.store import journals_of_domains
     from homenode.change.paused_start import paused_journals
     from homenode.change.retrain.execution import retrain_journals
@@ -162,7 +162,7 @@ def _restore_domains(arguments: RestoreArguments) -> None:
 
 
 def _preview(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> tuple[str, ...]:
-    """What restoring a domain would change, a line each; () if nothing. Raises as a restore."""
+    """Return the changes of a restore, a line each; () if none. Raises like a restore."""
     root, name = journal.default_root(), state.name
     if paused_journal(root, virsh, state.uuid, name).to_undo():
         return (f"{name}: homenode verify --start left it paused; it would be ended",)
@@ -210,7 +210,7 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
 
 
 def _forget(name: str, connect: str) -> None:
-    """Take the present definition for the original from now on."""
+    """Make the present definition the original."""
     virsh, root = Virsh(connect), journal.default_root()
     state = domain_to_restore(virsh, name, root)
     old = forget_original(virsh, state.uuid, root)
@@ -218,7 +218,7 @@ def _forget(name: str, connect: str) -> None:
 
 
 def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
-    """Whether a VM was there that a killed `verify --start` left paused; it is ended."""
+    """End a VM that a killed `verify --start` left paused; return whether there was one."""
     root = journal.default_root()
     if not paused_journal(root, virsh, uuid, name).to_undo():
         return False
@@ -245,7 +245,7 @@ def changing_host(
     """Hold the host's lock, from the look at its state to the change: a dry run holds none. Yield
     its descriptors.
 
-    On a terminal, who waits for it sees who holds it.
+    A command that waits on a terminal prints the holder.
     """
     if dry_run:
         yield ()

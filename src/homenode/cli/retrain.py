@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 def retrain(arguments: RetrainArguments) -> None:
     """Train the links of devices again, through the ports above them.
 
-    Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else.
-    Refuses while a VM or a driver uses anything behind the port.
+    Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else. Fails
+    while a VM or a driver uses a device behind the port.
     """
     devices = arguments.devices
     if arguments.target is not None and arguments.target not in SPEED_OF_CODE:
@@ -91,9 +91,8 @@ def retrain(arguments: RetrainArguments) -> None:
 
 
 def hook(arguments: RetrainHookArguments) -> None:
-    """What the libvirt hook calls: DOMAIN start|started, with the domain's XML as input.
-
-    Whatever goes wrong is said and no reason to fail: libvirt would not start the VM.
+    """Run the libvirt hook: DOMAIN start|started, with the domain XML as input. Errors are printed
+    but do not fail the hook, because libvirt would not start the VM.
     """
     try:
         if len(arguments.words) != 2:
@@ -160,15 +159,15 @@ def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool
 
 
 def _this_machine() -> "Host":
-    """The PCI tree of this machine, with no tool asked: hooks and early boot must not wait."""
+    """Return the PCI tree of this machine without running tools: hooks and early boot must not
+    wait."""
     return discover(QuietSnapshot())
 
 
 def _program() -> str:
-    """The program as it was called, for a unit or a hook that root runs.
-
-    Else the one next to our Python: `python -c` and a debugger are no program to install. Raises
-    InputError if somebody other than root can change it, its Python or its modules.
+    """Return the program as it was called, for a unit or a hook that root runs; else the program
+    next to our Python, because `python -c` and a debugger cannot be installed. Raises InputError if
+    another user than root can change it, its Python or its modules.
     """
     from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""The terminal: where people read, and how wide and colourful it is. [I/O]
+"""The terminal: output for people, with its width and colours. [I/O]
 
-Everything that a command prints leaves through here, so that no letter of it steers the terminal:
-names of files and VMs, documents, and what guests and tools say may hold escapes.
+All output of commands passes through this module, which removes control characters: names of files
+and VMs, definitions, and output of guests and tools may contain escapes.
 """
 
 import os
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def console(name: str = "stdout") -> "Console":
     """Standard output for people: colours only on a terminal, never wider than it.
 
-    What is piped is not wrapped, unless COLUMNS says how wide it may be. name: also "stderr".
+    Piped output is not wrapped, unless COLUMNS sets its width. name: also "stderr".
     """
     from homenode.show.terminal_text import PrintableConsole
 
@@ -55,7 +55,8 @@ _PIPED_COLUMNS = 10_000
 
 
 def check_streams() -> None:
-    """Raise HostError for a closed standard output: no answer could be given, so nothing is done.
+    """Raise HostError for a closed standard output: no answer could be printed, so the command
+    stops.
 
     A closed descriptor becomes /dev/null, so that no file that is opened later gets its number, to
     which libraries write their messages.
@@ -76,7 +77,7 @@ def check_streams() -> None:
 
 
 def discard_output() -> None:
-    """Print nothing more: the reader (head, less) went away."""
+    """Discard further output: its reader (head, less) is gone."""
     os.dup2(os.open(os.devnull, os.O_RDWR), sys.stdout.fileno())
 
 
@@ -116,15 +117,15 @@ def print_own(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """One line to standard error: what was written where, and what was omitted. A newline in it is
-    a name's, which would pass for a line of ours."""
+    """Print one line to standard error: a written file, or an omission. Newlines come from names
+    and are escaped."""
     from homenode.text import printable
 
     print(printable(text), file=sys.stderr)
 
 
 def note_gaps(gaps: "Iterable[Gap]") -> None:
-    """Name what is unknown of the host that an answer rests on."""
+    """Print unknown facts of the host on which an answer depends."""
     from homenode.findings import NO_VMS, gap_lines
 
     for line in gap_lines(gap for gap in gaps if gap.subject != NO_VMS):
@@ -132,14 +133,14 @@ def note_gaps(gaps: "Iterable[Gap]") -> None:
 
 
 def note_error(error: "HomenodeError", before: str = "homenode") -> None:
-    """An error and the next thing to try, a line each, to standard error."""
+    """Print an error and its hint, a line each, to standard error."""
     note(f"{before}: {error.message}")
     if error.hint is not None:
         note(f"  hint: {error.hint}")
 
 
 def update(text: str) -> None:
-    """A line of standard error that the next one takes the place of; for terminals."""
+    """Print a line to standard error that the next one replaces; for terminals."""
     from homenode.text import printable
 
     print(f"\r{printable(text)}\r", end="", file=sys.stderr, flush=True)
@@ -152,12 +153,12 @@ def _plain(text: str) -> str:
 
 
 def is_interactive() -> bool:
-    """Whether somebody reads what is printed and can answer."""
+    """Return whether a user reads the output and can answer."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def check_can_ask(*, asks: bool) -> None:
-    """Raises UsageError if a change is to be asked about and no one is there to answer."""
+    """Raises UsageError if a change needs a confirmation and there is no terminal."""
     if asks and not is_interactive():
         from homenode.errors import UsageError
 
@@ -184,7 +185,7 @@ def ask(question: str) -> None:
 
 @contextmanager
 def working(task: str) -> Iterator[None]:
-    """Show what takes a while, and how long it has, until it ends; only on a terminal."""
+    """Show a long operation and its elapsed time until it ends; only on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -198,7 +199,7 @@ def working(task: str) -> Iterator[None]:
 
 @contextmanager
 def counting(task_name: str) -> "Iterator[Callable[[int, int], None]]":
-    """Show how many are done, of how many, on a terminal; give a function that is told both."""
+    """Show the done and total counts on a terminal; yield a function that gets both."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -211,8 +212,8 @@ def counting(task_name: str) -> "Iterator[Callable[[int, int], None]]":
 
 
 def print_json(text: str) -> None:
-    """A JSON document to standard output: never wrapped, never coloured. Letters that could steer a
-    terminal stand in it as escapes of JSON, which mean the same."""
+    """A JSON document to standard output: never wrapped, never coloured. Control characters are
+    written as JSON escapes."""
     if not text.replace("\n", "").isprintable():
         text = "".join(
             letter if letter.isprintable() or letter == "\n" else _escape_letter(letter)
@@ -238,7 +239,7 @@ def print_findings(
     table: "Sequence[Part]" = (),
     labels: "Mapping[str, str] | None" = None,
 ) -> None:
-    """Findings about a subject as JSON, or as the screen that findings_text makes of the rest."""
+    """Print findings about a subject as JSON, or as the screen of findings_text."""
     if as_json:
         from homenode.formats import encode
 
@@ -253,7 +254,7 @@ def print_findings(
 
 
 def exit_if_bad(findings: "Iterable[Finding]") -> None:
-    """End the program with status 1 where a finding is bad."""
+    """Exit with status 1 if a finding is critical or a warning."""
     from homenode.findings import are_bad
 
     if are_bad(findings):
@@ -261,7 +262,7 @@ def exit_if_bad(findings: "Iterable[Finding]") -> None:
 
 
 def exit_by(findings: "Findings") -> None:
-    """End the program with status 1 for a bad finding, 5 if nothing was checked."""
+    """Exit with status 1 for a critical finding or a warning, 5 if nothing was checked."""
     from homenode.findings import exit_code
 
     if code := exit_code(findings):
@@ -305,8 +306,8 @@ def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -
 
 
 def permissions_of(document: str) -> int:
-    """Permissions for what is made of a document that was read: its own; for its owner alone where
-    it was not a regular file, as `virsh dumpxml --security-info` is piped in."""
+    """Return permissions for output made from a definition: those of its file; owner only if it was
+    not a regular file, because `virsh dumpxml --security-info` may be piped in."""
     from homenode.safe.durable import PRIVATE
 
     try:
@@ -333,10 +334,10 @@ SIGNED_END at the end of one that begins with binary data."""
 
 def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
     """Raises UsageError for the first path that is a directory, or a file that homenode did not
-    write; HostError if its directory is not there, or cannot be seen. force: overwrite it; None
+    write; HostError if its directory is missing or inaccessible. force: overwrite it; None
     if no option says so.
 
-    Commands call it before they write anything, so that they write all of it or nothing.
+    Commands call it before they write anything, so that they write all files or none.
     """
     for path in paths:
         if path is None or path == STANDARD_OUTPUT:
@@ -347,7 +348,7 @@ def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
 
 
 def refuse_to_overwrite(path: Path, *, has_force: bool) -> None:
-    """Raises UsageError for a file that somebody else wrote."""
+    """Raises UsageError for a file that homenode did not write."""
     from homenode.errors import UsageError
 
     raise UsageError(
@@ -370,7 +371,7 @@ def _check_place(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """An empty file, a device such as /dev/null, or one with a signature of ours."""
+    """Return whether a file is empty, a device such as /dev/null, or has our signature."""
     from homenode.safe.input_files import open_plain
     from homenode.show.html import SIGNED_END
 
@@ -387,7 +388,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def note_written(path: Path) -> None:
-    """Say where a file was written, unless it went to standard output."""
+    """Print the path of a written file, unless it went to standard output."""
     if path != STANDARD_OUTPUT:
         note(f"wrote {path}")
 
@@ -450,7 +451,8 @@ def print_bytes(content: bytes) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt inside. What nohup ignores stays ignored."""
+    """SIGTERM and SIGHUP raise KeyboardInterrupt inside. Signals that nohup ignores stay
+    ignored."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

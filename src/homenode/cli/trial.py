@@ -1,4 +1,4 @@
-"""homenode trial: what is asked, and how it begins, goes on, concludes, is undone. [I/O]"""
+"""homenode trial: begin, resume, undo and conclude a trial, and print its status. [I/O]"""
 
 import os
 import sys
@@ -134,7 +134,7 @@ class TrialStatus(Struct, frozen=True, kw_only=True):
 
 
 def begin_trial(arguments: TrialArguments) -> None:
-    """Look, show findings, plans and time, ask, and run it; exits with the contract's code."""
+    """Check, show findings, plans and time, ask, and run the trial; exit with its code."""
     check_options(arguments)
     check_can_write(arguments.report)
     virsh = Virsh(arguments.connect)
@@ -183,7 +183,7 @@ def begin_trial(arguments: TrialArguments) -> None:
 
 
 def usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
-    """What is compared where the user names no layouts: the study's, as far as they differ here."""
+    """Return the default layouts: the study's, as far as they differ on this host."""
     layouts = ["default", "pin"]
     if sum(bool(node.pus) for node in host.nodes) > 1:
         layouts.append("pin-numa")
@@ -194,7 +194,7 @@ def usual_layouts(vm: Vm, host: "Host") -> tuple[str, ...]:
 
 
 def resume_trial(arguments: TrialResumeArguments) -> None:
-    """Continue the last trial of a domain; what failed is tried again."""
+    """Continue the last trial of a domain; failed boots are repeated."""
     reaching = None if arguments.access.is_default else arguments.access.guest
     if reaching is not None:
         check_access(reaching)
@@ -223,7 +223,7 @@ def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int
 
 
 def rollback_trial(arguments: TrialUndoArguments) -> None:
-    """Have the VM as it was before the last trial of it."""
+    """Restore the VM to its state before its last trial."""
     trial = latest(default_root(), arguments.name)
     assert trial.head is not None, "latest omits what cannot be read"
     journal = TrialJournal(default_root(), trial.head.id)
@@ -238,7 +238,7 @@ def rollback_trial(arguments: TrialUndoArguments) -> None:
 
 
 def show_status(arguments: TrialStatusArguments) -> None:
-    """Print how far trials are: all, or the last one of that name.
+    """Print the progress of all trials, or of the last one of that name.
 
     Raises InputError if none has that name.
     """
@@ -265,7 +265,8 @@ def show_status(arguments: TrialStatusArguments) -> None:
 
 
 def _name_of(trial: StoredTrial) -> str:
-    """What its commands call a trial: the VM's name, of any but its last trial the id."""
+    """Return the argument that names a trial: the VM's name, or the id if it is not the VM's last
+    trial."""
     assert trial.head is not None, "what cannot be read has no commands"
     last = known_trials(default_root(), trial.head.source_uuid or trial.head.source)[-1]
     return trial.head.argument if last.directory == trial.directory else trial.head.id
@@ -398,7 +399,7 @@ def _is_measured(outcome: TrialEntry | None) -> bool:
 
 
 def _report(directories: list[str], head: TrialHead, host: str | None, path: Path) -> bool:
-    """Whether it could be written; without the extra, say, the trial is none the worse."""
+    """Return whether the report could be written; a failure does not fail the trial."""
     from homenode.cli.report import write_page
 
     try:
@@ -425,7 +426,7 @@ def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]
 
 
 def _host_of_guests(setup: TrialSetup, host: "Host | None") -> "Host | None":
-    """The host, where guests may get an NCCL file of it."""
+    """Return the host if guests may get its NCCL file."""
     if not any(len(tuned.plan.vm.hostdevs) > 1 for tuned in setup.layouts.values()):
         return None
     return load_host(None) if host is None else host
@@ -446,7 +447,7 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
 
 
 def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Sequence[Gap]) -> None:
-    """Print the schedule. Exits where a layout does not fit, or something stands against it."""
+    """Print the schedule. Exits if a layout does not fit, or there is an obstacle."""
     steps = steps_of(checked.head)
     seconds = pace.seconds_for(step.variant for step in steps)
     bad = [finding for finding in in_order(findings) if finding.is_bad]
@@ -473,7 +474,7 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Seq
 
 
 class _ProgressLine:
-    """Where the trial is: on a terminal one line, else one a boot, and while a guest boots."""
+    """The progress line of a trial: rewritten on a terminal, otherwise one line per boot."""
 
     _EVERY_S = 30.0
 

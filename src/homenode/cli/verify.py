@@ -1,4 +1,4 @@
-"""homenode verify: does a document, a booted guest or the real one match its plan. [I/O]"""
+"""homenode verify: compare a definition, a test guest or the real guest with the plan. [I/O]"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -39,7 +39,8 @@ from homenode.vm.sources import names_domain
 
 
 class Rule(NamedTuple):
-    """An option: the others of which it needs one, those that it excludes, and a right command."""
+    """Rule of an option: the options of which it needs one, those that it excludes, and an
+    example."""
 
     field: str
     needs: tuple[str, ...]
@@ -63,7 +64,7 @@ RULES = (
 
 
 def check_rules(arguments: VerifyArguments) -> None:
-    """Raise UsageError for an option without what it needs, or with what it excludes."""
+    """Raise UsageError for an option without a required one, or with an excluded one."""
     typed = {
         name
         for name in arguments.__struct_fields__
@@ -90,7 +91,7 @@ def _options_text(fields: Iterable[str]) -> str:
 
 
 def verify(arguments: VerifyArguments) -> None:
-    """Check what is asked, and print the findings."""
+    """Run the requested checks, and print the findings."""
     target = arguments.target
     if target is not None:
         from homenode.cli.plan import refuse_unknown_target
@@ -162,7 +163,7 @@ def _check_host(arguments: VerifyArguments) -> None:
 
 
 def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) -> Verification:
-    """With what the VM shows when it is started paused; as it was where it could not start."""
+    """Add the result of a paused start; unchanged if the VM could not start."""
     from homenode.check.verify.start import startable, verify_paused
     from homenode.cli.restore import changing_host
 
@@ -220,7 +221,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
 
 
 def _without_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings:
-    """The findings without what is unknown of the guest, which the table has."""
+    """Return the findings without unknown facts of the guest, which the table has."""
     shown = {check.finding.id for check in checks if check.finding is not None}
     return structs.replace(
         findings,
@@ -233,7 +234,7 @@ def _without_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings
 
 
 def _boot_command(arguments: VerifyArguments) -> str:
-    """The command of the next proof; "" for what no test guest is booted for."""
+    """Return the next command; "" if no test guest can be booted."""
     if arguments.document is None or arguments.start:
         return ""
     plan = () if arguments.plan is None else ("--plan", arguments.plan)
@@ -242,7 +243,8 @@ def _boot_command(arguments: VerifyArguments) -> str:
 
 
 def _verify_live(name: str, arguments: VerifyArguments) -> None:
-    """Print the findings on a running domain of this machine; exit 1 where there are bad ones.
+    """Print the findings on a running domain of this machine; exit 1 for critical findings or
+    warnings.
 
     Raises like verify_running_domain, and InputError for a plan that was made for another host.
     """

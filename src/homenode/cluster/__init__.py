@@ -1,1 +1,1 @@
-"""Cluster: whoever schedules: pools, pods, KubeVirt, Slurm."""
+"""Cluster: pools of hosts, KubeVirt and Slurm."""

@@ -1,1 +1,1 @@
-"""Decide: from runs to comparisons, doubts and verdicts."""
+"""Decide: from runs to comparisons, caveats and recommendations."""

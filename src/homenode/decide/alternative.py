@@ -1,4 +1,4 @@
-"""Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
+"""Alternative: a choice, such as a layout or an arrangement, with its runs."""
 
 import itertools
 import statistics
@@ -47,7 +47,7 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def series(self) -> dict[SeriesKey, Series]:
-        """Every series of the runs. Made once: it is most of the work of a recommendation."""
+        """Every series of the runs. Cached: it is most of the work of a recommendation."""
         return series_of(self.runs)
 
     @cached_property
@@ -57,7 +57,7 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def copies(self) -> dict[SampleKey, float]:
-        """Medians of copies between host and single GPUs, over all boots. Made once."""
+        """Medians of copies between host and single GPUs, over all boots. Cached."""
         values: dict[SampleKey, list[float]] = {}
         for run in self.runs:
             for key, samples in run.groups.items():
@@ -73,7 +73,7 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
 
 
 def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
-    """Runs by what was chosen, in the order in which they come; runs with the same samples once.
+    """Group runs by choice, in input order; runs with the same samples count once.
 
     Placement states have the same names over all of them.
     """
@@ -99,7 +99,7 @@ def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
 
 
 def _are_copies(run: Run, other: Run) -> bool:
-    """Whether two runs are one that was given, or imported, twice, under whatever name."""
+    """Return whether two runs are the same run, given or imported twice under any names."""
     first, second = run.samples, other.samples
     if len(first) != len(second) or not first or first[0].value != second[0].value:
         return False
@@ -107,7 +107,7 @@ def _are_copies(run: Run, other: Run) -> bool:
 
 
 def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
-    """The alternatives with states named alike over all their runs."""
+    """Return the alternatives with uniform state names over all their runs."""
     joint = _joint_states([alternative.runs for alternative in chosen])
     return tuple(
         alternative if alternative.runs is runs else replace(alternative, runs=runs)
@@ -134,10 +134,10 @@ def _label(key: _Key, *, modes: bool, pages: bool) -> str:
 def alternatives_of(
     arguments: Sequence[tuple[str, Sequence[Run]]], *, first_alone: bool = False
 ) -> tuple[Alternative, ...]:
-    """Return the alternatives of runs by argument, in order; runs of one choice are combined.
-
-    If all are of one choice, each argument is an alternative: the same layout on two days. Values
-    printed for every layout are omitted. first_alone: the first argument is bare metal.
+    """Return the alternatives of runs by argument, in order; runs of one choice are combined. If
+    all have the same choice, each argument is an alternative: the same layout on two days. Values
+    that a source prints for all layouts together are omitted. first_alone: the first argument is
+    bare metal.
     """
     if first_alone and arguments:
         (argument, runs), *further = arguments
@@ -171,7 +171,7 @@ whatever the guest is shown beyond that can mislead it. It is the study's advice
 
 
 def preset_of(switches: Switches) -> str | None:
-    """The simplest preset that agrees with every switch that is known; None if none is."""
+    """Return the simplest preset that agrees with every known switch; None if none is."""
     if switches == UNKNOWN_SWITCHES:
         return None
     for name in _SIMPLEST:
@@ -188,7 +188,7 @@ USUAL_SHARE = 2 / 3
 
 
 class _SeriesPlace(NamedTuple):
-    """What samples of one place have in common, next to the state."""
+    """Key of samples of one series without the state."""
 
     metric: str
     variant: str | None
@@ -201,12 +201,12 @@ _Names = dict[tuple[int, _SeriesPlace, str], str | None]
 
 
 def _joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
-    """The runs of some alternatives, with states named alike over all of them.
+    """Return the runs of some alternatives with uniform state names.
 
     A run names its states by the hand-over latency that it measured: "27 ns", after the next boot
     "28 ns". Names within the span of one class become one; two states of one run never do. If each
-    alternative has one place in every boot, that place is its `usual` state, and those are
-    compared. If boots of an alternative contradict each other, no state stands for it.
+    alternative has the same state in every boot, this is its `usual` state, and these are compared.
+    If boots of an alternative contradict each other, it has no usual state.
     """
     runs = [run for group in groups for run in group]
     if not any(run.has_states for run in runs):
@@ -271,7 +271,7 @@ def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
 
 
 def _states_of_boots(boots: Iterable[Counter[str]]) -> frozenset[str | None]:
-    """States that boots are wholly in; None among them for boots that are in several."""
+    """Return the state of each boot; None for boots with several states."""
     states = set()
     mixed = False
     for counter in boots:
@@ -290,7 +290,7 @@ def _usual(states: frozenset[str | None], *, is_fixed: bool) -> str | None:
 
 
 def _is_fixed(run: Run) -> bool:
-    """Whether its CPUs stand where somebody put them. On a host the probe itself does."""
+    """Return whether its CPUs are pinned. On a host the probe pins itself."""
     pinned = run.head.switches.pinning not in (None, Pinning.NONE)
     return pinned or run.head.vantage is not Vantage.GUEST
 

@@ -46,8 +46,8 @@ def compare(
 ) -> Comparison:
     """Compare every alternative with the first.
 
-    bare: the first is a host run on the CPUs and nodes of the others' plan. Raises InputError for
-    fewer than two alternatives and for a bare baseline that is not a host run.
+    bare: the first alternative is a host run on the CPUs and nodes of the others' plan. Raises
+    InputError for fewer than two alternatives and for a bare baseline that is not a host run.
     """
     if len(chosen) < 2:
         single_label = chosen[0].label if chosen else "none"
@@ -142,9 +142,8 @@ def compare_series(
     bare: bool = False,
     metrics: Metrics = None,
 ) -> Comparison:
-    """Two alternatives or more on these of their series, whose states are named alike already.
-
-    metrics: whose doubts count.
+    """Compare two or more alternatives on these series, whose state names are uniform already.
+    metrics: whose caveats count.
     """
     baseline, *alternatives = chosen
     candidates: list[UnjudgedEffect] = []
@@ -165,7 +164,7 @@ def compare_series(
 
 
 def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
-    """What the figures themselves say of the machine's links: no layout cures it."""
+    """Return caveats on the machine's links from the results themselves, which no layout fixes."""
     for finding in figure_findings([run for alternative in chosen for run in alternative.runs]):
         yield make_doubt(
             finding.id,
@@ -235,13 +234,13 @@ def _against(
 
 
 def series_key(effect: Effect) -> SeriesKey:
-    """The key of the series that an effect is of."""
+    """Return the key of an effect's series."""
     names = (*FigureKey.__struct_fields__, "slowest_device")
     return SeriesKey(*(getattr(effect, name) for name in names))
 
 
 def is_whole(effect: Effect) -> bool:
-    """Whether an effect is over all: not of a single CPU or a pair."""
+    """Return whether an effect is over all places: not of a single CPU or a pair."""
     if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("CPU "):
         return False
     return effect.slowest_device or series_key(effect).is_over_all
@@ -300,9 +299,9 @@ boots."""
 
 
 def _imbalance_ratio(first: Series, second: Series, metric: Metric) -> float:
-    """How far the slowest device is from the others of its boot in the one, over the same in the
-    other; 1.0 if that is not more than chance, or not relevant. Eight devices in two boots with
-    3 % of their own: docs/developer/statistics.md."""
+    """Return the distance of the slowest device from the others of its boot, as a ratio of both
+    alternatives; 1.0 if it is chance or not relevant. For eight devices in two boots with 3 %
+    variation see docs/developer/statistics.md."""
     if not (first.shares and second.shares):
         return 1.0
     spread = max(first.device_spread, second.device_spread)
@@ -320,7 +319,7 @@ def _apart(first: Series, second: Series) -> float:
 
 
 def _reach(series: Series) -> tuple[float, float]:
-    """Least and greatest boot; of a printed range its ends, which are no boots."""
+    """Return the lowest and the highest boot, or the ends of a printed range."""
     if series.replicated or series.key.worst:
         return min(series.medians), max(series.medians)
     return series.low, series.high
@@ -395,10 +394,11 @@ LEAST_STATES = 1.5
 
 
 def chance_of_states(first: int, second: int) -> float:
-    """How likely so many boots of each, in two states at random, fall apart as the layouts do.
+    """Return the probability that so many boots of each layout, in two random states, separate as
+    the layouts do.
 
-    The exact permutation test: of all ways to deal the boots to two layouts, two part the states.
-    Doubled, as the difference was chosen for its size, after looking.
+    The exact permutation test: of all assignments of the boots to two layouts, two separate the
+    states. Doubled, because the difference was selected for its size.
 
     >>> [round(chance_of_states(boots, boots), 3) for boots in (3, 4, 5)]
     [0.2, 0.057, 0.016]
@@ -421,7 +421,8 @@ _GUEST_ADDRESSES = make_doubt(
 
 
 def _addresses_agree(first: Alternative, second: Alternative) -> bool:
-    """Guest addresses pair only while the guest's PCIe tree is the same; the host's always do."""
+    """Return whether addresses pair: guest addresses only with the same PCIe tree, host addresses
+    always."""
     heads = [run.head for run in (*first.runs, *second.runs)]
     return all(head.host_addresses for head in heads) or (
         first.switches.pcie is second.switches.pcie
@@ -436,7 +437,7 @@ def _addresses(series: Series) -> str:
 def _unpaired_doubts(
     first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
 ) -> Iterator[Doubt]:
-    """States and devices of one side only: they are omitted, and never paired with others."""
+    """Return caveats on states and devices of one side only, which are omitted."""
     apart = first.keys() ^ second.keys()
     if states := sorted({key.state for key in apart if key.state is not None}):
         yield make_doubt(
@@ -459,7 +460,7 @@ def _unpaired_doubts(
 
 
 def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
-    """A host run that was not confined to the CPUs and nodes that the guest has."""
+    """Return the caveat on a host run that was not confined to the guest's CPUs and nodes."""
     for field in ("pus", "nodes"):
         host_values = {getattr(run.head, field) for run in host.runs}
         guest_values = {getattr(run.head, field) for run in guest.runs}
@@ -477,9 +478,8 @@ def _join_values(values: Iterable[object]) -> str:
 
 
 def _moved_controls(effects: Sequence[Effect]) -> Iterator[Doubt]:
-    """Controls that differ, corrected for how many there are: eight GPUs have dozens.
-
-    Single GPUs are corrected by themselves, so that they do not hide what moved over all.
+    """Return caveats on controls that differ, corrected for their number: eight GPUs have dozens.
+    Single GPUs are corrected separately, so that they do not hide a common change.
     """
     controls = [effect for effect in effects if metric_of_effect(effect).control]
     for family in (

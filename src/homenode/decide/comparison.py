@@ -1,4 +1,4 @@
-"""Comparison: effects with intervals, or "cannot tell", and every doubt with its remedy.
+"""Comparison: effects with intervals, or "cannot tell", and every caveat with its fix.
 
 P values hold over all pairs of alternatives, and are corrected for several primary metrics of one
 objective. Of two metrics an alternative must differ on both together (F) before it may differ on
@@ -24,7 +24,7 @@ from homenode.package_data import package_text
 
 
 class Outcome(StrEnum):
-    """What a comparison says of one metric."""
+    """Outcome of a comparison on one metric."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 
 class EvidenceLevel(StrEnum):
-    """How strong the evidence for an answer is, the strongest first."""
+    """Strength of the evidence for an answer, strongest first."""
 
     MEASURED = "measured"  # intervals over three boots or more of each
     NO_DIFFERENCE = "no-difference"  # the same, and they exclude a difference that matters
@@ -61,7 +61,7 @@ SLOW_IN_ONE, NODELESS = "slow-in-one-layout", "gpus-without-node"
 
 
 class DoubtTexts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Texts of the doubts of an id, unless a call has others."""
+    """Default texts of the caveats with an id."""
 
     blocks: bool
     cause: str = ""
@@ -80,7 +80,7 @@ def make_doubt(
     cause: str | None = None,
     remedy: str | None = None,
 ) -> Doubt:
-    """A doubt with the texts of its id, but for those that are given."""
+    """Return a caveat with the texts of its id, except the given ones."""
     texts = _TEXTS.get(id) or DoubtTexts(blocks=False)
     return Doubt(
         id=id,
@@ -93,7 +93,7 @@ def make_doubt(
 
 
 def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
-    """Doubts that say the same of several subjects, once, of all of them."""
+    """Join equal caveats on several subjects into one."""
     subjects: dict[Doubt, dict[str, None]] = {}
     for doubt in doubts:
         subjects.setdefault(replace(doubt, subject=""), {})[doubt.subject] = None
@@ -126,7 +126,8 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
 
     @property
     def gain(self) -> float:
-        """How much better the alternative is, as a ratio above 1 whatever the direction."""
+        """The gain of the alternative, a ratio above 1 if it is better, whatever the metric's
+        direction."""
         return 1 / self.ratio if self.lower_is_better else self.ratio
 
 
@@ -148,7 +149,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 class UnjudgedEffect(NamedTuple):
-    """An effect that no one has judged yet, with what its interval rests on."""
+    """An effect without an outcome yet, with the data of its interval."""
 
     effect: Effect
     interval: Interval | None
@@ -162,14 +163,14 @@ class UnjudgedEffect(NamedTuple):
 
 
 def metric_of_effect(effect: Effect) -> Metric:
-    """The metric of an effect; effects are only made of metrics that are known."""
+    """Return the metric of an effect; effects exist only for known metrics."""
     metric = metric_of(effect.metric)
     assert metric is not None
     return metric
 
 
 def is_large(effect: Effect) -> bool:
-    """Whether an effect is as large as one that an operator would change a layout for."""
+    """Return whether an effect is large enough for a change of the layout."""
     return 1 - min(effect.gain, 1 / effect.gain) >= metric_of_effect(effect).matters
 
 
@@ -258,8 +259,8 @@ def adjust_p_values(tested: Sequence[MetricTest], pairs: int) -> tuple[float, ..
 
 
 def _together(tested: Sequence[MetricTest]) -> float:
-    """Return how likely differences this large on all of them are by chance (F). If one side varies
-    more than the other, less of the freedom counts than Satterthwaite's."""
+    """Return the probability of such differences on all metrics by chance (F). If one side varies
+    more than the other, fewer degrees of freedom count than Satterthwaite's."""
     intervals = [test.interval for test in tested]
     if len(intervals) == 1:
         return intervals[0].p
@@ -278,7 +279,7 @@ def _together(tested: Sequence[MetricTest]) -> float:
 
 
 def holm(ps: Sequence[float]) -> tuple[float, ...]:
-    """The p values corrected for being several (Holm), in the same order.
+    """Return the p values corrected for their number (Holm), in the same order.
 
     >>> holm([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)

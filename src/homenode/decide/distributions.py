@@ -46,7 +46,7 @@ def _nonzero(value: float) -> float:
 
 
 def two_sided_p(t: float, freedom: float) -> float:
-    """How likely a t at least this far from 0 is by chance, with these degrees of freedom.
+    """Return the probability of a t at least this far from 0, with these degrees of freedom.
 
     >>> round(two_sided_p(2.776445, 4), 6)
     0.05
@@ -56,7 +56,7 @@ def two_sided_p(t: float, freedom: float) -> float:
 
 @cache
 def t_quantile(confidence: float, freedom: float) -> float:
-    """The t that two-sided intervals of this confidence take.
+    """Return the t of two-sided intervals with this confidence.
 
     >>> round(t_quantile(0.95, 4), 4), round(t_quantile(0.99, 10), 4)
     (2.7764, 3.1693)
@@ -84,7 +84,7 @@ def _density(t: float, freedom: float) -> float:
 
 
 def f_upper_p(f: float, freedom1: float, freedom2: float) -> float:
-    """How likely a ratio of variances of at least f is by chance.
+    """Return the probability of a ratio of variances of at least f.
 
     >>> round(f_upper_p(19.0, 2, 2), 6), round(f_upper_p(6.388233, 4, 4), 6)
     (0.05, 0.05)
@@ -93,7 +93,8 @@ def f_upper_p(f: float, freedom1: float, freedom2: float) -> float:
 
 
 def range_upper_p(q: float, groups: int, freedom: float) -> float:
-    """How likely the range of so many equal means, in standard errors of one mean, is at least q.
+    """Return the probability that the range of so many equal means, in standard errors of one mean,
+    is at least q.
 
     With two groups it is a t: two_sided_p(q / sqrt(2)).
 
@@ -130,7 +131,7 @@ _LEAST_P = 1e-12
 
 @cache
 def range_quantile(confidence: float, groups: int, freedom: float) -> float:
-    """The range, in standard errors of one mean, that this part of equal means stays within.
+    """Return the range, in standard errors of one mean, that holds this share of equal means.
 
     >>> round(range_quantile(0.95, 4, 8), 2), round(range_quantile(0.95, 7, 14), 2)
     (4.53, 4.83)
@@ -156,8 +157,8 @@ def range_quantile(confidence: float, groups: int, freedom: float) -> float:
 
 
 def _range_below(width: float, groups: int) -> float:
-    """How likely so many standard normal values lie within a range of this width: a cubic between
-    points of a table, which is off by 1e-8 at most."""
+    """Return the probability that so many standard normal values lie within a range of this width,
+    by cubic interpolation in a table, with an error of at most 1e-8."""
     if width >= _WIDEST:
         return 1.0
     values, slopes = _range_table(groups)
@@ -193,7 +194,7 @@ def _range_table(groups: int) -> tuple[list[float], list[float]]:
 
 @cache
 def _greatest() -> tuple[tuple[float, float, float], ...]:
-    """Places of the greatest of the values, with their weights and what lies below."""
+    """Return places of the greatest value, with their weights and the probability below."""
     places = ((16 * place - 8, weight) for place, weight in _nodes())
     return tuple((z, weight * math.exp(-z * z / 2), _normal(z)) for z, weight in places)
 

@@ -1,4 +1,4 @@
-"""Doubts: what makes two alternatives incomparable, or a result less than it seems."""
+"""Doubts: caveats that make two alternatives incomparable, or weaken a result."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, pairwise
@@ -33,7 +33,7 @@ Metrics = frozenset[str] | None
 def doubts_between(
     first: Alternative, second: Alternative, metrics: Metrics = None
 ) -> tuple[Doubt, ...]:
-    """What stands against comparing two alternatives on these metrics, None: on all."""
+    """Return caveats on comparing two alternatives on these metrics; None = on all."""
     subject = f"{first.label} and {second.label}"
     heads = [[run.head for run in alternative.runs] for alternative in (first, second)]
     all_doubts = chain(
@@ -55,7 +55,7 @@ def concerns(doubt: Doubt, metric: str) -> bool:
 
 
 def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Doubt]:
-    """What stands against an alternative's own figures of these metrics, None: of all."""
+    """Return caveats on an alternative's own results of these metrics; None = of all."""
     for run in alternative.runs:
         head = run.head
         for reason in head.unusable:
@@ -73,14 +73,15 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
 
 
 def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
-    """Copies of one table that fall into two groups: some GPUs were copied to from far."""
+    """Return the caveat on copies of one table that fall into two groups: some came from another
+    node."""
     for metric, detail in far_copies(alternative):
         if metrics is None or metric in metrics:
             yield make_doubt("far-copies", alternative.label, detail)
 
 
 def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:
-    """Links of GPUs that are slow in one of two layouts only."""
+    """Return caveats on GPU links that are slow in only one of two layouts."""
     if metrics is None or any(metric.startswith(_GPU_METRICS) for metric in metrics):
         for detail in slow_in_one(slow.links, other.links):
             detail += ": the link may have been slow, not the layout"
@@ -146,8 +147,8 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
 
 
 def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
-    """All of one before all of the other: whatever drifts looks like the layout. Where nothing says
-    in which order imported runs were measured, it may have been that one."""
+    """Return the caveat on a blocked order: drift then looks like the layout. If the order of
+    imported runs is unknown, it may have been blocked."""
     heads = (*first, *second)
     if sum(max(1, len(head.boots)) for head in heads) < 3 or any(
         head.origin is Origin.PUBLISHED for head in heads
@@ -177,7 +178,7 @@ _COPIED_TOGETHER_S = 1.0
 
 
 def _all_known(places: Sequence[Sequence[float | None]]) -> list[list[float]] | None:
-    """The places of both sides; None if one is unknown."""
+    """Return the positions of both sides; None if one is unknown."""
     numbers = [[place for place in side if place is not None] for side in places]
     return numbers if numbers == places else None
 

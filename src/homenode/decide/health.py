@@ -1,4 +1,4 @@
-"""Health: what results say about a machine's links, and the objectives that this blocks."""
+"""Health: findings on a machine's links from its results, and the objectives that they block."""
 
 import math
 import statistics
@@ -28,7 +28,7 @@ USES_HOST_LINKS = frozenset({Objective.MULTI_GPU, Objective.GPU_COPY})
 
 
 def blocking_findings(findings: Iterable[Finding], objective: Objective) -> tuple[Finding, ...]:
-    """Those that are critical and about a link that an objective uses."""
+    """Return critical findings on links that an objective uses."""
     if objective not in USES_HOST_LINKS:
         return ()
     critical = (finding for finding in findings if finding.severity is Severity.CRITICAL)
@@ -37,7 +37,7 @@ def blocking_findings(findings: Iterable[Finding], objective: Objective) -> tupl
 
 
 def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
-    """What results of a machine say about its links: never what another layout of it refutes."""
+    """Return findings on a machine's links from its results, unless another layout refutes them."""
     real = [run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)]
     return (*_flat_curves(real), *_low_copies(real), *_copies_unlike_peers(real))
 
@@ -69,13 +69,13 @@ def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
 
 
 def _count_gpus(head: RunHead) -> int:
-    """The GPUs of a collective; imported runs list none, but have the tool's count."""
+    """Count the GPUs of a collective; imported runs do not list them, but have the tool's count."""
     counts = (condition.value for condition in head.conditions if condition.name == COLLECTIVE_GPUS)
     return max(len(head.gpus), *(whole_number(count) or 0 for count in counts), 0)
 
 
 def sweep_fits(runs: Sequence[Run]) -> dict[str, SweepFit]:
-    """Start-up time, rate and knee of each sweep that has them, by metric and variant."""
+    """Fit start-up time, rate and knee of each sweep, by metric and variant."""
     fits = {name: fit_sweep(*sweep) for name, sweep in sweeps_of(runs).items()}
     return {name: fit for name, fit in fits.items() if fit is not None}
 
@@ -110,7 +110,8 @@ _PEERS_SHARE = 0.7
 
 
 def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
-    """GPUs whose copies are far below those of the others, of three at least, in every layout."""
+    """Find GPUs, of at least three, whose copies are far below those of the others in every
+    layout."""
     for metric, direction in _COPIES.items():
         shares = [(run, _shares_of_peers(run, metric)) for run in runs]
         healthy = {
@@ -138,8 +139,8 @@ _Shares = dict[tuple[object, ...], tuple[float, float]]
 
 
 def _shares_of_peers(run: Run, metric: str) -> _Shares:
-    """The copies of each GPU, by size and node, and the median of those of its peers, of two at
-    least; else not a number, which nothing is below."""
+    """Return the copies of each GPU, by size and node, and the median of at least two peers; else
+    NaN, which compares false."""
     values: dict[tuple[object, object], dict[object, list[float]]] = {}
     for key, samples in run.groups.items():
         if key.metric == metric and key.variant is None:
@@ -166,7 +167,7 @@ _COPIES = {"h2d-bandwidth": "host to device", "d2h-bandwidth": "device to host"}
 
 
 class LayoutLinks(NamedTuple):
-    """What the runs of a layout say about links, run by run."""
+    """Facts on links from the runs of a layout, run by run."""
 
     label: str
     copies: Mapping[str, Sequence[_Shares]]  # by metric
@@ -181,8 +182,8 @@ def layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
 
 
 def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
-    """GPUs that copy slowly and collectives with a ceiling in one layout, by its label, and not in
-    the other: a card that fell behind while one layout ran looks like an effect of the layout."""
+    """Return GPUs that copy slowly, and collectives with a ceiling, in only one layout, by its
+    label: a card that became slow while one layout ran looks like an effect of the layout."""
     yield from _slow_copies_in_one(slow, fast)
     label, other_label = slow.label, fast.label
     tops = {name: max(rate for _, rate in points) for name, (points, _) in fast.pooled.items()}
@@ -218,8 +219,8 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _slow(copies: _Shares) -> set[tuple[object, ...]]:
-    """Those below what any link carries, and the fewer GPUs that are far below the others: half of
-    them are far from the memory."""
+    """Return GPUs below the rate of any link, and GPUs far below the others, if fewer than half:
+    half of them are far from the memory."""
     unlike = {place for place, (rate, usual) in copies.items() if rate < _PEERS_SHARE * usual}
     gpus = {place[0] for place in copies}
     if 2 * len({place[0] for place in unlike}) >= len(gpus):

@@ -1,8 +1,8 @@
 """Intervals: the ratio of two alternatives, by the medians of their boots.
 
-Medians are compared on the logarithmic scale: Welch's t with Satterthwaite's degrees of freedom; of
-three alternatives or more each variance is drawn towards the others'. Rounds of a trial that differ
-are blocks. Error rates: docs/developer/statistics.md.
+Medians are compared on the logarithmic scale: Welch's t with Satterthwaite's degrees of freedom;
+with three or more alternatives each variance is shrunk towards the others'. Rounds of a trial that
+differ are blocks. Error rates: docs/developer/statistics.md.
 """
 
 import math
@@ -86,8 +86,8 @@ def interval(
 
     neighbours: the same series of other alternatives, which show how much boots vary. The interval
     is that of the studentised range over all of them (Tukey and Kramer; Games and Howell if they
-    vary unlike). is_closed: by the closed test as well, which takes longest; two that it alone
-    tells apart have a bound of 1.
+    vary unlike). is_closed: also by the closed test, which takes longest; two alternatives that
+    only it distinguishes have a bound of 1.
     """
     if not (_is_usable(first) and _is_usable(second)):
         return None
@@ -107,9 +107,9 @@ def interval(
 
 
 def _closed_p(compared: Sequence[Series], error: float) -> float:
-    """How likely the first two of several are so far apart by chance, by closed tests: the largest
-    p of the range over each subset that both are in (Games and Howell), with the part of the error
-    that Ryan, Einot, Gabriel and Welsch give to its size. From `error` on some p above it."""
+    """Return the probability of such a distance of the first two by chance, by closed tests: the
+    largest p of the range over each subset that contains both (Games and Howell), with the share of
+    the error that Ryan, Einot, Gabriel and Welsch assign to its size. Above `error` any p."""
 
     @cache
     def p_of(first: int, second: int, groups: int) -> float:
@@ -160,8 +160,8 @@ def _estimate_interval(estimate: _Estimate, groups: int, confidence: float) -> I
 
 
 def _estimates(first: Series, second: Series, neighbours: Sequence[Series]) -> list[_Estimate]:
-    """One, or two of which the less sure one counts: where the order leans to one side, a drift
-    that is too small to be seen can be the difference."""
+    """Return one estimate, or two of which the less certain counts: with an unbalanced order, an
+    undetected drift can be the difference."""
     difference = _mean_log(second) - _mean_log(first)
     blocks = _by_blocks(first, second, neighbours)
     plain = _Estimate(difference, *(blocks or _by_boots(first, second, neighbours))[:2])
@@ -186,7 +186,7 @@ NO_LINE = 0.05
 
 
 class _Trend(NamedTuple):
-    """An effect adjusted for a drift over time."""
+    """The error of an effect adjusted for a drift over time."""
 
     estimate: _Estimate  # adjusted for a drift that is a line over time, the same for all
     variance: float  # that it leaves, and its freedom
@@ -200,8 +200,8 @@ class _Trend(NamedTuple):
 
 
 def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Trend | None:
-    """Analysis of covariance with the time of each boot; None if one is unknown, or where the
-    alternatives do not vary alike."""
+    """Analysis of covariance with the time of each boot; None if one is unknown, or if the
+    alternatives have different variances."""
     compared = [first, second, *(series for series in neighbours if None not in series.times)]
     times = [[time for time in series.times if time is not None] for series in compared]
     if any(len(t) < len(series.medians) for t, series in zip(times, compared, strict=True)):
@@ -278,8 +278,8 @@ def _by_boots(first: Series, second: Series, neighbours: Iterable[Series]) -> tu
 def _difference_error(
     compared: Sequence[Series], variances: Sequence[_Variance]
 ) -> tuple[float, float]:
-    """Standard error of the difference of the first two, and Satterthwaite's freedom: of several it
-    is rounded down, as quantiles of the range take long and are kept."""
+    """Standard error of the difference of the first two, and Satterthwaite's freedom: with several
+    alternatives they are rounded down, because quantiles of the range are slow and cached."""
     a, b = variances
     first, second = a.value / len(compared[0].medians), b.value / len(compared[1].medians)
     freedom = (first + second) ** 2 / (first**2 / a.freedom + second**2 / b.freedom)
@@ -290,9 +290,9 @@ def _difference_error(
 
 
 def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
-    """The variances of the first two, each drawn towards the geometric mean of all the others: most
-    layouts vary alike, and one that varies far more moves that little. Of two alone each has its
-    own: three boots are too few to show that one varies five times as much."""
+    """Return the variances of the first two, each shrunk towards the geometric mean of all the
+    others, because most layouts have similar variances and a noisy one changes the mean little.
+    With two alternatives nothing is shrunk: three boots cannot show a fivefold variation."""
     drawn = []
     for n, variance in enumerate(variances[:2]):
         neighbours = [other for m, other in enumerate(variances) if m != n]
@@ -311,8 +311,8 @@ def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
 def _variance_factor(
     compared: Sequence[Series], variances: Sequence[_Variance]
 ) -> tuple[float, float]:
-    """What the pooled error of the first two of several is multiplied by, as each has a variance of
-    its own; and the freedom that is left."""
+    """Return the factor for the pooled error of the first two, because variances differ, and the
+    remaining degrees of freedom."""
     pooled = _pool(variances)
     counts = [len(series.medians) for series in compared[:2]]
     if len(compared) < 3 or min(counts) < BESIDE_TERMS_FROM:
@@ -322,17 +322,16 @@ def _variance_factor(
 
 
 def _variance_of(series: Series) -> _Variance:
-    """Variance of the boots' medians, never below what the samples within boots already explain:
-    the variance between boots is no less than 0."""
+    """Variance of the boots' medians, at least the part that samples within boots explain."""
     value = max(series.variance, series.inner_variance, RESOLUTION**2)
     return _Variance(value, len(series.medians) - 1.0)
 
 
 @lru_cache(maxsize=256)
 def _vary_alike(variances: tuple[_Variance, ...]) -> bool:
-    """Whether one variance can be that of all (Cochran's test of the largest): a term of the model
-    that few boots seem to show makes the difference of two that vary unlike seem sure. An unpinned
-    guest can vary ten times as much between boots as a pinned one."""
+    """Return whether all can share one variance (Cochran's test of the largest): otherwise a model
+    term from few boots makes a difference of unequal variances look certain. An unpinned guest can
+    vary ten times as much between boots as a pinned one."""
     largest, *smaller = sorted(variances, reverse=True)
     neighbours = _pool(smaller)
     f = largest.value / neighbours.value
@@ -347,9 +346,8 @@ def _pool(variances: Sequence[_Variance]) -> _Variance:
 
 
 def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "_Blocks | None":
-    """The same with rounds as blocks (two-way analysis of variance); None if they are none.
-
-    Every alternative that has one boot in each round counts.
+    """Return the estimate with rounds as blocks (two-way analysis of variance); None without
+    blocks. Every alternative with one boot in each round counts.
     """
     blocks = _blocks(first)
     if blocks is None or _blocks(second) != blocks:
@@ -389,7 +387,7 @@ def _inner(compared: Sequence[Series]) -> float:
 
 
 def _residual_variances(rests: Sequence[float], freedoms: Sequence[float]) -> list[_Variance]:
-    """Variances from sums of squares that a model leaves of each alternative."""
+    """Return variances from the residual sums of squares of each alternative."""
     return [
         _Variance(max(residual / freedom, RESOLUTION**2), freedom)
         for residual, freedom in zip(rests, freedoms, strict=True)
@@ -397,8 +395,8 @@ def _residual_variances(rests: Sequence[float], freedoms: Sequence[float]) -> li
 
 
 class _Blocks(NamedTuple):
-    """Standard error of a difference, its degrees of freedom; the variance that rounds leave, and
-    the freedom of that."""
+    """Standard error of a difference, its degrees of freedom; the residual variance of rounds, and
+    its degrees of freedom."""
 
     error: float
     freedom: float
@@ -407,7 +405,7 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(series: Series) -> frozenset[tuple[str, int]] | None:
-    """The rounds of a series with one boot in each; None if there are others, or none."""
+    """Return the rounds of a series with one boot in each; None for other rounds, or no rounds."""
     blocks = [block for block in series.blocks if block is not None]
     complete = len(blocks) == len(series.medians) == len(set(blocks))
     return frozenset(blocks) if complete and blocks else None

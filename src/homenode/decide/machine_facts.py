@@ -1,4 +1,4 @@
-"""MachineFacts: what counts about a machine, next to its figures, for what to run on it."""
+"""MachineFacts: facts of a machine, besides its results, that matter for a recommendation."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from homenode.plan.auto import LayoutInputs, host_inputs
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
-    """What counts about a machine in addition to the figures."""
+    """Facts of a machine besides its results."""
 
     name: str
     fingerprint: str | None  # as in the head of its runs; None = unknown
@@ -52,7 +52,7 @@ def facts_of_host(host: Host) -> MachineFacts:
 
 
 def facts_of_runs(name: str, runs: Sequence[Run]) -> MachineFacts:
-    """The facts of a machine of which nothing is known but runs; all are of the one machine."""
+    """Return the facts of a machine known only by its runs."""
     head = runs[0].head
     kind = next((run.head.host_kind for run in runs if run.head.host_kind is not None), None)
     return MachineFacts(
@@ -67,7 +67,7 @@ def facts_of_runs(name: str, runs: Sequence[Run]) -> MachineFacts:
 
 
 class MachineMatch(StrEnum):
-    """Whether a run that names no host is one of a host's."""
+    """Whether a run without a host name belongs to a host."""
 
     SHOWN = "shown"  # it names a processor or GPU that the host has, and none that it lacks
     OTHER = "other"  # it names one that the host lacks
@@ -85,8 +85,8 @@ def match_machine(head: RunHead, names: Iterable[str]) -> MachineMatch:
 
 
 def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
-    """Runs with those that name no host as this host's, where what they name shows that they are:
-    its processor or its GPUs. All of them are of one machine, or none is taken for this one."""
+    """Assign runs without a host name to this host if their processor or GPUs match. All of them
+    are of one machine, or none is assigned."""
     nameless = [run for run in runs if run.head.host is None]
     names = hardware_of(host)
     shown = [run for run in nameless if match_machine(run.head, names) is MachineMatch.SHOWN]
@@ -100,8 +100,7 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
 
 
 def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ...]:
-    """Doubts about runs that name no host and count for none, where the machine is a known
-    one."""
+    """Return caveats on runs that name no host and are not counted, if the machine is known."""
     if machine.fingerprint is None or machine.nodes is None:
         return ()
     return once(_stranger(run.head, machine) for run in runs if run.head.host is None)
@@ -147,8 +146,8 @@ _LONGEST_NAME = 200
 
 
 def _models(name: str) -> frozenset[str]:
-    """The words of a processor's or GPU's name that distinguish its model: those with a digit, but
-    for sizes and connectors, and those of variants; none if none has a digit.
+    """Return the words of a name that distinguish a processor or GPU model: words with a digit,
+    except sizes and connectors, and variant words; none without a digit.
 
     >>> sorted(_models("NVIDIA A100-SXM4-80GB")), sorted(_models("AMD EPYC 9654 96-Core Processor"))
     (['a100'], ['9654'])
@@ -159,7 +158,8 @@ def _models(name: str) -> frozenset[str]:
 
 
 def _are_one(models: frozenset[str], models_of_host: frozenset[str]) -> bool:
-    """Whether two names can be of one model. lspci says more than the driver: GH100 [H200 SXM]."""
+    """Return whether two names may be of one model. lspci prints more than the driver: GH100 [H200
+    SXM]."""
     has_shared = bool((models & models_of_host) - _VARIANTS)
     return has_shared and models & _VARIANTS == models_of_host & _VARIANTS
 
@@ -168,8 +168,8 @@ _PROCESSOR = re.compile(r"\b(?:xeon|epyc|ryzen|core|opteron|processor|cpu|neover
 
 
 def unlike_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -> str:
-    """ "NVIDIA H200 against NVIDIA L40S": processors or GPUs of which none can be one of the
-    other runs'; "" if none is named. QEMU's own models ("E312xx") name no machine's."""
+    """ "NVIDIA H200 against NVIDIA L40S": processors or GPUs that do not match the other runs'; ""
+    if there are none. QEMU's own models ("E312xx") are ignored."""
     heads = (tuple(first), tuple(second))
     for is_processor in (True, False):
         sides = [
@@ -211,7 +211,7 @@ def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def machines_in(runs: Sequence[Run], this_host: Host | None = None) -> tuple[MachineFacts, ...]:
-    """The machines of runs. this_host: its links count where runs name it."""
+    """Return the machines of runs. this_host: its links count if runs name it."""
     return tuple(
         replace(facts_of_measured(group, this_host), name=name)
         for name, group in runs_by_machine(runs).items()
@@ -227,13 +227,14 @@ def facts_of_measured(runs: Sequence[Run], host: Host | None) -> MachineFacts:
 
 
 def guest_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Without runs on the host itself next to those of its guests: bare metal is no choice."""
+    """Return the runs without those on the host itself, if there are guests: bare metal is not a
+    choice."""
     guests = tuple(run for run in runs if run.head.vantage is Vantage.GUEST)
     return guests or tuple(runs)
 
 
 def own_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
-    """Runs of the very machine; if no one named it, of the same directory and kind."""
+    """Return the runs of this machine, or, if it is not named, of the same directory and kind."""
     if machine.fingerprint is not None:
         return tuple(run for run in runs if run.head.host == machine.fingerprint)
     return tuple(

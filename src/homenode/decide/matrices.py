@@ -1,4 +1,4 @@
-"""Matrices: figures by where they were taken: nodes and GPUs, nodes, GPUs, CPUs."""
+"""Matrices: results by place: nodes and GPUs, nodes, GPUs, CPUs."""
 
 import math
 import re
@@ -20,7 +20,7 @@ _SEVERAL = ("memory binding", "several nodes")
 
 
 class Axis(StrEnum):
-    """What a row or a column is."""
+    """Kind of a row or a column."""
 
     NODE = "node"
     GPU = "GPU"
@@ -41,7 +41,7 @@ class MatrixPlace(NamedTuple):
 
 
 class MatrixKey(NamedTuple):
-    """Which figures are one matrix."""
+    """Key of the results in one matrix."""
 
     metric: str
     unit: str
@@ -60,7 +60,7 @@ class FigureMatrix(Struct, frozen=True, kw_only=True):
 
 
 class CopyLocality(Struct, frozen=True, kw_only=True):
-    """What being near is worth: means of copies between the host and its GPUs."""
+    """Benefit of locality: means of copies between the host and its GPUs."""
 
     alternative: str
     key: MatrixKey
@@ -73,14 +73,14 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """Local over remote; of a latency remote over local: above 1 is in favour of local."""
+        """Local over remote, for a latency remote over local: above 1 is in favour of local."""
         if self.remote is None or self.local is None:
             return None
         return self.remote / self.local if self.key.unit == "ns" else self.local / self.remote
 
 
 def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
-    """Every matrix of an alternative's runs; figures that are refused are omitted."""
+    """Return every matrix of an alternative's runs, without rejected results."""
     samples_by_key: dict[MatrixKey, dict[tuple[MatrixPlace, MatrixPlace], list[float]]] = {}
     pairs_of_gpus: dict[MatrixKey, dict[int, list[float]]] = {}
     for run in alternative.runs:
@@ -103,7 +103,7 @@ def localities(
 ) -> tuple[CopyLocality, ...]:
     """Return local and remote means of copies, by alternative and metric.
 
-    node_of: the host's node of each GPU; a guest's nodes count only as it saw them. Near is the
+    node_of: the host's node of each GPU; a guest's nodes count only as it saw them. Local is the
     node with the fastest copies from host to device; if each GPU was copied to from one node, the
     faster of two groups of values. Runs bound to several nodes have no remote side.
     """
@@ -192,8 +192,8 @@ _Figures = dict[_Place, float]
 
 
 def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
-    """Those of two places or more. A node is where memory was bound, else where the tool's thread
-    was seen; next to copies whose node is known, the others are of no place."""
+    """Return copies of two or more places. The node is that of bound memory, else of the tool's
+    thread; if some copies have a known node, the others have no place."""
     figures_by_key: dict[MatrixKey, _Figures] = {}
     for sample_key, value in alternative.copies.items():
         node = sample_key.peer_node if sample_key.node is None else sample_key.node
@@ -209,9 +209,8 @@ def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
 
 
 def far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
-    """(metric, which GPUs' copies are slower, as if from another node), of copies that nobody bound
-    to a node and that fall into two groups. Where each GPU's node and the thread's are known, none
-    that is near counts as far."""
+    """Return (metric, GPUs with slower copies, as if from another node) of unbound copies that fall
+    into two groups. If the nodes of GPUs and threads are known, local copies do not count."""
     nodes = _nodes_of_gpus(alternative, {})
     by_key: dict[MatrixKey, dict[tuple[Bdf | None, int | None], float]] = {}
     for sample_key, value in alternative.copies.items():
@@ -231,7 +230,7 @@ def far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
 
 
 def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict[Bdf, int]:
-    """In the numbers that its figures have: a guest's are not the host's."""
+    """Return the nodes of GPUs in the numbers of the results: a guest's differ from the host's."""
     heads = [run.head for run in alternative.runs]
     seen = {gpu.device: gpu.node for head in heads for gpu in head.gpus if gpu.node is not None}
     in_guest = any(head.vantage is Vantage.GUEST for head in heads)
@@ -241,7 +240,7 @@ def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict
 def _nearest(
     copies: Mapping[MatrixKey, _Figures], node_of: Mapping[Bdf, int]
 ) -> dict[MatrixPlace, int]:
-    """The node of each GPU that a topology has, or that several nodes copied to."""
+    """Return the node of each GPU from a topology, or from copies of several nodes."""
     nearest: dict[MatrixPlace, int] = {}
     for key, figures in copies.items():
         by_gpu: dict[MatrixPlace, dict[int, float]] = {}
@@ -260,7 +259,7 @@ def _nearest(
 def _known_sides(
     figures: _Figures, nearest: Mapping[MatrixPlace, int], node_of: Mapping[Bdf, int]
 ) -> tuple[dict[_Place, bool], str]:
-    """Whether each copy is near; none if that is unknown of any."""
+    """Return whether each copy is local; empty if any is unknown."""
     if any(node is None or gpu not in nearest for node, gpu in figures):
         return {}, ""
     by_host = all(gpu.address in node_of for _, gpu in figures if gpu.address is not None)

@@ -1,4 +1,4 @@
-"""Ranking: alternatives by an objective's metrics, and which of them are worse than the best."""
+"""Ranking: alternatives by an objective's metrics, and those that are worse than the best."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ _CONTROLS = frozenset(metric.id for metric in METRICS.values() if metric.control
 
 
 class Position(StrEnum):
-    """How an alternative does on one metric."""
+    """Position of an alternative on one metric."""
 
     BEST = "best"
     NO_WORSE = "no-worse"  # it loses less than a relevant amount
@@ -60,15 +60,14 @@ class RankedResult(Struct, frozen=True, kw_only=True):
 
 
 class Ranking(Struct, frozen=True):
-    """What is known for deciding: results by metric, best first, and doubts of comparing."""
+    """Basis of a recommendation: results by metric, best first, and caveats."""
 
     results: tuple[RankedResult, ...]
     doubts: tuple[Doubt, ...]
 
     def like(self) -> tuple[str, ...]:
-        """Alternatives that are like the best on every metric; empty if nothing can be compared.
-
-        Where none is, the one that loses least, of those that are not shown to be worse.
+        """Alternatives that are close to the best on every metric; empty if nothing can be
+        compared. If none is, the one with the smallest loss among those not shown to be worse.
         """
         if self._names_at(Position.UNKNOWN):
             return ()
@@ -80,16 +79,16 @@ class Ranking(Struct, frozen=True):
         return (min(candidates, key=self._greatest_loss),)
 
     def worse(self) -> tuple[str, ...]:
-        """Alternatives that are shown to be worse than the best on some metric; where each is worse
-        somewhere, without those that are best somewhere."""
+        """Alternatives shown to be worse than the best on some metric; if each is worse on some
+        metric, without those that are best on one."""
         worse = self._names_at(Position.WORSE)
         names = {result.alternative for result in self.results}
         best = self._names_at(Position.BEST) if names == set(worse) else ()
         return tuple(name for name in worse if name not in best)
 
     def level(self) -> EvidenceLevel:
-        """The weakest by which something is worse than the best; if nothing is, whether a
-        difference that matters is excluded. A pair that shows nothing weakens no other."""
+        """The weakest level at which an alternative is worse than the best; if none is, whether a
+        relevant difference is excluded."""
         if levels := [result.level for result in self.results if result.position is Position.WORSE]:
             return max(levels, key=lambda level: level.rank)
         equal_positions = {Position.BEST, Position.NO_WORSE}
@@ -106,10 +105,9 @@ class Ranking(Struct, frozen=True):
 
 
 def is_like_best(result: RankedResult) -> bool:
-    """Whether a result is so near the best that another ground may choose it.
-
-    Within what matters, or most of it if the interval excludes equality. It rests on values more
-    than on their confidence, so that another boot changes no choice.
+    """Return whether a result is so close to the best that another criterion may choose it: within
+    the relevant difference, or most of it if the interval excludes equality. It uses values more
+    than their confidence, so that another boot does not change the choice.
     """
     if result.position in (Position.BEST, Position.WORSE):
         return result.position is Position.BEST
@@ -130,7 +128,7 @@ OWN_NODE, OTHER_NODE = "the GPU's own node", "another GPU's node"
 def ranking_for(
     candidates: Sequence[Alternative], objective: Objective
 ) -> tuple[Ranking, tuple[Alternative, ...]]:
-    """RankedResults on the objective's metrics, and the alternatives that have figures of them."""
+    """Rank the alternatives that have results on the objective's metrics."""
     stand_ins = [metric for metric in METRICS.values() if objective in metric.stands_in]
     figures = {
         m.id: [(c, s) for c in candidates if (s := headline_series(c.series, m)) is not None]
@@ -210,7 +208,7 @@ def _results(
 
 
 def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
-    """Doubts about alternatives whose intervals are too wide for a conclusion."""
+    """Return caveats on alternatives whose intervals are too wide for a conclusion."""
     ranges = [
         f"{result.alternative} {range_text(result.low, result.high)}"
         for result in results
@@ -237,7 +235,7 @@ def _bounds(
 
 
 def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
-    """Doubts of series are the deciding metric's only where they name it, or name no metric."""
+    """Return whether a caveat concerns the deciding metric: it names it, or names no metric."""
     for doubt in doubts:
         is_own = doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks
         if is_own and concerns(doubt, metric.id):

@@ -1,7 +1,7 @@
-"""Recommendation: which layout to run for an objective on a machine, and on what evidence.
+"""Recommendation: the layout to run for an objective on a machine, with its evidence.
 
 A critical finding about a link blocks the objectives that use it. Then the strongest results that
-tell layouts apart decide, of this machine before others of its kind, then the rule of plan/auto.
+distinguish layouts decide, of this machine before others of its kind, then the rule of plan/auto.
 Every answer binds memory to the chosen nodes.
 """
 
@@ -35,7 +35,7 @@ from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pi
 
 
 class ReasonId(StrEnum):
-    """Why a choice was made, or none was."""
+    """Reason for a choice, or for no choice."""
 
     BEST = "best"  # the others are worse by a relevant amount
     RULE = "rule"  # of plan/auto, among layouts that results cannot tell apart, or without results
@@ -52,7 +52,7 @@ class ReasonId(StrEnum):
 
 
 class Reason(Struct, frozen=True, kw_only=True):
-    """Why, with what it is about."""
+    """A reason with its alternative and metric."""
 
     id: ReasonId
     alternative: str | None = None
@@ -96,7 +96,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 
     @property
     def also(self) -> tuple[str, ...]:
-        """Alternatives that are like the choice; of others beside avoid nothing is known."""
+        """Alternatives that are close to the choice; others, except avoid, are unknown."""
         if self.choice is None:
             return ()
         out = {self.choice, *self.avoid}
@@ -110,7 +110,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The options of a command that plans it; none if nothing is recommended."""
+        """The options of a command that plans it; empty if nothing is recommended."""
         if self.layout is None:
             return ()
         floating = ("--pinning", Pinning.NODE, "--memory-binding", MemoryBinding.BOUND)
@@ -123,12 +123,12 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether something must be repaired, or measured for real, before results count."""
+        """Whether a repair, or a real measurement, is needed before results count."""
         return any(reason.id in (ReasonId.HEALTH, ReasonId.UNUSABLE) for reason in self.reasons)
 
     @property
     def tells(self) -> bool:
-        """Whether results decide it: they show that layouts differ, or that they do not."""
+        """Whether results decide: they show that layouts differ, or that they do not."""
         return self.level not in (None, EvidenceLevel.RULE)
 
     @property
@@ -161,7 +161,7 @@ def decide(
     objective: Objective,
     inputs: LayoutInputs | None = None,
 ) -> Recommendation:
-    """The answer for an objective on a machine. inputs: the machine's, with those of the VM."""
+    """Return the answer for an objective on a machine. inputs: of the machine and the VM."""
     return decide_all(runs, machine, (objective,), inputs)[0]
 
 
@@ -208,8 +208,9 @@ def decide_for_machines(
     this_host: Host | None = None,
     prepared: Mapping[str, Sequence[Alternative]] | None = None,
 ) -> tuple[Recommendation, ...]:
-    """Return the answers for every machine of the runs; without those that no result was compared
-    for, unless its topology is known. prepared: alternatives made already, by machine."""
+    """Return the answers for every machine of the runs, without objectives that have no compared
+    results, unless the machine's topology is known. prepared: alternatives made already, by
+    machine."""
     return tuple(
         answer
         for machine in machines_in(runs, this_host)
@@ -228,7 +229,7 @@ ANY_MACHINE = "any machine"
 
 
 def rests_on_rule_alone(answer: Recommendation) -> bool:
-    """Whether no result of the objective was compared, nor found wanting."""
+    """Return whether no result of the objective was compared or rejected."""
     is_silent = answer.level is EvidenceLevel.RULE and not answer.results
     return is_silent and answer.reason_of(ReasonId.PASSED) is None
 
@@ -239,7 +240,8 @@ def recommend(
     objective: Objective,
     inputs: LayoutInputs | None = None,
 ) -> Recommendation:
-    """The answer of one machine's results alone. inputs: of the rule; None: of a common machine."""
+    """Return the answer from one machine's results alone. inputs: of the rule; None: of a common
+    machine."""
     runs = [run for alternative in all_alternatives for run in alternative.runs]
     usable_runs = [run for run in runs if not run.head.unusable]
     if len(usable_runs) < len(runs) and len(usable := alternatives(usable_runs)) > 1:
@@ -284,7 +286,7 @@ def recommend(
 def _choose(
     empty: Recommendation, ranking: Ranking, used: tuple[Alternative, ...], rule: str
 ) -> Recommendation:
-    """The best; the rule's among those that are like the best."""
+    """Choose the best alternative; among those close to the best, the rule's."""
     objective, level, worse = empty.objective, ranking.level(), ranking.worse()
     like = [alternative for alternative in used if alternative.label in ranking.like()]
     are_layouts = any(preset_of(alternative.switches) for alternative in like)
@@ -327,7 +329,7 @@ def _rule_of(objective: Objective, inputs: LayoutInputs | None) -> str:
 
 
 def _blocks(runs: Sequence[Run]) -> Iterator[Reason]:
-    """Why nothing may be concluded from these runs."""
+    """Return why no conclusion may be drawn from these runs."""
     unreal = {run.head.origin for run in runs} & {Origin.EMULATED, Origin.SYNTHESISED}
     marks = [f"its results are {origin}" for origin in sorted(unreal)]
     for text in dict.fromkeys((*marks, *(text for run in runs for text in run.head.unusable))):
@@ -353,7 +355,8 @@ def _boots(used: Sequence[Alternative], ranking: Ranking) -> tuple[int, int] | N
 def _pins_are_worse(
     choice: Alternative, used: Sequence[Alternative], like: Sequence[Alternative]
 ) -> bool:
-    """Whether the choice is `default`, and no flat guest with pins that was compared is like it."""
+    """Return whether the choice is `default`, and no compared flat guest with pins is close to
+    it."""
     if preset_of(choice.switches) != "default":
         return False
     pinned = [
@@ -366,7 +369,8 @@ def _pins_are_worse(
 
 
 def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bool:
-    """GPUs without a node are a doubt where GPUs talk, and no layout gave them one."""
+    """Return whether the caveat applies: GPUs without a node matter if GPUs communicate and no
+    layout gave them a node."""
     if doubt.id != "gpus-without-node":
         return True
     tried = any(alternative.switches.pcie is GuestPcie.HOST for alternative in used)
@@ -376,7 +380,7 @@ def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bo
 def _place(
     alternative: Alternative, objective: Objective, order: Sequence[str]
 ) -> tuple[bool, int]:
-    """Density wants siblings; apart from that, the order of presets."""
+    """Sort key: for density, siblings first; then the order of presets."""
     is_exposed = alternative.switches.siblings is Siblings.EXPOSED
     preset = preset_of(alternative.switches)
     place = order.index(preset) if preset in order else len(order)
@@ -384,7 +388,8 @@ def _place(
 
 
 def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[Reason]:
-    """Pinning that costs processor throughput is a wrong pin, not a property of pinning."""
+    """Return caveats on pins that cost processor throughput: the pins are wrong, not pinning
+    itself."""
     pinning = {alternative.label: alternative.switches.pinning for alternative in used}
     results = [result for result in ranking.results if result.metric == "cpu-throughput"]
     if not results or pinning[results[0].alternative] is not Pinning.NONE:
@@ -403,7 +408,8 @@ def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[
 def _next_layout(
     used: Sequence[Alternative], choice: Alternative | None, objective: Objective
 ) -> str | None:
-    """The layout that could change the answer: GPUs on their cells, where only cells were tried."""
+    """Return the unmeasured layout that could change the answer: GPUs on their cells, if only cells
+    were measured."""
     if objective not in (*_OF_GPUS, Objective.MEMORY_BANDWIDTH):
         return None
     cells = [alternative for alternative in used if alternative.switches.cells is GuestCells.HOST]
@@ -417,13 +423,13 @@ def _next_layout(
 
 
 def titles_of(objective: Objective) -> str:
-    """The metrics that decide for an objective, in words."""
+    """Return the titles of the metrics that decide for an objective."""
     return " or ".join(METRICS[metric.id].title for metric in primaries(objective))
 
 
 def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
-    """The answer with the layout that the VM's memory or devices need. What was measured here has
-    shown that its devices work."""
+    """The answer with the layout that the VM's memory or devices need. Layouts measured on this
+    machine are known to work with its devices."""
     layout = answer.layout
     if layout is None or (answer.this_machine and not inputs.private_memory):
         return answer
@@ -438,8 +444,8 @@ def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
 
 
 def _with_memory_bound(answer: Recommendation) -> Recommendation:
-    """The answer with a layout that binds memory: the guest does not see it, so that what was
-    measured of the guest holds, and the evidence stays that of the choice."""
+    """Return the answer with a layout that binds memory: the guest does not see the binding, so the
+    results and the evidence of the choice remain valid."""
     if answer.layout is None or PRESETS[answer.layout].memory is not MemoryBinding.KEEP:
         return answer
     reason = Reason(id=ReasonId.BOUND, alternative=answer.layout)
@@ -448,7 +454,7 @@ def _with_memory_bound(answer: Recommendation) -> Recommendation:
 
 
 def _are_of(candidates: Sequence[Alternative], runs: Sequence[Run]) -> bool:
-    """Whether these are the very runs, not copies, and no choice is in two alternatives."""
+    """Return whether these are the same run objects, and no choice is in two alternatives."""
     choices = {(c.switches, c.arrangement, c.memory_mode, c.page_bytes) for c in candidates}
     run_ids = {id(run) for candidate in candidates for run in candidate.runs}
     return run_ids == set(map(id, runs)) and len(choices) == len(candidates)
@@ -461,7 +467,8 @@ def _strongest(
     like: Mapping[str, Sequence[Alternative]],
     inputs: LayoutInputs,
 ) -> Recommendation:
-    """The answer of the strongest results that can tell, and what stronger could not."""
+    """Return the answer of the strongest conclusive results, with the stronger inconclusive
+    ones."""
     machine_answers = [
         replace(recommend(machine.name, machine_alternatives, objective, inputs), this_machine=True)
         for _ in machine_alternatives[:1]
@@ -499,8 +506,8 @@ def _strongest(
 
 
 def is_under_review(group: Sequence[Alternative]) -> bool:
-    """Whether a machine's own results speak against its links or pins: such a machine gives no
-    advice for others."""
+    """Return whether a machine's own results show faults of its links or pins: it is then not used
+    for other machines."""
     findings = figure_findings([run for alternative in group for run in alternative.runs])
     if any(finding.severity is Severity.CRITICAL for finding in findings):
         return True
@@ -513,7 +520,7 @@ def _passed_reason(system: str, detail: str) -> Reason:
 
 
 def _obstacle(answer: Recommendation) -> str:
-    """Why results that are stronger than what decides do not decide."""
+    """Return why results that are stronger than the deciding ones are inconclusive."""
     details = dict.fromkeys(
         f"{doubt.subject.removeprefix('tool ')}: {doubt.detail}"
         if doubt.id == "other-conditions"
@@ -536,7 +543,7 @@ _OF_GPUS = LEAST_GPUS.keys()
 
 
 def _by_rule(machine: MachineFacts, objective: Objective, inputs: LayoutInputs) -> Recommendation:
-    """What the table of plan/auto has, where no results decide."""
+    """Return the answer of the table in plan/auto, if no results decide."""
     rule = layout_for(objective, inputs)
     measure = objective in _OF_GPUS and machine.nodes != 1 and (machine.gpus or 0) > 0
     measure = measure and inputs.expander_buses and rule.layout != "pin-numa-pci"

@@ -1,4 +1,4 @@
-"""Sentences: recommendations in words, for people. Nothing reads them back."""
+"""Sentences: recommendations as text for people; never parsed."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,13 +37,14 @@ WIDEST_LINE = 80
 
 
 def layout_named(answer: Recommendation) -> str:
-    """The layout of an answer as it was compared; where no layout was, the one to run."""
+    """Return the compared layout of an answer, else the layout to run."""
     label = (answer.choice or "").partition(",")[0]
     return label if label in PRESETS else answer.layout or label
 
 
 def first_line(system: str, answers: Sequence[Recommendation]) -> str:
-    """What to run on a machine: "H200: run pin-numa for memory-bandwidth (measured)"."""
+    """Return the recommendation for a machine: "H200: run pin-numa for memory-bandwidth
+    (measured)"."""
     telling = [answer for answer in answers if answer.choice is not None and answer.tells]
     if pins := _slow_pins(answers):
         return f"{system}: review first: {pins}"
@@ -56,7 +57,7 @@ def first_line(system: str, answers: Sequence[Recommendation]) -> str:
 
 
 def _slow_pins(answers: Sequence[Recommendation]) -> str:
-    """Pinning that lost throughput is a wrong pin: what to look at; "" if none did."""
+    """Return the pins to check because pinning lost throughput; "" if none did."""
     for answer in answers:
         if reason := answer.reason_of(ReasonId.PIN_REGRESSION):
             change = change_text(reason.ratio or 1.0, "default")
@@ -65,8 +66,8 @@ def _slow_pins(answers: Sequence[Recommendation]) -> str:
 
 
 def review_text(answers: Sequence[Recommendation]) -> str:
-    """Why a machine's results are to be checked first, and give no advice for other machines; ""
-    if they need not be."""
+    """Return why a machine's results must be checked first and are not used for other machines; ""
+    if they need not."""
     blocked = any(answer.is_blocked for answer in answers)
     return stop_text(answers) if blocked else _slow_pins(answers)
 
@@ -127,7 +128,7 @@ def _obstacle(answers: Sequence[Recommendation]) -> str:
 
 
 def sentence_of(answer: Recommendation) -> str:
-    """An answer as a sentence, with its multiples."""
+    """Return an answer as a sentence, with its multiples."""
     if answer.choice is None:
         return (
             "; ".join(_no_answer_text(reason, answer) for reason in answer.reasons) or "no answer"
@@ -146,7 +147,7 @@ def sentence_of(answer: Recommendation) -> str:
 
 
 def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
-    """The choice against each of the others on a metric; "" if it has no value there."""
+    """Compare the choice with each other alternative on a metric; "" if it has no value."""
     if (compared := answer.compared_on(metric)) is None:
         return ""
     chosen, rivals = compared
@@ -186,8 +187,8 @@ LIKE = 0.95  # and its inverse: values between them are called alike
 
 
 def effect_text(answer: Recommendation) -> str:
-    """What the choice gives over `default`, else over the next: "7.3x default (6.9x to 7.7x)"; ""
-    if nothing was compared."""
+    """Return the gain of the choice over `default`, else over the next: "7.3x default (6.9x to
+    7.7x)"; "" if nothing was compared."""
     for metric in answer.metrics:
         if (compared := answer.compared_on(metric)) is None:
             continue
@@ -204,8 +205,8 @@ def effect_text(answer: Recommendation) -> str:
 
 
 def stop_text(answers: Sequence[Recommendation]) -> str:
-    """The first of the findings that block answers in a few words, and how many are of its kind;
-    else why nothing is concluded; "" if nothing blocks."""
+    """Return the first blocking finding in a few words, with the number of its kind; else the
+    reason for no conclusion; "" if nothing blocks."""
     findings = next((answer.findings for answer in answers if answer.findings), ())
     if not findings:
         return next((sentence_of(answer) for answer in answers if answer.is_blocked), "")
@@ -218,7 +219,7 @@ def stop_text(answers: Sequence[Recommendation]) -> str:
 
 
 def ground_of(answer: Recommendation) -> str:
-    """What the answer rests on, in a few words."""
+    """Return the basis of the answer in a few words."""
     if answer.level is None:
         is_blocked = answer.is_blocked or answer.reason_of(ReasonId.REFUSED)
         return "not ready" if is_blocked else "cannot tell"
@@ -229,7 +230,8 @@ def ground_of(answer: Recommendation) -> str:
 
 
 def _place_text(answer: Recommendation) -> str:
-    """Runs that name no host are of the machine that they stand under, not of one that is known."""
+    """Return the machine of an answer: runs without a host name belong to the machine of their
+    directory."""
     if any(doubt.id == "host-unknown" for doubt in answer.doubts):
         return "on an unnamed host"
     return "here" if answer.this_machine else "on this kind of machine"
@@ -275,7 +277,8 @@ def _no_answer_text(reason: Reason, answer: Recommendation) -> str:
 
 
 def by_results(runs: Sequence[Run]) -> Choose:
-    """The choice of a layout by results of the host; by the rule where they decide nothing."""
+    """Return the function that chooses a layout by results of the host, or by the rule if they do
+    not decide."""
 
     def choose(host: Host, objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
         answer = decide(of_host(runs, host), facts_of_host(host), objective, inputs)

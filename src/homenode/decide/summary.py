@@ -1,6 +1,6 @@
 """Summary: the samples of one alternative's runs as series, and each series boot by boot.
 
-What a series never mixes: units, variants, sizes, nodes, devices, placement states.
+A series never mixes units, variants, sizes, nodes, devices or placement states.
 """
 
 import math
@@ -36,7 +36,7 @@ _MEDIAN_VARIANCE = math.pi / 2
 
 
 class SeriesKey(FigureKey, frozen=True, gc=False):
-    """What samples must share to be one series."""
+    """Key of the samples in one series."""
 
     worst: bool = False  # the slowest of several devices, by boot
 
@@ -46,7 +46,8 @@ _SHARED = attrgetter(*FigureKey.__struct_fields__)
 
 
 class Series(Struct, frozen=True, kw_only=True, dict=True):
-    """One series of one alternative. Without slots: what follows from the medians is made once."""
+    """One series of one alternative. Without slots, so that values derived from the medians are
+    cached."""
 
     key: SeriesKey
     medians: tuple[float, ...]  # of each boot, above 0
@@ -98,9 +99,8 @@ _Boots = dict[tuple[str, int], _Boot]
 
 
 def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
-    """Every series of the runs of one alternative.
-
-    Omitted are figures that are refused, and those during which a CPU was moved.
+    """Return every series of the runs of one alternative, without rejected results and those during
+    which a vCPU moved.
     """
     names = Counter(run.head.name for run in runs)
     # Under plain tuples: a key of each is made once.
@@ -125,9 +125,8 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
 
 
 def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
-    """Return the series that speak for a metric: one, or one for each placement state.
-
-    Over all sizes, nodes and devices; of the metric's headline variant, else without a variant.
+    """Return the series that represent a metric: one, or one for each placement state, over all
+    sizes, nodes and devices, of the metric's headline variant, else without a variant.
     """
     over_all = [key for key in series if key.metric == metric.id and key.is_over_all]
     if metric.worst_device and any(key.worst for key in over_all):
@@ -140,13 +139,14 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
 
 
 def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
-    """The series that speaks for a metric; of placement states the one with the most samples."""
+    """Return the series that represents a metric; among placement states the one with the most
+    samples."""
     candidates = [series[key] for key in headline(series, metric)]
     return max(candidates, key=lambda one: one.samples, default=None)
 
 
 def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
-    """What figures of a metric are of, as an example: "triad of node 1"; None if there are
+    """Return the places of a metric's results, as an example: "triad of node 1"; None if there are
     none."""
     keys = [key for key in series if key.metric == metric.id]
     keys.sort(key=lambda key: (key.variant != metric.headline, str(key)))
@@ -159,13 +159,14 @@ def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
 
 
 def only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
-    """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
+    """Return the only series over all nodes, devices and sizes, if there is one: "FP16 as
+    printed"."""
     keys_over_all = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
     return keys_over_all if len(keys_over_all) == 1 else ()
 
 
 def shown_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
-    """The series that speaks for a metric, or its only one: nothing else is chosen by that."""
+    """Return the series that represents a metric, or its only one, for display only."""
     variant_keys = only_variant(series, metric)
     return headline_series(series, metric) or (series[variant_keys[0]] if variant_keys else None)
 
@@ -211,8 +212,8 @@ def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
 
 
 def _once(boots: _Boots) -> _Boots:
-    """Without boots of no known identity that another one has value by value: somebody gave, or
-    imported, a run twice. Few values agree by chance: of these the run's name must agree as well.
+    """Remove boots without identity that equal another boot value by value, because a run was given
+    or imported twice. A few values may agree by chance, so then the run's name must agree too.
     """
     first: dict[tuple[str, int, tuple[float, ...]], tuple[str, int]] = {}
     for (name, number), boot in boots.items():
@@ -229,7 +230,7 @@ def _block(head: RunHead) -> _Block:
 
 
 def _boot(boots: Sequence[str], run_name: str, number: int) -> tuple[str, int]:
-    """Which boot, across runs: two runs of one boot are one replicate."""
+    """Return the boot's identity across runs: two runs of one boot are one replicate."""
     if number < len(boots):
         return boots[number], -1
     return run_name, number
@@ -281,7 +282,7 @@ def sample_variance(values: Sequence[float]) -> float:
 
 
 def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
-    """For metrics in which the slowest device counts: its median of each boot.
+    """Return the slowest device's median of each boot, for metrics in which it counts.
 
     A device is known by its address, or by its position where a tool printed no address.
     """
@@ -350,14 +351,14 @@ LEAST_HALF = 2
 
 
 def _faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> list[float]:
-    """The faster half of a boot's devices: never the slowest two of four."""
+    """Return the faster half of a boot's devices: never the slowest two of four."""
     ordered = sorted(medians, reverse=take_worst is min)
     return ordered[: len(ordered) // 2]
 
 
 def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[str]:
-    """Runs of other tools without a layout, and figures that decide for none of these objectives,
-    as they are of parts alone."""
+    """Return runs of other tools without a layout, and results of single parts, which decide for
+    none of these objectives."""
     for run in runs:
         name = f"{run.head.system}/{run.head.name}"
         is_foreign = run.head.origin is Origin.IMPORTED and run.head.arrangement is None
@@ -380,7 +381,7 @@ def _keys_of(run: Run) -> set[SeriesKey]:
 
 
 def _over_devices(key: SeriesKey) -> SeriesKey | None:
-    """The key of the slowest device's series; None if no such series is made."""
+    """Return the key of the slowest device's series; None if it does not exist."""
     metric = metric_of(key.metric)
     if metric is None or not metric.worst_device or key.node is not None:
         return None

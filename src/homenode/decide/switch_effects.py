@@ -1,4 +1,4 @@
-"""SwitchEffects: what each switch of a layout does to each metric, machine by machine."""
+"""SwitchEffects: the effect of each switch of a layout on each metric, machine by machine."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -14,7 +14,7 @@ from homenode.metrics import METRICS
 
 
 class StudySwitch(StrEnum):
-    """What is turned, in the order in which layouts add it."""
+    """The switches of the study, in the order in which layouts add them."""
 
     PINNING = "pinning"
     MEMORY = "bound memory"
@@ -54,7 +54,8 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
 
 
 def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
-    """Effects of every switch that two of these layouts show, on the metrics that stand for all."""
+    """Return the effects of every switch in which two of these layouts differ, on headline
+    metrics."""
     by_label = {alternative.label: alternative for alternative in chosen}
     changes: list[SwitchEffect] = []
     for switch, pairs in _STEPS:
@@ -73,7 +74,7 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
 
 
 def _over_all(alternative: Alternative) -> dict[SeriesKey, Series]:
-    """Without series of single sizes, nodes and pairs: they stand for nothing but themselves."""
+    """Return the effects without series of single sizes, nodes and pairs."""
     return {key: key_series for key, key_series in alternative.series.items() if _may_stand(key)}
 
 
@@ -88,13 +89,13 @@ def _may_stand(key: SeriesKey) -> bool:
 
 
 def judged_outcome(effect: Effect) -> Outcome:
-    """The effect's outcome, as `compare` has it, as far as it matters."""
+    """Return the effect's outcome by `compare`, if it is relevant."""
     is_stated = effect.outcome in (Outcome.BETTER, Outcome.WORSE)
     return Outcome.NO_DIFFERENCE if is_stated and not is_large(effect) else effect.outcome
 
 
 def _is_headline(effect: Effect) -> bool:
-    """The one series of a metric that stands for all of it."""
+    """Return whether the series represents its metric."""
     metric = METRICS.get(effect.metric)
     if metric is None or effect.state is not None:
         return False

@@ -1,4 +1,4 @@
-"""Conclusion: what a trial's boots show: effects, recommendations, and what to do."""
+"""Conclusion: effects, recommendations and next steps from a trial's boots."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from homenode.vm.hypervisor.connection import DEFAULT
 
 
 class Conclusion(Struct, frozen=True, kw_only=True):
-    """What a trial comes to."""
+    """The result of a trial."""
 
     # each layout against the host itself, None if that was not measured
     of_bare: Comparison | None
@@ -38,7 +38,7 @@ def conclude(
     apply_words: Sequence[str],
     machine: MachineFacts,
 ) -> Conclusion:
-    """Return what a trial's runs show; the first layout is the baseline.
+    """Return the conclusion of a trial's runs; the first layout is the baseline.
 
     domain: its name on a command line. apply_words: options that the layouts were planned with.
     """
@@ -76,8 +76,8 @@ MORE_BOOTS = 2
 
 
 def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswer:
-    """The answer for what the trial is to decide; where it has no figures of that, for the first
-    objective that it answers. boots: of each layout, as they were ordered."""
+    """Return the answer for the trial's objective; without results on it, for the first answered
+    objective. boots: requested boots of each layout."""
     if conclusion.emulated:
         reason = "nothing is decided: it is emulated, and its results mean nothing"
         return TrialAnswer(sentence=f"{head.source}: {reason}")

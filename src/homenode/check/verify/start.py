@@ -1,8 +1,8 @@
 """Start: the real VM, started paused with its real devices and without its guest, and ended. [I/O]
 
-What QEMU says of it then: memory backends and vCPUs by QMP; devices and their BARs from `info
-qtree`, since query-pci shows nothing below a bridge that no firmware has set up yet. Its lines, of
-QEMU 7.2:
+QEMU then reports memory backends and vCPUs by QMP, and devices and their BARs in `info qtree`,
+because query-pci shows nothing below a bridge before firmware has set it up. Its lines, of QEMU
+7.2:
 
     dev: vfio-pci, id "hostdev0"
       host = "0000:19:00.0"
@@ -44,7 +44,7 @@ from homenode.vm.targets.qemu_command import fields_of
 
 
 class PausedLook(Struct, frozen=True, kw_only=True):
-    """A domain that is to be started paused."""
+    """A paused start of a domain that is being checked."""
 
     virsh: Virsh
     state: DomainState
@@ -84,7 +84,7 @@ def startable(connect: str, name: str) -> PausedLook:
 
 
 class MadeFile(NamedTuple):
-    """A file or socket that a start makes where it is missing."""
+    """A file or socket that a start creates if it is missing."""
 
     owner: str  # the element or option that names it
     path: str
@@ -99,7 +99,7 @@ _PATH_OPTIONS = frozenset(
 
 
 def made_files(document: Document) -> Iterator[MadeFile]:
-    """Yield the files and sockets that a start makes, or empties where they have content."""
+    """Yield the files and sockets that a start creates or truncates."""
     root = document.root
     nvram = root.find("os/nvram")
     if nvram is not None:
@@ -141,7 +141,7 @@ def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[Mad
 
 
 def _makes(document: Document, name: str) -> list[str]:
-    """Their paths, and those of what no path names."""
+    """Yield these paths, and the default paths of unnamed files."""
     root = document.root
     paths = [file.path for file in made_files(document)]
     if root.value("os/@firmware") == "efi" and root.find("os/nvram") is None:
@@ -365,7 +365,7 @@ def _devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Fin
 
 
 def view_lines(view: MonitorView) -> Iterator[str]:
-    """What was looked at, for people."""
+    """Return the checked facts, for people."""
     yield f"QEMU is {view.status}: no guest instruction has run"
     for backend in view.backends:
         nodes = f"node {CpuSet(backend.host_nodes)}" if backend.host_nodes else "any node"

@@ -1,4 +1,4 @@
-"""TargetFile: a hypervisor's file, read back, and its guest, against the plan that it is for."""
+"""TargetFile: compares a hypervisor's file, and its guest, with the plan."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -40,11 +40,9 @@ def verify_target(
     host: Host | None = None,
     hook: bytes | None = None,
 ) -> Findings:
-    """What in the file differs from the plan, the worst first.
-
-    host: without it, what only follows on a host is not compared. hook: the script that
-    pins, next to the file. What the target cannot express is given of, and not compared. Raises
-    ParseError.
+    """Return the differences of the file from the plan, worst first. host: without it, facts that
+    depend on the host are not compared. hook: the pinning script next to the file. Facts that the
+    target cannot express are named, not compared. Raises ParseError.
     """
     module = target_named(target)
     vm = module.read_vm(content, source)
@@ -169,8 +167,7 @@ _SEEN = {
 
 
 def expectation_for_target(plan: Plan, target: str, host: Host | None = None) -> Expectation:
-    """What the plan promises a guest of that target, as far as the target can say it.
-
+    """Return the expected state of a guest of that target, as far as the target can express it.
     host: for the devices' ids. Raises InputError for a plan that no file of the target can have.
     """
     module = target_named(target)
@@ -184,7 +181,8 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
 
 
 def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:
-    """What of the plan a guest of the target is not compared with: the target cannot say it."""
+    """Return findings on facts of the plan that are not compared because the target cannot express
+    them."""
     module = target_named(target)
     yield from lost_findings(module, lost_features(module, plan) & _SEEN, source)
 

@@ -1,4 +1,4 @@
-"""Verification: the command: reads document, plan, host and guest, and compares. [I/O]"""
+"""Verification: reads definition, plan, host and guest, and compares them. [I/O]"""
 
 from pathlib import Path
 
@@ -64,10 +64,9 @@ class Verification(Struct, frozen=True):
 
 
 def verify(request: VerifyRequest) -> Verification:
-    """Verify what is wanted.
-
-    Raises UsageError for a file of another kind, InputError for what cannot be read, HostError and
-    its kin where this machine cannot boot guests or the guest cannot be reached.
+    """Run the requested checks. Raises UsageError for a file of another kind, InputError for an
+    unreadable file, HostError and its kin where this machine cannot boot guests or the guest cannot
+    be reached.
     """
     content, document = None, None
     if request.domain is not None:
@@ -123,7 +122,7 @@ def _unreadable(document: Document, error: InputError) -> Verification:
 
 
 class _Answer(Struct, kw_only=True):
-    """An answer that grows check by check."""
+    """The result, extended by each check."""
 
     request: VerifyRequest
     plan: Plan | None
@@ -206,9 +205,8 @@ class _Answer(Struct, kw_only=True):
 
 
 def load_guest(source: str) -> Host:
-    """The guest of a source: "ssh:HOST", or whatever names a host, a capture made inside it.
-
-    HOST is whatever ssh takes, so also a URL; "ssh://HOST:22" is one by itself.
+    """Return the guest of a source: "ssh:HOST", "ssh://HOST:22", or any host source, such as a
+    capture made inside it. HOST is an argument of ssh, including a URL.
     """
     if not source.startswith(_SSH):
         return load_host(source)

@@ -1,6 +1,6 @@
-"""Arguments of each command: a record of its options, for help and completion as well [I/O]
+"""Arguments of each command: a record of its options, also for help and completion. [I/O]
 
-Here are the options that several share.
+This file has the options that several commands share.
 """
 
 from pathlib import Path

@@ -13,7 +13,7 @@ BOOT = "Test guest"
 
 
 class VerifyArguments(Struct, frozen=True, kw_only=True):
-    """Check a VM: its file, the VM as it starts, what its guest sees.
+    """Check a VM: its file, its start, its guest's view.
 
     Options:
       document: The domain XML, a domain of this libvirt by name or UUID, or a target's file, which
@@ -36,9 +36,9 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
         of it. Default: 60, and 5 for each vCPU.
       keep: Keep the console, the report, and the definition or command line in this directory.
       prometheus: Print Prometheus' text format.
-      host: A source of the host. With --live and --start it, and the host of --plan, must be the
-        host of the libvirt daemon. Default: this machine; none if the plan or the definition is for
-        another.
+      host: A source of the host. With --live and --start, this host and the host of --plan must be
+        the host of the libvirt daemon. Default: this machine; none if the plan or the definition is
+        for another.
 
     Examples:
       homenode verify tuned.xml --plan plan.json --boot
@@ -69,7 +69,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
 class DoctorArguments(Struct, frozen=True, kw_only=True):
     """Find slow links, bad settings and costly pins, each with its fix.
 
-    Nothing is changed. The exit code is 1 where something is critical or a warning.
+    Nothing is changed. The exit code is 1 if a finding is critical or a warning.
 
     Options:
       files: Names of this machine's VMs, files of VMs and of the host, in any order; - for a VM on
@@ -107,14 +107,14 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
 
 
 class RetrainArguments(Struct, frozen=True, kw_only=True):
-    """Train the link above a device again, at the fastest speed that both of its ends can.
+    """Train the link above a device again, at the fastest speed that both ends support.
 
-    Without --apply it shows the registers that it would write. It refuses while a VM or a driver
-    uses anything behind the port.
+    Without --apply it shows the registers that it would write. The port must not have a device that
+    a VM or a driver uses.
 
     Options:
       devices: PCI addresses of the devices whose links are trained again.
-      target: Generation to train to. Default: the fastest that both ends can.
+      target: PCIe generation to train to. Default: the fastest that both ends support.
       apply: Train the links again. Default: only print the registers to write.
       print_unit: Print a systemd unit that does this at boot; only if root alone can change the
         program.
@@ -135,7 +135,8 @@ class RetrainArguments(Struct, frozen=True, kw_only=True):
 
 
 class RetrainHookArguments(Struct, frozen=True, kw_only=True):
-    """What the libvirt hook of `retrain --print-hook` calls; the domain's XML is its input."""
+    """Arguments of the call from the hook of `retrain --print-hook`; the domain XML is its standard
+    input."""
 
     words: Annotated[tuple[str, ...], Arg("DOMAIN OPERATION")] = ()
     target: Annotated[int | None, Opt("--target", "GEN")] = None

@@ -11,10 +11,9 @@ from homenode.option import Arg, Flag, Opt
 
 
 class CompareArguments(Struct, frozen=True, kw_only=True):
-    """Say which layout to run for each objective, and compare: effects with intervals.
-
-    Where the interval does not decide, the answer is "cannot tell". Runs of one layout are
-    combined; the boot is the unit of replication. With --host, for that host.
+    """Recommend a layout for each objective, and compare layouts: effects with intervals. If the
+    interval does not decide, the answer is "cannot tell". Runs of one layout are combined; the boot
+    is the unit of replication. With --host, for that host.
 
     Options:
       runs: Directories of results, also directories of directories, or of other tools' outputs as
@@ -40,10 +39,10 @@ class CompareArguments(Struct, frozen=True, kw_only=True):
 
 
 class ReportArguments(Struct, frozen=True, kw_only=True):
-    """Write results as one page: verdicts, effects, charts, doubts.
+    """Write results as one page: recommendations, effects, charts, caveats.
 
-    Without arguments: of ./results, into results/report.html. Directories of the study's
-    scripts and logs of other tools are read as they are. Only runs of the same hardware
+    Without arguments it reads ./results and writes results/report.html. Directories of the study's
+    scripts and logs of other tools are read directly. Only runs of the same hardware
     are compared. The page needs no network.
 
     Options:
@@ -75,7 +74,7 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
 
 
 class LayoutsArguments(Struct, frozen=True, kw_only=True):
-    """List the layouts: what each changes in a VM, and its name in the published study.
+    """List the layouts with their changes to a VM and their names in the published study.
 
     Examples:
       homenode list layouts
@@ -103,12 +102,12 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
 
 
 class FindingsArguments(Struct, frozen=True, kw_only=True):
-    """Explain a finding: what it means, how it is measured, what it costs and how to fix it.
+    """Explain a finding: its meaning, cause, cost, fix and source.
 
     Without an argument, list the groups of findings.
 
     Options:
-      finding: Id of a finding, which its output ends with; or a group, whose ids are listed.
+      finding: Id of a finding, as at the end of its head line; or a group, to list its ids.
 
     Examples:
       homenode list findings links

@@ -26,7 +26,7 @@ WithinOption = Annotated[
 
 
 class SuiteArguments(Struct, frozen=True, kw_only=True):
-    """Which tests, how long and how often.
+    """The tests, their duration and their repetitions.
 
     Options:
       tests: Groups of tests; cpu-single, cpu-all, stream, mem-latency, core-to-core, smt,
@@ -53,7 +53,7 @@ class SuiteArguments(Struct, frozen=True, kw_only=True):
 
 
 class AppArguments(Struct, frozen=True, kw_only=True):
-    """A program of the user's, measured as one more test.
+    """The user's own program, measured as an additional test.
 
     Options:
       app: A command, split as a shell would split it, started without a shell. By default only this
@@ -71,20 +71,20 @@ class AppArguments(Struct, frozen=True, kw_only=True):
 
 
 class RunArguments(Struct, frozen=True, kw_only=True):
-    """What the run is of.
+    """The subject of the run.
 
     Options:
-      plan: Saved plan of this guest. The guest is verified first, as by verify --guest; one that
-        differs is not measured. With --context host: measure on the CPUs that the plan pins.
-      domain: Domain XML of this guest: stored, and used to find its GPUs.
+      plan: Saved plan of this guest. The guest is verified first, as by verify --guest; a different
+      guest is not measured. With --context host: measure on the CPUs that the plan pins. domain:
+      Domain XML of this guest: stored, and used to find its GPUs.
       layout: Layout of this guest. Default: the plan's, else unknown.
-      arrangement: Name of what else is compared, such as a queue or a policy.
+      arrangement: Name of a choice besides the layout, such as a queue or a policy.
       boot: Identity of this boot. Default: the kernel's boot id.
       experiment: The study that this run is a part of. In a Slurm job, tests then run only with the
         job's own binding.
-      block: With --experiment: its round there, from 0; a round holds one run of each alternative.
-      vantage: Where this machine runs: guest, host or job. On a virtual machine host needs --force.
-        Default: guest with a plan or on a virtual machine, job under Slurm, else host.
+      block: With --experiment: its round in the study, from 0; a round has one run of each
+      alternative. vantage: Where this machine runs: guest, host or job. On a virtual machine host
+      needs --force. Default: guest with a plan or on a virtual machine, job under Slurm, else host.
       pus: Measure on these CPUs only. Default: all that the cpuset and the affinity allow.
       nodes: Measure on these nodes' CPUs, and on the memory of a single node. Default: all.
       host_kind: A name for hosts of this kind; runs of different kinds are not compared. Default:
@@ -110,7 +110,7 @@ ShutdownTimeoutOption = Annotated[float, Opt("--shutdown-timeout", "SECONDS", ge
 
 
 class AccessOptions(Struct, frozen=True, kw_only=True):
-    """How a guest is reached, and how long it may take.
+    """Access to a guest, and its time limits.
 
     Options:
       shutdown_timeout: Time limit for the shutdown; then the VM is destroyed.
@@ -138,7 +138,7 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def is_default(self) -> bool:
-        """Whether no option says how the guest is reached."""
+        """Whether no option sets the access to the guest."""
         return self.guest == AccessOptions().guest
 
     @property
@@ -158,8 +158,7 @@ class BenchArguments(Struct, frozen=True, kw_only=True):
     Options:
       name: Name of the run and of its directory; needed with --resume. Default: the layout, date
         and time.
-      on: Measure on this machine, and see its resources from outside: ssh://[USER@]HOST[:PORT].
-        Default: this machine.
+      on: Measure on this remote machine: ssh://[USER@]HOST[:PORT]. Default: this machine.
       probe: With --on: the static probe that is copied there. Default: homenode-probe-static of
         this installation.
       results: Results directory; the run is DIR/<gpu>/NAME, <gpu> being the GPU's name or cpu-only.
@@ -206,7 +205,7 @@ class BenchSetupArguments(Struct, frozen=True, kw_only=True):
 
 
 class ImportArguments(Struct, frozen=True, kw_only=True):
-    """Read outputs of other tools and of the study's scripts, as runs.
+    """Read outputs of other tools and of the study's scripts as runs.
 
     Files are recognised by their content, such as that of nvbandwidth, nccl-tests or STREAM.
 
@@ -253,10 +252,9 @@ ReportOption = Annotated[Path | None, Opt("--report", "FILE")]
 
 
 class TrialArguments(Struct, frozen=True, kw_only=True):
-    """Boot a copy of a VM in each layout, measure, and say which layout to run.
-
-    Prints findings, plans and the time first, then asks. The copy has throw-away disks. What was
-    killed continues with the commands below.
+    """Boot a copy of a VM in each layout, measure it, and recommend a layout. It prints findings,
+    plans and the time first, then asks. The copy has throw-away disks. A killed trial continues
+    with the commands below.
 
     Options:
       report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.
@@ -308,7 +306,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
 
 
 class TrialStatusArguments(Struct, frozen=True, kw_only=True):
-    """Show how far trials are.
+    """Show the progress of trials.
 
     Options:
       name: A domain, to show its last trial, or a trial's id. Default: all trials.

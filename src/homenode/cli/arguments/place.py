@@ -44,10 +44,9 @@ class ShowArguments(Struct, frozen=True, kw_only=True):
 
 
 class PlanArguments(Struct, frozen=True, kw_only=True):
-    """Plan where a VM goes on a host, and write its tuned definition.
-
-    Nothing on any machine changes: the tuned definition is a file. `homenode restore FILE`
-    restores the original, and `homenode apply NAME` plans and defines a domain of libvirt.
+    """Plan a VM's placement on a host, and write its tuned definition. No machine is changed: the
+    tuned definition is a file. `homenode restore FILE` restores the original, and `homenode apply
+    NAME` plans and defines a domain of libvirt.
 
     Options:
       document: The VM: a domain XML, as virsh dumpxml prints it; a configuration of qm (Proxmox) or
@@ -106,7 +105,7 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
     without snapshots of another topology; --live-pins moves the threads of a running domain.
 
     Several domains are planned together and share no CPUs or devices. All are defined or none. A VM
-    that homenode has tuned keeps its layout, and is planned for the host as it is now.
+    that homenode has tuned keeps its layout, and is planned for the current state of the host.
 
     Options:
       dry_run: Print the plan, the change and each obstacle; change nothing.
@@ -146,20 +145,19 @@ class ApplyArguments(Struct, frozen=True, kw_only=True):
 class RestoreArguments(Struct, frozen=True, kw_only=True):
     """Restore the original of a definition file or domain, byte for byte.
 
-    Refuses, and changes nothing, if the tuned one or its saved original was edited since. A TARGET
-    with a slash or ending in .xml is a file, and so is one that has a saved original.
+    If the tuned definition or its saved original was edited, nothing is changed. A TARGET is a file
+    if it contains a slash, ends in .xml, or has a saved original.
 
     Options:
       targets: A definition that homenode plan -o wrote, or domains that homenode apply defined;
         needed without --list.
       connect: The libvirt daemon of the domain; default qemu:///system.
       forget: Keep the present definition of this domain as its original.
-      keep_edits: Remove only what the layout set from a domain that was edited since.
+      keep_edits: Remove only the layout from a domain that was edited since.
       dry_run: Print what would be restored; change nothing.
       diff: Print the whole change of the definition.
       explain: Print also the files of the saved original and of its record.
-      list_open: List what is open on this host or can be undone, each with the command that undoes
-        it.
+      list_open: List open and undoable changes on this host, each with the command that undoes it.
       yes: Restore without a prompt; needed without a terminal.
 
     Examples:
@@ -181,14 +179,14 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
 class CaptureArguments(Struct, frozen=True, kw_only=True):
     """Write a redacted snapshot of this machine or of HOST, one file.
 
-    The archive holds what discovery reads: /sys topology, the PCI tree, settings, and the output of
-    lspci, nvidia-smi, rocm-smi, amd-smi and virsh where they are installed. Give it to --host, or
-    send it with a bug report.
+    The archive has the files that discovery reads: /sys topology, the PCI tree, settings, and the
+    output of lspci, nvidia-smi, rocm-smi, amd-smi and virsh if they are installed. Give it to
+    --host, or send it with a bug report.
 
     Options:
       output: Archive to write (.tar.gz); needed.
       ssh: Capture this host over ssh, HOST, USER@HOST or an alias of your ssh configuration.
-        Nothing is installed or written there.
+        Nothing is installed or written on it.
       no_redact: Keep serials, UUIDs, MACs, host and user names. The file is then readable by its
         owner alone.
       force: Overwrite an existing FILE.
@@ -211,8 +209,8 @@ _JUDGE = "Check a file"
 class NcclTopoArguments(Struct, frozen=True, kw_only=True):
     """Write the PCIe topology file for NCCL or RCCL in a guest.
 
-    It gives them the host's PCIe tree. A guest sees neither the host's PCIe switches nor real link
-    speeds: NCCL then pairs GPUs with far NICs, and computes bandwidths from virtual ports.
+    The file has the host's PCIe tree. A guest sees neither the host's PCIe switches nor real link
+    speeds: NCCL then pairs GPUs with distant NICs, and computes bandwidths from virtual ports.
 
     Options:
       domain: The domain XML that the VM runs with.

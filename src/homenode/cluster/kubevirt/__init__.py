@@ -1,1 +1,1 @@
-"""KubeVirt: the hook that places a VM's devices, what must fit around it, and its manifests."""
+"""KubeVirt: the hook that places a VM's devices, the checks of VMIs, and the manifests."""

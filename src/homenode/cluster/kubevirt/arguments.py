@@ -14,7 +14,7 @@ from homenode.vm.plan_options import PciGranularity
 
 
 class OnError(StrEnum):
-    """What becomes of a VM whose devices could not be placed, as options and annotations say it."""
+    """Handling of a VM whose devices could not be placed: values of options and annotations."""
 
     FAIL = "fail"  # it does not start, and KubeVirt tries again
     PASSTHROUGH = "passthrough"  # it starts as KubeVirt made it
@@ -47,7 +47,7 @@ def parse_version(value: object) -> tuple[int, int] | None:
 
 
 def whole_gib(text: str, option: str) -> int:
-    """GiB of a size. Raises UsageError for a fraction of one."""
+    """Return the GiB of a size. Raises UsageError for fractions."""
     gib, remainder = divmod(size_bytes(text, option), GIB)
     if remainder or not gib:
         raise UsageError(f"{option} {text}: expected whole GiB, such as 64GiB")
@@ -55,7 +55,7 @@ def whole_gib(text: str, option: str) -> int:
 
 
 class ManifestOptions(Struct, frozen=True, kw_only=True):
-    """What the manifests of a cluster are made from.
+    """Options of a cluster's manifests.
 
     Options:
       image: The hook's image in your registry. Default: a ConfigMap.
@@ -124,7 +124,7 @@ class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):
 class KubevirtReceiveArguments(Struct, frozen=True, kw_only=True):
     """Store a run that a guest sends as a tar on standard input.
 
-    Anything else in the tar, links, and a run that exists already are refused.
+    Other content in the tar, links, and existing runs are rejected.
 
     Options:
       name: Name of the run to receive, as bench --name has it in the guest.
@@ -140,13 +140,13 @@ class KubevirtReceiveArguments(Struct, frozen=True, kw_only=True):
 
 
 class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
-    """Check whether a VM's CPUs, huge pages, guest nodes and GPUs go together on a node.
+    """Check whether a VM's CPUs, huge pages, guest nodes and GPUs fit together on a node.
 
     Options:
-      vmi: What kubectl get vmi NAME -o json prints, or a VirtualMachine's; YAML as well.
+      vmi: Output of kubectl get vmi NAME -o json, or of a VirtualMachine; also YAML.
       host: The host of the node, as for show, for example a capture made there; without it the node
         is not checked.
-      kubevirt: What kubectl get kubevirt -A -o yaml (or json) prints, as a file: KubeVirt's
+      kubevirt: Output of kubectl get kubevirt -A -o yaml (or json), as a file: KubeVirt's
         version and feature gates.
 
     Examples:

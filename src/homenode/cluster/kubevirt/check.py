@@ -1,7 +1,7 @@
-"""Check: whether a VMI's CPUs, huge pages, guest nodes and GPUs go together, and on which nodes.
+"""Check: whether a VMI's CPUs, huge pages, guest nodes and GPUs fit together, and on which nodes.
 
-Each rule is a function with one finding. What a kubelet answers to the pod, with whatever else runs
-on its node, is in the pod's events (`kubectl describe pod`).
+Each rule is a function with one finding. The kubelet's answer, which depends on other pods, is in
+the pod's events (`kubectl describe pod`).
 
 Source: KubeVirt vmi-create-admitter.go, virtwrap/converter/vcpu and pkg/hooks of v1.6 to v1.9.
 """
@@ -44,7 +44,7 @@ _ADMISSION = "KubeVirt, vmi-create-admitter.go"
 
 
 class Cluster(Struct, frozen=True):
-    """What a KubeVirt object shows."""
+    """Version and gates of a KubeVirt object."""
 
     gates: frozenset[str]  # that are on, and known to the version
     version: tuple[int, int] | None = None
@@ -84,7 +84,7 @@ def _texts(value: object) -> frozenset[str]:
 
 
 class CheckedVmi(Struct, frozen=True):
-    """A VMI with what it is compared with."""
+    """A VMI with its cluster and host."""
 
     vmi: Vmi
     guest: Vm
@@ -93,7 +93,7 @@ class CheckedVmi(Struct, frozen=True):
 
 
 def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
-    """Apply every rule. Raises ParseError for a quantity that is none."""
+    """Apply every rule. Raises ParseError for a malformed quantity."""
     subject = CheckedVmi(vmi, guest_of(vmi), host, cluster)
     checked = [f"VMI {vmi.name}: CPU placement, guest nodes, memory, devices, hook"]
     unknown = []
@@ -124,7 +124,7 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
 
 
 def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
-    """Settings below spec.domain that KubeVirt rejects, or with which nothing is pinned."""
+    """Find settings below spec.domain that KubeVirt rejects, or that leave vCPUs unpinned."""
     vmi, has_pages = subject.vmi, subject.vmi.get("domain", "memory", "hugepages") is not None
     mapping, emulator = "cpu.numa.guestMappingPassthrough", "cpu.isolateEmulatorThread"
     dedicated = "cpu.dedicatedCpuPlacement"

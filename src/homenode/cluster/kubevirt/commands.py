@@ -1,4 +1,4 @@
-"""homenode kubevirt: the hook, checks, manifests, runs that guests send. [I/O]"""
+"""homenode kubevirt: the hook, checks, manifests, and runs received from guests. [I/O]"""
 
 import gc
 import os
@@ -18,9 +18,8 @@ from homenode.vm.sources import load_host
 
 
 def on_define_domain(arguments: OnDefineDomainArguments) -> None:
-    """Print the new document, as the shim wants it, and notes for the pod's log.
-
-    The container has 0.2 CPUs and 64 MiB while a VM waits: nothing else is imported.
+    """Print the new definition for the shim, and notes for the pod's log. The container has 0.2
+    CPUs and 64 MiB while a VM waits, so only the needed modules are imported.
     """
     from homenode.cluster.kubevirt.placing import answer
     from homenode.machine.snapshot.store import DirectorySnapshot
@@ -47,7 +46,7 @@ def receive(arguments: KubevirtReceiveArguments) -> None:
 
 
 def check(arguments: KubevirtCheckArguments) -> None:
-    """Print what does not go together."""
+    """Print the findings on the VMI."""
     from homenode.cluster.kubevirt.check import check as judge
     from homenode.cluster.kubevirt.check import read_cluster
     from homenode.cluster.kubevirt.object import read_manifest

@@ -1,6 +1,6 @@
-"""Manifests: what a cluster needs so that its VMs get the hook, and a job that measures them.
+"""Manifests: the objects that give a cluster's VMs the hook, and a job that measures them.
 
-YAML in block style, since people fill in the VM. Source: kubevirt.io/v1, hco.kubevirt.io/v1beta1,
+YAML in block style, because people edit the VM. Source: kubevirt.io/v1, hco.kubevirt.io/v1beta1,
 KubeVirt cmd/sidecars (the shim), batch/v1, v1.
 """
 
@@ -116,7 +116,7 @@ def has_native(options: ManifestOptions) -> bool:
 
 
 def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str], ...]:
-    """Return what to do with the files, in order: (name of the step, command or condition)."""
+    """Return the next steps in order: (name of the step, command or condition)."""
     at = f"{directory.rstrip('/') or '/'}/"
     namespace = ("-n", options.namespace)
 
@@ -185,7 +185,7 @@ def hook_annotation(options: ManifestOptions) -> str:
 
 
 def hook_patch(options: ManifestOptions) -> dict[str, Any]:
-    """Return the merge patch that gives a VM that exists the hook."""
+    """Return the merge patch that adds the hook to an existing VM."""
     annotations = {HOOK_ANNOTATION: hook_annotation(options), "homenode/on-error": "fail"}
     return {"spec": {"template": {"metadata": {"annotations": annotations}}}}
 
@@ -217,7 +217,7 @@ def _gates_template(gates: tuple[str, ...]) -> str:
 def hyperconverged_patch() -> dict[str, Any]:
     """A merge patch for clusters whose KubeVirt CR belongs to the HyperConverged operator.
 
-    Its annotation is a JSON patch, which adds to the gates that the operator sets.
+    Its annotation is a JSON patch, which extends the operator's gates.
     """
     path = "/spec/configuration/developerConfiguration/featureGates/-"
     patch = [{"op": "add", "path": path, "value": gate} for gate in GATES]
@@ -227,8 +227,8 @@ def hyperconverged_patch() -> dict[str, Any]:
 def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     """A VM whose guest has the nodes' cells, and the hook.
 
-    More GPUs than a node of a common board has come from both packages, so the guest has two
-    sockets.
+    If the VM has more GPUs than one NUMA node of a common board, they come from both packages, so
+    the guest has two sockets.
     """
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
     threads = 2 if options.vcpus % (2 * sockets) == 0 else 1
@@ -274,7 +274,7 @@ one."""
 
 
 def results_claim(options: ManifestOptions) -> dict[str, Any]:
-    """Where the jobs of all VMs and nodes leave their results."""
+    """Return the volume claim for the results of all jobs."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -284,7 +284,7 @@ def results_claim(options: ManifestOptions) -> dict[str, Any]:
 
 
 def guest_job(options: ManifestOptions) -> dict[str, Any]:
-    """Runs the suite in the guest over ssh, and fetches what it wrote."""
+    """Return the job that runs the suite in the guest over ssh and fetches its results."""
     job = _job(options, f"homenode-bench-{options.vm}", ["sh", "-c", GUEST_SCRIPT])
     pod = job["spec"]["template"]["spec"]
     container = pod["containers"][0]

@@ -1,6 +1,7 @@
-"""Needed host: the nodes, the functions that one VM holds, and the bridges above them.
+"""Needed host: the NUMA nodes, the functions of one VM, and the bridges above them.
 
-A hook runs in a container of 64 MiB, so it reads no others, and no file that wakes a device.
+A hook runs in a container of 64 MiB, so it reads no other functions, and no file that wakes a
+device.
 """
 
 from msgspec.structs import replace
@@ -30,7 +31,7 @@ _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers
 
 
 def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
-    """A host of every node, these functions and the bridges above them; nothing else is in it.
+    """Return a host with every node, these functions and the bridges above them, and nothing else.
 
     Nodes have CPUs and distances, no sizes. Raises HostError if /sys does not give of a function
     at all; one whose node the firmware does not give has node None.
@@ -147,7 +148,8 @@ def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality
 def initiators_of(
     snapshot: Snapshot, host: Host, gpus: tuple[PciDevice, ...]
 ) -> tuple[dict[Bdf, tuple[NodeIndex, ...]], tuple[str, ...]]:
-    """The generic initiator nodes of each of these GPUs, and a note for each that has none."""
+    """Return the generic initiator nodes of each of these GPUs, and a note for each GPU without
+    any."""
     grace_gpus = _grace_gpus(snapshot, Locality.from_nodes(host.nodes, CpuSet(), host.distances))
     initiators = initiator_nodes(host, grace_gpus, gpus)
     notes = [

@@ -1,6 +1,6 @@
-"""Object: an object of Kubernetes as kubectl takes and prints it, read and written.
+"""Object: reads and writes Kubernetes objects in kubectl's formats.
 
-Aliases are refused: with them a small file can stand for more than fits into memory.
+Aliases are rejected: with them a small file can expand to more than fits into memory.
 
 Quantities: sizes and counts as Kubernetes spells them. Source:
 k8s.io/apimachinery/pkg/api/resource, Quantity.
@@ -41,7 +41,7 @@ def read_object(text: str | bytes, source: str, subject: str) -> Mapping[str, An
 
 
 def value_at(value: Any, *path: str) -> Any:
-    """What is down a path of names in nested objects; None if it is not there."""
+    """Return the value at a path of names in nested objects; None if it is not there."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
@@ -72,7 +72,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
         return node
 
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
-        """The type of a value. A long one is a text: 1:1:1 to base 60 takes minutes as a number."""
+        """Return the type of a value. A long value is a text: 1:1:1 in base 60 takes minutes as a
+        number."""
         if value is not None and len(value) > _LONGEST_NUMBER:
             implicit = (False, implicit[1])
         tag: str = super().resolve(kind, value, implicit)
@@ -86,7 +87,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
-    """The one object of a file that is not a list. Raises InputError."""
+    """Return the single object of a file. Raises InputError."""
     if len(text) > MAX_BYTES:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
     try:
@@ -124,14 +125,14 @@ def _documents(text: bytes) -> list[Any]:
 
 
 class _Readable(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
-    """Texts of several lines in block style; what stands twice is written twice."""
+    """Writes texts of several lines in block style, and repeated objects without aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """In quotes where another version of YAML might read a number or a truth: 1e3, y."""
+    """Quote a text that another version of YAML might read as a number or boolean: 1e3, y."""
     style = None
     if not text.replace("\n", "").replace("\t", "").isprintable():
         style = '"'  # escaped: \x85 ends a line elsewhere

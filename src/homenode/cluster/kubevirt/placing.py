@@ -1,9 +1,8 @@
-"""Placing: a domain document of KubeVirt with its devices on expander buses of their cells.
+"""Placing: puts the devices of KubeVirt's domain definition on expander buses of their cells.
 
-The document's pins, cells and memory are somebody else's decision, kubelet's in the end, and stay.
-Only what is missing is added: an expander bus per cell, a root port per device, addresses, and the
-cells' distances. The core takes a document and gives one: it serves the sidecar's onDefineDomain
-as well as a plugin's MutateDomain.
+KubeVirt and the kubelet decided the definition's pins, cells and memory, which stay. Only missing
+elements are added: an expander bus per cell, a root port per device, addresses, and the cells'
+distances.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,14 +61,14 @@ Place = tuple[int, int, int, int]
 
 
 class PlacedXml(Struct, frozen=True):
-    """A document with its devices placed; the input's own bytes if nothing was to be done."""
+    """A definition with its devices placed; the input's own bytes if nothing changed."""
 
     document: bytes
     notes: tuple[str, ...]  # what to know of it, one sentence each; warnings open with "warning: "
 
 
 class CellNodes(Struct, frozen=True):
-    """Guest cells and the host nodes that they stand for."""
+    """Guest cells and their host nodes."""
 
     # the cell that stands for a host node; nodes without one are omitted
     cell_of_node: dict[NodeIndex, int]
@@ -85,12 +84,11 @@ def place_devices(
     granularity: PciGranularity = PciGranularity.CELL,
     source: str = "domain",
 ) -> PlacedXml:
-    """The document with every passed-through function of a known node on its cell.
-
-    asked_for: guest addresses that the user named; what has one stays there, as does whatever
-    somebody put on pcie.0 itself or on an expander bus. Applying it again changes nothing.
-    Raises InputError for a document that cannot be read or has no expander buses, HostError if
-    /sys does not give of a device, Unplannable where bus numbers run out.
+    """Return the definition with every passed-through function of a known node on its cell.
+    asked_for: guest addresses that the user named; these devices stay, as do devices on pcie.0
+    itself or on an expander bus. A second call changes nothing. Raises InputError for a document
+    that cannot be read or has no expander buses, HostError if /sys does not give of a device,
+    Unplannable where bus numbers run out.
     """
     document = open_domain(xml, source)
     guest = vm_of(document)
@@ -177,14 +175,15 @@ def _reason_to_leave(document: Document, guest: Vm) -> str | None:
 def _with_lost_targets(
     guest: Vm, by_bdf: Mapping[Bdf, PciDevice], cell_of_node: Mapping[NodeIndex, int]
 ) -> tuple[Vm, frozenset[int]]:
-    """The guest with a cell on each expander bus that has lost it, and the indices of those.
+    """Return the guest with a cell on each expander bus that lost its cell, and the indices of
+    these buses.
 
     KubeVirt defines a VM again with the devices that libvirt printed, as its own types hold them.
     Before they knew PCINUMAAwareTopology (1.7 and older) they had no <target> for controllers:
     libvirt would give each bus two bus numbers, too few for its ports, and no node.
 
-    It is the cell of the functions below. Buses with nothing below them get the cells that have no
-    bus yet, both in ascending order. A bus with a number of its own is somebody else's and stays.
+    It is the cell of the functions below. Buses without functions get the cells that have no bus
+    yet, both in ascending order. A bus with a bus number does not come from the hook and stays.
     """
     expanders = [c for c in guest.controllers if c.model == EXPANDER]
     lost = [c.index for c in expanders if c.bus_nr is None and c.cell is None]
@@ -216,7 +215,7 @@ def _with_lost_targets(
 
 
 def _is_grace_done(document: Document, cells: int) -> bool:
-    """KubeVirt gives each Grace GPU an expander bus and an SMMU of its own; no other may join.
+    """Return whether KubeVirt placed the Grace GPUs: each has its own expander bus and SMMU.
 
     A nodeset of cells that are not there is the hook's own, of the first of KubeVirt's two
     definitions: the second has the devices of that one, and the cells from before it.
@@ -234,9 +233,8 @@ def _is_grace_done(document: Document, cells: int) -> bool:
 def _stays(
     guest: Vm, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
 ) -> bool:
-    """Someone chose this place: the user by name, or whoever plugged it in elsewhere than behind
-    a root port of pcie.0, where libvirt puts what no one places. regained: expander buses that the
-    hook itself has made before."""
+    """Return whether the address was chosen: by the user, or by a place other than behind a root
+    port of pcie.0, libvirt's default. regained: expander buses that the hook itself made before."""
     at = hostdev.address
     if at is None:
         return False
@@ -249,14 +247,15 @@ def _stays(
 def _lacks_initiators(
     guest: Vm, device: PciDevice, hostdev: GuestHostdev, nodes: CellNodes
 ) -> bool:
-    """A Grace GPU on its cell. None has cells of initiators yet: _is_grace_done has looked."""
+    """Return whether a Grace GPU is on its cell. It has no initiator cells yet: _is_grace_done
+    checks that."""
     if hostdev.address is None or device.node is None or not is_grace(device):
         return False
     return _cell_stated(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
 
 
 def _cell_stated(guest: Vm, at: GuestAddress | None) -> int | None:
-    """The cell of the expander bus above an address; -1 for one that names none."""
+    """Return the cell of the expander bus above an address; -1 if the bus names no cell."""
     expander = None if at is None else guest.expander_above(at.bus)
     if expander is None:
         return None
@@ -308,7 +307,7 @@ def _plan(
     mirrored: MirroredPcie,
     cells_of_gpu: Mapping[Bdf, CpuSet],
 ) -> Plan:
-    """A plan whose pins, cells and memory are those of the document."""
+    """Return a plan with the pins, cells and memory of the definition."""
     devices: list[GuestHostdev] = []
     for hostdev in sorted(guest.hostdevs, key=lambda h: h.bdf):
         bdf = hostdev.bdf
@@ -362,8 +361,8 @@ def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
 
 
 def cell_nodes(document: Document, host: Host) -> CellNodes:
-    """Cells by node. A cell's <memnode> decides; where several cells name a node, or none does, it
-    is the cell with the most vCPUs pinned to the node's CPUs, the lowest of equals."""
+    """Cells by node. A cell's <memnode> decides; if several cells or no cells name a node, the cell
+    with the most vCPUs pinned to the node's CPUs, the lowest of equals."""
     cells = [vcpus for _, vcpus in read_cells(document)]
     bound = {
         cell: frozenset(int(node) for node in nodes)
@@ -400,7 +399,7 @@ def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
 
 
 def planned_cells(guest: Vm, host: Host, nodes: CellNodes, gaps: list[Gap]) -> tuple[VmCell, ...]:
-    """The cells exactly as the document has them, with the host's distances where it gives none."""
+    """Return the definition's cells, with the host's distances if they have none."""
     distances = [cell.distances for cell in guest.cells]
     known_nodes = tuple(node for node in nodes.node_of_cell if node is not None)
     online = {node.index for node in host.nodes}
@@ -438,8 +437,8 @@ def answer(
     on_error: OnError | None = None,
     granularity: PciGranularity | None = None,
 ) -> DomainAnswer:
-    """The hook's answer to one call. on_error, granularity: None = as the VMI's annotations say,
-    else `fail` and `cell`."""
+    """Return the hook's answer to one call. on_error, granularity: None = from the VMI's
+    annotations, else `fail` and `cell`."""
     policy = on_error or OnError.FAIL
     try:
         read = read_vmi(vmi, "--vmi")

@@ -1,4 +1,4 @@
-"""Vmi: a VirtualMachineInstance: what it says, and what it asks of a node.
+"""Vmi: the settings of a VirtualMachineInstance, and its requests to a node.
 
 Source: kubevirt.io/api/core/v1, VirtualMachineInstanceSpec; `kubectl get vmi NAME -o json`;
 virt-controller/services/renderresources.go of KubeVirt 1.8.4.
@@ -65,11 +65,11 @@ class Vmi(Struct, frozen=True):
     guest_addresses: frozenset[tuple[int, int, int, int]]
 
     def get(self, *path: str) -> Any:
-        """What is down a path of names in the spec; None if it is not there."""
+        """Return the value at a path of names in the spec; None if it is not there."""
         return value_at(self.spec, *path)
 
     def list_at(self, *path: str) -> list[Any]:
-        """The list down a path; an empty one if there is none."""
+        """Return the list at a path; empty if there is none."""
         members = self.get(*path)
         return members if isinstance(members, list) else []
 
@@ -101,14 +101,15 @@ class Vmi(Struct, frozen=True):
 
     @property
     def passed_count(self) -> int:
-        """Functions of the host, GPUs and SR-IOV NICs among them."""
+        """Number of passed-through functions, including GPUs and SR-IOV NICs."""
         nics = self.list_at("domain", "devices", "interfaces")
         passed = len(self.list_at("domain", "devices", "hostDevices"))
         return self.gpu_count + passed + sum(value_at(nic, "sriov") is not None for nic in nics)
 
     @property
     def dedicated_pus(self) -> int:
-        """CPUs asked of kubelet, those of the emulator and of a pool of IOThreads included."""
+        """Number of CPUs requested from the kubelet, including those of the emulator and
+        IOThreads."""
         pool = self.get("domain", "ioThreads", "supplementalPoolThreadCount")
         has_pool = self.get("domain", "ioThreadsPolicy") == "supplementalPool" and pool is not None
         pus = guest_of(self).vcpus + (parse_quantity(pool, "ioThreads") if has_pool else 0)
@@ -248,7 +249,7 @@ def _resource(vmi: Vmi, name: str) -> Any:
 
 
 def _memory(vmi: Vmi) -> int:
-    """0 if the VMI does not say."""
+    """Return the memory; 0 if the VMI does not set it."""
     memory = vmi.get("domain", "memory", "guest") or _resource(vmi, "memory")
     return 0 if memory is None else parse_quantity(memory, "memory")
 
@@ -265,8 +266,8 @@ def _page(vmi: Vmi) -> int | None:
 
 
 def guest_of(vmi: Vmi) -> Vm:
-    """The VM of a VMI, as far as it asks something of a node. Raises ParseError for a quantity that
-    is none."""
+    """Return the VM of a VMI with its requests to a node. Raises ParseError for a malformed
+    quantity."""
     return Vm(
         name=vmi.name,
         vcpus=_vcpus(vmi),

@@ -1,1 +1,1 @@
-"""Pool: many hosts: what is free, which VMs still fit, where the next VM goes."""
+"""Pool: many hosts: their free resources, VMs that still fit, and the host for the next VM."""

@@ -17,7 +17,7 @@ _OF_PLAN = (
 
 
 class PoolShowArguments(Struct, frozen=True, kw_only=True):
-    """Show what is free on each host, and which VMs still fit.
+    """Show the free resources of each host, and the VMs that still fit.
 
     Options:
       sizes: Count how many VMs of this size fit; may be repeated. Without GPUs it needs vcpus and
@@ -36,7 +36,7 @@ class PoolShowArguments(Struct, frozen=True, kw_only=True):
 
 
 class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
-    """Rank the hosts for a VM by what it gets there; plan for the best.
+    """Rank the hosts for a VM by its placement on each; plan for the best.
 
     Options:
       document: Definition of the VM (domain XML); - for standard input.
@@ -65,8 +65,8 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
 class PoolCaptureArguments(Struct, frozen=True, kw_only=True):
     """Read many hosts over ssh at once into a directory.
 
-    Nothing is installed on the hosts. A host that fails is named; the same command later reads
-    those that are missing.
+    Nothing is installed on the hosts. A host that fails is named; the same command later reads the
+    missing hosts.
 
     Options:
       servers: Hosts to capture: [USER@]HOST[:PORT].

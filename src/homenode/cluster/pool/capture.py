@@ -26,7 +26,7 @@ class ListedHost(Struct, frozen=True, kw_only=True):
 
 
 class CapturedHosts(Struct, frozen=True, kw_only=True):
-    """How many hosts the directory has, how many were read now, and those that could not be."""
+    """Number of hosts in the directory, number read by this call, and unreadable hosts."""
 
     hosts: int
     read: int
@@ -43,9 +43,8 @@ def capture_hosts(
     again: bool = False,
 ) -> CapturedHosts:
     """Read hosts into NAME.json of the directory, for this user alone. Each is written as soon as
-    it was read: after an interruption the same call reads those that are missing.
-
-    again: read those too that the directory has. Raises HostError if it cannot be written.
+    it was read: after an interruption the same call reads the missing hosts. again: also read hosts
+    that the directory has. Raises HostError if it cannot be written.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,7 +70,7 @@ def capture_hosts(
 
 
 def _capture(listed: ListedHost, directory: Path, timeout_s: float) -> str | None:
-    """Write the host; the reason where it cannot be read."""
+    """Write the host; return the reason if it cannot be read."""
     try:
         host = replace(host_over_ssh(listed.server, timeout_s), name=listed.name)
     except HomenodeError as error:
@@ -85,8 +84,8 @@ def _file_of(directory: Path, listed: ListedHost) -> Path:
 
 
 def read_list(lines: Iterable[str], source: str) -> tuple[tuple[ListedHost, ...], tuple[Gap, ...]]:
-    """The hosts of lines `[USER@]HOST[:PORT] [name=NAME]`, and the lines that are refused; # begins
-    a comment. Raises InputError if none names a host."""
+    """Return the hosts of lines `[USER@]HOST[:PORT] [name=NAME]`, and the rejected lines; # begins
+    a comment. Raises InputError if no line names a host."""
     hosts: dict[str, ListedHost] = {}
     refused: list[Gap] = []
     for number, line in enumerate(lines, start=1):

@@ -1,4 +1,4 @@
-"""homenode pool: many hosts: what fits on them, and where the next VM goes. [I/O]"""
+"""homenode pool: VMs that fit on many hosts, and the host for the next VM. [I/O]"""
 
 from collections.abc import Sequence
 
@@ -63,7 +63,7 @@ from homenode.vm.plan_options import PlanOptions, refuse_objective
 
 
 def show(arguments: PoolShowArguments) -> None:
-    """Print what is free, and how many VMs of each size fit."""
+    """Print the free resources, and the number of VMs of each size that fit."""
     sizes = tuple(map(size_of, arguments.sizes))
     with counting("reading hosts") as progress:
         named = _with_cores(read_hosts(arguments.pool, progress))
@@ -168,7 +168,7 @@ def _next_step(best: PoolPlace, arguments: PoolPlaceArguments) -> str:
 
 
 def _with_cores(named: NamedHosts) -> NamedHosts:
-    """The hosts whose sources show cores; others are not read. Raises NotKnownError for none."""
+    """Return the hosts whose sources show cores. Raises NotKnownError if there are none."""
     hosts, unread = [], list(named.unread)
     for number, entry in enumerate(named.hosts, start=1):
         try:

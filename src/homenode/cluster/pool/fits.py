@@ -1,4 +1,5 @@
-"""Fits: what is free on a host, and how many more VMs of a size it takes, planned one by one."""
+"""Fits: the free resources of a host, and the number of further VMs of a size, planned one by
+one."""
 
 from collections.abc import Iterable, Sequence
 
@@ -34,7 +35,7 @@ _LOCALITY = ("given_up", "device_class", "packages_spanned", "gpus_away_from_hom
 
 
 class FreeOfNode(Struct, frozen=True, kw_only=True):
-    """What a node has, and what is free of it; of a whole host in sum."""
+    """Resources of a node, or of a whole host, and their free part."""
 
     node: NodeIndex | None  # None = of a host, or GPUs of an unknown node
     gpus: int
@@ -46,7 +47,7 @@ class FreeOfNode(Struct, frozen=True, kw_only=True):
 
 
 def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
-    """Each node of the host, and at last the GPUs whose node is unknown, where there are some."""
+    """Return each node of the host; last, the GPUs of unknown node, if any."""
     request = blank_request(host)
     allocated, vm_memory = allocations(host, request), held_memory(host, request)
     devices = {bdf for bdf, _ in allocated.devices}
@@ -89,7 +90,7 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
 
 
 def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
-    """All of them together; memory is None if one is unknown."""
+    """Return the sum; memory is None if that of any node is unknown."""
     rows = tuple(parts)
 
     def total(sizes: Sequence[int | None]) -> int | None:
@@ -107,7 +108,8 @@ def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
 
 
 def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
-    """GPU functions that a VM can get: whole GPUs, and of divided GPUs those that VFIO can give."""
+    """Return GPU functions for VMs: whole GPUs, and the parts of divided GPUs that VFIO can
+    assign."""
     return tuple(
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)
@@ -117,7 +119,7 @@ def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
 
 
 def blank_vm(host: Host, name: str = "", vcpus: int = 1, memory_bytes: int = GIB) -> Vm:
-    """A VM that no document describes, as the host's architecture needs it."""
+    """Return a VM without a definition, for the host's architecture."""
     architecture = host.architecture or "x86_64"
     return Vm(
         name=name,
@@ -130,14 +132,14 @@ def blank_vm(host: Host, name: str = "", vcpus: int = 1, memory_bytes: int = GIB
 
 
 def blank_request(host: Host) -> GuestRequest:
-    """The request of a VM whose name no domain has: all domains of the host count."""
+    """Return the request of a VM with a new name, so all domains of the host count."""
     return request_for(blank_vm(host, "\0"), PlanOptions("pin"), host)
 
 
 def alike_key(host: Host, vm: str = "") -> object:
-    """Equal for hosts on which a VM is placed alike: the same machine with as much in use at the
-    same places, and free memory that differs by less than 1 GiB. vm: its name, which counts for
-    nothing where it runs already."""
+    """Return a key that is equal for hosts with the same placement of a VM: equal machines with the
+    same resources in use, and free memory that differs by less than 1 GiB. vm: name of a VM whose
+    running instance does not count."""
     domains = sorted(
         repr(replace(domain, name=vm if domain.name == vm else "", uuid=None))
         for domain in host.domains
@@ -163,7 +165,8 @@ class VmSize(Struct, frozen=True, kw_only=True):
         return ", ".join(words)
 
     def request(self, host: Host) -> GuestRequest:
-        """The request for such a VM. Raises InputError if the host has no GPUs to share out."""
+        """Return the request for a VM of this size. Raises InputError if its size is a share of
+        GPUs and the host has none."""
         vcpus, memory_bytes = self.vcpus, self.memory_bytes
         if vcpus is None or memory_bytes is None:
             share = share_of(host, self.gpus)
@@ -178,7 +181,7 @@ DEFAULT_SIZES = tuple(VmSize(gpus=count) for count in (1, 2, 4, 8))
 
 
 def size_of(text: str, option: str = "--size") -> VmSize:
-    """A size as it is typed. Raises UsageError."""
+    """Return a typed size. Raises UsageError."""
     parts = key_values(option, text, (), ("gpus", "vcpus", "memory"))
     gpus, vcpus, memory = (parts.get(name) for name in ("gpus", "vcpus", "memory"))
     size = VmSize(
@@ -194,7 +197,7 @@ def size_of(text: str, option: str = "--size") -> VmSize:
 
 
 class SizeFits(Struct, frozen=True, kw_only=True):
-    """How many more VMs of a size fit."""
+    """The number of further VMs of a size that fit."""
 
     size: str
     count: int | None  # None = the host has no GPUs to take a share of
@@ -216,7 +219,7 @@ class PoolHost(Struct, frozen=True, kw_only=True):
 
 
 class Pool(Struct, frozen=True, kw_only=True):
-    """Hosts by name, and sources that gave none."""
+    """Hosts by name, and sources without a host."""
 
     hosts: tuple[PoolHost, ...]
     unread: tuple[Gap, ...]
@@ -227,7 +230,7 @@ def examine_pool(
     sizes: Sequence[VmSize],
     progress: Progress = lambda done, total: None,
 ) -> Pool:
-    """What is free on each host and how many VMs fit; hosts that are alike are planned once."""
+    """Return the free resources and fitting VMs of each host; identical hosts are planned once."""
     fits_of: dict[object, tuple[SizeFits, ...]] = {}
     hosts = []
     for number, entry in enumerate(named.hosts, start=1):
@@ -252,9 +255,9 @@ def examine_pool(
 
 
 def count_fits(host: Host, size: VmSize) -> int | None:
-    """How many VMs of a size fit locally, one after the other, at most MOST_COUNTED. Locally: no
-    GPU away from the VM's nodes, no more packages, and no other fallback than on the empty host.
-    None if the host has no GPUs to share out."""
+    """Count the VMs of a size that fit locally, one after the other, at most MOST_COUNTED. Locally
+    means no GPU away from the VM's nodes, no more packages, and no other fallback than on the empty
+    host. None if the host has no GPUs to share out."""
     try:
         request = size.request(host)
     except InputError:
@@ -273,8 +276,8 @@ def count_fits(host: Host, size: VmSize) -> int | None:
 
 
 def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan] | None:
-    """Return how local the VM is (smaller is better) and its plan; None if it does not fit, or fits
-    only in the host's memory."""
+    """Return the locality of the VM (smaller is better) and its plan; None if it does not fit, or
+    fits only in the host's memory."""
     try:
         placement = place(host, request, brief=True)
         plan = assemble(host, as_placed(request, placement), placement)
@@ -305,11 +308,9 @@ def _without_vms(host: Host) -> Host:
 
 
 def share_of(host: Host, gpus: int) -> tuple[int, int]:
-    """(vCPUs, bytes) that belong to so many GPUs of a host: what each GPU's share is on the node
-    with the least for each, without the host's share and a core for each VM's emulator. Whole GiB
-    from 1 GiB.
-
-    Raises InputError for a host without GPUs or too small to share out.
+    """Return the (vCPUs, bytes) of so many GPUs of a host: each GPU's share on the node with the
+    smallest share, without the host's reserve and a core for each VM's emulator. Whole GiB from 1
+    GiB. Raises InputError for a host without GPUs or with too few resources.
     """
     gpus_of_node: dict[NumaNode | None, int] = {}
     node_of = host.node_at
@@ -341,6 +342,6 @@ def share_of(host: Host, gpus: int) -> tuple[int, int]:
 
 
 def _for_vms(node: NumaNode) -> int:
-    """Bytes of a node without what the host keeps."""
+    """Return the bytes of a node without the host's reserve."""
     size = node.memory_bytes or 0
     return max(0, size - max(LEAST_RESERVE_BYTES, size // 50))

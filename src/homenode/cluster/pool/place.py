@@ -1,4 +1,4 @@
-"""Place: the hosts of a pool that take a VM, the best first."""
+"""Place: the hosts of a pool on which a VM fits, best first."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -28,7 +28,7 @@ _OF_NODES = "balance_cores"
 
 
 class PoolPlace(Struct, frozen=True, kw_only=True):
-    """A host that takes the VM."""
+    """A host on which the VM fits."""
 
     entry: NamedHost
     options: PlanOptions  # with the layout that the VM gets there
@@ -45,7 +45,7 @@ class PoolPlace(Struct, frozen=True, kw_only=True):
 
 
 class RefusingHosts(Struct, frozen=True, kw_only=True):
-    """Hosts that do not take the VM, for one kind of reason."""
+    """Hosts on which the VM does not fit, for one kind of reason."""
 
     names: tuple[str, ...]
     reason: str  # of the first of them
@@ -54,7 +54,7 @@ class RefusingHosts(Struct, frozen=True, kw_only=True):
 
 
 class PoolRanking(Struct, frozen=True, kw_only=True):
-    """The hosts that take a VM, the best first; and those that do not, most of one reason first."""
+    """The hosts on which a VM fits, best first; and the others, by the frequency of the reason."""
 
     hosts: tuple[PoolPlace, ...]
     refusing: tuple[RefusingHosts, ...]
@@ -66,11 +66,10 @@ def rank_hosts(
     options_on: Callable[[NamedHost], PlanOptions],
     progress: Progress = lambda done, total: None,
 ) -> PoolRanking:
-    """Plan the VM on each host; hosts that are alike are planned once.
-
-    options_on: with the layout that the VM gets on a host. Order: what the VM gets, as the planner
-    compares it; then the free whole cores and the free memory of the host, the most first or, with
-    `pack`, the least (pack: the default of VMs with GPUs); then the name.
+    """Plan the VM on each host; identical hosts are planned once. options_on: with the VM's layout
+    on a host. Order: the placement, by the planner's comparison; then the free whole cores and the
+    free memory of the host, most first or, with `pack`, least first (pack: the default for VMs with
+    GPUs); then the name.
 
     Raises UsageError for options that contradict each other.
     """

@@ -1,4 +1,4 @@
-"""PoolText: a pool and the hosts that take a VM, for people."""
+"""PoolText: a pool, and the hosts on which a VM fits, as text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -57,7 +57,7 @@ def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
 
 
 def unknown_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
-    """What is unknown of hosts; that a source cannot have VMs is no news."""
+    """Return the unknown facts of hosts, except that a source cannot show VMs."""
     return shared_gap_lines(
         (name, [gap for gap in gaps if gap.subject != NO_VMS]) for name, gaps in gaps_of
     )
@@ -144,9 +144,9 @@ _DECIDED = {
 def places_text(
     ranking: PoolRanking, plan: Plan, planned: Iterable[Part], *, everything: bool = False
 ) -> Doc:
-    """The first hosts, what decided between them, and the plan for the first.
+    """Return the first hosts, the deciding criteria, and the plan for the first.
 
-    plan: for the first host. everything: also the hosts that reject the VM.
+    plan: for the first host. everything: also the hosts on which the VM does not fit.
     """
     hosts, refusing = ranking.hosts, ranking.refusing
     count = len(hosts) + sum(len(refused.names) for refused in refusing)
@@ -177,7 +177,7 @@ def places_text(
 
 
 def order_text(best: PoolPlace) -> str:
-    """Return what the hosts are ordered by."""
+    """Return the order criteria of the hosts."""
     rule = "pack" if best.packs else "spread"
     if best.options.balance is None:
         rule += f", the default {'with' if best.gpus else 'without'} GPUs"
@@ -199,7 +199,7 @@ def _rank_row(number: int, ranked: PoolPlace) -> tuple[str, ...]:
 
 
 def no_place_text(vm: str, refusing: Sequence[RefusingHosts]) -> Doc:
-    """Why no host takes the VM."""
+    """Return why the VM fits on no host."""
     count = sum(len(refused.names) for refused in refusing)
     hints = dict.fromkeys(refused.hint for refused in refusing if refused.hint)
     parts = [*map(refusal_text, refusing), *(Text(f"hint: {hint}", "hint") for hint in hints)]
@@ -207,7 +207,7 @@ def no_place_text(vm: str, refusing: Sequence[RefusingHosts]) -> Doc:
 
 
 def refusal_text(refused: RefusingHosts) -> Text:
-    """The hosts that refuse a VM, and why the first of them does."""
+    """Return the hosts that reject a VM, and the reason of the first."""
     names, first = refused.names, refused.names[0]
     if len(names) == 1:
         return Text(f"{first}: {refused.reason}", indent=2)

@@ -1,1 +1,1 @@
-"""Slurm: GPU nodes as a scheduler shares them out: jobs, configuration, bindings, studies."""
+"""Slurm: GPU nodes under Slurm: jobs, configuration, bindings, studies."""

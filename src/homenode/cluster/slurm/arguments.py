@@ -26,7 +26,7 @@ class Shape(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As files are called.
+        """Return the shape's name in file names.
 
         >>> Shape(2, 2).name, Shape(1, 4, "gpu:1g.10gb").name
         ('shared-2gpu', 'shared-1slice-1g.10gb')
@@ -37,7 +37,7 @@ class Shape(Struct, frozen=True):
 
 
 class StudyOptions(Struct, frozen=True):
-    """What the user asks of a study. None: the cluster's or the host's own.
+    """Options of a study. None: the cluster's or the host's own.
 
     Options:
       partition_exclusive: Partition for whole-node jobs. Default: the cluster's default.
@@ -127,7 +127,7 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
 
 
 class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
-    """Check gres.conf and slurm.conf against a node's GPUs, and show what they should say.
+    """Check gres.conf and slurm.conf against a node's GPUs, and show the corrections.
 
     Options:
       gres: The cluster's gres.conf; the order of the two files is free.
@@ -152,11 +152,10 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
 
 
 class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
-    """Measure how bandwidth depends on binding, and what shared jobs get, on real nodes.
-
-    Writes sbatch scripts into DIR/jobs, submits them and waits; runs are in DIR/results.
-    Run it again with the same DIR to go on after any interruption: what is done stays done,
-    what failed is submitted again.
+    """Measure how bandwidth depends on binding, and the locality of shared jobs, on real nodes. It
+    writes sbatch scripts into DIR/jobs, submits them and waits; runs are in DIR/results. After an
+    interruption, run it again with the same DIR: finished jobs stay finished, failed jobs are
+    submitted again.
 
     Options:
       output: The study's directory, on a file system that all nodes share.
@@ -166,8 +165,8 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
       numa: NUMA nodes to bind to. Default: all with CPUs and memory.
       shared: GPUs of a shared job, and how many at once; may be repeated. Default: 1x4 and 2x2.
       mig: Also submit jobs of one MIG slice each, such as gpu:1g.10gb; may be repeated.
-      app: Also run this program under each binding, in the directory that the command is started
-        in; split as a shell would split it, started without a shell.
+      app: Also run this program under each binding, in the current directory; split as a shell
+      would split it, started without a shell.
       patience: Time limit while every remaining job is blocked (a drained node, a hold), or the
         controller does not answer.
       poll: Time between two polls of the queue.
@@ -193,15 +192,14 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
 
 
 class SlurmReportArguments(Struct, frozen=True, kw_only=True):
-    """Report a study: maps of each node, shared and whole nodes, each job's locality, which queue.
-
-    Reads directories of homenode slurm study, also while it runs; directories that homenode import
-    wrote; and logs of nvbandwidth named exclusive_… and shared_….
+    """Report a study: maps of each node, shared and whole nodes, each job's locality, the
+    recommended queue. It reads directories of homenode slurm study, also while it runs; directories
+    that homenode import wrote; and logs of nvbandwidth named exclusive_… and shared_….
 
     Options:
       directories: Directories of homenode slurm study, finished or not; directories that homenode
         import wrote; logs of nvbandwidth whose names say exclusive or shared.
-      everything: Print every map, job and unknown. Default: the first map, and all that differ.
+      everything: Print every map, job and unknown. Default: the first map, and maps that differ.
       output: Write the report as one page, FILE.html, without external resources.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Audit: are a job's CPUs, its GPUs and its memory on the same nodes of the machine."""
+"""Audit: whether a job's CPUs, GPUs and memory are on the same NUMA nodes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -17,7 +17,7 @@ _RECORD = "the job's record"
 
 
 def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
-    """What is wrong with the places of jobs that have GPUs, worst first."""
+    """Return the findings on the locality of GPU jobs, worst first."""
     findings = list(_unreadable_jobs(unreadable))
     judged = far = without = 0
     nodes: set[str] = set()
@@ -56,7 +56,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
 
 
 def _unreadable_jobs(jobs: Iterable[Job]) -> Iterator[Finding]:
-    """One finding for all that cannot be read for the same reason."""
+    """Return one finding for all jobs that cannot be read for the same reason."""
     ids: dict[str, dict[str, None]] = {}
     for job in jobs:
         ids.setdefault(str(job.unreadable), {})[job.id] = None
@@ -73,7 +73,7 @@ def _unreadable_jobs(jobs: Iterable[Job]) -> Iterator[Finding]:
 def _unjudged_finding(
     reason: str, remedy: str | None, allocations: Sequence[JobAllocation]
 ) -> Finding:
-    """One finding for all that cannot be judged for the same reason."""
+    """Return one finding for all jobs that cannot be judged for the same reason."""
     jobs = first_few(dict.fromkeys(allocation.job for allocation in allocations), MOST_NAMED)
     nodes = compress_hostlist(sorted({allocation.node for allocation in allocations}))
     return finding(
@@ -96,7 +96,7 @@ def _job_findings(owned: JobAllocation) -> Iterator[Finding]:
 
 
 def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
-    """GPUs where the job has no CPUs, and CPUs where it has no GPUs."""
+    """Find GPUs on nodes without CPUs of the job, and CPUs on nodes without its GPUs."""
     assert owned.pus is not None
     cpu_nodes = tree.nodes_of(owned.pus)
     blind = [gpu for gpu in owned.gpus if gpu.node is None]
@@ -139,7 +139,7 @@ def _blind(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
 
 
 def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
-    """GPUs on more nodes than so many GPUs need."""
+    """Find GPUs on more nodes than necessary."""
     nodes = _gpu_nodes(owned.gpus)
     if tree.gpus_of_node is None or len(nodes) < 2:
         return
@@ -159,7 +159,7 @@ def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
 def _memory(
     owned: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
 ) -> Iterator[Finding]:
-    """Memory that cannot be, or need not be, where the GPUs are."""
+    """Find memory that cannot be, or need not be, on the GPUs' nodes."""
     gpu_nodes = _gpu_nodes(owned.gpus)
     usable = allowed if owned.bound_nodes is None else owned.bound_nodes & allowed
     lacking = tuple(node for node in gpu_nodes if node not in usable)
@@ -207,7 +207,7 @@ def _gpus(gpus: Sequence[AllocatedGpu]) -> str:
 def _cost(
     tree: NodeTree, job_nodes: Sequence[NodeIndex], gpu_nodes: Sequence[NodeIndex]
 ) -> str | None:
-    """How far the wanted nodes are from the nearest of the job's own."""
+    """Return the distance of the GPUs' nodes from the nearest node of the job."""
     far = [
         min((tree.distances[a, b] for a in job_nodes if (a, b) in tree.distances), default=None)
         for b in gpu_nodes

@@ -1,6 +1,6 @@
 """Check: gres.conf, slurm.conf and cgroup.conf against a node's machine.
 
-The machine decides how many GPUs a node has, and which cores each of them is near.
+The machine is the reference for the number of GPUs and their nearest cores.
 Source: gres.conf(5), slurm.conf(5) and cgroup.conf(5) of 22.05.
 """
 
@@ -38,7 +38,7 @@ _DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)
 
 
 class GpuCores(Struct, frozen=True):
-    """A GPU and the cores that are near it, in Slurm's numbers."""
+    """A GPU and its nearest cores, in Slurm's numbers."""
 
     index: int
     bdf: Bdf
@@ -134,7 +134,7 @@ def groups_like(groups: Sequence[NodeClass], order: CoreOrder) -> tuple[NodeClas
 
 
 def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterator[Finding]:
-    """The findings; a setting that may stand in a file that was not read is not called missing."""
+    """Return the findings without missing settings that an unread file may contain."""
     for result in findings:
         is_missing = result.observed in (_NOT_SET, _NO_LINES, _NO_NODE)
         if is_missing and any(file.not_read for file in files):
@@ -149,7 +149,7 @@ def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterat
 
 
 def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -> Iterator[Finding]:
-    """The GPUs that gres.conf lists and slurm.conf promises, against those of the machine."""
+    """Compare the GPUs in gres.conf and slurm.conf with those of the machine."""
     by_hand = bool(group.lines) and group.autodetect is None
     listed = sum(line.devices for line in group.lines)
     promised = sum(group.promised_gpus.values())
@@ -210,17 +210,15 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
 
 
 def missing_type(group: NodeClass) -> str:
-    """Return the only type that slurm.conf promises where no line by hand has one, else ""."""
+    """Return the only type that slurm.conf promises if no manual line has a type, else ""."""
     promised = tuple(group.promised_gpus)
     is_untyped = bool(group.lines) and not any(line.type for line in group.lines)
     return promised[0] if is_untyped and len(promised) == 1 and group.autodetect is None else ""
 
 
 def _check_types(group: NodeClass, source: str, command: str) -> Iterator[Finding]:
-    """The types of GPU in Gres= against those of lines by hand: Slurm ignores others.
-
-    Seen: `slurmd -G` of 22.05.8, which ends where some GPUs of a file have a type and some have
-    not.
+    """Compare the types of GPU in Gres= with those of manual lines: Slurm ignores other types.
+    Seen: `slurmd -G` of 22.05.8, which exits if only some GPUs of a file have a type.
     """
     promised, listed = group.promised_gpus, listed_types(group.lines)
     by_hand = group.autodetect is None
@@ -249,7 +247,7 @@ def _check_types(group: NodeClass, source: str, command: str) -> Iterator[Findin
 
 
 def listed_types(lines: Iterable[GresLine]) -> dict[str, int]:
-    """How many devices of each type lines list, in small letters; "" = no type."""
+    """Count the devices of each type, in lower case; "" = no type."""
     counts: dict[str, int] = {}
     for line in lines:
         kind = (line.type or "").lower()
@@ -288,7 +286,7 @@ def _check_detector(group: NodeClass, gpus: Sequence[GpuCores], source: str) -> 
 def right_cores(
     line: GresLine, gpu: GpuCores, order: CoreOrder, *, is_detected: bool
 ) -> CpuSet | None:
-    """The Cores= that a line should have for this GPU: its own where they are near or cannot be
+    """Return the correct Cores= of this GPU: the line's own if they are near or cannot be
     judged."""
     if gpu.cores is None or line.cores in (gpu.cores, gpu.local_cores):
         return line.cores
@@ -358,7 +356,7 @@ def _check_cores(
 
 
 def _gpus_text(gpus: Sequence[GpuCores]) -> str:
-    """Their numbers, address and nodes: "GPUs 4-7 (0000:9b:00.0 and 3 more, node 1)"."""
+    """Return numbers, address and nodes of GPUs: "GPUs 4-7 (0000:9b:00.0 and 3 more, node 1)"."""
     more = f" and {len(gpus) - 1} more" if len(gpus) > 1 else ""
     nodes = nodes_text(sorted({gpu.node for gpu in gpus if gpu.node is not None}))
     numbers = CpuSet(gpu.index for gpu in gpus)
@@ -390,7 +388,8 @@ def _check_shape(
 
 
 def right_settings(slurm: SlurmConfig) -> dict[str, tuple[str, str]]:
-    """Settings that let Slurm give CPUs and GPUs of different nodes: key -> (finding, value)."""
+    """Return settings that let Slurm allocate CPUs and GPUs of different nodes: key -> (finding,
+    value)."""
     settings: dict[str, tuple[str, str]] = {}
     if _value(slurm, "SelectType").lower().removeprefix("select/") != "cons_tres":
         settings["SelectType"] = ("slurm-select-type", "select/cons_tres")
@@ -428,7 +427,7 @@ def _check_settings(slurm: SlurmConfig) -> Iterator[Finding]:
 
 
 def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
-    """What task/cgroup needs to keep a job on its cores and GPUs."""
+    """Check the settings with which task/cgroup confines a job to its cores and GPUs."""
     is_disabled = _value(cgroup, "CgroupPlugin").lower() == "disabled"
     for key, name in (
         ("ConstrainCores", "cgroup-cores-open"),
@@ -455,7 +454,7 @@ def _words(config: SlurmConfig, key: str) -> list[str]:
 
 
 def _setting_text(config: SlurmConfig, key: str) -> str:
-    """The setting as it stands, with its line."""
+    """Return the present setting with its line."""
     setting = config.last(key.lower())
     if setting is None:
         return _NOT_SET

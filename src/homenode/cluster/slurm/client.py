@@ -1,8 +1,8 @@
-"""Client: Slurm's own programs with the user's configuration, and files of Slurm's. [I/O]
+"""Client: calls of Slurm's own programs, and reading of Slurm's files. [I/O]
 
 Files are programs' output, records, and configuration. An Include line is followed to files in the
-directory of the file that the user named, and below it: what another directory of this machine
-holds need not be the cluster's, and is not the user's choice.
+directory of the file that the user named, and below it: files in other directories of this machine
+may not belong to the cluster.
 """
 
 import os
@@ -58,7 +58,7 @@ _PASSING = re.compile(
 
 
 def will_pass(error: str) -> bool:
-    """True if Slurm did not answer, and may later; False if it said no."""
+    """True if Slurm did not answer and may do so later; False if it rejected the request."""
     return _PASSING.search(error) is not None
 
 
@@ -67,7 +67,8 @@ def ask(
     environment: dict[str, str] | None = None,
     kept_open: tuple[int, ...] = (),
 ) -> str:
-    """What a program of Slurm's prints. Raises NoAnswerError, and ToolError with Slurm's reason."""
+    """Return the output of a Slurm program. Raises NoAnswerError, and ToolError with Slurm's
+    reason."""
     named = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
     environment = {**named, **(environment or {})}
     try:
@@ -85,7 +86,7 @@ def ask(
 
 
 def _error_text(done: ProgramResult) -> str:
-    """Slurm's errors: the last shows what failed, those before it which limit it was."""
+    """Return Slurm's errors: the last line names the failure, earlier lines the limit."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
     if errors:
@@ -101,12 +102,10 @@ _MAX_RECORD_BYTES = 1 << 20
 
 
 def ask_jobs(names: Sequence[str]) -> tuple[Job, ...]:
-    """Jobs that have not ended, or those asked for in any state.
-
-    squeue's JSON is read, in which no user's text is taken for a field. Where there is none (before
-    21.08, or built without it), scontrol's text is, and squeue's list of jobs says whose records
-    are real. Raises InputError for a job that Slurm does not know, ToolError with Slurm's own
-    reason.
+    """Return jobs that have not ended, or the requested jobs in any state. It reads squeue's JSON,
+    in which a user's text cannot imitate a field. Without JSON (before 21.08, or built without it)
+    it reads scontrol's text, and squeue's list of jobs shows which records are real. Raises
+    InputError for a job that Slurm does not have, ToolError with Slurm's own reason.
     """
     for name in names:
         if not _JOB.fullmatch(name):
@@ -150,12 +149,14 @@ def _scontrol_jobs(names: Sequence[str]) -> tuple[Job, ...]:
 
 
 def ask_shapes() -> dict[str, NodeShape]:
-    """What Slurm takes each of its nodes for. Raises ToolError with Slurm's own reason."""
+    """Return the shape of each node according to Slurm. Raises ToolError with Slurm's own
+    reason."""
     return parse_shapes(ask(SHAPES_COMMAND))
 
 
 def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
-    """The job's processes on a node, by a step in the job. Raises ToolError with Slurm's reason."""
+    """Return the job's processes on a node, by a step in the job. Raises ToolError with Slurm's
+    reason."""
     return parse_look(ask(look_command(job.number, node)), f"job {job.id} on {node}")
 
 
@@ -182,11 +183,9 @@ def is_json(text: str) -> bool:
 def read_records(
     directory: Path, names: Sequence[str], order: DeviceOrder | None = None
 ) -> Iterator[JobAllocation]:
-    """What the records (*.rec) of a directory and of those below it tell, by name.
-
-    A record that cannot be read counts as empty: a full disk, or a user's own lines,
-    must not hide all others. order: as gres.conf gives it. Raises InputError for a directory that
-    is none or holds no record, and if none is of a job asked for.
+    """Return the records (*.rec) at and below a directory, by name. An unreadable record counts as
+    empty: a full disk, or a user's own lines, must not hide other records. order: as in gres.conf.
+    Raises InputError for a directory without records, or without records of a requested job.
     """
     if not directory.is_dir():
         kind = "not a directory" if directory.exists() else "no such directory"
@@ -236,9 +235,8 @@ _MOST_BYTES = 4 * MAX_TEXT_CHARS
 
 
 def read_config(path: Path) -> SlurmConfig:
-    """A configuration file and those that it includes.
-
-    Raises InputError for a file that cannot be read, ParseError that names a line.
+    """Return a configuration file with its includes. Raises InputError for an unreadable file,
+    ParseError that names a line.
     """
     directory = path.parent
 
@@ -276,7 +274,7 @@ def ask_nodes() -> tuple[ClusterNode, ...]:
 
 
 def ask_queue() -> tuple[QueuedJob, ...]:
-    """This user's jobs, also those that ended lately. Raises NoAnswerError, ToolError."""
+    """Return this user's jobs, also recently ended ones. Raises NoAnswerError, ToolError."""
     mark = secrets.token_hex(8)
     return parse_states(ask(states_command(os.getuid(), mark)), mark)
 
@@ -286,9 +284,9 @@ def submit(
 ) -> str:
     """Submit a script of a study, to run in the study's directory; the job's id.
 
-    after: ids of jobs that must have ended. kept_open: the study's lock: sbatch goes on where we
-    are killed, and whoever continues the study must see its job. Raises NoAnswerError: then it
-    may have been accepted all the same; and ToolError if Slurm refused it.
+    after: ids of jobs that must have ended. kept_open: the study's lock: sbatch continues if we are
+    killed, and a process that continues the study must see its job. Raises NoAnswerError if the job
+    may nevertheless have been accepted, and ToolError if Slurm rejected it.
     """
     words = ["sbatch", "--parsable", f"--chdir={directory}"]
     if after:
@@ -303,7 +301,7 @@ def submit(
 def cancel(job: str) -> None:
     """Cancel a job, all tasks of an array. Raises NoAnswerError.
 
-    That Slurm no longer knows it is no error: then it is gone, as it should be.
+    A job that Slurm no longer has is not an error.
     """
     try:
         ask(("scancel", job))
@@ -314,10 +312,10 @@ def cancel(job: str) -> None:
 
 
 def _passed_to_jobs() -> dict[str, str]:
-    """The user's environment: sbatch hands it on, and modules and libraries are found by it.
-
-    Without the variables of a job that we run in: a study may be started from one. Without sbatch's
-    own, which count more than what the script says: SBATCH_PARTITION would move every job.
+    """Return the user's environment for sbatch, which passes it on: modules and libraries need it.
+    Variables of an enclosing job are removed, because a study may be started from a job. sbatch's
+    own variables are removed too, because they override the script: SBATCH_PARTITION would move
+    every job.
     """
     return {
         name: value
@@ -332,7 +330,7 @@ def account_name() -> str | None:
 
 
 def is_full(error: str) -> bool:
-    """True if sbatch takes no more jobs of this user for now.
+    """Return whether sbatch accepts no more jobs of this user for now.
 
     >>> is_full("AssocMaxSubmitJobLimit; Batch job submission failed: Job violates accounting/QOS")
     True

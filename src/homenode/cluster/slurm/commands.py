@@ -1,7 +1,7 @@
 """homenode slurm audit and check: jobs and configuration against a machine. [I/O]
 
-audit: are jobs' CPUs, GPUs and memory on the same nodes. check: gres.conf and slurm.conf against a
-node's machine.
+audit: whether jobs' CPUs, GPUs and memory are on the same nodes. check: compares gres.conf and
+slurm.conf with a node's machine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ _MOST_LINES = 8
 
 
 def audit(arguments: SlurmAuditArguments) -> None:
-    """Print where jobs and their GPUs are apart."""
+    """Print findings on jobs that are away from their GPUs."""
     if arguments.hooks is not None:
         _write_hooks(arguments.hooks, arguments.spool)
         return
@@ -115,9 +115,8 @@ def _add_judged(
 def _jobs_to_audit(
     names: tuple[str, ...], jobs_file: Path | None
 ) -> tuple[tuple[Job, ...], tuple[str, ...]]:
-    """The jobs, and what their listing leaves open.
-
-    Raises UsageError if one that was asked for does not run.
+    """Return the jobs, and unknown facts of their listing. Raises UsageError if a requested job
+    does not run.
     """
     open_questions: tuple[str, ...] = ()
     if jobs_file is None:
@@ -153,7 +152,7 @@ def _running_allocations(
     *,
     look: bool,
 ) -> Iterator[JobAllocation]:
-    """What each job that runs has on each of its nodes."""
+    """Return the allocation of each running job on each of its nodes."""
     shares = [share for job in jobs if job.runs for share in job.shares]
     sliced_nodes = {share.node for share in shares if share.gpus.sliced}
     for job in jobs:
@@ -180,7 +179,7 @@ def _running_allocations(
 
 
 def _looked_at(job: Job, node: str) -> tuple[TaskRecord, ...]:
-    """The job's processes there; none, with a note, where no step may be started."""
+    """Return the job's processes on a node; none, with a note, if no step can be started."""
     try:
         return ask_tasks(job, node)
     except (ParseError, ToolError) as error:
@@ -195,7 +194,8 @@ def _order(path: Path) -> DeviceOrder:
 
 
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
-    """Machines by node name; "" is that of all other nodes. Each source is read once."""
+    """Return machines by node name; "" is the machine of all other nodes. Each source is read
+    once."""
     sources: dict[str, str | None] = {} if hosts else {"": None}
     for option in hosts:
         names, named, source = option.partition("=")
@@ -221,7 +221,7 @@ def _write_hooks(directory: Path, spool: str) -> None:
 
 
 def check(arguments: SlurmCheckArguments) -> None:
-    """Print what is wrong with the files, and what they should say."""
+    """Print the faults of the files, and the corrections."""
     gres, slurm = read_config(arguments.gres), read_config(arguments.slurm)
     if is_slurm_conf(gres):
         gres, slurm = slurm, gres
@@ -267,7 +267,7 @@ def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain
 
 
 def _write(directory: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) -> None:
-    """Write all files, over nothing; parents: of the two files that the user named."""
+    """Write all files without overwriting any; parents: of the two files that the user named."""
     written: dict[Path, str] = {}
     for source, text in texts.items():
         path = directory / _relative_path(Path(source), parents)
@@ -278,7 +278,7 @@ def _write(directory: Path, texts: Mapping[str, str], parents: tuple[Path, ...])
 
 
 def _relative_path(path: Path, parents: tuple[Path, ...]) -> Path:
-    """The path as it lies in the directory of the file that includes it; never one outside."""
+    """Return the path relative to the directory of the including file; never one outside."""
     for parent in parents:
         if path.resolve().is_relative_to(parent.resolve()):
             return path.resolve().relative_to(parent.resolve())

@@ -2,8 +2,9 @@
 
 Words are "Key=value", "Key = value" or "Key=\"a value\""; keys are case-insensitive; "#" begins a
 comment, "\\" takes what follows for a plain letter, and at the end of a line joins the next one.
-"Include file" stands for that file's lines; "%c" in its name is the cluster's name. 22.05.8 takes
-no quotes around a name and no "*" in it; newer ones do. Source: slurm.conf(5) of 22.05, 24.11.
+"Include file" stands for that file's lines; "%c" in its name is the cluster's name. 22.05.8 accepts
+neither quotes around a name nor "*" in it; newer versions do. Source: slurm.conf(5) of 22.05,
+24.11.
 """
 
 import re
@@ -30,7 +31,7 @@ _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*(\\)\s*\Z")
 
 
 class ConfigLine(Struct, frozen=True):
-    """One logical line that says something."""
+    """One logical line with content."""
 
     first: int  # numbers of the physical lines that it is made of, from 1
     last: int  # numbers of the physical lines that it is made of, from 1
@@ -38,7 +39,8 @@ class ConfigLine(Struct, frozen=True):
     source: str  # of which file
 
     def get(self, *keys: str) -> str | None:
-        """The value of the first of these keys that the line has; the last one if it repeats."""
+        """Return the value of the first of these keys that the line has; the last value if the key
+        repeats."""
         for key in keys:
             for name, value in reversed(self.words):
                 if name == key:
@@ -47,7 +49,7 @@ class ConfigLine(Struct, frozen=True):
 
 
 class ConfigFile(NamedTuple):
-    """A file's name and its text as it was given."""
+    """A file's name and its original text."""
 
     source: str
     text: str
@@ -73,16 +75,16 @@ class SlurmConfig(Struct, frozen=True):
 
     @property
     def files(self) -> tuple[ConfigFile, ...]:
-        """It, and what it includes."""
+        """The file and its includes."""
         return (ConfigFile(self.source, self.text), *self.included)
 
     def rows(self, line: ConfigLine) -> list[str]:
-        """A line as it is written: its physical lines."""
+        """Return the physical lines of a logical line."""
         text = next(file.text for file in self.files if file.source == line.source)
         return text.split("\n")[line.first - 1 : line.last]
 
     def last(self, key: str) -> tuple[str, ConfigLine] | None:
-        """The value that holds of a key that has one for the whole cluster: the last one given."""
+        """Return the effective value of a cluster-wide key: the last one."""
         for line in reversed(self.lines):
             value = line.get(key)
             if value is not None and line.words[0][0] not in _LISTS:
@@ -109,10 +111,9 @@ Includer = Callable[[str, str], tuple[ConfigFile, ...] | str]
 
 
 def parse_config(text: str, source: str, include: Includer | None = None) -> SlurmConfig:
-    """The lines of a configuration file, and of those that it includes.
-
-    include: reads these; None = they stay unknown, and `not_read` has them. Raises ParseError that
-    names the line where a word is no Key=value, and for files that include each other.
+    """Return the lines of a configuration file and its includes. include: reads an include; None =
+    includes stay unknown, and `not_read` has them. Raises ParseError that names the line where a
+    word is no Key=value, and for files that include each other.
     """
     reading = _ConfigReader(
         include or (lambda path, neighbours: "no other file was looked for"), [], [], []
@@ -132,7 +133,7 @@ class _ConfigReader(NamedTuple):
     not_read: list[NotRead]
 
     def add(self, file: ConfigFile, depth: int) -> None:
-        """The lines of a file, in their places among the others."""
+        """Add the lines of a file, in their places among the other lines."""
         source, text = file
         if len(text) > MAX_TEXT_CHARS:
             raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
@@ -216,8 +217,8 @@ def config_word(key: str, value: str) -> str:
 
 
 def with_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
-    """The physical lines of a logical one with these words' values replaced, and those that it
-    lacks behind its last one; all else, and its comment, as it is written."""
+    """Return the physical lines of a logical line with these words' values replaced and missing
+    words appended; everything else, and its comment, is unchanged."""
     text = "\n".join(rows)
     statement, places = _with_places(rows)
     missing = {key.lower(): key for key in words}
@@ -240,7 +241,7 @@ def with_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]
 
 
 def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
-    """The letters of a statement in physical lines, and where each stands in them."""
+    """Return the letters of a statement in physical lines, and their positions."""
     letters, places = [], []
     first = 0
     for row in rows:

@@ -1,6 +1,6 @@
-"""Correction: gres.conf and slurm.conf as the machine of their GPU nodes wants them.
+"""Correction: gres.conf and slurm.conf corrected for the machine of their GPU nodes.
 
-A line that is right stays byte for byte; a corrected line keeps its other words and its comment.
+A correct line stays byte for byte; a corrected line keeps its other words and its comment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -156,7 +156,7 @@ def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int]
 
 
 def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
-    """Lines for GPUs that no line names; none if the device files of a vendor are not known."""
+    """Return lines for GPUs that no line names; none if a vendor's device files are unknown."""
     lines = []
     kind = next(iter(group.promised_gpus), "")
     for (vendor, cores), neighbours in groupby(gpus, key=lambda gpu: (gpu.vendor, gpu.cores)):

@@ -1,8 +1,8 @@
-"""Gres: what gres.conf and slurm.conf say of the GPUs of each node, and in which order.
+"""Gres: the GPUs of each node in gres.conf and slurm.conf, in their order.
 
-Slurm numbers devices by their place in its own list: IDX of a job, and SLURM_JOB_GPUS. Lines by
-hand stand there as they are written, file by file; what AutoDetect finds is sorted by PCI address.
-Seen: 22.05.8, File=.../gpu[7,5,6,4] before gpu[3,2] and gpu[0-1].
+Slurm numbers devices by their place in its own list: IDX of a job, and SLURM_JOB_GPUS. Manual lines
+keep their order, file by file; devices of AutoDetect are sorted by PCI address. Seen: 22.05.8,
+File=.../gpu[7,5,6,4] before gpu[3,2] and gpu[0-1].
 Source: gres.conf(5) of 22.05, AutoDetect, Cores.
 """
 
@@ -53,7 +53,7 @@ class GresLine(Struct, frozen=True, eq=False):
 
     @property
     def devices(self) -> int:
-        """How many devices the line is about."""
+        """Number of devices of the line."""
         if self.is_multiple:
             return 1
         return len(self.files) if self.files else self.count if self.count is not None else 1
@@ -92,7 +92,8 @@ def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
 
 
 def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
-    """What detects the node's GPUs: its own setting, else that of all; None if nothing does."""
+    """Return the detector of the node's GPUs: its own setting, else that of all nodes; None without
+    one."""
     of_all: str | None = None
     for line in lines:
         if line.autodetect is None:
@@ -131,7 +132,7 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
 
 
 def _cores(text: str, source: str, line: int) -> CpuSet:
-    """Core numbers, in brackets or not: slurmctld takes both."""
+    """Parse core numbers, in brackets or not: slurmctld accepts both."""
     try:
         has_brackets = text.startswith("[") and text.endswith("]")
         return CpuSet.parse(text[1:-1] if has_brackets else text)
@@ -176,7 +177,7 @@ def _has_several_types(lines: Sequence[GresLine]) -> bool:
 
 
 class DeviceOrder(Struct, frozen=True):
-    """A cluster's gres.conf, for this question."""
+    """The device order of a cluster's gres.conf."""
 
     lines: tuple[GresLine, ...]
 
@@ -199,7 +200,8 @@ class DeviceOrder(Struct, frozen=True):
         return tuple(number for _, _, number in placed)
 
     def cores(self, node: str) -> tuple[CpuSet | None, ...]:
-        """The Cores= of the device at each place of a node's list; () without an order."""
+        """Return the Cores= of the device at each position of a node's list; () without an
+        order."""
         lines = lines_for(self.lines, node)
         if autodetect_for(self.lines, node) is not None or _has_several_types(lines):
             return ()
@@ -208,9 +210,8 @@ class DeviceOrder(Struct, frozen=True):
 
 
 def device_order(gres: SlurmConfig) -> DeviceOrder:
-    """The order that a gres.conf gives.
-
-    Raises ParseError that names the line, InputError for a file that says nothing of GPUs.
+    """Return the device order of a gres.conf. Raises ParseError that names the line, InputError for
+    a file without GPUs.
     """
     lines = gres_lines(gres)
     if not any(line.name == "gpu" or line.autodetect is not None for line in lines):
@@ -231,7 +232,7 @@ class NodeDefinition(Struct, frozen=True):
 
     @property
     def gpu_types(self) -> Mapping[str, int]:
-        """How many GPUs of each type Gres= promises; empty where it names none."""
+        """Number of GPUs of each type in Gres=; empty if it has none."""
         return {} if self.gres is None else gpu_types(self.gres)
 
 
@@ -255,7 +256,7 @@ def node_definitions(config: SlurmConfig) -> tuple[NodeDefinition, ...]:
 
 
 class NodeClass(Struct, frozen=True):
-    """Nodes of which both files say the same."""
+    """Nodes with equal entries in both files."""
 
     names: tuple[str, ...]  # () if the files name no nodes
     lines: tuple[GresLine, ...]  # of gres.conf, about their GPUs
@@ -268,7 +269,7 @@ class NodeClass(Struct, frozen=True):
 
     @property
     def is_sliced(self) -> bool:
-        """Whether GPUs are cut into MIG slices, each a device to Slurm."""
+        """Whether GPUs are divided into MIG slices, each a device to Slurm."""
         gres = "" if self.definition is None else self.definition.gres or ""
         return has_slices(gres) or any(
             line.is_multiple or has_slices(line.type or "") for line in self.lines
@@ -282,7 +283,8 @@ class NodeClass(Struct, frozen=True):
 def node_classes(
     gres: SlurmConfig, slurm: SlurmConfig, nodes: Sequence[str] = ()
 ) -> tuple[NodeClass, ...]:
-    """The GPU nodes of both files. nodes: these only; () = all with GPUs, else all that there are.
+    """Return the GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all
+    nodes.
 
     Raises ParseError that names a line, InputError for a node that neither file names.
     """

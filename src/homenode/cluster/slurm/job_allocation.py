@@ -1,6 +1,6 @@
-"""JobAllocation: what a job has on a node, in the machine's own numbers: CPUs, GPUs' nodes, memory.
+"""JobAllocation: a job's CPUs, GPU nodes and memory on a node, in the machine's own numbers.
 
-Made from what Slurm gives and a host (here), or from what a job's own record says (record.py).
+Made from Slurm's data and a host (here), or from a job's own record (record.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class AllocatedGpu(Struct, frozen=True):
 
 
 class NodeTree(Struct, frozen=True):
-    """As much of a machine as an audit needs."""
+    """The part of a machine that an audit needs."""
 
     pus_of_node: Mapping[NodeIndex, CpuSet]  # of every node; none on nodes that are memory only
     gpus_of_node: Mapping[NodeIndex, int] | None  # how many GPUs are on each; None if not known
@@ -49,7 +49,7 @@ class NodeTree(Struct, frozen=True):
     is_of_gres: bool = False
 
     def names(self, nodes: Sequence[NodeIndex]) -> str:
-        """The nodes in words; of gres.conf their cores."""
+        """Return the nodes as text; with gres.conf, their cores."""
         if self.is_of_gres:
             return f"cores {CpuSet.union(self.pus_of_node[node] for node in nodes)}"
         return nodes_text(nodes) if nodes else "no node"
@@ -59,9 +59,7 @@ class NodeTree(Struct, frozen=True):
 
 
 class JobAllocation(Struct, frozen=True, kw_only=True):
-    """What a job has on one node.
-
-    subject: how to call it in a finding.
+    """A job's resources on one node. subject: its name in a finding.
     """
 
     job: str  # its id
@@ -86,7 +84,7 @@ class JobAllocation(Struct, frozen=True, kw_only=True):
 
 
 class NodeMachine(Struct, frozen=True):
-    """A host as the audit looks at it: worked out once for all nodes that are like it."""
+    """A host in the form of the audit, computed once for all identical nodes."""
 
     host: Host
     order: CoreOrder
@@ -95,7 +93,7 @@ class NodeMachine(Struct, frozen=True):
 
     @property
     def has_nodes_in_packages(self) -> bool:
-        """True if SlurmdParameters=numa_node_as_socket makes other sockets than packages."""
+        """Whether SlurmdParameters=numa_node_as_socket would change the sockets."""
         return len(nodes_with_cpus(self.host)) > len(self.host.packages)
 
 
@@ -128,11 +126,10 @@ def allocation_on(
     shape: NodeShape | None,
     numbers: Sequence[int] | None = None,
 ) -> JobAllocation:
-    """What a job has on a node, as the node's machine numbers it.
-
-    shape: what Slurm takes the node for; None = as the machine is. Where the two differ, the ids
-    mean nothing on this machine, and `unknown` says so. numbers: the GPU of each of Slurm's own
-    numbers, as gres.conf orders them (gres.py); None = by address, () = unknown.
+    """Return a job's resources on a node, in the machine's numbers. shape: the node's shape in
+    Slurm; None = the machine's. If the two differ, the ids are meaningless on this machine, and
+    `unknown` states it. numbers: the GPU of each of Slurm's numbers, in the order of gres.conf
+    (gres.py); None = by address, () = unknown.
     """
 
     # Long because each reason stands here, in the order in which they decide.
@@ -191,8 +188,8 @@ def allocation_on(
 def allocation_by_gres(
     job: Job, share: NodeShare, shape: NodeShape, gres: DeviceOrder
 ) -> JobAllocation | None:
-    """Return what a job has on a node by the Cores= of its GPUs in gres.conf, where no machine of
-    the node is known; None if gres.conf does not give them."""
+    """Return a job's resources on a node by the Cores= of its GPUs in gres.conf, if the machine is
+    unknown; None if gres.conf does not give them."""
     places = gres.cores(share.node)
     indices = share.gpus.indices
     if not indices or share.gpus.sliced or max(indices) >= len(places):

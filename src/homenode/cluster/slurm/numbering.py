@@ -1,7 +1,7 @@
-"""Numbering: a host's cores and GPUs as Slurm numbers them, and the node that each GPU is on.
+"""Numbering: a host's cores and GPUs in Slurm's numbers, and the node of each GPU.
 
 Slurm counts sockets, then cores, then threads: id = (socket x cores + core) x threads + thread,
-whatever the kernel calls the CPUs, in hwloc's logical order. On GH200 a GPU has several nodes: one
+independent of the kernel's numbers, in hwloc's logical order. On GH200 a GPU has several nodes: one
 with CPUs, and memory-only ones for itself and its MIG instances; programs are bound to the first.
 Source: numactl issue 224; scontrol(1), CPU_IDs; gres.conf(5), Cores (the core number of lstopo -l).
 """
@@ -23,8 +23,8 @@ def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
 
 
 def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
-    """The node with CPUs that a GPU is on, else that of its local CPUs; None if the host does
-    not say."""
+    """Return the node with CPUs of a GPU, else that of its local CPUs; None if the host does not
+    report it."""
     nodes = {node.index: node for node in nodes_with_cpus(host)}
     if gpu.node in nodes:
         return gpu.node
@@ -36,9 +36,8 @@ def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
 
 
 def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
-    """Nodes that are a GPU's memory, and whose; the GPU is None if the driver does not say.
-
-    A node without CPUs that an initiator other than a CPU belongs to is one as well.
+    """Return nodes of GPU memory with their GPU; None if the driver does not report the GPU. A node
+    without CPUs but with an initiator other than a CPU counts too.
     """
     return {
         node.index: node.gpu
@@ -56,7 +55,7 @@ _MANY = 1 << 32
 
 
 class CoreOrder(Struct, frozen=True):
-    """A host's cores as Slurm numbers them."""
+    """A host's cores in Slurm's numbers."""
 
     pus: tuple[CpuSet, ...]  # of each core, by its number
 
@@ -70,14 +69,14 @@ class CoreOrder(Struct, frozen=True):
         return CpuSet(n for n, core in enumerate(self.pus) if not core.isdisjoint(pus))
 
     def pus_of_cores(self, numbers: Iterable[int]) -> CpuSet:
-        """All CPUs of these cores. Raises IndexError for a number that is none."""
+        """Return all CPUs of these cores. Raises IndexError for an unknown number."""
         return CpuSet.union(self.pus[number] for number in numbers)
 
     def pus_of_ids(self, ids: CpuSet, ids_per_core: int) -> CpuSet:
         """The kernel's CPUs of Slurm's abstract CPU ids. Raises IndexError for an unknown id.
 
         With one id per core (ThreadsPerCore=1) an id is the whole core. A core with fewer threads
-        than the others has ids that are no CPU.
+        than the others has ids without a CPU.
         """
         if ids_per_core == 1:
             return self.pus_of_cores(ids)
@@ -89,7 +88,7 @@ class CoreOrder(Struct, frozen=True):
         return CpuSet.from_bits(bits)
 
     def fits(self, shape: NodeShape) -> bool:
-        """True if the shape has as many cores, and threads on them, as the host."""
+        """Whether the shape has the same numbers of cores and threads as the host."""
         return shape.cores == len(self.pus) and shape.threads_per_core in (1, self.threads)
 
 

@@ -1,9 +1,9 @@
-"""Record: what a job really had on a node, as the hooks below wrote it.
+"""Record: a job's actual resources on a node, as written by the hooks below.
 
-Root writes the lines about the machine and its GPUs, the job's user those about tasks: a file of
-their own, of which Epilog takes lines of its form only, up to 512 KiB. The hooks never fail: a
-Prolog that does drains its node. SLURM_JOB_GPUS holds places in Slurm's list of devices: by PCI
-address with AutoDetect, a place for each MIG slice; else as gres.conf lists them.
+Root writes the lines about the machine and its GPUs, the job's user those about tasks: a separate
+file, from which Epilog accepts only lines of the correct form, up to 512 KiB. The hooks never fail:
+a failing Prolog drains its node. SLURM_JOB_GPUS has positions in Slurm's list of devices: by PCI
+address with AutoDetect, a position for each MIG slice; else in the order of gres.conf.
 
 Source: docs/developer/formats/slurm-record.md; gres.conf(5), AutoDetect; slurm.conf(5), Prolog,
 Epilog, TaskProlog; srun(1), --overlap; scontrol(1), listpids; proc(5).
@@ -32,7 +32,7 @@ MAX_SLICES = 64
 
 
 class TaskRecord(Struct, frozen=True):
-    """A task as it started."""
+    """A task at its start."""
 
     task: str  # "STEP.RANK"
     pus: CpuSet  # as /proc/self/status allows
@@ -137,7 +137,7 @@ def _read(
 
 
 def _parse_values(key: str, values: list[str], source: str, line: int) -> Any:
-    """What a line of a list says. Raises ParseError."""
+    """Parse the values of a line. Raises ParseError."""
     match key, values:
         case "numa", [node, *pus] if len(pus) < 2:
             return _node(node), CpuSet.parse("".join(pus))
@@ -174,9 +174,8 @@ _BINDS = re.compile(r"bind(?:[=:][a-z|]+)?:([0-9,-]+)\Z")
 
 
 def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None) -> JobAllocation:
-    """What the job had; `unknown` says so where the record does not say.
-
-    numbers: the driver's number at each place, as gres.conf lists them (gres.py).
+    """Return the job's allocation; `unknown` has the reason for missing values. numbers: the
+    driver's number at each position, in the order of gres.conf (gres.py).
     """
     owned = JobAllocation(
         job=record.job,
@@ -212,7 +211,7 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
 
 
 def with_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
-    """The same with what its tasks say of memory; as it is without any."""
+    """Return the allocation with the memory of its tasks; unchanged without tasks."""
     if not tasks or owned.unknown is not None:
         return owned
     return replace(
@@ -225,7 +224,7 @@ def with_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocati
 def _orders(
     record: JobRecord, numbers: Sequence[int] | None
 ) -> Iterator[list[AllocatedGpu | None]]:
-    """What Slurm's list may be, the likeliest first: the GPU at each place."""
+    """Return the possible orders of Slurm's list, the likeliest first: the GPU at each position."""
     by_number = {gpu.index: _at_home(record, gpu) for gpu in record.gpus}
     if numbers is not None:
         yield [by_number.get(number) for number in numbers]
@@ -246,7 +245,7 @@ def _orders(
 def _gpus_at(
     record: JobRecord, order: Sequence[AllocatedGpu | None]
 ) -> tuple[AllocatedGpu, ...] | None:
-    """The job's GPUs in an order, each once; None if one has no place in it."""
+    """Return the job's GPUs in an order, each once; None if a position is missing."""
     # Older versions called AMD's by the number of /dev/dri/renderD128 and on.
     places = [n - _RENDER if n >= max(len(order), _RENDER) else n for n in record.owned]
     placed = [order[place] if place < len(order) else None for place in places]
@@ -255,7 +254,8 @@ def _gpus_at(
 
 
 def _at_home(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
-    """With the node that has CPUs: the only one, or the nearest to memory of its own (GH200)."""
+    """Return the GPU with its node with CPUs: the only one, or the nearest to its memory
+    (GH200)."""
     with_cpus = [node for node, pus in record.pus_of_node if pus]
     if gpu.node in with_cpus:
         return gpu
@@ -295,7 +295,7 @@ def _tree(record: JobRecord) -> NodeTree:
 
 
 def _bound_nodes(tasks: Sequence[TaskRecord]) -> frozenset[NodeIndex] | None:
-    """The nodes to which policies bind, where they bind every task."""
+    """Return the nodes to which memory policies bind, if they bind every task."""
     matches = [_BINDS.match(task.policy) if task.policy else None for task in tasks]
     if not matches or None in matches:
         return None
@@ -328,7 +328,7 @@ done 2>/dev/null
 
 
 def look_command(job: str, node: str) -> tuple[str, ...]:
-    """What to run for a job, by its number, on one of its nodes."""
+    """Return the command for a job, by its number, on one of its nodes."""
     return (
         "srun",
         "--overlap",
@@ -344,8 +344,8 @@ def look_command(job: str, node: str) -> tuple[str, ...]:
 
 
 def parse_look(text: str, source: str) -> tuple[TaskRecord, ...]:
-    """The processes of an answer that started none of the others: shells and numactl bind nothing
-    by themselves. Raises ParseError for any other line."""
+    """Return the processes of an answer that started no other process: shells and numactl
+    themselves do not matter. Raises ParseError for any other line."""
     tasks = []
     parents = set()
     for number, line in enumerate(text.splitlines(), start=1):
@@ -367,10 +367,8 @@ def _script(name: str) -> str:
 
 
 def hooks(spool: str = SPOOL, directory: str = "/etc/slurm/homenode") -> dict[str, str]:
-    """The scripts by file name, and what to do with them.
-
-    spool: directory on each node for the records. directory: where the scripts will be.
-    Raises UsageError for a path that a shell would read as something else.
+    """Return the scripts and the README by file name. spool: directory on each node for the
+    records. directory: of the scripts. Raises UsageError for a path that a shell would misread.
     """
     for path in (spool, directory):
         plain = path.replace("/", "").replace("-", "").replace("_", "").replace(".", "")

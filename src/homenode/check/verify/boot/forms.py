@@ -1,8 +1,7 @@
-"""Forms: a test guest as a libvirt domain document, or as QEMU's command line where no libvirt
-answers; and a rendered command line as one that boots here, with stand-ins for its devices.
-
-Of a rendered one everything that says where a part of the guest is stays as it was: -smp, -numa,
-bridges, addresses. What needs the real host goes: KVM, host nodes, huge pages, vfio-pci, firmware.
+"""Forms: a test guest as a libvirt domain definition, or as QEMU's command line without libvirt;
+and a rendered command line changed so that it boots here, with substitutes for its devices. Its
+options for the guest's topology stay: -smp, -numa, bridges, addresses. Options that need the real
+host are removed: KVM, host nodes, huge pages, vfio-pci, firmware.
 """
 
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ from homenode.vm.targets.qemu_command import (
 
 
 class BootFiles(Struct, frozen=True):
-    """Where a boot's files lie: what goes in, and the two texts that come out."""
+    """Paths of a boot's files: the inputs and the two output texts."""
 
     kernel: str
     initramfs: str
@@ -90,7 +89,8 @@ _SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memor
 
 
 def _vcpus(stand_in: StandInGuest) -> list[str]:
-    """Those that are offline can be plugged later, and so those behind the first of them."""
+    """Return <vcpu>: offline vCPUs, and all vCPUs after the first offline one, can be plugged
+    later."""
     if not stand_in.vm.offline_vcpus:
         return [f"  <vcpu placement='static'>{stand_in.vm.vcpus}</vcpu>"]
     online = stand_in.vm.vcpus - len(stand_in.vm.offline_vcpus)
@@ -221,7 +221,7 @@ def stand_in_argv(
 
 
 def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[str, ...]:
-    """What starts the test guest's own kernel and has it report."""
+    """Return the options that start the test guest's own kernel and its report."""
     # One thread for all vCPUs: with more vCPUs than CPUs they only wait for each other.
     return (
         *("-accel", "kvm" if kvm else "tcg,thread=single"),
@@ -251,7 +251,7 @@ def _switch(is_on: bool) -> str:
 
 
 def _memory(stand_in: StandInGuest) -> str:
-    """Memory that is not there moves the PCI window to where the real guest has it."""
+    """Return the memory options; maxmem moves the PCI window to its place in the real guest."""
     size = f"{stand_in.vm.memory_bytes // MIB}M"
     if stand_in.space is None or stand_in.space.memory_bytes <= stand_in.vm.memory_bytes:
         return size
@@ -276,7 +276,7 @@ def _firmware(stand_in: StandInGuest, files: BootFiles) -> list[str]:
 
 
 def _later_vcpus(stand_in: StandInGuest) -> list[str]:
-    """The vCPUs behind the first that is offline, each by its place in the topology."""
+    """Return the vCPUs from the first offline one on, by their place in the topology."""
     if not stand_in.vm.offline_vcpus:
         return []
     _, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)

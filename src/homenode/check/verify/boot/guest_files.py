@@ -1,7 +1,7 @@
-"""GuestFiles: a test guest's kernel and busybox, here or fetched, and whether KVM works. [I/O]
+"""GuestFiles: a test guest's kernel and busybox, local or downloaded, and whether KVM works. [I/O]
 
-No image of a system is downloaded. Where neither is installed and apt-get is there, the two
-packages are fetched as they are and unpacked into a cache; nothing is installed.
+No system image is downloaded. If they are missing and apt-get exists, the two packages are
+downloaded and unpacked into a cache; nothing is installed.
 """
 
 import os
@@ -38,7 +38,7 @@ _HINT = (
 
 
 class GuestFiles(Struct, frozen=True):
-    """What a test guest boots."""
+    """The files that a test guest boots."""
 
     kernel: Path
     busybox: bytes
@@ -46,7 +46,8 @@ class GuestFiles(Struct, frozen=True):
 
 
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:
-    """The kernel named, else one of this machine, else a cached or fetched one; and busybox.
+    """Return the named kernel, else one of this machine, else a cached or downloaded one; and
+    busybox.
 
     Raises HostError that says what is missing and how to install it.
     """
@@ -71,7 +72,7 @@ def find_ovmf() -> tuple[Path, Path] | None:
 
 
 def cache_directory() -> Path:
-    """Where things are kept that can be had again."""
+    """Return the directory for files that can be downloaded again."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "homenode"
 
@@ -90,7 +91,7 @@ def _is_kernel(path: Path) -> bool:
 
 
 def _kernel_here() -> Path | None:
-    """The running kernel, else the one that was installed last."""
+    """Return the running kernel, else the last installed one."""
     candidates = [Path(f"/boot/vmlinuz-{os.uname().release}")]
     for directory, pattern in (("/boot", "vmlinuz-*"), ("/lib/modules", "*/vmlinuz")):
         images = [path for path in Path(directory).glob(pattern) if path.is_file()]
@@ -125,7 +126,7 @@ def _program(path: Path) -> bytes | None:
 
 
 def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> Path | None:
-    """A file of the first package that there is, from the cache or fetched into it."""
+    """Return a file of the first available package, from the cache or downloaded into it."""
     directory = cache_directory() / "guest" / kind
     for path in sorted(directory.glob(pattern)):
         if path.is_file():
@@ -184,7 +185,7 @@ _MOST_NOTE_BYTES = 4096
 
 
 def qemu_program() -> str | None:
-    """QEMU by its own name, else where RHEL and its kin have it; None if it is not there."""
+    """Return QEMU by its own name, else RHEL's path; None if it is not there."""
     return next((name for name in (PROGRAM, _OF_RHEL) if find_program(name)), None)
 
 

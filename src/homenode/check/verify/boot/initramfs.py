@@ -1,7 +1,7 @@
-"""Initramfs: what a test guest runs, and what its console and its kernel then say.
+"""Initramfs: the programs of a test guest, and the parsers of its console and kernel log.
 
-It has busybox, the collector of a capture, and an init that runs it: the guest is so read by
-homenode's own discovery. The same input gives the same bytes.
+It has busybox, the collector of a capture, and an init that runs the collector, so homenode's own
+discovery reads the guest. The same input gives the same bytes.
 Source: Documentation/driver-api/early-userspace/buffer-format.rst of the Linux kernel (newc);
 kernel 6.1: drivers/pci/setup-bus.c, drivers/pci/setup-res.c, arch/x86/pci/i386.c,
 arch/x86/kernel/smpboot.c, arch/x86/mm/numa.c, drivers/acpi/numa/srat.c; the lines of
@@ -60,8 +60,8 @@ class ArchiveMember(Struct, frozen=True):
 def initramfs(busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] = _NOTHING) -> bytes:
     """The archive, not compressed. Raises HostError if busybox needs a loader that is not there.
 
-    busybox: the program, statically linked for x86-64. init: what it runs first. programs: more of
-    them, by name, in /bin.
+    busybox: the program, statically linked for x86-64. init: the first script. programs: further
+    programs by name, in /bin.
     """
     if not is_static(busybox):
         raise HostError(
@@ -112,7 +112,7 @@ CONSOLE_HINT = "look at its console with --keep DIR"
 
 
 def refusal(who: str, reason: str, source: str) -> Finding:
-    """A finding that a guest like the document's cannot be started."""
+    """Return the finding that the test guest cannot be started."""
     return finding(
         "guest-refused",
         "the test guest",
@@ -123,7 +123,7 @@ def refusal(who: str, reason: str, source: str) -> Finding:
 
 
 def crash(console: str, source: str) -> Finding:
-    """A finding that the guest's kernel did not come up."""
+    """Return the finding that the guest's kernel did not boot."""
     return finding(
         "guest-crashed",
         "the test guest",
@@ -134,7 +134,7 @@ def crash(console: str, source: str) -> Finding:
 
 
 def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
-    """The error of a guest that has not powered off in time."""
+    """Return the error of a guest that did not power off in time."""
     return ToolTimeoutError(
         f"{source}: expected the test guest to power off within {limit_s:g} s, found it running; "
         f"last line of its console: {last_line(console)!r}",
@@ -151,12 +151,12 @@ def partial(size: int, source: str) -> HostError:
 
 
 def came_up(console: str) -> bool:
-    """Whether the guest's init has run."""
+    """Return whether the guest's init has run."""
     return BEGIN in console
 
 
 def last_line(console: str) -> str:
-    """The last line of a guest's console, as far as it can be printed."""
+    """Return the last line of a guest's console, with printable characters only."""
     last = next((line for line in reversed(console.splitlines()) if line.strip()), "")
     return "".join(letter for letter in last.strip() if letter.isprintable())[:200]
 
@@ -193,7 +193,7 @@ _SHOWN = 3
 def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Finding]:
     """A finding for each device without space for a BAR, and one for each topic of other warnings.
 
-    bdf_of: the guest's function -> what it is called here.
+    bdf_of: the guest's function -> its name on the host.
     """
     unplaced: dict[str, int] = {}
     other: dict[str, list[str]] = {}

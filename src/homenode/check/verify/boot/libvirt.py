@@ -1,6 +1,6 @@
-"""LibvirtBoot: test guests as transient domains under a name of their own. [I/O]
+"""LibvirtBoot: test guests as transient domains with separate names. [I/O]
 
-No domain of the user's is ever named in a command here.
+No command of this module names a domain of the user.
 """
 
 import re
@@ -22,7 +22,7 @@ _ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation
 
 
 def find_uri(connect: str | None) -> str | None:
-    """The URI of a libvirt that answers; None if there is none.
+    """Return the URI of a libvirt that answers; None if there is none.
 
     connect: asked for by name: then raises ToolError if it does not answer.
     """
@@ -52,7 +52,7 @@ def offers_kvm(uri: str) -> bool:
 
 
 def qemu_user(uri: str) -> int | None:
-    """The number of the user that this libvirt's QEMU runs as; None if it does not say."""
+    """Return the number of the user as which this libvirt's QEMU runs; None if it does not say."""
     answer = run(("virsh", "-q", "-c", uri, "capabilities"), _ASK_S)
     try:
         return user_of_capabilities(answer.stdout) if answer.returncode == 0 else None
@@ -77,9 +77,8 @@ def user_of_capabilities(text: str) -> int | None:
 def boot(
     uri: str, document: Path, name: str, console: GuestOutput, limit_s: float, source: str
 ) -> tuple[Finding, ...]:
-    """Starts a test guest and waits until it is gone. Leaves nothing behind, whatever happens.
-
-    document: its own. source: what findings name.
+    """Start a test guest and wait until it is gone; nothing remains in any case. document: its
+    definition. source: for findings.
 
     Raises ToolTimeoutError if it has not powered off in time.
     """
@@ -102,7 +101,7 @@ def boot(
 
 
 def daemon_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
-    """A finding to put in place of a refusal that is not about the document; () if it is.
+    """Return a finding that replaces a refusal unrelated to the definition; () if it is.
 
     libvirt says what of a document it does not take; with anything else it cannot start guests at
     all (namespaces that it cannot make, a socket that is gone), or QEMU has refused: then QEMU,
@@ -115,7 +114,8 @@ def daemon_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...
 
 
 def could_not_start(message: str, uri: str) -> Finding:
-    """A finding that the test guest was booted with QEMU directly because of what libvirt did."""
+    """Return the finding that the test guest was booted with QEMU directly because libvirt
+    failed."""
     expected = f"libvirt at {uri} to start it"
     return finding("libvirt-could-not-start", "the test guest", expected, message, uri)
 

@@ -4,9 +4,9 @@ Every passed-through device with a large BAR is replaced by QEMU's test device w
 size; every other device that has a PCI address by a virtio-serial controller: endpoints that need
 no backend and no driver.
 
-Its CPU model is the document's where TCG shows a guest the same of it. Seen with QEMU 7.2: under
-TCG the models Skylake-Server and its Intel kin give siblings, dies and one L3 a die as under KVM;
-AMD models and `max` give no siblings.
+Its CPU model is the definition's if TCG shows a guest the same topology. Seen with QEMU 7.2: under
+TCG the models Skylake-Server and other Intel models show siblings, dies and one L3 per die as under
+KVM; AMD models and `max` show no siblings.
 
 "GPUs vanish with much memory" is a matter of addresses: memory, the 64-bit PCI window behind it and
 the CPU's address bits. None of it needs real memory: QEMU's pci-testdev has a BAR of any size
@@ -51,7 +51,7 @@ class CpuChoice(Struct, frozen=True):
 
 
 def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
-    """The document's own <cpu> where this machine can run it, else an Intel model with SMT."""
+    """Return the definition's <cpu> if this machine can run it, else an Intel model with SMT."""
     mode, model = facts.cpu_mode, facts.cpu_model
     l3 = facts.cpu_cache if facts.cpu_cache in _L3 else None
     features = tuple(
@@ -101,7 +101,8 @@ class AddressMap(Struct, frozen=True):
 
 
 def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
-    """The map of a guest's devices; None if none of them has a large BAR that is known."""
+    """Return the address map of a guest's devices; None if none of them has a large BAR that is
+    known."""
     passed = [
         device for hostdev in guest.hostdevs if (device := host.device(hostdev.bdf)) is not None
     ]
@@ -199,12 +200,12 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def first_vcpus(self) -> int:
-        """How many vCPUs there are before the first that is offline."""
+        """Count the vCPUs before the first offline vCPU."""
         return min(self.vm.offline_vcpus, default=self.vm.vcpus)
 
     @property
     def needs_qemu(self) -> bool:
-        """Whether it has what only QEMU's own command line can say."""
+        """Whether it has parts that only QEMU's own command line can express."""
         return self.uefi or self.iommu is not None or self.space is not None or self.is_split
 
     @property
@@ -229,12 +230,12 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
         return (vcpus, replace(self, vm=few))
 
     def scale(self, memory_bytes: int) -> int:
-        """What some memory of the real guest is in the test guest, in whole MiB."""
+        """Scale memory of the real guest to the test guest, in whole MiB."""
         small, real = self.memory_ratio
         return max(1, memory_bytes * small // real // MIB) * MIB
 
     def scaled_cell(self, cell: VmCell) -> VmCell:
-        """A cell of the real guest in the test guest."""
+        """Return the test guest's cell for a cell of the real guest."""
         return VmCell(
             id=cell.id,
             vcpus=cell.vcpus,
@@ -244,7 +245,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def shared_slots(self) -> frozenset[tuple[int, int]]:
-        """(bus, device) of slots where a function other than 0 sits."""
+        """Return (bus, device) of slots with a function other than 0."""
         places = [address for address, _ in self.devices]
         places += [c.address for c in self.vm.controllers if c.address is not None]
         return slots_shared(places)
@@ -261,11 +262,9 @@ def stand_in_of(
     through_libvirt: bool = False,
     kvm: bool = True,
 ) -> StandInGuest:
-    """The test guest of a document.
-
-    host: that of the devices, whose BARs are stood in for. through_libvirt: without what only
-    QEMU's command line can say. Raises HostError for guests that it cannot stand in for: other
-    architectures, too many vCPUs.
+    """Return the test guest of a definition. host: that of the devices, whose BARs are imitated.
+    through_libvirt: omit parts that only QEMU's command line can express. Raises HostError for
+    guests that it cannot stand in for: other architectures, too many vCPUs.
     """
     if facts.architecture != "x86_64":
         raise HostError(
@@ -315,7 +314,8 @@ def stand_in_of(
 
 
 def memory_ratio(sizes: list[int]) -> tuple[int, int]:
-    """The smallest cell becomes LEAST_CELL_BYTES, unless all together would then be too much."""
+    """Return the ratio that scales the smallest cell to LEAST_CELL_BYTES, if the total is not too
+    large then."""
     sizes = [size for size in sizes if size] or [1]
     total, smallest = sum(sizes), min(sizes)
     if total <= LEAST_CELL_BYTES * len(sizes):
@@ -392,7 +392,7 @@ def _list_omissions(
 def _tree(
     document: Document, facts: Vm
 ) -> tuple[tuple[GuestPciController, ...], tuple[tuple[GuestAddress, Bdf | None], ...]]:
-    """Controllers and endpoints; what has no address gets one on the root bus."""
+    """Return controllers and endpoints; those without an address get one on the root bus."""
     bridges = [c for c in facts.controllers if c.model in _MODELS]
     places = {c.address for c in bridges if c.address is not None}
     endpoints: dict[GuestAddress, Bdf | None] = {}
@@ -431,7 +431,8 @@ def _find_free_slots(in_use: set[int]) -> Iterator[int]:
 
 
 def _parents_first(controllers: Iterable[GuestPciController]) -> tuple[GuestPciController, ...]:
-    """In the order in which QEMU can make them; those in a loop come last, for QEMU to refuse."""
+    """Sort in the order in which QEMU can create them; loops come last, so that QEMU rejects
+    them."""
     waiting = sorted(controllers, key=lambda c: c.index)
     done, ordered = {0}, []
     while waiting:

@@ -80,7 +80,7 @@ _NOT_KEPT = ("kernel", "ovmf", "ovmf-variables", "domain", ".lock")
 
 
 class BootOptions(Struct, frozen=True):
-    """How a test guest is booted, and what stays of it."""
+    """Options for booting a test guest, and for keeping its files."""
 
     # libvirt's URI; None = the system's where it answers; "none" = QEMU directly
     connect: str | None = None
@@ -92,7 +92,7 @@ class BootOptions(Struct, frozen=True):
 
 
 class BootOutcome(Struct, frozen=True):
-    """What came of a boot."""
+    """The result of a boot."""
 
     stand_in: StandInGuest
     guest: Host | None  # None if it did not come up; then `findings` say why
@@ -106,9 +106,9 @@ def boot_stand_in(
 ) -> BootOutcome:
     """Boot the test guest of a document and read it. host: that of its devices, None = not known.
 
-    A document that libvirt or QEMU refuses, or whose guest crashes, is an answer: it is in
-    `findings`. Raises HostError, ToolMissingError or ToolTimeoutError if this machine cannot
-    boot guests, each with what to install or to try.
+    A definition that libvirt or QEMU rejects, or whose guest crashes, is a result in `findings`.
+    Raises HostError, ToolMissingError or ToolTimeoutError if this machine cannot boot guests, each
+    with a hint.
     """
     _check_can_keep(options.keep)
     uri = None if options.connect == "none" else libvirt_boot.find_uri(options.connect)
@@ -187,9 +187,8 @@ def boot_stand_in(
 
 
 def boot_command(words: Sequence[str], source: str, options: BootOptions) -> BootOutcome:
-    """Boot a rendered QEMU command line with stand-ins for its devices, and read the guest.
-
-    words: program first, an x86_64 one. Emulated, by QEMU itself. Raises like boot_stand_in, and
+    """Boot a rendered QEMU command line with substitutes for its devices, and read the guest.
+    words: program first, for x86_64. QEMU runs it emulated. Raises like boot_stand_in, and
     ParseError for a command line that cannot be read.
     """
     _check_can_keep(options.keep)
@@ -236,7 +235,7 @@ def _guest(
     user: int,
     ends: contextlib.ExitStack,
 ) -> _Guest:
-    """A guest whose texts are closed with `ends`. user: QEMU's."""
+    """Return a guest whose output files are closed with `ends`. user: QEMU's."""
     console, report = (GuestOutput(directory / name, user) for name in ("console", "report"))
     for text in (console, report):
         ends.callback(text.close)
@@ -244,7 +243,7 @@ def _guest(
 
 
 def _let_in(directory: Path, uri: str) -> int:
-    """The user of a libvirt's QEMU, who may enter the directory from now on. Raises OSError."""
+    """Give the user of a libvirt's QEMU access to the directory, and return it. Raises OSError."""
     if not is_local(uri):
         raise OSError(errno.EREMOTE, "on another machine than libvirt")
     user = libvirt_boot.qemu_user(uri)
@@ -255,7 +254,7 @@ def _let_in(directory: Path, uri: str) -> int:
 
 
 def _parts(stand_in: StandInGuest, source: str) -> Iterator[tuple[StandInGuest, str, str]]:
-    """(guest, its directory, what findings of it name) of each guest to boot."""
+    """Return (guest, its directory, its name in findings) of each guest to boot."""
     if len(stand_in.guests) == 1:
         yield stand_in, "", source
         return
@@ -297,7 +296,7 @@ def _lay_out(
 
 
 def _machine(program: str, machine: str | None) -> str:
-    """The document's machine where this QEMU has it, else the newest of its kind."""
+    """Return the definition's machine type if this QEMU has it, else the newest of its kind."""
     kind = "q35" if machine is not None and "q35" in machine else "pc"
     listed = run((program, "-machine", "help"), 60).stdout.splitlines()
     machines = {line.split()[0] for line in listed[1:] if line.split()}
@@ -305,9 +304,8 @@ def _machine(program: str, machine: str | None) -> str:
 
 
 def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
-    """Runs all guests at once, each to its end; findings on those that do not start.
-
-    Raises ToolTimeoutError if one never ends, and the others come up.
+    """Run all guests at once, each to its end, and return findings on those that do not start.
+    Raises ToolTimeoutError if a guest never ends while the others boot.
     """
     stop = threading.Event()
     findings: list[Finding] = []
@@ -356,7 +354,8 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
 def _read_all(
     guests: Sequence[_Guest], refused: Sequence[Finding], name: str, keep: Path | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
-    """What the guests report as one: PCI functions as the last one has them, the rest as the first.
+    """Return the guests' reports as one: PCI functions of the last guest, everything else of the
+    first.
 
     None if one of them did not come up.
     """
@@ -394,7 +393,8 @@ def _read_all(
 
 
 def _report(guest: _Guest) -> str | None:
-    """The whole report; None if it is not whole. Raises HostError for another's than QEMU's."""
+    """Return the complete report; None if it is incomplete. Raises HostError if another user than
+    QEMU's wrote it."""
     # OVMF clears the screen of every serial port first.
     packed = guest.report.content()
     unpacker = zlib.decompressobj(wbits=31)
@@ -439,7 +439,7 @@ def _check_can_keep(keep: Path | None) -> None:
 
 
 def _keep(guests: Sequence[_Guest], keep: Path) -> None:
-    """Copies what a person may want to see; the kernel is the distribution's own."""
+    """Copy the files of interest; the kernel is the distribution's own."""
     try:
         for guest in guests:
             into = keep if len(guests) == 1 else keep / guest.directory.name

@@ -1,1 +1,1 @@
-"""What a guest reports of itself against what was expected of it."""
+"""Comparison of a guest's own view with the expected one."""

@@ -1,7 +1,7 @@
-"""Checks: what was expected of a guest next to what it reports, with a finding where they differ.
+"""Checks: compare the expected state of a guest with its report; each difference is a finding.
 
-Cells and nodes are matched by their vCPUs: a guest's kernel numbers nodes by the order in which it
-meets them, which is that of the vCPUs, whatever their cells are called.
+Cells and nodes are matched by their vCPUs: a guest's kernel numbers nodes in the order of their
+vCPUs, independent of the cells' ids.
 """
 
 from collections.abc import Iterator, Mapping
@@ -84,7 +84,7 @@ _KERNEL_FACTS = (
 
 
 def _memory(kernel_bytes: int) -> VmFact:
-    """The row of each node's memory, of which the kernel may keep so much for itself."""
+    """Return the row of each node's memory, of which the kernel may reserve a part."""
 
     def room(vm: Vm) -> FactValues:
         devices = vm.memory_devices
@@ -122,7 +122,8 @@ def _memory(kernel_bytes: int) -> VmFact:
 
 
 def _promised_vm(expected: Expectation) -> Vm:
-    """The VM with the cells that are nodes of the guest, and the distances that it was shown."""
+    """Return the VM with the cells that are nodes of the guest, and the distances that the guest
+    sees."""
     rows = expected.distances or ((),) * len(expected.cells)
     pairs = zip(expected.cells, rows, strict=True)
     cells = tuple(replace(cell, distances=row) for cell, row in pairs)
@@ -134,7 +135,7 @@ def _row(cell: VmCell) -> str | None:
 
 
 class GuestComparison(Struct, frozen=True):
-    """What was expected of a guest, and what it reports."""
+    """The expected state of a guest, and its report."""
 
     expected: Expectation
     observed: Observation
@@ -146,7 +147,7 @@ class GuestComparison(Struct, frozen=True):
         return match_nodes(self.expected, self.observed)
 
     def lines(self) -> Iterator[Check]:
-        """Every line but those of devices, in the order of a reader's interest."""
+        """Every line except those of devices, the most interesting first."""
         nodes = self.node_of_cell.items()
         unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
         facts = (*_KERNEL_FACTS, _memory(self.kernel_bytes))
@@ -159,7 +160,7 @@ class GuestComparison(Struct, frozen=True):
         yield from self._cpu_groups()
 
     def _shown_vm(self) -> Vm:
-        """The VM that the guest's kernel shows, its nodes as the cells that they are."""
+        """Return the VM that the guest's kernel shows, with its nodes as cells."""
         online, matrix = self.observed.vcpus, self.observed.guest.distances
         at = {node.index: i for i, node in enumerate(self.observed.nodes)}
         of_cell = {cell.id: self.node_of_cell.get(cell.id) for cell in self.expected.cells}
@@ -198,12 +199,12 @@ class GuestComparison(Struct, frozen=True):
             yield _groups("llcs", "L3 caches", expected.l3, self.observed.l3, self.substituted)
 
     def devices(self, host: Host | None = None) -> Iterator[Check]:
-        """A line for each device's node, and one for its link where the host of the devices is
+        """Return a line for each device's node, and for its link if the host of the devices is
         given.
 
-        A device is found by its path in the guest's PCI tree, which is exact. Where the path is not
-        known, all functions with the device's ids are looked at: whether they are as many as
-        planned, and on the nodes that were planned for them.
+        A device is found by its path in the guest's PCI tree, which is exact. If the path is
+        unknown, all functions with the device's ids are checked: their number, and their planned
+        nodes.
         """
         for device in self.expected.devices:
             yield self._by_ids(device) if device.path is None else self._by_path(device)
@@ -243,7 +244,8 @@ class GuestComparison(Struct, frozen=True):
         return home is not None and node == home.index
 
     def _by_ids(self, device: ExpectedDevice) -> Check:
-        """Where the address is not known. Of several of a kind it is not known which is which."""
+        """Compare by ids if the address is unknown; several devices of a kind cannot be
+        distinguished."""
         subject, home = f"device {device.bdf}", self._home_text(device)
         ids = (device.vendor_id, device.device_id)
         if None in ids:
@@ -422,13 +424,13 @@ def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> Gues
 
 
 def not_in_stand_in(stand_in: StandInGuest, source: str) -> Iterator[Finding]:
-    """What of the document no test guest gives, each by name."""
+    """Return the parts of the definition that a test guest lacks, each by name."""
     for part in stand_in.left_out:
         yield finding("not-in-stand-in", part, "the test guest to have it", "omitted", source)
 
 
 def stand_in_expectation(expected: Expectation, stand_in: StandInGuest) -> Expectation:
-    """The same, for a test guest: less memory, and other devices in the devices' places."""
+    """Return the expectation of a test guest: less memory, and substitutes for the devices."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
     cells = tuple(
         replace(cell, memory_bytes=stand_in.scale(cell.memory_bytes)) for cell in expected.cells
@@ -451,7 +453,7 @@ def stand_in_expectation(expected: Expectation, stand_in: StandInGuest) -> Expec
 
 
 def _huge_pages(observed: Observation) -> Iterator[Check]:
-    """The guest's own huge pages: a node without any starves programs that are bound to it."""
+    """Check the guest's own huge pages: programs bound to a node without pages fail."""
     sizes = sorted({pool.page_bytes for node in observed.nodes for pool in node.page_pools})
     for size in sizes:
         counts = [

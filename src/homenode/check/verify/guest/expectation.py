@@ -1,4 +1,4 @@
-"""Expectation: what a guest must report if it is what was planned."""
+"""Expectation: the report that a guest must give if it matches the plan."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,8 @@ class ExpectedDevice(Struct, frozen=True):
 
 
 class Expectation(Struct, frozen=True):
-    """What to look for: a VM, and what it says to its guest by other things or on a host alone."""
+    """The expected state: a VM, and the facts that its guest sees by other means or only on a
+    host."""
 
     vm: Vm
     devices: tuple[ExpectedDevice, ...]
@@ -68,7 +69,7 @@ def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
 
 
 def _renumber(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
-    """Each vCPU less the absent ones below it; groups of which nothing is left are omitted."""
+    """Renumber vCPUs without the absent ones; empty groups are omitted."""
     renumbered = (
         CpuSet(i - sum(gone < i for gone in absent) for i in group - absent) for group in groups
     )
@@ -76,11 +77,10 @@ def _renumber(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
 
 
 def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = None) -> Expectation:
-    """What a VM promises its guest, be it a plan's or a document's.
-
-    A document expects a device on the cell whose expander bus it hangs on; whether that is the
-    right one for its host node is the document check's to say. document: of a plan's VM, where each
-    device really is plugged in. host: for the devices' ids and for LLCs that are passed through.
+    """Return the expected state of the guest of a plan's or definition's VM. A definition expects a
+    device on the cell of its expander bus; the check of the definition judges whether this cell
+    matches its host node. document: of a plan's VM, where each device really is plugged in. host:
+    for the devices' ids and for LLCs that are passed through.
     """
     really = vm if document is None else document
     address_of = {hostdev.bdf: hostdev.address for hostdev in (*vm.hostdevs, *really.hostdevs)}

@@ -1,1 +1,1 @@
-"""A running VM, as the host's kernel shows it, against what it was planned to be."""
+"""Comparison of a running VM, as the host's kernel shows it, with its plan."""

@@ -1,7 +1,7 @@
 """Capture a running VM from /proc and /sys of its host. [I/O]
 
-Thread affinities need no privilege. Mappings need root or the user that QEMU runs as; what cannot
-be read is a gap. Nothing is asked of QEMU or of the guest.
+Thread affinities need no privilege. Mappings need root or the user that QEMU runs as; unreadable
+values become gaps. QEMU and the guest are not queried.
 """
 
 import os
@@ -72,8 +72,8 @@ class _Task(Struct, frozen=True):
 def capture_running_vm(
     uuid: str, expected: Vm, files: "ProcFiles | None" = None, *, watched_s: float = 0.5
 ) -> RunningVm:
-    """The VM whose QEMU runs with that UUID. watched_s: how long to look at who else runs on the
-    CPUs that it is expected on. files: None = this machine's.
+    """The VM whose QEMU runs with that UUID. watched_s: time for watching other processes on its
+    expected CPUs. files: None = this machine's.
 
     Raises HostError if no process is that VM, or several say that they are.
     """
@@ -128,7 +128,7 @@ class ProcFiles:
         return None if content is None else content.decode("utf-8", "replace")
 
     def numbers(self, path: str, prefix: str = "") -> tuple[int, ...]:
-        """Names in a directory that are a prefix and a number, as numbers, ascending."""
+        """The numbers N of names prefixN in a directory, ascending."""
         try:
             names = [entry.name for entry in Path(self._root + path).iterdir()]
         except OSError:
@@ -138,7 +138,8 @@ class ProcFiles:
         return tuple(sorted(number for number in numbers if number is not None))
 
     def ourselves(self) -> tuple[int, ...]:
-        """Our own process; () below another root, where its number is somebody else's."""
+        """Our own process; () below another root, because its number may be another process
+        there."""
         return () if self._root else (os.getpid(),)
 
     @cached_property
@@ -343,7 +344,7 @@ def _places(proc: ProcFiles) -> HostPlaces:
 def _neighbours(
     proc: ProcFiles, vm_process: int, pus: CpuSet, watched_s: float
 ) -> tuple[Neighbour, ...]:
-    """Return processes that could meet the VM on its cores, without ours and the kernel's."""
+    """Return processes that may run on the VM's cores, without ours and the kernel's."""
     host = proc.places
     cores = host.cores_of(pus)
     if not cores:
@@ -413,7 +414,8 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
 def observe_running_domain(
     name: str, connect: str, plan: Plan | None = None
 ) -> tuple[Vm, RunningVm]:
-    """What is expected of a running domain, and what its host's kernel shows. Raises as above."""
+    """Return the expected state of a running domain, and the state that its host's kernel shows.
+    Raises as above."""
     if not is_local(connect):
         raise UsageError(
             f"--live with --connect {connect}: the daemon is on another machine",

@@ -1,5 +1,5 @@
-"""Checks of a running VM, as the host's kernel shows it, against what it was planned to be: whether
-each thread may run where it was planned, and only there, and what else runs on its cores.
+"""Checks of a running VM, as the host's kernel shows it, against its plan: whether each thread may
+run on its planned CPUs only, and which other processes run on its cores.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -131,7 +131,7 @@ _OF_MEMORY = {"live-binding": "cmdline", "live-memory": "numa_maps", "live-page-
 
 
 def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    """Threads and memory that are not where they were planned."""
+    """Find threads and memory that are not on their planned CPUs and nodes."""
     lost = set() if vm.areas else set(_OF_MEMORY)
     is_single = any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads)
     if expected.is_pinned and (is_single or not vm.threads_of(ThreadKind.VCPU)):
@@ -158,7 +158,7 @@ def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 
 
 def _case(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
-    """Id of the finding of a difference, and what only this case has."""
+    """Return the id of a difference's finding, and the arguments of its case."""
     name, home, seen = difference.fact.id, difference.planned_value, difference.found_value
     if isinstance(home, _Threads):
         if seen is None:
@@ -198,7 +198,7 @@ def _promised_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
 
 
 def _with_pieces(vm: Vm, changed: Mapping[str, Mapping[str, Any]]) -> Vm:
-    """The VM with other values of pieces of its memory, by their subjects."""
+    """Return the VM with replaced pieces of its memory, by their subjects."""
     pieces = {
         subject: replace(piece, **changed.get(subject, {}))
         for subject, piece in vm.memory_pieces.items()
@@ -295,7 +295,7 @@ def _swap_findings(vm: RunningVm) -> Iterator[Finding]:
 
 
 def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    """Devices whose interrupts other nodes serve. One finding for each device."""
+    """Find devices whose interrupts other nodes serve: one finding for each device."""
     node_of = dict(vm.node_of_device) | {
         hostdev.bdf: NodeIndex(hostdev.host_node)
         for hostdev in expected.hostdevs
@@ -329,10 +329,9 @@ def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 
 
 def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
-    """Other VMs and processes on the cores of the VM's vCPUs.
-
-    On most hosts every process may run everywhere: that alone is not a finding. One that may run
-    nowhere else is, and so are another VM's vCPUs, and whatever keeps a CPU of the VM busy.
+    """Find other VMs and processes on the cores of the VM's vCPUs. On most hosts every process may
+    run everywhere: that alone is not a finding. Processes pinned to these cores, other VMs' vCPUs,
+    and busy processes are.
     """
     cores = vm.host.cores_of(expected.pinned_pus)
     busiest: list[tuple[float, str]] = []
@@ -433,11 +432,9 @@ def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
 
 
 def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is shown of each piece of memory.
-
-    A file gives its cell by name. Anonymous memory is known by its size and by the nodes that QEMU
-    was asked to bind it to; cells that agree in both share those mappings in any order, which
-    makes no difference to what is asked of them.
+    """Return the observed state of each piece of memory. A file names its cell. Anonymous memory is
+    identified by its size and the nodes to which QEMU binds it; cells that agree in both share
+    these mappings in any order, which does not affect the result.
     """
     free = list(vm.areas)
     pieces = expected.memory_pieces
@@ -487,6 +484,6 @@ def _is_named(area: RamArea, backend: BackendObject | None) -> bool:
 
 
 def _stated_pages(bytes_by_node: tuple[tuple[NodeIndex, int], ...]) -> str:
-    """Where the pages are, in words: "256 MiB on node 1 and 4 KiB on node 0"."""
+    """Return the nodes of the pages as text: "256 MiB on node 1 and 4 KiB on node 0"."""
     parts = (f"{format_bytes(size)} on node {node}" for node, size in bytes_by_node)
     return " and ".join(parts) or "nothing touched yet"

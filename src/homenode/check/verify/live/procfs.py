@@ -22,7 +22,7 @@ from homenode.vm.targets.qemu_command import fields_of
 
 
 class ThreadKind(StrEnum):
-    """What a thread of QEMU does."""
+    """The role of a thread of QEMU."""
 
     VCPU = "vcpu"
     ALL_VCPUS = "all-vcpus"  # TCG with one thread for every vCPU
@@ -41,7 +41,7 @@ class VmThread(Struct, frozen=True):
 
 
 class ThreadLimit(Struct, frozen=True, kw_only=True):
-    """What bounds a vCPU, an IOThread or QEMU's main thread besides its pins."""
+    """A limit of a vCPU, an IOThread or QEMU's main thread besides its pins."""
 
     kind: ThreadKind
     number: int | None
@@ -55,7 +55,7 @@ _WAYS = ("read", "write")
 
 
 class GroupLimit(NamedTuple):
-    """What a cgroup of the VM, or one above it, says of memory, I/O or shares."""
+    """A limit or share of memory, CPU or I/O in a cgroup of the VM or above it."""
 
     directory: str
     file: str  # "io.max"
@@ -79,7 +79,7 @@ cpu.weight of 0, which none else can have."""
 
 
 class BackendObject(Struct, frozen=True):
-    """Memory that QEMU was asked for, by its command line."""
+    """A memory backend in QEMU's command line."""
 
     name: str  # "ram-node0", "pc.ram"
     size_bytes: int
@@ -117,7 +117,7 @@ class DeviceInterrupt(Struct, frozen=True):
 
 
 class Neighbour(Struct, frozen=True):
-    """Threads of one other process that could meet the VM's threads on its cores."""
+    """Threads of another process that may run on the VM's cores."""
 
     process: int
     name: str
@@ -130,7 +130,7 @@ class Neighbour(Struct, frozen=True):
 
 
 class HostPlaces(Struct, frozen=True):
-    """The host's CPUs, as far as a running VM is judged by them. Ascending."""
+    """The host's CPUs that matter for a running VM, ascending."""
 
     online: CpuSet
     nodes: tuple[tuple[NodeIndex, CpuSet], ...]  # (node, its CPUs)
@@ -210,7 +210,7 @@ KERNEL_THREAD = 0x0020_0000
 
 
 def thread_kind(name: str, cgroup: str) -> tuple[ThreadKind, int | None]:
-    """What a thread of QEMU does, by its name, else by the cgroup that libvirt has put it in.
+    """Return the role of a thread of QEMU, by its name, else by its cgroup.
 
     >>> thread_kind("CPU 3/KVM", ""), thread_kind("IO iothread2", "")
     ((<ThreadKind.VCPU: 'vcpu'>, 3), (<ThreadKind.IOTHREAD: 'iothread'>, 2))
@@ -238,7 +238,8 @@ def status_field(text: str, label: str) -> str | None:
 
 
 def cgroups_of(text: str, controller: str = "cpu") -> Iterator[str]:
-    """The cgroup that gives a task time, and those above it but the root, from its own upwards.
+    """Yield the cgroup that limits a task's CPU time and its parents, from the lowest up, without
+    the root.
 
     >>> list(cgroups_of("3:cpu,cpuacct:/machine/vm/vcpu0"))
     ['/machine/vm/vcpu0', '/machine/vm', '/machine']

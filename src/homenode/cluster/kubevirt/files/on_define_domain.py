@@ -52,7 +52,8 @@ def function_of(at, element, base):  # what /sys has of it: its node and kind
 
 
 def ports_of(functions, cell_of):
-    """The functions of each port, cell by cell and kind by kind; a GPU's slot has one port."""
+    """Return the functions of each port, cell by cell and kind by kind; a GPU's slot has one
+    port."""
     groups = []
     for _, slot in groupby(functions, key=lambda f: f.at if f.is_virtual else f.at[:3]):
         members = sorted(slot, key=lambda f: f.kind != 0)
@@ -145,7 +146,8 @@ class PciControllers:
 
 
 def cells_of_nodes(root, cells, nodes):
-    """The cell of each host node: by <memnode>, else the one with most vCPUs pinned there."""
+    """Return the cell of each host node: by <memnode>, else the cell with most vCPUs pinned to the
+    node."""
     memory, pinned = root.findall("numatune/memnode"), root.findall("cputune/vcpupin")
     bound = {int(element.get("cellid")): numbers(element.get("nodeset")) for element in memory}
     pins = {int(element.get("vcpu")): numbers(element.get("cpuset")) for element in pinned}
@@ -161,7 +163,7 @@ def cells_of_nodes(root, cells, nodes):
 
 
 def place_devices(root, by_name, base):
-    """Place the devices of a domain, and return what to know of it."""
+    """Place the devices of a domain, and return notes for the log."""
     devices, cells = root.find("devices"), root.findall("cpu/numa/cell")
     passed = {address_of(e, "source/address"): e for e in devices.iterfind("hostdev[@type='pci']")}
     named = [numbers(acpi.get("nodeset")) for acpi in devices.iterfind("*/acpi")]

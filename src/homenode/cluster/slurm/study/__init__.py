@@ -1,1 +1,1 @@
-"""The study of bindings and queues: experiments, scripts, journal, evidence, verdicts."""
+"""The study of bindings and queues: experiments, scripts, journal, evidence, recommendations."""

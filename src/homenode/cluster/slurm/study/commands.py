@@ -78,7 +78,7 @@ def study(arguments: SlurmStudyArguments) -> None:
 
 
 def _options(arguments: SlurmStudyArguments) -> StudyOptions:
-    """The study's options, with what its words mean. Raises UsageError."""
+    """Return the study's options with parsed values. Raises UsageError."""
     setup, app = arguments.study.setup, _words(arguments.app)
     return replace(
         arguments.study,
@@ -106,7 +106,7 @@ def _has_slurm() -> bool:
 
 
 def _write_described(directory: StudyDirectory, options: StudyOptions, host: str) -> None:
-    """The scripts alone, for reading: a study begins where Slurm can be asked."""
+    """Write only the scripts, for reading: a study can begin only with Slurm."""
     described = load_host(host)
     described_study = make_study(options, host, described, secrets.token_hex(3), is_described=True)
     directory.write_dry_run(described_study)
@@ -123,7 +123,7 @@ def _write_described(directory: StudyDirectory, options: StudyOptions, host: str
 def _open_study(
     directory: StudyDirectory, options: StudyOptions, host: str | None
 ) -> tuple[Study, bool]:
-    """The study that is there, or a new one; whether it is new."""
+    """Return the existing study or a new one, and whether it is new."""
     if directory.has_journal:
         existing = directory.load()
         if differing := _differing_options(existing, options, host):
@@ -143,7 +143,7 @@ def _open_study(
 
 
 def _differing_options(existing: Study, options: StudyOptions, host: str | None) -> list[str]:
-    """Return the options that the user gave and that are not those of the study."""
+    """Return the user's options that differ from those of the study."""
     unsaid = type(options)()
     passed = {"homenode", *(["account"] if options.account is None else [])}
     names = [name for name in unsaid.__struct_fields__ if name not in passed]
@@ -181,7 +181,7 @@ def _run_study(directory: StudyDirectory, study: Study, is_new: bool, patience: 
 def _end(
     directory: StudyDirectory, progress: Progress, unmeasured: tuple[tuple[str, str], ...]
 ) -> None:
-    """Say what is missing and why; exit 1 where anything is."""
+    """Print the missing jobs with reasons; exit 1 if there are any."""
     missing = progress.missing()
     total = len(progress.tasks)
     note(f"{total - len(missing) - len(unmeasured)} of {plural(total, 'job')} have results")
@@ -204,7 +204,7 @@ def _say_scripts(directory: StudyDirectory, study: Study) -> None:
 
 
 def _program() -> str:
-    """homenode as the nodes find it: as it was called, or next to this Python."""
+    """Return homenode's path for the nodes: as it was called, or next to this Python."""
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
         if path.name == "homenode" and path.exists():
             return str(path.absolute())

@@ -65,7 +65,7 @@ _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
 
 
 class StudyEntry(Struct, frozen=True, omit_defaults=True):
-    """One line: the experiments that were planned, or what became of one of them."""
+    """One line: the planned experiments, or an event of an experiment."""
 
     experiments: tuple[Experiment, ...] = ()
     submitted: str | None = None  # an experiment, with its job's id
@@ -78,7 +78,7 @@ class StudyEntry(Struct, frozen=True, omit_defaults=True):
 class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
     """The directory of one study, locked by this process until it is closed.
 
-    owned: what a program inherits that must end before another homenode continues the study.
+    owned: descriptors for programs that must end before another process continues the study.
     """
 
     __slots__ = ("_done", "_held_s", "_lock", "owned")
@@ -100,10 +100,10 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         self._done: dict[tuple[str, int], float | None] = {}
 
     def create(self, study: Study, described: Host | None = None) -> Study:
-        """Lay out the directory with its first lines. described: what a node is, where the user
-        said it. Raises HostError if it cannot.
+        """Create the directory with its first lines. described: the host that the user named.
+        Raises HostError if it cannot.
 
-        The journal's first line comes last: without it the directory is begun again.
+        The journal's first line is written last: without it the directory is created again.
         """
         if "%" in str(self.path) or not str(self.path).isprintable():
             raise HostError(f"{self.path}: expected a path without % that can be printed")
@@ -127,9 +127,8 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         return study
 
     def load(self) -> Study:
-        """The study as its journal gives it; the directory is ours from now on.
-
-        Raises InputError for a journal that is none, HostError if another process holds it.
+        """Return the study of its journal, and lock its directory. Raises InputError for an invalid
+        journal, HostError if another process holds it.
         """
         self._open()
         study = self.study()
@@ -142,7 +141,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         return study
 
     def write_dry_run(self, study: Study) -> None:
-        """The scripts of a study that is not begun. Raises HostError."""
+        """Write the scripts without starting the study. Raises HostError."""
         with self.errors():
             os.close(open_directory(self.path, "jobs"))
         self.write_scripts(study, study.all_experiments())
@@ -156,15 +155,15 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
                 replace_file(path, script.encode(), 0o755, synced=False)
 
     def note(self, study: Study, entry: StudyEntry) -> Study:
-        """The study with what happened, once it is written down. Raises HostError."""
+        """Record an event and return the updated study. Raises HostError."""
         self.add(entry)
         return _apply(study, entry, str(self.journal_path))
 
     def done_and_exits(
         self, study: Study
     ) -> tuple[Mapping[tuple[str, int], float | None], Mapping[tuple[str, int], str]]:
-        """Tasks whose files are complete, with the seconds that they took, and exit statuses of the
-        others' latest attempts."""
+        """Return finished tasks with their seconds, and the exit statuses of the other tasks'
+        latest attempts."""
         exits: dict[tuple[str, int], str] = {}
         for experiment in study.all_experiments():
             for task in range(experiment.jobs):
@@ -182,7 +181,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         self.owned = ()
 
     def study(self) -> Study:
-        """The study as its journal gives it, without holding it. Raises InputError."""
+        """Return the study of its journal, without locking it. Raises InputError."""
         study, entries = self.contents()
         source = str(self.journal_path)
         _check(study.all_experiments(), f"{source}:1")
@@ -201,8 +200,8 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
 
 def _exit_status(attempt: Path) -> str | None:
-    """What a script that ended left, with homenode's reason, or the shell's why it did not start;
-    None if it did not end."""
+    """Return the exit status of an ended script, with the reason of homenode or the shell; None if
+    it did not end."""
     status = _start_of(attempt / "exit", 10)
     if status is None:
         return None
@@ -226,7 +225,7 @@ a shell that finds no interpreter or file."""
 
 
 def _seconds(attempt: Path) -> float | None:
-    """How long a job that is done took, by its own clock."""
+    """Return the duration of a finished job, by its own clock."""
     times = {name: _start_of(attempt / name, 20) or "" for name in ("started", "ended")}
     hours = gpu_hours(times, gpus=1)
     return None if hours is None else 3600 * hours
@@ -260,7 +259,7 @@ def _apply(study: Study, entry: StudyEntry, place: str) -> Study:
 
 
 def _check(experiments: tuple[Experiment, ...], place: str) -> None:
-    """Raises InputError for names that would leave the directory, and for jobs without end."""
+    """Raises InputError for names that lead out of the directory, and for too many jobs."""
     for experiment in experiments:
         if not (
             NAME.fullmatch(experiment.id)
@@ -290,7 +289,8 @@ MAX_FILE_BYTES = 16 << 20
 
 
 def read_sources(directories: Iterable[Path]) -> StudySources:
-    """All of them together. Raises InputError for what is not a study, runs or logs."""
+    """Return the evidence of all sources. Raises InputError for a directory without a study, runs
+    or logs."""
     total = StudySources()
     seen = set()
     for directory in directories:
@@ -318,8 +318,8 @@ def read_sources(directories: Iterable[Path]) -> StudySources:
 
 
 def read_study(directory: Path, study: Study) -> StudySources:
-    """The evidence of every task that is done, and what is missing by what the directory gives; the
-    queue is not asked."""
+    """Return the evidence of every finished task, and the missing tasks according to the directory;
+    the queue is not queried."""
     jobs: list[JobEvidence] = []
     gaps: list[Gap] = []
     collective = None
@@ -364,7 +364,7 @@ def _evidence(
     runs: Mapping[str, Path],
     hosts: "_Hosts",
 ) -> JobEvidence:
-    """Raises InputError if the run of a job that is done is not there or is none."""
+    """Raises InputError if the run of a finished job is missing or invalid."""
     if name not in runs:
         raise InputError(f"results/*/{name}/{FILE}: no such file")
     directory = runs[name]
@@ -376,7 +376,7 @@ def _evidence(
 
 
 def _shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
-    """What is open, once for all jobs of which it is."""
+    """Return unknown facts, each once for all its jobs."""
     names: dict[Gap, list[str]] = {}
     for job in jobs:
         for gap in job.gaps:
@@ -387,8 +387,8 @@ def _shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
 
 
 class _Hosts:
-    """What each cluster node is: as its jobs captured it when they measured; for what Slurm says,
-    as the user described it."""
+    """The host of each cluster node: as captured by its jobs; for Slurm's values, as described by
+    the user."""
 
     def __init__(self, directory: Path, study: Study) -> None:
         self._directory, self._study = directory, study
@@ -406,7 +406,7 @@ class _Hosts:
         return self._known[node]
 
     def _read_described(self) -> Host | None:
-        """As it was when the study began."""
+        """Read the described host as it was when the study began."""
         content = StudyDirectory(self._directory).read(DESCRIBED)
         with contextlib.suppress(InputError):  # likewise
             if content is not None:
@@ -415,7 +415,7 @@ class _Hosts:
 
 
 def done_attempt(directory: Path, experiment: str, task: int) -> Path | None:
-    """The latest attempt that wrote all of its files."""
+    """Return the latest attempt that wrote all its files."""
     done = [
         attempt for attempt in attempts(directory, experiment, task) if (attempt / "done").exists()
     ]
@@ -423,7 +423,7 @@ def done_attempt(directory: Path, experiment: str, task: int) -> Path | None:
 
 
 def _texts(attempt: Path) -> dict[str, str]:
-    """Files that cannot be read are as those that are not there, and a NAME.err says so."""
+    """Return the texts of files; unreadable files count as missing, with the reason in NAME.err."""
     texts = {}
     for path in sorted(attempt.iterdir()):
         try:

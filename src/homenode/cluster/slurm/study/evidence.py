@@ -1,4 +1,4 @@
-"""Study evidence: one job of a study: what it had on its node, and the run that it measured.
+"""Study evidence: one job of a study, with its resources on its node and its run.
 
 It is also read from logs of nvbandwidth below the binding of each job, as the GH200 study of
 2025-12 named them (appendix B), and from the runs that homenode import makes of them:
@@ -42,7 +42,7 @@ _SAID = re.compile(r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1
 
 
 class AttemptRecord(Struct, frozen=True):
-    """What a job wrote down before it measured; None if it did not."""
+    """The files of a job before its measurement; None if missing."""
 
     job: Job | None = None
     other_jobs: int | None = None  # jobs of others on the node
@@ -77,7 +77,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
 
     @property
     def locality(self) -> Locality:
-        """Whether its CPUs and memory were where its GPUs are, and by what."""
+        """Whether its CPUs and memory were on the nodes of its GPUs, with the evidence."""
         if self.mode is Mode.EXCLUSIVE:
             return JobLocality.BOUND, ""
         if self.place is not None:
@@ -86,17 +86,17 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
 
     @property
     def replay_notice(self) -> str | None:
-        """What a test guest for a tool says of itself; None if real tools ran."""
+        """Return the notice of a simulated tool; None if real tools ran."""
         notice = next((c.value for c in self.run.head.conditions if c.name == REPLAYED), None)
         return notice or ("synthesised" if self.run.head.origin is Origin.SYNTHESISED else None)
 
     def node_of(self, sample: Sample) -> int | None:
-        """The NUMA node that memory of a figure was on."""
+        """Return the NUMA node of a result's memory."""
         return self.bound_to if sample.node is None else sample.node
 
     @property
     def shape(self) -> str:
-        """How a shared job is called in comparisons.
+        """The label of a shared job in comparisons.
 
         "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together"; "1 GPU, 2 of 4 together"
         where the others came too late.
@@ -109,14 +109,13 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
 
 
 def device_of(sample: Sample) -> str:
-    """What a GPU is called: its address, else the tool's number."""
+    """Return the name of a GPU: its address, else the tool's number."""
     return f"GPU {sample.index}" if sample.device is None else str(sample.device)
 
 
 def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
-    """The record of an attempt's files. gpus: as the study asked for, where no file says it.
-
-    texts: by name; NAME.err is what went wrong with NAME.
+    """Return the record of an attempt's files. gpus: the requested number, if no file has it.
+    texts: by name; NAME.err has the errors of NAME.
     """
     gaps = list(_errors(texts))
     job = _job(texts.get("job.txt", ""), gaps)
@@ -140,8 +139,8 @@ def evidence_of(
     host: Host | None,
     machine: NodeMachine | None,
 ) -> JobEvidence:
-    """The evidence of a job. host: its node as it was when it measured; machine: the same, or as
-    the user described it where that showed no devices."""
+    """Return the evidence of a job. host: its node during the measurement; machine: the same, or
+    the user's description if the host shows no devices."""
     head = run.head
     cpus: tuple[int, ...] = ()
     if host is not None and head.pus is not None:
@@ -169,7 +168,7 @@ def evidence_of(
 
 
 def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
-    """What programs said on standard error: the first lines, and the last, which gives the end."""
+    """Return the standard error of programs: the first lines and the last one."""
     for name, text in sorted(texts.items()):
         if name.endswith(".err"):
             lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -204,7 +203,7 @@ def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:
 
 
 def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
-    """NUMA node of each GPU that is clearly fastest from one, by copies of whole nodes."""
+    """Return the NUMA node from which each GPU is clearly fastest, by copies of whole nodes."""
     rates: dict[str, dict[int, list[float]]] = {}
     for job in jobs:
         for sample in job.samples:
@@ -222,7 +221,7 @@ def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
 
 
 def mode_of(name: str) -> Mode | None:
-    """The queue of a job, a log or a series of logs; None for one of neither.
+    """Return the queue of a job, a log or a series of logs; None if neither queue matches.
 
     >>> mode_of("exclusive_4gpu"), mode_of("shared_array_2gpu"), mode_of("hgx")
     (<Mode.EXCLUSIVE: 'exclusive'>, <Mode.TOGETHER: 'together'>, None)
@@ -236,7 +235,7 @@ def mode_of(name: str) -> Mode | None:
 
 
 def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidence, ...]:
-    """A job for each log of the two queues; other files are omitted."""
+    """Return a job for each log of the two queues; other files are skipped."""
     jobs = []
     for directory in directories:
         for name, text in sorted(directory.texts.items()):
@@ -253,7 +252,7 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
 
 
 def _log_evidence(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
-    """Which nodes it might use, as the log's last section says."""
+    """Return the allowed nodes from the log's last section."""
     binding = next(
         (section.binding for section in sections(text) if section.binding is not None), None
     )
@@ -266,7 +265,7 @@ def _log_evidence(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
 
 
 def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
-    """The jobs of runs that are named as those of a study are."""
+    """Return the jobs of runs that are named like those of a study."""
     return _with_homes([job for run in runs for job in _run_evidence(run)])
 
 
@@ -319,7 +318,7 @@ def _by_log(samples: list[Sample]) -> list[list[Sample]]:
 
 
 def _imported_evidence(mode: Mode, run: Run, binding: Binding | None) -> JobEvidence:
-    """gpus: as many as were copied to. A job that names none copied to none."""
+    """gpus: number of GPUs copied to; 0 if the job names none."""
     devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
     cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)
     return JobEvidence(
@@ -335,7 +334,7 @@ def _imported_evidence(mode: Mode, run: Run, binding: Binding | None) -> JobEvid
 
 
 def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
-    """With each GPU's home: as a run of our own says, else by measuring from whole nodes."""
+    """Add each GPU's home node: from one of our runs, else from measurements of whole nodes."""
     homes = measured_homes(jobs)
     measured = tuple(sorted(homes.items()))
     completed = []
@@ -370,7 +369,8 @@ class StudySources(Struct, frozen=True, kw_only=True):
 
 
 def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
-    """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it had."""
+    """Return the peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: number of its
+    GPUs."""
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []
     all_peak: float | None = None

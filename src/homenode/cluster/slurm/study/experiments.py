@@ -1,11 +1,10 @@
-"""Study: which jobs answer how bandwidth depends on binding, and what a shared queue keeps of it.
+"""Study: the jobs that measure how bandwidth depends on binding and on a shared queue.
 
 On each cluster node, once a round: one job for each NUMA node with CPUs, bound to it, with all
 GPUs; jobs of the shared queue, one of them alone and several at once. A round on a node is a block:
-its jobs run one after another, in an order of their own. Over all nodes: one job of collectives.
-
-Each becomes an sbatch script that a person can read, change and submit by hand (study.sbatch.j2).
-Everything that came from outside is quoted there, or was checked to be a name.
+its jobs run one after another, in random order. Over all nodes there is one job of collectives.
+Each becomes an sbatch script that people can read, change and submit manually (study.sbatch.j2).
+Untrusted values in it are quoted, or checked to be names.
 """
 
 import re
@@ -42,7 +41,7 @@ _TESTS = frozenset(Group) - {Group.APP}
 
 
 class Mode(StrEnum):
-    """How a job shares its node."""
+    """Sharing of a node by a job."""
 
     LOOK = "look"  # writes down what the node is; measures nothing
     EXCLUSIVE = "exclusive"
@@ -72,19 +71,19 @@ class Experiment(Struct, frozen=True):
 
     @property
     def arrangement(self) -> str:
-        """How its jobs are bound and share their node, for the runs that they measure."""
+        """Binding and node sharing of its jobs, as the arrangement of their runs."""
         if self.mode is Mode.EXCLUSIVE:
             return f"bound to node {self.numa}"
         return f"{job_size(self.gpus, self.gres)}, {self.mode}"
 
 
 def job_size(gpus: int, gres: str) -> str:
-    """What a job has: "2 GPUs", "slice gpu:1g.10gb"."""
+    """Return a job's GPUs as text: "2 GPUs", "slice gpu:1g.10gb"."""
     return plural(gpus, "GPU") if gres == "gpu" else f"slice {gres}"
 
 
 class Study(Struct, frozen=True, omit_defaults=True):
-    """Everything that a study's journal holds. As it was made it is the journal's first line."""
+    """The state of a study's journal; the new study is the journal's first line."""
 
     id: str
     options: StudyOptions
@@ -108,12 +107,12 @@ class Study(Struct, frozen=True, omit_defaults=True):
         return dict(self.jobs)
 
     def attempts_of(self, experiment: str) -> int:
-        """How often it was submitted."""
+        """Number of its submissions."""
         return self.repeated.count(experiment) + sum(name == experiment for name, _ in self.jobs)
 
 
 def check_options(options: StudyOptions) -> None:
-    """Raises UsageError for what cannot be, or must not stand in a script."""
+    """Raises UsageError for impossible options, and for texts that must not be in a script."""
     names = {
         "--partition-exclusive": options.partition_exclusive,
         "--partition-shared": options.partition_shared,
@@ -148,7 +147,7 @@ def check_options(options: StudyOptions) -> None:
 def choose_nodes(
     nodes: tuple[ClusterNode, ...], options: StudyOptions
 ) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
-    """Nodes for whole and for shared jobs: named ones, else idle ones before busy ones.
+    """Return nodes for whole and for shared jobs: named nodes, else idle ones before busy ones.
 
     Nodes of both partitions come first, so that both queues are measured on the same machines.
     Raises UsageError if a partition or a named node is not there or has no GPU.
@@ -172,7 +171,7 @@ def choose_nodes(
 def _named_nodes(
     exclusive: tuple[ClusterNode, ...], shared: tuple[ClusterNode, ...], names: tuple[str, ...]
 ) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
-    """Each in the partitions that have it: the two may have no node in common."""
+    """Return the named nodes in their partitions: the two partitions may have no node in common."""
     node_names = {node.name for node in (*exclusive, *shared)}
     partitions = dict.fromkeys((exclusive[0].partition, shared[0].partition))
     for name in names:
@@ -197,9 +196,8 @@ NO_PARTITION = "PARTITION"
 
 
 def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...]:
-    """Nodes as a description has them, if there is no Slurm to ask: named ones, else numbered.
-
-    Every one is in both partitions; without a name a partition is NO_PARTITION.
+    """Return described nodes for use without Slurm: named nodes, else numbered ones. Each is in
+    both partitions; without a name a partition is NO_PARTITION.
     """
     names = options.node_list or tuple(f"node{n}" for n in range(1, options.nodes + 1))
     memory = sum(node.memory_bytes or 0 for node in host.nodes if node.pus)
@@ -252,7 +250,8 @@ def _first_nodes(
 
 
 def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
-    """NUMA nodes with CPUs and memory, or those asked for. Raises UsageError for one without."""
+    """Return NUMA nodes with CPUs and memory, or the requested ones. Raises UsageError for a node
+    without these."""
     nodes = bindable_nodes(host)
     bindable = CpuSet(node.index for node in nodes)
     for index in options.numa or ():
@@ -266,7 +265,7 @@ def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
 
 
 def look_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:
-    """A short job on each node that captures what it is."""
+    """Return a short job for each node that captures it."""
     return tuple(
         Experiment(
             f"look-{node.name}",
@@ -287,9 +286,8 @@ def experiments_for(
     hosts: Mapping[str, Host],
     options: StudyOptions,
 ) -> tuple[Experiment, ...]:
-    """All jobs, in the order in which each node runs them.
-
-    hosts: by cluster node. Raises UsageError as nodes_to_bind_to, and for shapes that fit no node.
+    """Return all jobs, in each node's order. hosts: by cluster node. Raises UsageError as
+    nodes_to_bind_to, and for shapes that fit no node.
     """
     experiments: list[Experiment] = []
     of_nodes: dict[str, list[Experiment]] = {}
@@ -321,8 +319,8 @@ def experiments_for(
 def _round(
     of_nodes: Mapping[str, Sequence[Experiment]], number: int, before: Iterable[Experiment]
 ) -> Iterator[Experiment]:
-    """Each node's in an order of its own. One after the other: its wait is then for others' jobs,
-    not for this study's own."""
+    """Return the jobs of a round, in random order per node. They run one after the other, so a
+    job's wait is due to other users' jobs."""
     last = {experiment.nodes[0]: (experiment.id,) for experiment in before}
     for place, (name, experiments) in enumerate(of_nodes.items()):
         by_id = {experiment.id: experiment for experiment in experiments}
@@ -393,7 +391,7 @@ _ABOUT = {
 
 
 def job_name(study: str, experiment: str) -> str:
-    """How the queue shows whose job it is."""
+    """Return the job's name in the queue."""
     return f"hn-{study}-{experiment}"
 
 
@@ -418,8 +416,8 @@ def _script_template() -> Template:
 def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
     """The text of a job's script. It runs in the study's directory.
 
-    The neighbours of all-reduces are those of a ring: each node is in two pairs, so that the
-    figures of a slow link and of a slow node differ.
+    The neighbours of all-reduces are those of a ring: each node is in two pairs, so that a slow
+    link and a slow node can be distinguished.
     """
     names = experiment.nodes
     return _script_template().render(

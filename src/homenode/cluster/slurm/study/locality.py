@@ -1,8 +1,8 @@
-"""Locality: were the CPUs and the memory of a job on the NUMA nodes of its GPUs.
+"""Locality: whether a job's CPUs and memory were on the NUMA nodes of its GPUs.
 
-A job's GPUs are shown by the tool that measured them, the devices that its cgroup let it open,
-CUDA_VISIBLE_DEVICES and Slurm's numbers. All that show as many GPUs as the job has must lead to
-the same answer; else the answer is unknown, with the reason.
+Sources of a job's GPUs are the measuring tool, the devices of its cgroup, CUDA_VISIBLE_DEVICES and
+Slurm's numbers. All sources with the job's number of GPUs must lead to the same answer; otherwise
+it is unknown, with the reason.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ CGROUP, VISIBLE, SLURM, TOOL = (
 
 
 class JobLocality(StrEnum):
-    """How near a job's CPUs and memory are to its GPUs."""
+    """Locality of a job's CPUs and memory to its GPUs."""
 
     KEPT = "kept"
     OPEN = "kept, not bound"  # near its GPUs; its memory or some CPUs may be elsewhere
@@ -50,7 +50,7 @@ Locality = tuple[JobLocality, str]
 
 
 def parse_gpus(text: str) -> tuple[GpusBySource, CpuSet]:
-    """What a job's gpus.txt shows: GPUs by source, and Slurm's numbers (SLURM_JOB_GPUS).
+    """Parse a job's gpus.txt: GPUs by source, and Slurm's numbers (SLURM_JOB_GPUS).
 
     Numbers in CUDA_VISIBLE_DEVICES count the GPUs that the job can open, by address.
 
@@ -86,7 +86,8 @@ def place_of(
     machine: NodeMachine,
     cluster_node: str,
 ) -> Locality:
-    """Whether a job was where its GPUs are. gpu_count: that it asked for; None for MIG slices."""
+    """Return whether a job was on its GPUs' nodes. gpu_count: the requested number; None for MIG
+    slices."""
     shown, numbers = parse_gpus(gpus_file)
     listed = set(map(str, numbers))
     reasons: list[str] = []
@@ -165,7 +166,7 @@ def _judge(
 def place_by_homes(
     homes: Mapping[str, int], run: Run, cpus: Iterable[int], memory: tuple[int, ...]
 ) -> Locality:
-    """By the home node of each GPU that it measured, where no machine of the node is known."""
+    """Return the locality by the home node of each measured GPU, if the machine is unknown."""
     gpu_nodes = {homes[str(s.device)] for s in run.samples if str(s.device) in homes}
     cpu_nodes = set(cpus)
     if not gpu_nodes or not cpu_nodes:
@@ -179,7 +180,7 @@ def place_by_homes(
 
 
 def memory_words(nodes: Iterable[int]) -> str:
-    """Where the memory of a job that did not bind it may lie."""
+    """Return the possible nodes of unbound memory of a job as text."""
     listed = _words(nodes)
     return f"its memory may lie on nodes {listed}" if listed else "its memory was not bound"
 

@@ -1,8 +1,8 @@
-"""Maps: copies of a cluster node by NUMA node and GPU; what is slower than on the other nodes.
+"""Maps: copies of a cluster node by NUMA node and GPU; places that are slower than on other nodes.
 
-A copy is local where memory was bound to the GPU's home node; if nothing shows the home, it is the
-node that copies are clearly fastest from. Each place is compared with itself on three nodes at
-least: of two that differ, it is unknown which is slow.
+A copy is local if memory was bound to the GPU's home node; if the home is unknown, it is the node
+from which copies are clearly fastest. Each place is compared over at least three cluster nodes,
+because of two it is unknown which is slow.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,8 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """Local to remote for bandwidths, remote to local for latencies: what locality is worth."""
+        """The benefit of locality: local to remote for bandwidths, remote to local for
+        latencies."""
         if self.local is None or self.remote is None:
             return None
         is_time = self.metric.endswith("latency")
@@ -46,7 +47,7 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
 
 
 def matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
-    """For each cluster node and metric, where jobs were bound to NUMA nodes."""
+    """Return a matrix for each cluster node and metric with jobs bound to NUMA nodes."""
     exclusive = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
     node_maps = []
     for node in dict.fromkeys(job.node for job in exclusive):
@@ -61,7 +62,8 @@ def matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
 
 
 def homes_of(jobs: Iterable[JobEvidence]) -> dict[str, int]:
-    """NUMA node of each GPU of one cluster node: as its jobs say, else by measuring."""
+    """Return the NUMA node of each GPU of one cluster node: from its jobs, else from
+    measurements."""
     node_jobs = list(jobs)
     return dict(home for job in node_jobs for home in job.homes) or measured_homes(node_jobs)
 
@@ -100,10 +102,9 @@ def _matrix(
 def runs_by(
     jobs: Iterable[JobEvidence], label_of: Callable[[JobEvidence, Sample], str | None]
 ) -> tuple[Run, ...]:
-    """Runs that compare as those of layouts: what `label_of` calls a sample is its arrangement.
-
-    A round on a cluster node is a boot, with all jobs that have the label; of a study without
-    rounds each job is one. The slowest GPU counts, whichever GPUs Slurm gave a job.
+    """Return runs that are comparable like those of layouts: the label of `label_of` is the
+    arrangement. A round on a cluster node is a boot, with all jobs of the label; in a study without
+    rounds each job is a boot. The slowest GPU counts, whichever GPUs Slurm gave a job.
     """
     parts: dict[tuple[str, str], list[tuple[JobEvidence, Sample]]] = {}
     for job in jobs:
@@ -152,7 +153,7 @@ SLOW = 0.10
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """Copies of one node that are slower than those of the same places on other nodes."""
+    """Copies of one cluster node that are slower than the same copies on other nodes."""
 
     node: str  # of the cluster
     part: str  # the GPU and the NUMA node, or how many of them
@@ -162,7 +163,8 @@ class Outlier(Struct, frozen=True, kw_only=True):
 
 
 def slow_copies(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
-    """One for each node and metric with slow places, where three nodes or more have the place."""
+    """Return an outlier for each node and metric with slow places, if at least three nodes have the
+    place."""
     values: dict[tuple[str, int, str], dict[str, float]] = {}
     for matrix in matrices:
         for row, cells in zip(matrix.rows, matrix.cells, strict=True):

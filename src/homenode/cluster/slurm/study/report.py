@@ -1,8 +1,8 @@
-"""Report: what a study came to as one value; which queue for which work, with the evidence for it.
+"""Report: the result of a study as one value; a queue for each kind of work, with the evidence.
 
 The kinds of work are those of the GH200 study: bound by copies between host and GPU, bound by
-computing, several GPUs that talk to each other, and development. What was not measured is said.
-Figures are compared as those of layouts are: jobs are boots, bindings and queues the alternatives.
+computing, several communicating GPUs, and development. Missing measurements are reported. Results
+are compared like those of layouts: jobs are boots, bindings and queues the alternatives.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ class Queue(StrEnum):
 
 
 class WorkVerdict(Struct, frozen=True, kw_only=True):
-    """For one kind of work."""
+    """Recommendation for one kind of work."""
 
     work: str
     queue: Queue
@@ -66,7 +66,7 @@ class WorkVerdict(Struct, frozen=True, kw_only=True):
 
 
 def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
-    """One for each kind of work, in the study's order."""
+    """Return a recommendation for each kind of work, in the study's order."""
     answers = {
         "memory-bound GPU codes": _copies(jobs, maps),
         "compute-bound GPU codes": _compute_answer(jobs),
@@ -86,8 +86,8 @@ WHOLE, PARTS = "whole nodes", "parts of nodes"
 
 
 def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES) -> tuple[Run, ...]:
-    """Copies between host and GPUs, by where memory was bound and by shape of shared jobs; copies
-    near first."""
+    """Return copies between host and GPUs by memory node and by shape of shared jobs; local copies
+    first."""
     all_jobs = tuple(jobs)
     homes = _homes_by_node(all_jobs)
 
@@ -101,7 +101,7 @@ def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES)
 
 
 def _by_place(label: str) -> int:
-    """Copies near first, then far, then those of shared jobs."""
+    """Sort local copies first, then remote ones, then those of shared jobs."""
     return {NEAR: 0, FAR: 1}.get(label, 2)
 
 
@@ -125,7 +125,8 @@ class CopySpread(Struct, frozen=True, kw_only=True):
 
 
 def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
-    """Every kind of copy: near, far, in shared jobs, and between GPUs by binding; in this order."""
+    """Return every kind of copy: local, remote, in shared jobs, and between GPUs by binding; in
+    this order."""
     homes = _homes_by_node(jobs)
     values: dict[tuple[str, str, str], dict[tuple[object, ...], list[float]]] = {}
     for job in jobs:
@@ -180,7 +181,7 @@ def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> s
 
 
 def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
-    """Copies between host and GPUs by where memory was, and all else by how jobs were bound."""
+    """Compare copies between host and GPUs by memory node, and other results by binding."""
     bound = runs_by(jobs, lambda job, s: None if s.metric in COPIES else _binding_of(job))
     by_binding = sorted(bound, key=_binding_order)
     for runs in (copies_as_runs(jobs), by_binding):
@@ -268,14 +269,15 @@ def _on_node(matrix: StudyMatrix) -> str:
 
 
 def _side_of(metric: str, job: JobEvidence, sample: Sample) -> str | None:
-    """Whole nodes or parts of them; None for another metric."""
+    """Return whether the side is whole nodes or parts of them; None for another metric."""
     if sample.metric != metric:
         return None
     return WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
 
 
 def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
-    """By the user's own program alone: copies and products inside a GPU do not feel its host."""
+    """Answer by the user's own program only: copies and products inside a GPU do not depend on the
+    host."""
     app_metrics = sorted(
         {s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")}
     )
@@ -349,7 +351,7 @@ def _places(places: list[JobLocality]) -> str:
 
 
 class JobLine(Struct, frozen=True, kw_only=True):
-    """One job: where it was and what it cost. None if it was not recorded."""
+    """One job: its place and cost. None if not recorded."""
 
     name: str
     node: str
@@ -364,7 +366,7 @@ class JobLine(Struct, frozen=True, kw_only=True):
 
 
 class StudyReport(Struct, frozen=True, kw_only=True):
-    """What a study measured, and what follows from it."""
+    """The results and recommendations of a study."""
 
     source: str
     replayed: tuple[str, ...]  # what stand-ins for measuring tools said; such figures mean nothing
@@ -425,7 +427,7 @@ _TOLD_OF_SETUP = ("driver", "kernel", "microcode", "governor", "clock")
 
 
 def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
-    """Hardware and tools, as the runs say them; several values where jobs had not the same."""
+    """Return hardware and tools of the runs; several values if jobs differ."""
     systems = _systems(jobs)
     if systems:
         yield "GPU", ", ".join(systems)

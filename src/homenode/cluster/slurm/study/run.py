@@ -1,9 +1,9 @@
-"""Study run: makes a study, and runs its jobs in a Slurm queue, whatever happens. [I/O]
+"""Study run: makes a study, and runs its jobs in a Slurm queue. [I/O]
 
 The executor of `slurm study`: a task is one job, or one of a job array. Nothing depends on this
 process: jobs wait for each other through Slurm, and write their own files. It may be stopped and
-started again at any time. What counts is the directory: a task is done when its last file is there.
-The queue forgets jobs after minutes, and a controller that is restarted may have none of them.
+started again at any time. The directory decides: a task is finished when its last file exists. The
+queue forgets jobs after minutes, and a restarted controller may have lost them.
 """
 
 import math
@@ -42,7 +42,7 @@ MAX_ATTEMPTS = 3
 
 
 class QueueFullError(ToolError):
-    """Slurm takes no more jobs of this user until some have ended."""
+    """Slurm accepts no more jobs of this user until some have ended."""
 
 
 def make_study(
@@ -53,11 +53,10 @@ def make_study(
     *,
     is_described: bool = False,
 ) -> Study:
-    """A study of these nodes. host: what was named as such, and what that is; None = a job on each
-    looks first. is_described: Slurm is not asked, and nodes are what the host says.
-
-    What the host cannot do is refused before Slurm is asked for anything. Raises UsageError,
-    NoAnswerError, ToolError.
+    """Create a study of these nodes. host: the named source and its host; None = a job captures
+    each node first. is_described: Slurm is not queried, and nodes are taken from the host.
+    Impossible requests are rejected before Slurm is queried. Raises UsageError, NoAnswerError,
+    ToolError.
     """
     if described is not None and not nodes_to_bind_to(described, options):
         raise UsageError(f"{host}: no NUMA node with CPUs and memory")
@@ -108,7 +107,7 @@ class SlurmQueue:
         return Progress(tasks, seconds_left=self._seconds_left(tasks))
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
-        """What Slurm still holds of them is cancelled."""
+        """Cancel the jobs of these tasks that Slurm still has."""
         waiting = self._jobs_in(JobState.PENDING)
         for name in dict.fromkeys(task.id for task in tasks):
             if name in waiting:
@@ -133,8 +132,8 @@ class SlurmQueue:
         self.study = self._directory.note(self.study, entry)
 
     def _tasks(self) -> tuple[TaskStatus, ...]:
-        """Every task. A job that has just ended is taken for running: its files may be on their
-        way. What had ended before our first look has left all that it leaves."""
+        """Return every task. A job that has just ended counts as running, because its files may
+        still arrive. Jobs that ended before our first poll have written all their files."""
         self._seconds, exits = self._directory.done_and_exits(self.study)
         now = time.monotonic()
         first = now if self._has_looked else -math.inf
@@ -149,7 +148,7 @@ class SlurmQueue:
         return tuple(tasks)
 
     def _seconds_left(self, tasks: Iterable[TaskStatus]) -> float | None:
-        """Time that the busiest node still needs, from the times of jobs of the same kind."""
+        """Return the time that the busiest node still needs, by the times of similar jobs."""
         pace = Pace()
         for (name, _), seconds in self._seconds.items():
             if seconds is not None:
@@ -169,9 +168,8 @@ class SlurmQueue:
         return max(began, self.study.attempts_of(task.id))
 
     def _clear_finished(self, tasks: Iterable[TaskStatus]) -> None:
-        """Cancel jobs that have left all of their results, and that Slurm would start again.
-
-        A controller that lost its state does so, or holds them: what comes after would never start.
+        """Cancel jobs that have written all their results but would be started again. A controller
+        that lost its state starts or holds them, so later jobs would never start.
         """
         unfinished = {task.id for task in tasks if task.state is not TaskState.DONE}
         for name, job in self._jobs_in(JobState.PENDING).items():
@@ -179,8 +177,8 @@ class SlurmQueue:
                 client.cancel(job)
 
     def _jobs_in(self, *states: JobState) -> dict[str, str]:
-        """The latest job of each experiment where it is in one of these states, in whole or in
-        part. By name too: a controller that lost its state gives numbers again."""
+        """Return the latest job of each experiment that is in one of these states, in whole or in
+        part. Names are compared too, because a controller that lost its state reuses numbers."""
         rows = {(row.job, row.name) for row in self._queued if row.state in states}
         return {
             experiment: job
@@ -213,7 +211,8 @@ class SlurmQueue:
     def _submit(
         self, experiment: Experiment, alive: Mapping[str, str], behind: Iterable[str]
     ) -> str | None:
-        """Raises QueueFullError if Slurm takes no more, and jobs of this study are under way."""
+        """Raises QueueFullError if Slurm accepts no more jobs while jobs of this study are queued
+        or running."""
         names = dict.fromkeys((*experiment.after, *behind))
         after = tuple(alive[name] for name in names if name in alive)
         try:
@@ -231,9 +230,8 @@ class SlurmQueue:
         return job
 
     def _behind(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
-        """The lookup of experiments that come after another on its nodes and are under way already.
-
-        One that is submitted again finds them in the queue, and is not alone before they end.
+        """Return the experiments that follow another on its nodes and are already queued or
+        running. A resubmitted job finds them in the queue, and waits until they end.
         """
         places = {
             experiment.id: place for place, experiment in enumerate(self.study.all_experiments())
@@ -262,8 +260,8 @@ def statuses(
     done: Collection[tuple[str, int]],
     exits: Mapping[tuple[str, int], str],
 ) -> Iterator[TaskStatus]:
-    """Every task. done: those whose files are complete. exits: exit statuses of scripts that ended
-    without being done."""
+    """Return the status of every task. done: finished tasks. exits: exit statuses of scripts that
+    ended unfinished."""
     of_job: dict[tuple[str, str], list[QueuedJob]] = {}
     for entry in queued:
         # By name too: a controller that lost its state gives numbers again, to other jobs.
@@ -321,9 +319,8 @@ def _of_job(
 
 
 def find_unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
-    """(experiment, job) of jobs in the queue that the journal does not know.
-
-    sbatch was asked, and homenode ended, or the answer was lost, before the id was written down.
+    """Return (experiment, job) of queued jobs that are not in the journal: homenode ended, or
+    sbatch's answer was lost, before the id was recorded.
     """
     names = {job_name(study.id, planned.id): planned.id for planned in study.all_experiments()}
     recorded = {job for _, job in study.jobs}

@@ -25,7 +25,8 @@ MOST_MAPS = 24
 
 
 def slurm_study_text(report: StudyReport, *, everything: bool = False) -> Doc:
-    """The report. everything: all jobs and all nodes' maps; else the first and the outliers."""
+    """Return the report as text. everything: all jobs and all nodes' maps; else the first map and
+    the outliers."""
     nodes = plural(len(report.nodes), "node")
     title = f"{report.source}: {plural(len(report.jobs), 'job')} on {nodes}"
     verdicts = (_verdicts(report),) if report.jobs else ()
@@ -102,7 +103,7 @@ def _open(report: StudyReport, *, everything: bool) -> Iterator[Section]:
 
 
 def _map(matrix: StudyMatrix) -> Section:
-    """GPUs by NUMA nodes, [ ] at each GPU's home, shaded."""
+    """Return a shaded map of GPUs by NUMA nodes, with [ ] at each GPU's home."""
     metric = METRICS[matrix.metric]
     values = [value for row in matrix.cells for value in row if value is not None]
     ends = min(values), max(values)
@@ -142,7 +143,7 @@ def _short_address(column: str) -> str:
 
 
 def _comparison(comparison: Comparison) -> Iterator[Section]:
-    """A table for each metric: ways to run in rows, against the first."""
+    """Return a table for each metric: alternatives in rows, compared with the first."""
     shown = [effect for effect in comparison.effects if _speaks(effect)]
     effects = sorted(shown, key=lambda effect: effect.slowest_device)
     for metric in dict.fromkeys(effect.metric for effect in shown):
@@ -217,7 +218,7 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
 
 
 def _job_name(name: str) -> str:
-    """Without the attempt; the task only where it is not the first.
+    """Return a job's name without the attempt, and without the task if it is the first.
 
     >>> _job_name("exclusive-n1-numa0-task0-12.0"), _job_name("shared-1gpu-n1-alone-task2-7.1")
     ('exclusive-n1-numa0', 'shared-1gpu-n1-alone-task2')

@@ -12,8 +12,8 @@ JobId=7 JobName=train
    MinCPUsNode=8 MinMemoryNode=1000M MinTmpDiskNode=0
 
 Users' names, comments and paths are printed as they are, with newlines: a field is read from its
-own line alone, and a job that has one twice or out of its place is unreadable. squeue's JSON leaves
-no such doubt. Source: scontrol(1), show job --details; gres.conf(5); slurm_sprint_job_info.
+own line alone, and a job that has one twice or out of its place is unreadable. squeue's JSON does
+not have this problem. Source: scontrol(1), show job --details; gres.conf(5); slurm_sprint_job_info.
 """
 
 import re
@@ -42,7 +42,7 @@ RUNNING = frozenset({"RUNNING", "SIGNALING", "RESIZING"})
 
 
 class OwnedGpus(Struct, frozen=True):
-    """The GPUs that a job holds on a node, or has a share of (shard, mps)."""
+    """The GPUs that a job has on a node, whole or shared (shard, mps)."""
 
     count: int
     # places in the node's list of devices; None if Slurm gives only how many
@@ -52,7 +52,7 @@ class OwnedGpus(Struct, frozen=True):
 
 
 class NodeShare(Struct, frozen=True):
-    """What a job holds on one node, in Slurm's own numbers."""
+    """A job's resources on one node, in Slurm's own numbers."""
 
     node: str
     cpu_ids: CpuSet | None  # abstract CPU ids (scontrol)
@@ -81,7 +81,7 @@ class Job(Struct, frozen=True):
 
 
 def is_asked_for(job: Job, names: tuple[str, ...]) -> bool:
-    """True if a job is one of those that the user named, or a task of one; () = all."""
+    """Return whether a job is a named one, or a task of a named array; () = all."""
     base = re.split("[_+]", job.id, maxsplit=1)[0]
     return not names or bool({job.id, job.number, base} & set(names))
 
@@ -210,7 +210,7 @@ _PLACES = {beginning: place for place, beginning in enumerate(_LINES)}
 
 
 class _Block(NamedTuple):
-    """The text that may be a job's."""
+    """A text that may be a job's record."""
 
     number: str
     id: str
@@ -225,8 +225,8 @@ def parse_scontrol_jobs(
     """The jobs of a listing, in its order; () for "No jobs in the system".
 
     Jobs whose record may be another's text, or cannot be read, are unreadable. listed: the numbers
-    of all jobs that squeue gives, where it was asked: a record of another one is text that somebody
-    wrote into the record before it, and counts for nothing.
+    of all jobs that squeue gives, where it was asked: a record of another job is text that a user
+    wrote into the record before it, and is ignored.
 
     Raises ParseError for a text that shows no job and does not say so, or has a line for each job.
     """
@@ -252,7 +252,8 @@ def parse_scontrol_jobs(
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """The text of each job. A JobId= behind another line than an empty one begins none."""
+    """Return the text of each job. A JobId= that does not follow an empty line does not begin a
+    job."""
     block: _Block | None = None
     is_free = True
     # Not splitlines: a name may hold other letters at which Python ends lines.
@@ -300,18 +301,18 @@ def _readable_jobs(
 
 
 class _Fields(NamedTuple):
-    """What the lines of a block give."""
+    """The fields of a block's lines."""
 
     matches: dict[str, list[re.Match[str]]]
     odd: list[str]  # beginnings of those that are twice, or out of place
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing is missing, even if somebody wrote more."""
+        """Whether no field is missing, even if there are forged ones."""
         return all(beginning in self.matches or beginning in self.odd for beginning in _NEEDED)
 
     def doubt(self) -> str | None:
-        """Why its user may have written some of them; None if all are where they should be."""
+        """Return why its user may have forged some fields; None if all are in their places."""
         if self.odd:
             return f"{self.odd[0].strip()} stands twice, out of its place or without its value"
         missing = next((beginning for beginning in _NEEDED if beginning not in self.matches), None)
@@ -326,7 +327,7 @@ class _Fields(NamedTuple):
         return self.matches[_STATE][0][1]
 
     def queue_wait_s(self) -> float | None:
-        """From when it could have started; both times are of the same time zone."""
+        """Seconds since its earliest start; both times are of the same time zone."""
         if _SUBMIT not in self.matches or _START not in self.matches:
             return None
         submitted, eligible = self.matches[_SUBMIT][0].groups()

@@ -1,4 +1,4 @@
-"""Nodes: hostlists such as gpu[01-36,40],login1, and what Slurm takes each node for.
+"""Nodes: hostlists such as gpu[01-36,40],login1, and the shape of each node in Slurm.
 
     sinfo --noheader --Node --format="%N|%P|%T|%c|%m|%G"
     sinfo --all --noheader --Node --format="%X|%Y|%Z|%c|%G|%N"
@@ -199,9 +199,8 @@ _SHAPE = {
 def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
     """Shapes by node name from `scontrol show node`: as text, with --oneliner too, or with --json.
 
-    None for a node that stands twice, or that has one of these fields twice or without a value:
-    comments, reasons and features of nodes are printed as somebody wrote them. Raises ParseError
-    for a text that shows no node.
+    None for a repeated node, or for a repeated or empty field: comments, reasons and features of
+    nodes are free text. Raises ParseError for a text that shows no node.
     """
     shown: list[tuple[str, dict[str, str] | None]]
     if text.lstrip().startswith("{"):
@@ -243,7 +242,7 @@ def _json_nodes(text: str, source: str) -> Iterator[tuple[str, dict[str, str] | 
 
 
 def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeShape | None:
-    """The shape of a node's keys, in lower case; None if they give too little of it."""
+    """Return the shape of a node's keys, in lower case; None if they are incomplete."""
 
     def number(*keys: str) -> int | None:
         text = next((values[key] for key in keys if values.get(key)), None)
@@ -302,7 +301,7 @@ class ClusterNode(Struct, frozen=True):
 
 
 def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
-    """A record for each node and partition. Lines that are none are omitted."""
+    """Return a record for each node and partition. Other lines are skipped."""
     nodes = []
     for line in text.split("\n")[:MAX_LINES]:
         fields = line.strip().split("|")
@@ -346,7 +345,7 @@ def parse_shapes(text: str) -> dict[str, NodeShape]:
 
 
 def _gpus(offered: str) -> tuple[int | None, str | None]:
-    """Whole GPUs of a text, and their type where MIG slices stand next to them.
+    """Return whole GPUs of a text, and their type if there are MIG slices too.
 
     >>> _gpus("gpu:h100:8(S:0-1)"), _gpus("gpu:1g.10gb:7(S:0,1),gpu:a100:6,nic:2")
     ((8, None), (6, 'a100'))

@@ -1,4 +1,4 @@
-"""Squeue: what jobs have, from `squeue --json`, and the states of jobs, from its columns.
+"""Squeue: resources of jobs from `squeue --json`, and states of jobs from its columns.
 
 Numbers are plain, or {"set", "infinite", "number"} since 23.02; job_state is a text, or a list
 since 23.11; what a job holds is, up to data_parser v0.0.40 and from v0.0.41 on,
@@ -7,8 +7,8 @@ since 23.11; what a job holds is, up to data_parser v0.0.40 and from v0.0.41 on,
     {"nodes": {"allocation": [{"name": …, "sockets": [{"index": 1, "cores": [{"index": 0,
      "status": ["ALLOCATED"]}]}]}]}}
 
-States come as columns; one that may hold any text ends with a mark that no user could know when the
-text was written. Seen: 22.05.8; else Slurm's description of its parsers (v0.0.39 to v0.0.45).
+States come as columns; a column with free text ends with a random mark that users cannot guess.
+Seen: 22.05.8; else Slurm's description of its parsers (v0.0.39 to v0.0.45).
 """
 
 import re
@@ -36,7 +36,7 @@ _NO_GPUS = OwnedGpus(0, ())
 
 
 def json_command(names: Collection[str]) -> tuple[str, ...]:
-    """What prints the jobs that have not ended, or those that were asked for in any state.
+    """Return the command that prints jobs that have not ended, or the requested jobs in any state.
 
     22.05 prints all jobs either way. Not --states=RUNNING, which leaves out jobs with a flag more.
     """
@@ -107,7 +107,7 @@ def _state(value: Any, source: str) -> str:
 
 
 def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
-    """What the job holds on each node; its GPUs are listed in the order of its nodes."""
+    """Return the job's resources on each node; its GPUs are listed in the order of its nodes."""
     owned = job.get("job_resources")
     if not isinstance(owned, dict):
         return
@@ -171,7 +171,7 @@ def _index_entries(entries: Any) -> Iterator[tuple[int, Any]]:
 
 
 class JobState(StrEnum):
-    """Slurm's states, as few as matter here."""
+    """The relevant states of Slurm."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -203,13 +203,13 @@ class QueuedJob(Struct, frozen=True):
 
 
 def states_command(user: int, mark: str) -> tuple[str, ...]:
-    """What prints a user's jobs. mark: letters and digits that are new each time."""
+    """Return the command that prints a user's jobs. mark: random letters and digits."""
     columns = f"--format=%F|%K|%T{mark}%j{mark}%r{mark}"
     return ("squeue", "--noheader", "--array", "--states=all", f"--user={user}", columns)
 
 
 def parse_states(text: str, mark: str) -> tuple[QueuedJob, ...]:
-    """A record for each job or task. What is none is omitted."""
+    """Return a record for each job or task. Other lines are skipped."""
     return tuple(_states(text, mark))
 
 
@@ -235,9 +235,8 @@ _NEEDS_SOMEBODY = re.compile(
 
 
 def needs_somebody(reason: str) -> bool:
-    """True if a job will not start by itself: a drained node, a hold, a limit of one job.
-
-    A limit of all of a user's jobs passes when some of them end.
+    """Return whether a job will not start by itself: a drained node, a hold, a limit per job. A
+    limit per user passes when some jobs end.
 
     >>> needs_somebody("ReqNodeNotAvail, UnavailableNodes:gpu02"), needs_somebody("Resources")
     (True, False)

@@ -1,1 +1,1 @@
-"""Machine: the host: what it is read from, and the record of it."""
+"""Machine: the host's sources, and its record."""

@@ -1,4 +1,4 @@
-"""PCIe links: the rate of one, those from a function up to its root port, and each device's path.
+"""PCIe links: link rates, links from a function up to its root port, and each device's path.
 
 Source: PCIe 6.0, 4.2 (8b/10b and 128b/130b encoding; 236 of 256 bytes of a flit are payload).
 """
@@ -76,7 +76,7 @@ class LinkRate(Struct, frozen=True):
 
 
 def slower_rate(a: LinkRate, b: LinkRate) -> LinkRate:
-    """What both can: the lower speed and the lower width."""
+    """Return the lower speed and the lower width of both."""
     return LinkRate(min(a.gt_per_s, b.gt_per_s), min(a.width, b.width))
 
 
@@ -89,7 +89,7 @@ def gigabytes(bytes_per_s: float) -> str:
 
 
 def rates_that_fit(bytes_per_s: float, limit: LinkRate) -> tuple[LinkRate, ...]:
-    """Links up to the limit over which a copy of that rate may have gone, the lowest speed first.
+    """Return links up to the limit that fit a copy of that rate, the lowest speed first.
 
     >>> [str(rate) for rate in rates_that_fit(5.3e9, LinkRate(16.0, 16))]
     ['5 GT/s x16', '8 GT/s x8', '16 GT/s x4']
@@ -119,7 +119,7 @@ class Link(Struct, frozen=True, kw_only=True):
 
     @property
     def capable(self) -> LinkRate | None:
-        """What both ends and the slot can; None if either end does not say."""
+        """The capability of both ends and the slot; None if either end is unknown."""
         a, b = most_of(self.upper.link), most_of(self.lower.link)
         if a is None or b is None:
             return None
@@ -129,7 +129,8 @@ class Link(Struct, frozen=True, kw_only=True):
 
     @property
     def current(self) -> LinkRate | None:
-        """What is up. The ends agree, unless they were read while it changed: then the lower."""
+        """The current rate. The ends agree, unless they were read during a change: then the
+        lower."""
         a, b = current_of(self.upper.link), current_of(self.lower.link)
         if a is None or b is None:
             return a or b
@@ -137,14 +138,13 @@ class Link(Struct, frozen=True, kw_only=True):
 
     @property
     def target_gt_per_s(self) -> float | None:
-        """The speed that the port is set to train to at most (Link Control 2)."""
+        """The port's target speed (Link Control 2)."""
         return self.upper.target_gt_per_s
 
     @property
     def is_inside_a_card(self) -> bool:
-        """Whether it is wires of one package: such links report what their maker likes.
-
-        Seen: Intel Arc says 2.5 GT/s x1, AMD Navi says its maximum always.
+        """Whether the link is inside one card: such links report arbitrary rates. Seen: Intel Arc
+        reports 2.5 GT/s x1, AMD Navi always reports its maximum.
         """
         return (
             self.upper.bridge is not None
@@ -155,7 +155,7 @@ class Link(Struct, frozen=True, kw_only=True):
 
     @property
     def is_virtual(self) -> bool:
-        """Below a port that QEMU emulates: no wires, and no limit."""
+        """Whether the link is below a port that QEMU emulates: it does not limit transfers."""
         return is_emulated(self.upper)
 
     @property
@@ -174,8 +174,8 @@ class Link(Struct, frozen=True, kw_only=True):
 def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Link, ...]:
     """Every link from the function to its root port, the nearest first.
 
-    A switch's upstream and downstream ports are one chip: no link is between them. Ports that face
-    the same way have none either: there the source lacks the port between them.
+    A switch's upstream and downstream ports are one chip: no link is between them. Two ports of the
+    same direction have none either: the source lacks the port between them.
     """
     links: list[Link] = []
     lower = device
@@ -188,10 +188,9 @@ def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Lin
 
 
 def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
-    """Ports with which the upper end shares its lanes, all of them in use; () if it has its own.
-
-    Intel's desktop CPUs split 16 lanes over functions of one device, and the first function's
-    LnkCap says x16 all the same.
+    """Ports with which the upper end shares its lanes, all of them in use; () if it does not share.
+    Intel's desktop CPUs split 16 lanes over functions of one device, although the first function's
+    LnkCap reports x16.
     """
     upper, width = link.upper, link.current
     lanes = None if upper.link is None else upper.link.max_width
@@ -215,9 +214,8 @@ def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
 
 
 def path_rate(links: tuple[Link, ...]) -> LinkRate | None:
-    """What the path can carry: the slowest of its links by what both ends can.
-
-    None without a link, or where a link does not say.
+    """Return the rate of the path: that of its slowest link by the capability of both ends. None
+    without a link, or if a link is unknown.
     """
     rates = [link.capable for link in links]
     known_rates = [rate for rate in rates if rate is not None]
@@ -234,7 +232,7 @@ def _may_be_wired(upper: PciDevice, lower: PciDevice) -> bool:
 
 
 def most_of(link: PciLink | None) -> LinkRate | None:
-    """What an end can; None if it does not say."""
+    """Return the capability of an end; None if unknown."""
     if link is None or link.max_gt_per_s is None or link.max_width is None:
         return None
     return LinkRate(link.max_gt_per_s, link.max_width)
@@ -296,7 +294,7 @@ def _device_paths(host: Host) -> tuple[DevicePath, ...]:
 
 
 def _in_known_slots(path: DevicePath, lanes_of_port: Mapping[Bdf, int]) -> DevicePath:
-    """The path with what is known of its slots: of the device's own, and of those above."""
+    """Return the path with the known widths of its slots: the device's own and those above."""
     device_lanes = lanes_of_port.get(path.device.bdf)
     lanes = [lanes_of_port.get(link.lower.bdf) for link in path.links]
     lanes[:1] = [lanes[0] or device_lanes] if lanes else []
@@ -307,7 +305,7 @@ def _in_known_slots(path: DevicePath, lanes_of_port: Mapping[Bdf, int]) -> Devic
 
 
 def describe_paths(host: Host) -> Iterator[str]:
-    """One line for each GPU: what its path carries, and what bounds it."""
+    """Return one line for each GPU: the rate of its path, and the limiting link."""
     for path in device_paths(host):
         if path.device.kind is not DeviceKind.GPU or path.expected is None or not path.links:
             continue
@@ -333,7 +331,8 @@ def describe_paths(host: Host) -> Iterator[str]:
 
 
 def _isolation(gpu: PciDevice, host: Host) -> str:
-    """ACS of each port above, the nearest first, ATS and the IOMMU's mode; what is unknown not."""
+    """Return ACS of each port above, the nearest first, ATS and the IOMMU's mode; unknown values
+    are omitted."""
     acs_of_ports = [
         f"{port.bdf} {'+'.join(port.acs) or 'none'}"
         for port in host.bridges_above(gpu.bdf)

@@ -1,7 +1,7 @@
 """The PCI tree of a host: root complexes, bridges, functions, and links that are not PCIe.
 
-What a function is: by its class code and ids; the type of a port: by structure. Source: PCI Code
-and ID Assignment Specification 1.16; pci.ids for the exceptions.
+The kind of a function follows from its class code and ids, the type of a port from the structure.
+Source: PCI Code and ID Assignment Specification 1.16; pci.ids for the exceptions.
 """
 
 import re
@@ -22,7 +22,7 @@ _NOMINAL_SIZE = re.compile(
 
 
 class DeviceKind(StrEnum):
-    """What a PCI function is, by class code and ids."""
+    """Kind of a PCI function, by class code and ids."""
 
     GPU = "gpu"
     NIC = "nic"
@@ -34,7 +34,7 @@ class DeviceKind(StrEnum):
 
 
 class PortType(StrEnum):
-    """Where a PCI bridge stands in the tree. Source: PCIe 6.0, 7.5.3.2 Device/Port Type."""
+    """Type of a PCI bridge in the tree. Source: PCIe 6.0, 7.5.3.2 Device/Port Type."""
 
     ROOT_PORT = "root-port"
     SWITCH_UPSTREAM = "switch-upstream"
@@ -64,7 +64,7 @@ class PciLink(Struct, frozen=True):
 
 
 class PciErrors(Struct, frozen=True):
-    """What a function has counted since the kernel started (AER). Each of (name, count)."""
+    """Error counts of a function since the kernel started (AER), as (name, count)."""
 
     # retried in hardware, at the cost of time ("RxErr", "BadTLP", "Rollover", ...)
     correctable: tuple[tuple[str, int], ...]
@@ -90,7 +90,7 @@ class PciBar(Struct, frozen=True):
 
 
 class PciBridge(Struct, frozen=True):
-    """What makes a function a bridge: its port type and the buses below it (both inclusive)."""
+    """Bridge properties of a function: its port type and the buses below it (both inclusive)."""
 
     port_type: PortType
     secondary_bus: int
@@ -98,7 +98,7 @@ class PciBridge(Struct, frozen=True):
 
 
 class PciRegisters(Struct, frozen=True, kw_only=True):
-    """What the configuration space says of a function; None if the source does not say."""
+    """Values of a function's configuration space; None if the source lacks them."""
 
     max_payload_bytes: int | None = None  # of its packets
     relaxed_ordering: bool | None = None
@@ -129,8 +129,8 @@ class GpuPart(Struct, frozen=True):
 
     @property
     def is_for_vms(self) -> bool:
-        """True of what VFIO gives to a VM. MIG instances and accelerator partitions serve the
-        host's own processes and containers: a VM gets one by a vGPU on it, or not at all.
+        """Whether VFIO can assign the part to a VM. MIG instances and accelerator partitions serve
+        the host's own processes and containers: a VM can use one only by a vGPU on it.
 
         Source: NVIDIA vGPU user guide, "MIG-backed vGPU"; amd/MxGPU-Virtualization issue 13.
         """
@@ -188,23 +188,23 @@ class PciDevice(Struct, frozen=True):
 
     @property
     def device_control(self) -> PciRegisters | None:
-        """Its registers, if they include Device Control: it lacks what is missing then."""
+        """Its registers, if they include Device Control."""
         has_control = self.registers is not None and self.registers.max_payload_bytes is not None
         return self.registers if has_control else None
 
     @property
     def has_host_driver(self) -> bool:
-        """Whether programs of the host may use it: what VFIO has waits for a VM."""
+        """Whether programs of the host may use it: functions of VFIO wait for a VM."""
         return self.driver is not None and not is_viable_driver(self.driver)
 
     @property
     def reported_node(self) -> NodeIndex | None:
-        """The node as numa_node in sysfs has it, which is what other programs see."""
+        """The numa_node in sysfs, which other programs see."""
         return self.node if self.firmware_node is None else self.firmware_node
 
 
 def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
-    """What makes devices alike, but for their boards. Listings without -n give names in place of
+    """Key of identical devices, except their boards. Listings without -n have names instead of
     ids."""
     name = device.name if device.device_id is None else device.device_id
     is_known = device.vendor_id is not None and name is not None
@@ -212,7 +212,8 @@ def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
 
 
 def are_models_known(devices: Iterable[PciDevice]) -> bool:
-    """Whether each function but a bridge says what it is: else any may be one that is missed."""
+    """Return whether the model of each function except bridges is known: otherwise a peer may be
+    missed."""
     return all(
         model_of(device) is not None or device.kind is DeviceKind.BRIDGE for device in devices
     )
@@ -263,7 +264,7 @@ def canonical_uuid(text: str) -> str | None:
 
 
 def nominal_bytes(profile: str | None) -> int | None:
-    """The memory that the name of a MIG profile or a vGPU type promises; None if it has no size.
+    """Return the memory in the name of a MIG profile or a vGPU type; None without a size.
 
     >>> [(nominal_bytes(name) or 0) // MIB for name in ("1g.10gb+me", "GRID T4-0B", "CPX")]
     [10240, 512, 0]
@@ -282,8 +283,8 @@ def is_viable_driver(driver: str) -> bool:
     >>> [is_viable_driver(name) for name in ("vfio-pci", "mlx5_vfio_pci", "pci-stub", "nvidia")]
     [True, True, True, False]
 
-    VFIO's own may, also those of one vendor. Source: driver_managed_dma in struct pci_driver, Linux
-    5.19; vfio_dev_viable before.
+    VFIO's own drivers are viable, including vendors' variants. Source: driver_managed_dma in struct
+    pci_driver, Linux 5.19; vfio_dev_viable before.
     """
     return "vfio" in driver or driver in ("pci-stub", "pcieport")
 
@@ -299,14 +300,14 @@ no GPU is below a real one, of one lane."""
 
 
 def is_emulated(port: PciDevice) -> bool:
-    """True of ports that QEMU emulates: they have no wires."""
+    """Return whether QEMU emulates the port."""
     vendor, devices = _QEMU_SWITCH
     is_switch = port.vendor_id == vendor and port.device_id in devices
     return port.vendor_id == _QEMU or is_switch
 
 
 def has_verbs(nic: PciDevice) -> bool:
-    """True of NVIDIA's and InfiniBand's. Of others no table of ours says whether they have RDMA."""
+    """Return whether a NIC has RDMA: known for NVIDIA's and InfiniBand's NICs."""
     return nic.vendor_id == MELLANOX or nic.class_code >> 8 in (0x0207, 0x0C06)
 
 
@@ -361,8 +362,8 @@ def port_types_by_structure(
 
     bridges: class code of each bridge. parent_of: bridge above each function, all functions.
     PCIe alternates: root port, then a switch's upstream port, its downstream ports, perhaps the
-    upstream port of another switch. An upstream port has bridges below it and nothing else; a
-    bridge in its place that has not leads to a PCI bus, as that of an AST2600 does.
+    upstream port of another switch. An upstream port has only bridges below it; a bridge in its
+    place with other functions leads to a PCI bus, as on an AST2600.
     """
     children: dict[Bdf, list[Bdf]] = {}
     for bdf, parent in parent_of.items():

@@ -1,8 +1,8 @@
-"""PeerRoute: the way of requests from one PCIe function to another, and of their completions.
+"""PeerRoute: the route of requests from one PCIe function to another, and of their completions.
 
-A NIC that receives writes into a GPU's memory; one that sends reads it, and the data comes back as
-completions. Where the paths of both meet in a switch, its port decides: on requests by their
-address and ACS, on completions by ACS and their relaxed ordering, which they have of the request.
+A receiving NIC writes into a GPU's memory; a sending NIC reads it, and the data returns as
+completions. If the paths meet in a switch, its port decides: for requests by their address and ACS,
+for completions by ACS and their relaxed ordering, which comes from the request.
 
 Source: PCIe 6.0, 6.12.1.1 (ACS functions of downstream ports), 6.12.3 (ACS P2P request redirect and
 egress control), 2.2.6.4 and 2.2.9 (relaxed ordering), 10.1.1 (address types of ATS).
@@ -37,7 +37,7 @@ ACS_BITS = {
 
 
 class AddressType(StrEnum):
-    """What the address of a request is to the switches on its way."""
+    """Type of a request's address for the switches on its route."""
 
     BUS = "untranslated, the target's own on the bus"
     IOVA = "untranslated, to be translated by the IOMMU"
@@ -45,7 +45,7 @@ class AddressType(StrEnum):
 
 
 class RouteWay(IntEnum):
-    """Where packets go, the best first."""
+    """Route of packets, best first."""
 
     SWITCH = 0  # through the switch that both are below
     ROOT = 1  # up to the root complex, and down again
@@ -54,7 +54,7 @@ class RouteWay(IntEnum):
 
 
 class RouteCause(StrEnum):
-    """What decides that packets do not stay below their switch."""
+    """Cause why packets leave their switch."""
 
     NONE = "nothing"
     NO_SWITCH = "no switch is above both"
@@ -78,10 +78,9 @@ class RouteLeg(Struct, frozen=True):
 
 
 def request_way(acs: frozenset[str], address: AddressType) -> tuple[RouteWay, RouteCause]:
-    """What the downstream port of a switch does with a memory request for a function next to it.
-
-    acs: flags that are on, as lspci names them. It does not print the egress control vector, so
-    that with egress control the way is unknown.
+    """Return the route of a memory request at the downstream port of a switch to a neighbouring
+    function. acs: enabled flags in lspci's names. lspci does not print the egress control vector,
+    so with egress control the route is unknown.
 
     >>> both = frozenset({"ReqRedir", "DirectTrans"})
     >>> [request_way(both, kind)[0].name for kind in (AddressType.TRANSLATED, AddressType.BUS)]
@@ -103,9 +102,8 @@ def request_way(acs: frozenset[str], address: AddressType) -> tuple[RouteWay, Ro
 
 
 def completion_way(acs: frozenset[str], *, relaxed: bool | None) -> tuple[RouteWay, RouteCause]:
-    """What the port of the function that answers does with completions. relaxed: their attribute.
-
-    No other control has a say, DirectTrans neither.
+    """Return the route of completions at the responding function's port. relaxed: their attribute.
+    Other controls, including DirectTrans, do not matter.
     """
     if COMPLETION_REDIRECT not in acs or relaxed:
         return RouteWay.SWITCH, RouteCause.NONE
@@ -124,7 +122,7 @@ class PeerRoute(Struct, frozen=True, kw_only=True):
 
     @property
     def read(self) -> RouteLeg:
-        """The route of a read: the worse of its request's and its data's."""
+        """The route of a read: the worse of the routes of its request and its data."""
         if self.write.way is RouteWay.SWITCH and self.completion.way is not RouteWay.SWITCH:
             return self.completion
         return self.write
@@ -135,7 +133,7 @@ class PeerRoute(Struct, frozen=True, kw_only=True):
 
 
 def peer_route(host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bool) -> PeerRoute:
-    """How a function reaches another. in_vm: both are a VM's."""
+    """Return the route from a function to another. in_vm: both belong to a VM."""
     theirs, target_ports = host.ports_above(requester), host.ports_above(target)
     above_target = {port.bdf for port in target_ports}
     switch = next((port for port in theirs if port.bdf in above_target), None)
@@ -187,10 +185,8 @@ def _port_below(ports: tuple[PciDevice, ...], switch: PciDevice) -> PciDevice | 
 
 
 def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
-    """ATS of the function itself counts: a virtual function has its own.
-
-    Without ATS a VM's addresses are the IOMMU's to translate; a host's own too, in a domain of type
-    DMA.
+    """Return the address type. The function's own ATS counts: a virtual function has its own.
+    Without ATS the IOMMU translates a VM's addresses, and the host's in a domain of type DMA.
     """
     ats = requester.ats_enabled
     if ats is None and requester.device_control is not None:
@@ -203,7 +199,7 @@ def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
 
 
 def _acs(port: PciDevice) -> frozenset[str] | None:
-    """None if it is not known; a port that is printed without the capability has no control."""
+    """Return the ACS flags; None if unknown; a port printed without the capability has none."""
     if port.acs is None:
         return None if port.device_control is None else frozenset()
     return frozenset(port.acs)
@@ -229,8 +225,8 @@ def _write(
 
 
 def _not_forwarding(above: Iterable[PciDevice]) -> Iterator[Bdf]:
-    """Ports that a redirected request comes to and that have it for their own egress: what those
-    without upstream forwarding do is undefined."""
+    """Return ports that a redirected request reaches from their own egress and that lack upstream
+    forwarding: their behaviour is undefined."""
     for port in above:
         acs = _acs(port)
         faces_down = _type(port) in (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM)
@@ -255,9 +251,9 @@ _PACKET_BYTES = 24
 
 
 def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
-    """What a read or write of large blocks reaches: the links' least rate less headers, and the
-    share that was measured where the way is through the root complex. None if a link is unknown,
-    or the way.
+    """Return the expected rate of large reads or writes: the lowest link rate without headers,
+    reduced to the measured share if the route is through the root complex. None if a link or the
+    route is unknown.
     """
     if max(route.write.way, route.completion.way) >= RouteWay.UNKNOWN:
         return None
@@ -285,10 +281,9 @@ def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[
 
 
 def peer_routes(host: Host, passed: frozenset[Bdf] = frozenset()) -> tuple[PeerRoute, ...]:
-    """From each NIC and GPU to each other GPU of the same user below one switch, ascending by GPU.
-
-    passed: functions that are one VM's whatever their drivers are. Of NICs whose virtual functions
-    VFIO has, these count alone.
+    """Return routes from each NIC and GPU to each other GPU of the same user below one switch,
+    ascending by GPU. passed: functions of one VM, whatever their drivers are. For NICs with virtual
+    functions on VFIO, only these count.
     """
     gpus = host.devices_of_kind(DeviceKind.GPU)
     nics = host.devices_of_kind(DeviceKind.NIC)

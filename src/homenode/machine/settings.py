@@ -1,4 +1,4 @@
-"""HostSettings: how the running system of a host is set; its topology is in topology.py."""
+"""HostSettings: settings of a host's running system; its topology is in topology.py."""
 
 from msgspec import Struct
 
@@ -56,7 +56,7 @@ class HostSettings(Struct, frozen=True):
 
     @property
     def placement_parameters(self) -> str | None:
-        """Parameters of the kernel that change where VMs run and how fast; others may name disks or
+        """Kernel parameters that affect placement and speed of VMs; others may name disks or
         passwords. None if the command line is not known."""
         if self.kernel_command_line is None:
             return None

@@ -59,8 +59,7 @@ class NodeTree(Struct, frozen=True):
 
 
 class JobAllocation(Struct, frozen=True, kw_only=True):
-    """A job's resources on one node. subject: its name in a finding.
-    """
+    """A job's resources on one node. subject: its name in a finding."""
 
     job: str  # its id
     node: str

@@ -1,6 +1,6 @@
 """From described root complexes to functions with addresses, and links between them.
 
-A given address is honoured: the port above it takes that bus, and what follows is numbered on.
+A given address sets the bus of the port above it; later buses continue from there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,9 +100,8 @@ def _parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterat
 
 
 def link_ends(device: PciLink, port: PciLink | None, up: PciLink | None) -> tuple[PciLink, PciLink]:
-    """The link of a device as it and as the port above it report it.
-
-    Both ends report what is up: the least of what both can do, unless `up` says otherwise.
+    """Return the link as reported by a device and by the port above it. Both ends report the
+    current rate: the lower capability of the two, unless `up` sets it.
     """
     ends = (device, port or device)
     if up is None:
@@ -153,7 +152,7 @@ def address(
     *,
     iommu: bool,
 ) -> DescribedPci:
-    """The PCI tree of described roots. pus_of_node: of None is what is local to no known node.
+    """The PCI tree of described roots. pus_of_node: None = CPUs local to no known node.
 
     Raises InputError if windows of buses overlap, run out, or an address contradicts its place.
     """
@@ -285,7 +284,7 @@ class _Numbering(Struct):
             self._add_endpoint(endpoint, bdf, None, None)
 
     def _add_port(self, port: Port, kind: PortType, bdf: Bdf, parent: Bdf | None) -> None:
-        """A port, and what is below it."""
+        """Add a port and the devices below it."""
         child, link = port.child, port.link
         bus = self._next_bus(port.location)
         if isinstance(child, Switch):
@@ -321,7 +320,7 @@ class _Numbering(Struct):
     def _add_bridge(
         self, kind: PortType, bdf: Bdf, parent: Bdf | None, link: PciLink | None, bus: int
     ) -> None:
-        """A port, once all below it is numbered. bus: the first below it."""
+        """Add a port after all buses below it are numbered. bus: the first below it."""
         model = self.models[ROOT_PORT if kind is PortType.ROOT_PORT else SWITCH_PORT]
         port = self._function(model, bdf, parent, self.node, link)
         below = PciBridge(kind, bus, self.last)
@@ -429,8 +428,8 @@ def parse_links(file: HostDocument, tree: DescribedPci) -> tuple[DeviceLink, ...
     """Every link of [[link]], each pair once, ascending by address.
 
     between: a model (each of its devices with each other) or names of devices; C2C joins each of
-    them with the CPU of its own node. Only what the tools of the GPUs' maker show may be
-    described: NVLinks are counted, the others are not.
+    them with the CPU of its own node. Only links that the vendor's tools show may be described:
+    NVLinks have a count, others do not.
     """
     links: dict[tuple[LinkKind, Bdf, Bdf | None], DeviceLink] = {}
     for table in file.link:
@@ -460,7 +459,7 @@ def parse_links(file: HostDocument, tree: DescribedPci) -> tuple[DeviceLink, ...
 
 
 def _check(table: LinkTable, kind: LinkKind, device: PciDevice) -> None:
-    """Refuses a device that cannot have such a link, or that the maker's tools do not see."""
+    """Reject a device that cannot have such a link, or that the vendor's tools do not show."""
     vendor = _VENDOR_OF_KIND[kind]
     is_gpu = device.kind is DeviceKind.GPU and device.physical_function is None
     if not is_gpu or device.vendor_id != vendor:

@@ -126,7 +126,7 @@ def _overrides(file: HostDocument) -> dict[int, PackageTable]:
 def _package_cores(
     file: HostDocument, override: PackageTable | None, package: int
 ) -> list[CoreSlot]:
-    """The cores of one package, by [[package]] where it says and by the file's keys elsewhere."""
+    """Return the cores of one package, from [[package]], else from the file's keys."""
     cores = override.cores if override is not None else None
     groups_of = override if override is not None and override.core_groups is not None else file
     if groups_of.core_groups is not None and cores is None:
@@ -158,7 +158,8 @@ def _node_counts(
     *,
     alone: bool,
 ) -> list[int]:
-    """Cores of each of a package's nodes: what [[node]] says, the others share the rest equally."""
+    """Return the cores of each of a package's nodes: as in [[node]]; the other nodes share the rest
+    equally."""
     if not alone:
         return [cores]
     cores_of_node = {node: shares[node] for node in nodes if node in shares}
@@ -215,7 +216,7 @@ def _dealt(slots: Sequence[CoreSlot], row: Sequence[int]) -> list[int]:
 
 
 def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
-    """The [[node]] of each node number that one names."""
+    """Return the [[node]] table of each node number."""
     tables: dict[int, NodeTable] = {}
     for table in file.node:
         index = table.index
@@ -235,8 +236,8 @@ def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
 def packages_of_nodes(
     tables: Mapping[int, NodeTable], cores: Sequence[CoreSlot]
 ) -> dict[int, PackageIndex | None]:
-    """Whose memory each node is, None = unknown: of those with cores, and those that only a
-    [[node]] names; ascending."""
+    """Return the package of each node, None = unknown, for nodes with cores and nodes in [[node]];
+    ascending."""
     of_cores: dict[int, set[int]] = {index: set() for index in tables}
     for core in cores:
         of_cores.setdefault(core.node, set()).add(core.package)
@@ -383,7 +384,7 @@ def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
 
 
 def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, CpuSet]:
-    """Online CPUs of each node that has cores; of None, which is no node, all of them."""
+    """Return online CPUs of each node with cores; the key None has all of them."""
     pus: dict[int | None, list[int]] = {}
     for core in cores:
         pus.setdefault(core.node, []).extend(core.pus)

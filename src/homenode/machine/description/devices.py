@@ -28,7 +28,7 @@ _BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
 
 
 class DeviceModel(Struct, frozen=True):
-    """What all devices of a model have in common."""
+    """Properties of all devices of a model."""
 
     name: str
     label: str  # what lspci would call it
@@ -158,8 +158,8 @@ def _or(value: int | None, default: int) -> int:
 def _bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
     """BARs of texts such as "128GiB prefetchable"; "" leaves one out. Index 0 to 5.
 
-    Prefetchable ones are 64-bit unless they say 32bit, others 32-bit unless they say 64bit; a
-    64-bit BAR takes two indices. Source: PCI 3.0, 6.2.5.1.
+    Prefetchable BARs are 64-bit unless marked 32bit, others 32-bit unless marked 64bit; a 64-bit
+    BAR uses two indices. Source: PCI 3.0, 6.2.5.1.
     """
     bars: list[PciBar] = []
     index = 0
@@ -215,7 +215,7 @@ class Switch(Struct, frozen=True):
 
 
 class Port(Struct, frozen=True):
-    """A root port or a switch's downstream port, and what is plugged in; None = nothing."""
+    """A root port or a switch's downstream port, and its device; None = empty."""
 
     location: str
     link: PciLink | None  # what the port itself could do; None = whatever the device can
@@ -236,7 +236,7 @@ class Root(Struct, frozen=True):
 def parse_roots(
     file: HostDocument, models: Mapping[str, DeviceModel], nodes: Sequence[int]
 ) -> tuple[Root, ...]:
-    """The root complexes of [[root]]; `node = [0, 0, 1]` stands for three alike."""
+    """Return the root complexes of [[root]]; `node = [0, 0, 1]` means three equal ones."""
     roots = []
     for table in file.root:
         listed = table.node if isinstance(table.node, tuple) else (table.node,)
@@ -316,7 +316,7 @@ class _Elements(Struct, frozen=True):
         return Port(table.location, port_link, switch)
 
     def endpoint(self, table: ElementTable, without: Collection[str]) -> Endpoint:
-        """A device. without: keys that mean nothing where it stands."""
+        """Parse a device. without: keys that are not allowed in its place."""
         _refuse_keys(table, _list_keys(table) & {"switch", _EMPTY, *without}, "a device here")
         name = table.model or ""
         if name not in self.models:
@@ -357,13 +357,13 @@ class _Elements(Struct, frozen=True):
 
 
 def _list_keys(table: ElementTable) -> set[str]:
-    """The keys that an entry has; `empty = false` says nothing."""
+    """Return the keys of an entry; `empty = false` does not count."""
     keys = {key for key in table.__struct_fields__ if getattr(table, key) is not None}
     return keys if table.empty else keys - {_EMPTY}
 
 
 def _refuse_keys(table: ElementTable, foreign: Collection[str], subject: str) -> None:
-    """Refuses keys that mean nothing for what an entry is."""
+    """Reject keys that have no meaning for the kind of entry."""
     for key in sorted(foreign):
         raise table.refusal(key, f"no such key on {subject}", "one")
 

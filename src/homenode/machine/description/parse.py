@@ -160,8 +160,8 @@ def _check_counts(file: HostDocument, host: Host) -> None:
 
 
 def _at_cpus(host: Host, online: CpuSet) -> Host:
-    """The host with devices of a GPU's node (GB200) on the CPUs' node next to it, as discovery puts
-    them."""
+    """Return the host with devices of a GPU's node (GB200) on the nearest node with CPUs, as in
+    discovery."""
     of_gpus = [node.index for node in host.nodes if node.gpu is not None]
     cpu_node_of = Locality.from_nodes(host.nodes, online, host.distances, of_gpus).cpu_node
     if all(node == cpus for node, cpus in cpu_node_of.items()):
@@ -186,7 +186,7 @@ def _at_cpus(host: Host, online: CpuSet) -> Host:
 
 
 def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
-    """What the description leaves out."""
+    """Return gaps for facts that the description omits."""
     if not host.domains:
         yield Gap(NO_VMS, _LEFT_OUT)
     if without := online - CpuSet.union(llc.pus for llc in host.llcs):
@@ -220,7 +220,7 @@ def _tree(
 
 
 def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
-    """In bytes, of the caches of a package in order; one for all where they are alike."""
+    """Return the sizes of a package's caches in bytes, in order; one value if they are equal."""
     if not file.llc_sizes:
         return (_bytes(file.llc_size),)
     count = len(file.llc_sizes)
@@ -244,13 +244,13 @@ def shipped_hosts() -> tuple[str, ...]:
 
 
 def is_made_up(name: str) -> bool:
-    """Whether a shipped host stands for no machine: it is named for its shape, such as 2 packages
-    and 4 nodes."""
+    """Return whether a shipped host is synthetic: its name is its shape, such as 2 packages and 4
+    nodes."""
     return _SHAPE.search(name) is not None
 
 
 def load_shipped(name: str) -> HostDescription:
-    """A host that comes with homenode. Raises UsageError for a name that none has."""
+    """Return a host that comes with homenode. Raises UsageError for an unknown name."""
     names = shipped_hosts()
     if name not in names:
         raise unknown("host", name, names, "homenode list hosts")

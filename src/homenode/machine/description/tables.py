@@ -1,7 +1,7 @@
 """Tables of a host.toml: keys and the types of their values; docs/reference/formats/host-toml.md.
 
-A TomlTable's fields are the keys that the file may have there. msgspec checks and converts; what is
-wrong is named by its key: file: key: expected, found.
+A TomlTable's fields are the allowed keys of its table. msgspec checks and converts; errors name the
+key: file: key: expected, found.
 """
 
 import re
@@ -53,7 +53,7 @@ class _Place(NamedTuple):
 
 
 class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
-    """A table of a file, with its location there."""
+    """A table with its location in the file."""
 
     @property
     def _place(self) -> _Place:
@@ -71,7 +71,7 @@ class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
         return self._place.location
 
     def locate(self, source: str, location: str) -> None:
-        """Notes where the table stands, and those within it."""
+        """Record the location of the table and its subtables."""
         self.__dict__["place"] = _Place(source, location)
         for name, key in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
             value = getattr(self, name)
@@ -85,7 +85,7 @@ class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
         return _join(self.location, key)
 
     def refusal(self, key: str, expected: str, value: object) -> InputError:
-        """The error that a key has an unfit value; for raising."""
+        """Return the error for an invalid value of a key."""
         return refusal(self.source, self.name_of(key), expected, value)
 
     def check_bounds(self, key: str, value: int, least: int, limit: int) -> int:
@@ -105,7 +105,7 @@ def decode_toml(text: str, table_type: type[T], source: str) -> T:
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """What a file holds. Raises ValueError for what is no TOML, or costs too much to read."""
+    """Parse a file. Raises ValueError for invalid TOML, or TOML that is too expensive to read."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {_MAX_CHARACTERS}")
     if sum(line.count(".") ** 2 for line in text.split("\n")) > _MAX_DOTS:
@@ -133,7 +133,7 @@ def decode_value(value: object, value_type: type[T], source: str, location: str)
 
 
 def refusal(source: str, location: str, expected: str, value: object) -> InputError:
-    """The error that the value at a key is unfit; for raising."""
+    """Return the error for an invalid value at a key."""
     value = list(value) if isinstance(value, tuple) else value
     shown = "nothing" if value is None else repr(value)
     if len(shown) > 120:
@@ -147,7 +147,8 @@ def _join(location: str, key: str) -> str:
 
 
 def _from_text(value_type: type, value: Any) -> Any:
-    """Sizes, sets of CPUs, addresses and whatever else has `from_toml`. Raises ValueError."""
+    """Convert sizes, sets of CPUs, addresses and other types with `from_toml`. Raises
+    ValueError."""
     read = getattr(value_type, "from_toml", None)
     if read is not None:
         return read(value)
@@ -175,7 +176,7 @@ _EXPECTED = {
 
 
 def _explain(error: msgspec.ValidationError, value: Any, source: str, location: str) -> InputError:
-    """What msgspec refuses, with the key's whole name and the value that is there."""
+    """Return msgspec's error with the key's full name and its value."""
     unknown = _UNKNOWN_KEY.fullmatch(str(error))
     if unknown is not None:
         key, path = unknown.groups("")
@@ -198,14 +199,14 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
 
 
 def _keys(table: type[Struct]) -> Iterator[str]:
-    """All that any table may have."""
+    """All allowed keys of any table."""
     yield from table.__struct_encode_fields__
     for below in table.__subclasses__():
         yield from _keys(below)
 
 
 class HostDescription(Struct, frozen=True):
-    """A machine as its host.toml gives it."""
+    """The machine of a host.toml."""
 
     about: str  # one line for people
     host: Host

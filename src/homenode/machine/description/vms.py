@@ -1,4 +1,4 @@
-"""The VM part of a host.toml: what VMs have of the host, and what its operator keeps for it."""
+"""The VM part of a host.toml: resources of VMs, and the host's reserve."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from homenode.units import whole_number
 
 
 def parse_reserve(file: HostDocument) -> HostReserve | None:
-    """What [reserve] keeps for the host; None if it keeps what is usual."""
+    """Return the reserve of [reserve]; None for the default."""
     cores, memory = file.reserve.cores, file.reserve.memory
     if cores is None and memory is None:
         return None

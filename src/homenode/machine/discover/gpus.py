@@ -1,11 +1,11 @@
-"""GPUs: links between them, and what each is divided into, from sysfs and the vendors' tools.
+"""GPUs: links between them, and their parts, from sysfs and the vendors' tools.
 
 `nvidia-smi -q -x` and AMD's tools print the address of each number. Without it NVIDIA's GPUs are
-taken to be numbered in the order of their addresses, over those that the driver has; where the
-counts differ, no link is guessed.
+assumed to be numbered by address, among the GPUs of the driver; if the counts differ, no link is
+guessed.
 
-Where a part can be known from several sources, sysfs decides what is there and the vendor's tool
-what it is called. A virtual function that could carry a vGPU but carries none is not a part: it
+Where a part can be known from several sources, sysfs decides which parts exist, and the vendor's
+tool their names. A virtual function that could carry a vGPU but carries none is not a part: it
 cannot be passed through.
 
 Source: Documentation/driver-api/vfio-mediated-device.rst; NVIDIA vGPU user guide (`nvidia/` below
@@ -58,7 +58,7 @@ _TOPO = " ".join(nvidia_smi.TOPOLOGY_COMMAND)
 
 
 class DeviceLinks(Struct, frozen=True):
-    """Links between GPUs, and the nodes that tools give them."""
+    """Links between GPUs, and their nodes according to tools."""
 
     links: tuple[DeviceLink, ...]  # ascending
     gpu_of_node: dict[NodeIndex, Bdf]  # GPUs whose memory nvidia-smi says is a node
@@ -75,10 +75,8 @@ def read_device_links(
     driver_gpus: tuple[Bdf, ...],
     locality: Locality,
 ) -> DeviceLinks:
-    """The links of a snapshot's GPUs. driver_gpus: those that the NVIDIA driver has, () = unknown.
-    locality: the host's.
-
-    A tool is asked only where there is a GPU of its vendor.
+    """Return the links of a snapshot's GPUs. driver_gpus: GPUs of the NVIDIA driver, () = unknown.
+    locality: the host's. A tool runs only if its vendor's GPU is present.
     """
     gpus = [d for d in devices if d.kind is DeviceKind.GPU and d.physical_function is None]
     nvidia = [gpu for gpu in gpus if gpu.vendor_id == NVIDIA]
@@ -175,8 +173,8 @@ def _nvlinks(
 def _nodes_of_rows(
     matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], locality: Locality, gaps: list[Gap]
 ) -> dict[Bdf, StatedNode]:
-    """The nodes of GPUs that the firmware gives none, by their rows; a gap if a row and sysfs,
-    or the two affinities of a row, name different nodes."""
+    """Return the nodes of GPUs without a firmware node, by their rows; a gap if a row and sysfs, or
+    the two affinities of a row, name different nodes."""
     rows = (device for device in matrix.devices if device.name.startswith("GPU"))
     node_of_gpu: dict[Bdf, StatedNode] = {}
     for row, gpu in zip(rows, gpus, strict=True):
@@ -209,7 +207,7 @@ def _amd_links(
     locality: Locality,
     gaps: list[Gap],
 ) -> list[DeviceLink]:
-    """The xGMI links by the first tool that gives any; its nodes go to node_of_gpu."""
+    """Return the xGMI links of the first tool that has any; its nodes go to node_of_gpu."""
     failures: list[Gap] = []
     for command, parse in _AMD_TOOLS:
         text = snapshot.command_output(command)
@@ -251,7 +249,7 @@ def _amd_links(
 
 
 def _amd_gpus(topology: AmdTopology, gpus: list[PciDevice]) -> dict[int, PciDevice]:
-    """The GPU of each number. Partitions may be functions of their own, which no PCI tree has."""
+    """The GPU of each number. Partitions may be separate functions, which no PCI tree has."""
     by_bdf = {gpu.bdf: gpu for gpu in gpus}
     gpu_of_number = {
         number: by_bdf.get(bdf) or by_bdf.get(Bdf(bdf.domain, bdf.bus, bdf.device, 0))

@@ -1,4 +1,4 @@
-"""Discover: one Host from a snapshot. Reads each part, lets them meet, and keeps every gap."""
+"""Discover: one Host from a snapshot. Reads and combines all parts, and keeps every gap."""
 
 from collections.abc import Callable, Mapping
 
@@ -47,9 +47,9 @@ from homenode.machine.topology import (
 
 def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     """Gaps for nodes, CPUs of nodes, SMT siblings and distances that `virsh capabilities` gives
-    otherwise. Ours is kept: libvirt reads the same /sys, but when its daemon started or last
-    looked. Nothing where virsh was not run. A host of one node is not checked: libvirtd may take
-    seconds to answer, because it asks every emulator first, and could say little.
+    otherwise. Our values are kept: libvirt reads the same /sys, but at an earlier time. Nothing is
+    compared if virsh was not run. A host of one node is not checked: libvirtd may take seconds to
+    answer, because it probes every emulator first.
     """
     if len(host.nodes) < 2:
         return ()
@@ -101,7 +101,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     has no running domains, and a gap.
 
     Raises InputError if the snapshot holds no CPUs or is incomplete, ParseError if a file is
-    malformed. What cannot be learnt otherwise is None, with its reason in `gaps`.
+    malformed. Other unknown facts are None, with the reason in `gaps`.
     """
     snapshot = BoundedSnapshot(snapshot)
     states = read_states(snapshot)
@@ -169,7 +169,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
 def _add_names(
     snapshot: Snapshot, devices: tuple[PciDevice, ...]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
-    """The functions with what lspci adds, where it was run; a host without PCI is not asked."""
+    """Add lspci's values to the functions, if it was run."""
     text = snapshot.command_output("lspci") if devices else None
     if text is None:
         return devices, ()
@@ -183,8 +183,8 @@ def _place_by_tools(
     stated_nodes: Mapping[Bdf, StatedNode],
     locality: Locality,
 ) -> tuple[tuple[PciDevice, ...], PciTree]:
-    """The functions with what tools say of the nodes that the firmware does not give; the tree with
-    the gaps that this closes or opens, and the nodes of its root complexes."""
+    """Add nodes from tools to functions whose node the firmware does not report; return the tree
+    with the changed gaps and the nodes of its root complexes."""
     if not stated_nodes:
         return devices, tree
     before = {*locality.gaps(snapshot, devices), *nodes_of_root_complexes(devices)[1]}
@@ -199,7 +199,7 @@ def _place_by_tools(
 def _as_driver_says(
     devices: tuple[PciDevice, ...], queried: Mapping[Bdf, NvidiaGpu]
 ) -> tuple[PciDevice, ...]:
-    """The functions with what NVIDIA's driver says of its GPUs; its names beat lspci's."""
+    """Add the NVIDIA driver's values to its GPUs; its names override lspci's."""
     return tuple(
         replace(
             device,
@@ -218,7 +218,7 @@ def read_running_domains(
     snapshot: BoundedSnapshot, read_domain: ReadDomain | None
 ) -> tuple[tuple[RunningDomain, ...], tuple[Gap, ...]]:
     """The domains of a snapshot, running and defined, by name; none with a gap if they cannot
-    be known. An unreadable one is a gap: what it uses is then unknown."""
+    be known. An unreadable domain is a gap: its resources are unknown."""
     output = snapshot.command_output("virsh-domains")
     if output is None:
         reason = snapshot.failure("virsh-domains")

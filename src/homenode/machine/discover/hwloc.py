@@ -1,4 +1,4 @@
-"""hwloc: a Host from hwloc's XML. What the XML does not hold is None, with a gap."""
+"""hwloc: a Host from hwloc's XML. Facts that the XML lacks are None, with a gap."""
 
 from collections.abc import Sequence
 
@@ -47,9 +47,9 @@ def read_hwloc_nodes(
     packages: tuple[Package, ...],
     source: str,
 ) -> tuple[tuple[NumaNode, ...], tuple[Gap, ...]]:
-    """The nodes. hwloc gives a CPU-less node the CPUs that are nearest to it; here such a node has
-    no CPUs. Of the nodes that share CPUs, the one with the fewest and then the lowest number has
-    them, nodes of special memory last."""
+    """Return the nodes. hwloc assigns a CPU-less node its nearest CPUs; here such a node has no
+    CPUs. Of the nodes that share CPUs, the one with the fewest and then the lowest number has them,
+    nodes of special memory last."""
     gaps: list[Gap] = []
     order = sorted(
         objects,
@@ -109,7 +109,8 @@ def read_hwloc_nodes(
 
 
 def _special_kind(obj: HwlocObject) -> MemoryKind | None:
-    """Memory that is not a plain DRAM, by subtype ("GPUMemory", "NVM", "HBM", "CXL-DRAM")."""
+    """Return the kind of memory other than DRAM, by subtype ("GPUMemory", "NVM", "HBM",
+    "CXL-DRAM")."""
     subtype = obj.attributes.get("subtype", "") or obj.infos.get("DAXType", "")
     if subtype.startswith("GPUMemory"):
         return MemoryKind.GPU
@@ -122,8 +123,8 @@ def _gpu_of(obj: HwlocObject) -> Bdf | None:
 
 
 def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
-    """Pools of huge pages that are empty, and the page sizes of those that are not: hwloc shows how
-    many pages there are, and not how many of them are free."""
+    """Return empty pools of huge pages, and the page sizes of the others: hwloc shows the total of
+    pages, not the free ones."""
     empty: list[PagePool] = []
     unknown: list[int] = []
     for key, count in obj.infos.items():
@@ -167,7 +168,7 @@ _NOT_IN_XML = (
 
 
 class _MachineObjects(Struct):
-    """What one walk over the objects collects. Sets of CPUs are in the order of the document."""
+    """Objects of one walk over the document, with sets of CPUs in its order."""
 
     packages: list[tuple[int | None, CpuSet]] = field(default_factory=list)
     dies: list[tuple[int, CpuSet]] = field(default_factory=list)
@@ -178,7 +179,7 @@ class _MachineObjects(Struct):
 
 
 def host_from_hwloc(text: str | bytes, name: str) -> Host:
-    """The host of a document of hwloc 1, 2 or 3; `name` is what to call it.
+    """Return the host of a document of hwloc 1, 2 or 3; `name` is its name.
 
     Raises InputError and ParseError, see machine/tools/hwloc_xml.py.
     """

@@ -1,6 +1,6 @@
 """hwloc PCI: root complexes, functions and links between devices from hwloc's XML.
 
-Locality is where the host bridge hangs: the CPUs of the object that it is attached to.
+Locality is that of the host bridge: the CPUs of the object to which it is attached.
 """
 
 import re
@@ -43,7 +43,7 @@ Pci = tuple[tuple[RootComplex, ...], tuple[PciDevice, ...], tuple[DeviceLink, ..
 
 
 class _Function(Struct, frozen=True):
-    """A function with what its place in the document says."""
+    """A function with the facts from its place in the document."""
 
     obj: HwlocObject
     root_complex: str
@@ -109,8 +109,8 @@ def read_hwloc_pci(
 
 
 class _Walk:
-    """Functions as they are found, those that stand there twice, and the function of each device
-    of the document, by its type and gp_index."""
+    """Functions in document order, repeated ones, and the function of each device, by type and
+    gp_index."""
 
     def __init__(self, source: str) -> None:
         self.functions: dict[Bdf, _Function] = {}
@@ -168,7 +168,7 @@ def _buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:
 def _type_of(obj: HwlocObject, source: str) -> tuple[int, int | None, int | None, int, int]:
     """(class code, vendor, device, subsystem vendor and device) of pci_type.
 
-    The interface (last byte of the class code) is in version 3 only, 0 stands in for it.
+    Only version 3 has the interface (last byte of the class code); otherwise it is 0.
     hwloc writes 0000:0000 for ids that it could not read.
     """
     text = obj.attributes.get("pci_type", "")

@@ -1,7 +1,5 @@
-"""Listings: hosts of which one tool shows a part: numactl -H, lscpu -e, nvidia-smi topo -m,
-xl info -n.
-
-What the tool does not show is a gap. Two listings of one machine complement each other.
+"""Listings: partial hosts from one tool: numactl -H, lscpu -e, nvidia-smi topo -m, xl info -n.
+Facts that the tool does not show are gaps. Two listings of one machine complement each other.
 """
 
 from collections.abc import Iterable, Iterator
@@ -135,8 +133,8 @@ def host_from_xl(read: XlInfo, name: str) -> Host:
 
 
 def host_from_topology(read: TopoMatrix, name: str) -> Host:
-    """The host that `nvidia-smi topo -m` shows: GPUs without addresses, as gaps. It shows no node
-    without GPUs and no CPU that the caller's cpuset does not allow, so no node counts as known."""
+    """The host that `nvidia-smi topo -m` shows: GPUs without addresses, as gaps. It shows neither
+    nodes without GPUs nor CPUs outside the caller's cpuset, so no node counts as known."""
     tool = "nvidia-smi topo -m"
     names_at: dict[str, list[str]] = {}
     for device in read.devices:
@@ -152,7 +150,7 @@ def host_from_topology(read: TopoMatrix, name: str) -> Host:
 
 
 def complement(first: Host, second: Host) -> Host:
-    """One host of two listings. Raises InputError if they cannot be of one machine."""
+    """Combine two listings of one host. Raises InputError if they are of different machines."""
     if first.cores and second.cores:
         raise InputError(
             f"{first.name} and {second.name} both show cores: each would be a host of its own",

@@ -1,7 +1,6 @@
-"""lspci: a PCI tree from the listing, alone, over another source, or to fill in what sysfs lacks.
-
-The listing has no tree: a function hangs below the bridge whose buses hold its own, and root
-complexes are the buses that no bridge leads to.
+"""lspci: a PCI tree from the listing alone, over another source, or to complete sysfs. The listing
+has no tree: a function is below the bridge whose buses contain its own, and root complexes are the
+buses without a bridge above.
 """
 
 from collections.abc import Iterable
@@ -30,7 +29,7 @@ from homenode.text import plural
 
 
 def host_from_lspci(text: str, name: str) -> Host:
-    """A host of which only the PCI part is known: no CPUs, no nodes. Raises ParseError."""
+    """Return a host with only a PCI part: no CPUs, no nodes. Raises ParseError."""
     reason = "lspci shows PCI only"
     unshown = ("CPUs, cores, LLCs and NUMA nodes", "architecture", NO_VMS)
     gaps = tuple(Gap(subject, reason) for subject in unshown)
@@ -40,10 +39,10 @@ def host_from_lspci(text: str, name: str) -> Host:
 def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     """The host with the PCI part that a listing gives.
 
-    The listing decides what there is and where; a function that the host's own source describes as
-    well (same address, class and ids) keeps what the listing does not say. A gap says so where both
-    say it and differ, and where the listing seems not to be whole. Raises ParseError for a
-    malformed listing and InputError if it names nodes that the host does not have.
+    The listing decides the functions and their places; a function that the host's own source has
+    too (same address, class and ids) keeps values that the listing lacks. There is a gap if both
+    differ, and if the listing seems truncated. Raises ParseError for a malformed listing and
+    InputError if it names nodes that the host does not have.
     """
     functions = parse(text, source)
     nodes = {node.index: node for node in host.nodes}
@@ -84,7 +83,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
 
 
 def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str) -> list[Gap]:
-    """What shows that a listing misses functions: lspci lists by address and says no total."""
+    """Return signs that a listing misses functions: lspci lists by address without a total."""
     gaps = []
     last = functions[-1]
     ends_early = (
@@ -120,7 +119,8 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
 
 
 def _silent(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
-    """Functions of which lspci reads ones only: they have left the bus, or are switched off."""
+    """Return functions whose registers read as all ones: they have left the bus, or are switched
+    off."""
     for function in functions:
         if function.is_silent:
             yield Gap(
@@ -136,8 +136,8 @@ def add_lspci(
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
     """Functions of sysfs with the names and port types of the same host's listing.
 
-    sysfs decides; the listing names functions, and port types where the config space could not be
-    read. Functions that only one of the two has, and nodes that differ, are gaps.
+    sysfs decides; the listing adds names, and port types if the config space could not be read.
+    Functions in only one of the two, and different nodes, are gaps.
     """
     try:
         listed = {function.bdf: function for function in parse(text, source)}
@@ -233,7 +233,7 @@ def _devices(
 
 
 def _registers(kernel: PciRegisters | None, listed: PciRegisters | None) -> PciRegisters | None:
-    """What the kernel and the listing say: BARs are those of the kernel as well."""
+    """Combine the kernel's and the listing's values: BARs also come from the kernel."""
     if kernel is None or listed is None:
         return listed or kernel
     unplaced = sorted({*kernel.unplaced_bars, *listed.unplaced_bars})
@@ -241,9 +241,9 @@ def _registers(kernel: PciRegisters | None, listed: PciRegisters | None) -> PciR
 
 
 def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:
-    """The bridge directly above each (domain, bus): of those whose buses hold it, the one with the
-    fewest. Buses below a bridge are above its own, or a listing could make a circle; a bridge
-    that was given none (secondary 0) leads nowhere."""
+    """Return the bridge directly above each (domain, bus): the one with the fewest buses among
+    those that contain it. Buses below a bridge must be higher than its own, or a listing could form
+    a cycle; a bridge without a bus (secondary 0) does not count."""
     spans = [
         (f.buses[2] - f.buses[1], f.bdf, f.buses)
         for f in functions
@@ -270,7 +270,7 @@ def _bridge(function: LspciFunction, guessed: PortType) -> PciBridge:
 
 
 def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap]) -> PciDevice:
-    """A function of the listing with what only the host's own source shows it."""
+    """Add values that only the host's own source has to a function of the listing."""
     if present is None:
         return device
     ids = ((device.vendor_id, present.vendor_id), (device.device_id, present.device_id))

@@ -1,4 +1,4 @@
-"""Nodes: NUMA nodes of a host, their CPUs, memory and huge pages, and how far they are apart.
+"""Nodes: NUMA nodes of a host, their CPUs, memory, huge pages and distances.
 
 Source: Documentation/ABI/stable/sysfs-devices-node.
 """
@@ -56,7 +56,7 @@ class Nodes(Struct, frozen=True):
 
 
 def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
-    """The nodes of a snapshot; name_memory says what the memory of each is.
+    """Return the nodes of a snapshot; name_memory sets the kind of their memory.
 
     A kernel without NUMA has no node directory: the host then is one node, with a gap. A node with
     CPUs of a lower one is omitted, as hwloc does, with a gap: some firmware lists every CPU in
@@ -175,9 +175,9 @@ def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ..
 def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:
     """(total, free) in bytes of lines such as "Node 0 MemTotal:  32489480 kB" (kB is KiB).
 
-    Free is what a VM that starts now can get: the page cache and reclaimable slabs give way, and
-    on a host that is long up they are most of its memory. Nodes have no MemAvailable of their own.
-    Source: si_mem_available() in mm/show_mem.c, less its reserves.
+    Free memory is that which a new VM can get, including the page cache and reclaimable slabs,
+    which are most of the memory on a host with a long uptime. Nodes have no MemAvailable of their
+    own. Source: si_mem_available() in mm/show_mem.c, less its reserves.
     """
     bytes_of_key: dict[str, int] = {}
     for line in read_lines(snapshot, path):
@@ -292,8 +292,8 @@ def name_memory(
     """The nodes with the kind of their memory. by_driver, by_tool: GPU by node, of numa_status and
     of nvidia-smi; the driver decides.
 
-    A node with CPUs has DRAM unless something else is known of it. One without CPUs may be
-    anything: its kind is unknown unless a GPU's driver or a DAX device names it.
+    A node with CPUs has DRAM unless another kind is known. A node without CPUs has an unknown kind
+    unless a GPU's driver or a DAX device names it.
     """
     gaps: list[Gap] = []
     gpu_of_node = {**by_tool, **by_driver}

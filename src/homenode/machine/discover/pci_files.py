@@ -92,7 +92,7 @@ def read_kernel_registers(snapshot: Snapshot, directory: str) -> PciRegisters | 
 
 
 def read_errors(snapshot: Snapshot, directory: str) -> PciErrors | None:
-    """What a function has counted; None if it has no AER. Totals of the kernel are omitted.
+    """Return the error counts of a function; None without AER. Totals of the kernel are omitted.
 
     Raises ParseError. Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
     """
@@ -104,7 +104,7 @@ def read_errors(snapshot: Snapshot, directory: str) -> PciErrors | None:
 
 
 def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
-    """The lines "RxErr 3" of what has happened at all."""
+    """Return the nonzero lines such as "RxErr 3"."""
     counts: list[tuple[str, int]] = []
     for number, line in enumerate(read_lines(snapshot, path), start=1):
         name, _, word = line.strip().rpartition(" ")
@@ -119,7 +119,7 @@ def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
 def read_interrupts(snapshot: Snapshot, directory: str) -> tuple[PciInterrupt, ...] | None:
     """The function's message-signalled interrupts, ascending; None if the source gives none.
 
-    The CPUs are those that really get it, else those that may. Raises ParseError.
+    The CPUs are the effective ones, else the allowed ones. Raises ParseError.
     """
     numbers = list_numbers(snapshot.list(f"{directory}/msi_irqs"), "")
     interrupts: list[PciInterrupt] = []

@@ -1,4 +1,4 @@
-"""PCI nodes: on which NUMA node a PCI function is, and what a tree does not give of functions."""
+"""PCI nodes: the NUMA node of each PCI function, and gaps for unknown fields."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -19,7 +19,7 @@ _LONGEST_NUMBER = 20
 
 
 class Locality(Struct, frozen=True):
-    """Says which node a function is on, by the nodes of the host and its online CPUs."""
+    """Determines the node of a function, by the nodes of the host and its online CPUs."""
 
     # of each node, itself or the node of the CPUs next to it; None if several are
     cpu_node: dict[NodeIndex, NodeIndex | None]
@@ -34,10 +34,10 @@ class Locality(Struct, frozen=True):
         distances: tuple[tuple[int, ...], ...] | None,
         gpu_memory: Collection[NodeIndex] = (),
     ) -> "Locality":
-        """Firmware puts some GPUs on a node of their own, the one of their memory (GB200). The CPUs
-        next to such a node are those of the nearest node, the lowest of equals in one package. A
-        node of ordinary memory whose CPUs are offline is no such node. gpu_memory: nodes that a
-        driver calls a GPU's memory."""
+        """Firmware puts some GPUs on a separate node, that of their memory (GB200). Its CPUs are
+        those of the nearest node, the lowest of equals in one package. A node of ordinary memory
+        whose CPUs are offline does not count. gpu_memory: nodes of GPU memory according to a
+        driver."""
         package_of = {node.index: node.package for node in nodes}
         cpu_node: dict[NodeIndex, NodeIndex | None] = {node.index: node.index for node in nodes}
         of_devices = {node.index for node in nodes if _is_of_a_device(node)} | set(gpu_memory)
@@ -53,8 +53,8 @@ class Locality(Struct, frozen=True):
         return pus & self.online_pus
 
     def node_of(self, numa_node: int | None, local_pus: CpuSet | None) -> NodeIndex | None:
-        """The node that numa_node names, or the CPUs' node next to that; else, on a host of several
-        nodes with CPUs, the one that has all local CPUs (some firmware and old kernels give only
+        """Return the node of numa_node, or the nearest node with CPUs; else, on a host of several
+        nodes with CPUs, the node that has all local CPUs (some firmware and old kernels report only
         these); else None."""
         named = None if numa_node is None else self.cpu_node.get(NodeIndex(numa_node))
         if named is not None:
@@ -67,8 +67,8 @@ class Locality(Struct, frozen=True):
         )
 
     def node_listed(self, nodes: Iterable[int], pus: CpuSet | None) -> NodeIndex | None:
-        """The one node with CPUs among those that a tool lists, as "0,5-11" on GH200; where it
-        lists none, the one of several that has all these CPUs."""
+        """Return the only node with CPUs among those that a tool lists, such as "0,5-11" on GH200;
+        without a list, the one node that has all these CPUs."""
         cpu_nodes = set(self.node_of_pus.values())
         matches = cpu_nodes.intersection(NodeIndex(node) for node in nodes)
         if not matches and pus and len(cpu_nodes) > 1:
@@ -76,7 +76,7 @@ class Locality(Struct, frozen=True):
         return matches.pop() if len(matches) == 1 else None
 
     def firmware_node(self, numa_node: int | None) -> NodeIndex | None:
-        """The node that numa_node names where it has no CPUs; else None."""
+        """Return the node of numa_node if it has no CPUs; else None."""
         if numa_node is None or self.cpu_node.get(NodeIndex(numa_node), numa_node) == numa_node:
             return None
         return NodeIndex(numa_node)
@@ -118,7 +118,7 @@ def _is_of_a_device(node: NumaNode) -> bool:
 
 
 class StatedNode(Struct, frozen=True):
-    """The node of a GPU as a tool of its driver says it."""
+    """The node of a GPU according to its driver's tool."""
 
     node: NodeIndex
     tool: str
@@ -127,8 +127,8 @@ class StatedNode(Struct, frozen=True):
 def with_stated_nodes(
     devices: tuple[PciDevice, ...], node_of_bdf: Mapping[Bdf, StatedNode]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
-    """The functions with the nodes that tools say of GPUs without one, and of what is below the
-    same root complex, which is one CPU's."""
+    """Add nodes from tools to GPUs without a node, and to functions below the same root complex,
+    which belongs to one CPU."""
     gaps: list[Gap] = []
     placed = list(devices)
     tools: dict[str, str] = {}
@@ -192,7 +192,8 @@ NAMED_KINDS = frozenset({DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, De
 
 
 def several(bdfs: Sequence[Bdf]) -> str:
-    """How gaps name functions: "0000:03:00.0", or "4 PCI functions (0000:03:00.0, ...)"."""
+    """Return the subject of a gap on functions: "0000:03:00.0", or "4 PCI functions (0000:03:00.0,
+    ...)"."""
     return str(bdfs[0]) if len(bdfs) == 1 else f"{len(bdfs)} PCI functions ({bdfs[0]}, ...)"
 
 

@@ -1,7 +1,8 @@
 """PCI tree: root complexes, bridges and functions of a snapshot, from sysfs.
 
-The tree is known by where each function's directory lies: /sys/devices/pci0000:15/0000:15:01.0/...
-One function, or one of its files, that is not as it should be is a gap and stops nothing.
+The tree follows from the path of each function's directory:
+/sys/devices/pci0000:15/0000:15:01.0/... A malformed function or file is a gap and does not stop the
+discovery.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci.
 """
@@ -65,7 +66,7 @@ _PORT_TYPES = {
 
 
 class ConfigHeader(Struct, frozen=True):
-    """What a config file gives."""
+    """Fields of a config file."""
 
     # 24 bits, None if nothing answers. bus numbers, port_type: of bridges only.
     class_code: int | None
@@ -104,7 +105,8 @@ def parse_config(config: bytes) -> ConfigHeader | None:
 
 
 def _express(config: bytes) -> int | None:
-    """Where the PCI Express capability lies; None without one, or where it cannot be seen."""
+    """Return the offset of the PCI Express capability; None without one, or if it is not
+    visible."""
     has_capabilities = config[0x06] & 0x10
     offset = config[0x34] & 0xFC if has_capabilities else 0
     seen: set[int] = set()
@@ -141,7 +143,7 @@ class PciTree(Struct, frozen=True):
 
 
 class TreePlace(Struct, frozen=True):
-    """Where a function is in the tree: its directory, root complex and the bridge above it."""
+    """Place of a function in the tree: its directory, root complex and the bridge above it."""
 
     directory: str
     root_complex: str
@@ -150,12 +152,12 @@ class TreePlace(Struct, frozen=True):
 
 
 class _MalformedFiles(Struct):
-    """Files of functions that do not have their form: one gap for each name of a file."""
+    """Collects malformed files of functions: one gap for each file name."""
 
     files: dict[str, list[tuple[Bdf, str]]] = field(default_factory=dict)
 
     def attempt(self, bdf: Bdf, path: str, read: Callable[[str], _Value]) -> _Value | None:
-        """What `read` gives of a function's file; None if it is malformed."""
+        """Return the result of `read` on a function's file; None if it is malformed."""
         try:
             return read(path)
         except ParseError as error:
@@ -278,8 +280,8 @@ def place_by_path(real: str) -> TreePlace | None:
 def _class_codes(
     snapshot: Snapshot, places: Mapping[Bdf, TreePlace], malformed: _MalformedFiles, gaps: list[Gap]
 ) -> dict[Bdf, int]:
-    """The class of each function: by its file, else by its configuration space. What has functions
-    below it and gives no class is a bridge; other functions without one are of no known kind."""
+    """The class of each function: by its file, else by its configuration space. A function without
+    a class is a bridge if it has functions below it; otherwise its kind is unknown."""
     above = {place.parent for place in places.values()}
     codes: dict[Bdf, int] = {}
     unknown: list[Bdf] = []
@@ -308,7 +310,7 @@ def _config(snapshot: Snapshot, directory: str) -> ConfigHeader | None:
 
 
 def _last_buses(parent_of: dict[Bdf, Bdf | None]) -> dict[Bdf, int]:
-    """The highest bus on which something was found below each bridge."""
+    """Return the highest bus with functions below each bridge."""
     last: dict[Bdf, int] = {}
     for bdf, parent in parent_of.items():
         above, steps = parent, 0
@@ -333,8 +335,8 @@ class _FunctionSources(Struct, frozen=True, kw_only=True):
 
 
 def _bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
-    """Bus numbers by sysfs, else the config header, else what was found below. A bridge with
-    nothing below it and no numbers has not been given a bus: (0, 0), as its registers say."""
+    """Return bus numbers from sysfs, else from the config header, else from the functions below. A
+    bridge without functions and numbers has no bus: (0, 0), as in its registers."""
     if bdf not in tree.guessed:
         return None
     directory, config = tree.places[bdf].directory, tree.configs[bdf]

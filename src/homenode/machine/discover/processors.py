@@ -40,7 +40,7 @@ i7-1370P 5.0 to 3.9 GHz (1.28), GB10 997 to 731 units of capacity (1.36).
 
 
 def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKind | None, ...]:
-    """The kind of each core, in the order given; all None if the cores are alike.
+    """Return the kind of each core, in the order given; all None if the cores are identical.
 
     In this order of trust: the PMUs that Linux registers for each kind on x86 (cpu_core,
     cpu_atom), arm64's cpu_capacity, top frequency. Base frequency counts only where no top
@@ -68,11 +68,9 @@ def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKi
 def cores_differ(
     snapshot: Snapshot, cores: Sequence[CpuSet], packages: Sequence[CpuSet], offline: CpuSet
 ) -> str | None:
-    """How cores differ whose kinds are unknown, in words; None if they look alike.
-
-    By what a kind of core always has: caches of one size, one model on arm64, and as many SMT
-    siblings, which count only in a package, as SMT may be off in another, and if none is
-    offline.
+    """Return the difference of cores of unknown kind as text; None if they look equal. Compared are
+    cache sizes, the model on arm64, and the number of SMT siblings within a package without offline
+    CPUs, because SMT may be off in another package.
     """
     package_of_pu = {pu: number for number, pus in enumerate(packages) for pu in pus}
     sizes_of_package: dict[int | None, set[int]] = {}
@@ -95,7 +93,7 @@ def cores_differ(
 
 
 def kinds_by_speed(speeds: Sequence[int]) -> tuple[CoreKind | None, ...]:
-    """Kinds of cores by any measure of top speed: those above the topmost step are the P cores.
+    """Return kinds of cores by a measure of top speed: cores above the highest step are P cores.
 
     >>> [kind and kind.value for kind in kinds_by_speed([5000, 5200, 3900, 3900])]
     ['performance', 'performance', 'efficiency', 'efficiency']
@@ -119,7 +117,7 @@ _LOWEST_LLC_LEVEL = 2
 
 
 class Processors(Struct, frozen=True):
-    """What the online CPUs share. die_of_pu holds only CPUs whose die is known."""
+    """Shared units of the online CPUs. die_of_pu has only CPUs whose die is known."""
 
     packages: tuple[Package, ...]
     cores: tuple[Core, ...]
@@ -186,8 +184,8 @@ def _groups(
     pus: CpuSet, group_of: Callable[[int], CpuSet | None], subject: str, gaps: list[Gap]
 ) -> list[CpuSet]:
     """The disjoint groups of CPUs, by lowest CPU. A CPU's own file decides unless it disagrees with
-    that of the lowest CPU in its group: then the lower one's counts, as in hwloc, and a gap says
-    so.
+    that of the lowest CPU in its group: then the lowest CPU's file counts, as in hwloc, and there
+    is a gap.
     """
     groups: list[CpuSet] = []
     group_of_pu: dict[int, CpuSet] = {}
@@ -239,7 +237,7 @@ def _without_modules(
 ) -> list[CpuSet]:
     """The groups, but on AMD's families 15h and 16h one whose CPUs all have core ids of their own
     is not one core: its modules are two cores that share a front end and an FPU. hwloc and the
-    vendor count two. Elsewhere such ids are labels that some firmware or hypervisor made up.
+    vendor count two. On other CPUs such ids are arbitrary labels of firmware or hypervisor.
     """
     has_modules = cpu.vendor == "AuthenticAMD" and cpu.family in _FAMILIES_OF_MODULES
     labelled = CpuSet()

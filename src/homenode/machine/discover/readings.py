@@ -1,6 +1,5 @@
-"""Readings: single values of sysfs files, checked; None if a file is absent or says nothing.
-
-Trees that other programs gathered hold files that end with NULs, after their line end too.
+"""Readings: single values of sysfs files, checked; None if a file is absent or empty. Files in
+trees gathered by other programs may end with NULs.
 """
 
 from homenode.bdf import Bdf
@@ -14,7 +13,7 @@ PADDING = " \t\r\n\0"
 
 
 def read_lines(snapshot: Snapshot, path: str) -> list[str]:
-    """The lines of a file, without what pads its end; none if it is absent."""
+    """Return the lines of a file without padding at its end; empty if it is absent."""
     return (snapshot.read_text(path) or "").rstrip(PADDING).splitlines()
 
 
@@ -70,8 +69,8 @@ def link_name(snapshot: Snapshot, path: str) -> str | None:
 
 
 def list_readable(snapshot: Snapshot, directory: str) -> tuple[str, ...] | None:
-    """The names in a directory; None if there is none. Raises HostError if there is one, or
-    may be one, that cannot be read: what is hidden must not pass for what is absent."""
+    """The names in a directory; None if there is none. Raises HostError if there is or may be an
+    unreadable one: hidden names must not count as absent."""
     names = snapshot.list(directory)
     if names is None and is_hidden(snapshot, directory):
         raise HostError(

@@ -1,4 +1,4 @@
-"""System: which CPUs there are and their states; CPU model, architecture, settings of a host."""
+"""System: CPUs and their states; CPU model, architecture, settings of a host."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -59,9 +59,8 @@ class PuStates(Struct, frozen=True):
 def read_states(snapshot: Snapshot) -> PuStates:
     """The CPUs of a snapshot.
 
-    Raises InputError if there is no CPU tree, or where a CPU that is said to be online has no
-    directory: a host with CPUs missing must not pass for a smaller one. Raises HostError if the
-    CPU tree cannot be read.
+    Raises InputError if there is no CPU tree, or if an online CPU has no directory: a host with
+    missing CPUs must not count as a smaller host. Raises HostError if the CPU tree cannot be read.
     """
     numbers = list_numbers(list_readable(snapshot, CPU), "cpu")
     if numbers and numbers[-1] > MAX_PU_INDEX:
@@ -109,11 +108,9 @@ def read_states(snapshot: Snapshot) -> PuStates:
 
 
 def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
-    """The online CPUs that the cgroup of whoever looked may run on.
-
-    The cgroup comes first: the affinity in /proc/self/status is also narrowed by taskset, which
-    says nothing of where a VM may run. Where systemd keeps libvirt's machines from some CPUs, these
-    are not allowed either.
+    """Return the online CPUs that our cgroup allows. The cgroup comes first: taskset also narrows
+    the affinity in /proc/self/status, but does not limit VMs. CPUs that systemd excludes for
+    libvirt's machines are not allowed either.
     """
     machines = read_pus(snapshot, _MACHINES) or online
     allowed, gaps = _read_own_allowed(snapshot, online)
@@ -151,7 +148,7 @@ def _cgroups(snapshot: Snapshot) -> dict[str, str]:
     """Our cgroup by the type of the file system that it is in.
 
     /proc/self/cgroup has lines such as "9:cpuset:/jobs" (version 1) and "0::/user" (version 2);
-    /proc/self/cpuset has the one of either version that decides on CPUs.
+    /proc/self/cpuset has the path that applies to CPUs in either version.
     """
     groups: dict[str, str] = {}
     for line in read_lines(snapshot, "/proc/self/cgroup"):
@@ -230,7 +227,8 @@ _ARM_IMPLEMENTERS = {
 def read_versions(
     snapshot: Snapshot,
 ) -> tuple[Version | None, Version | None, tuple[Gap, ...]]:
-    """(libvirt, QEMU): of the daemon where it answers, else of what is installed."""
+    """Return (libvirt, QEMU) versions: of the daemon if it answers, else of the installed
+    programs."""
     libvirt = qemu = None
     gaps: list[Gap] = []
     try:
@@ -331,7 +329,7 @@ def read_settings(
 
 
 def _turbo(snapshot: Snapshot) -> str | None:
-    """ "on" or "off": Intel's driver says no_turbo, all others boost."""
+    """Return "on" or "off": Intel's driver has no_turbo, all others have boost."""
     for path, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
         word = read_word(snapshot, f"{CPU}/{path}")
         if word in ("0", "1"):
@@ -380,7 +378,7 @@ def _scaling_drivers(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | No
 def _pus_of(
     online: CpuSet, value_of: Callable[[int], _Value | None]
 ) -> tuple[tuple[_Value, CpuSet], ...] | None:
-    """The CPUs by what each of them has, ascending; None if none gives."""
+    """Return the CPUs by their value, ascending; None if no CPU has a value."""
     pus_of_value: dict[_Value, list[int]] = {}
     for pu in online:
         value = value_of(pu)

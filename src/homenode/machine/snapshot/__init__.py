@@ -1,1 +1,1 @@
-"""Snapshots: everything that homenode reads of a host, as one value that can be stored and sent."""
+"""Snapshots: all data that homenode reads from a host, as one value that can be stored and sent."""

@@ -1,12 +1,11 @@
 """Archive: a tar of a host's files, read into memory and never unpacked. [I/O]
 
-Plain, gzip, bzip2 or xz, recognised by content. Devices, sockets and FIFOs in it are skipped: their
-content is not a text, and opening one is never needed.
+Plain, gzip, bzip2 or xz, recognised by content. Devices, sockets and FIFOs in it are skipped.
 
-Who made it may want our time and memory. So everything is counted as it comes: packed and unpacked
-bytes, compressed streams, members, and what is kept of names and texts, a hard link as often as it
-is resolved. The tar itself is parsed here: Python's tarfile reads headers of any size, takes 50 us
-for each member, and has had endless loops.
+A hostile archive may exhaust time and memory. So everything is counted: packed and unpacked bytes,
+compressed streams, members, and stored names and texts, a hard link as often as it is resolved. The
+tar itself is parsed here: Python's tarfile reads headers of any size, takes 50 us for each member,
+and has had endless loops.
 
 Source: POSIX.1-2017, pax; GNU tar, "Basic Tar Format"; RFC 1952; the .xz format, 1.2.1.
 """
@@ -45,7 +44,7 @@ _DICTIONARY_BYTES = 80 << 20  # of xz -9
 
 
 class _Decompressor(Protocol):
-    """What those of zlib, bz2 and lzma have in common; whoever has no more to give says so."""
+    """Common protocol of the decompressors of zlib, bz2 and lzma."""
 
     @property
     def eof(self) -> bool: ...
@@ -57,7 +56,7 @@ class _Decompressor(Protocol):
 
 
 class _Compression(Struct, frozen=True):
-    """How files of a compression are recognised and read."""
+    """Recognition and reading of a compression format."""
 
     magic: bytes
     name: str
@@ -66,7 +65,7 @@ class _Compression(Struct, frozen=True):
 
 
 class _Gzip:
-    """zlib's decompressor as those of bz2 and lzma are: it keeps what it has not looked at."""
+    """zlib's decompressor with the interface of bz2 and lzma: it keeps unused input."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=31)
@@ -97,7 +96,7 @@ _NOT_READ = ((b"PK\x03\x04", "zip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"7z\xbc\xa
 
 
 class ArchiveTree(Struct, frozen=True):
-    """What a tar holds. Paths have no leading slash, no "." and no ".."."""
+    """Contents of a tar. Paths have no leading slash, no "." and no ".."."""
 
     files: dict[str, str]  # path -> text (see MemorySnapshot for bytes that are no UTF-8)
     links: dict[str, str]  # path -> target
@@ -143,11 +142,11 @@ def _read(file: BinaryIO, source: str) -> ArchiveTree:
 
 
 class _DamagedError(Exception):
-    """What is not as a tar is."""
+    """The archive is malformed."""
 
 
 class _UnpackedStream:
-    """The bytes of a packed file, unpacked as they are asked for and no further."""
+    """The bytes of a packed file, unpacked on demand."""
 
     def __init__(
         self, file: BinaryIO, head: bytes, compression: _Compression | None, source: str
@@ -232,7 +231,7 @@ class _UnpackedStream:
 
 
 class _Tar:
-    """The members of a tar, as far as they were read. left: bytes that may still be kept."""
+    """The members read from a tar so far. left: bytes that may still be stored."""
 
     def __init__(self, unpacked: _UnpackedStream, source: str) -> None:
         self.files: dict[str, str] = {}
@@ -323,7 +322,7 @@ class _Tar:
         return text
 
     def _keep(self, *texts: str) -> None:
-        """Count what is kept, or shared: whoever reads it reads it as often as it is named."""
+        """Count stored or shared content: it is read as often as it is named."""
         self._left -= _OVERHEAD_BYTES + sum(map(getsizeof, texts))
         if self._left < 0:
             raise self._too_much(f"at most {MAX_TOTAL_BYTES} bytes of names and texts", "more")

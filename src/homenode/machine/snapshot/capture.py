@@ -35,14 +35,14 @@ _HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%/\[\]+-]{0,255}", re.ASCII)
 
 
 class CaptureArchive(Struct, frozen=True):
-    """An archive, and what is in it."""
+    """An archive with its manifest."""
 
     content: bytes
     manifest: Manifest
 
     @property
     def mode(self) -> int:
-        """Permissions of its file: what is not redacted is for its owner's eyes only."""
+        """Permissions of its file: an unredacted archive is only for its owner."""
         return 0o644 if self.manifest.redacted else PRIVATE
 
 
@@ -60,9 +60,8 @@ def capture_host(ssh: str | None = None, *, redacted: bool = True) -> CaptureArc
 def capture(
     snapshot: Snapshot, *, redacted: bool = True, also: Identities | None = None
 ) -> CaptureArchive:
-    """Archive what the contents table names of a snapshot. Equal hosts give equal bytes.
-
-    also: names to redact in addition to those that the snapshot gives.
+    """Archive the contents table's part of a snapshot. Equal hosts produce equal bytes. also: names
+    to redact in addition to those in the snapshot.
     """
     gathered = gather(snapshot)
     notes = tuple((path, "not of its form") for path in gathered.unlike)
@@ -89,11 +88,11 @@ def capture(
 def collect_over_ssh(
     host: str, timeout_s: float = SSH_TIMEOUT_S, *, batch: bool = False
 ) -> MemorySnapshot:
-    """What the collector reads on a host, not redacted. Nothing is written there.
+    """Return the collector's output on a host, unredacted. Nothing is written on the host.
 
-    ssh asks for passwords and unknown keys on the terminal, as it always does; with `batch`, which
-    is for many hosts at once, it fails instead. Raises UsageError for a name that is not a host's,
-    HostError if ssh or the shell there fails, ParseError if what came back is not a collector's.
+    ssh asks for passwords and unknown keys on the terminal, as it always does; with `batch`, for
+    many hosts at once, it fails instead. Raises UsageError for a name that is not a host's,
+    HostError if ssh or the shell there fails, ParseError if the output is not a collector's.
     """
     if not _HOST.fullmatch(host):
         raise UsageError(f"{host[:80]!r} is not a host name", hint="HOST or USER@HOST, as for ssh")

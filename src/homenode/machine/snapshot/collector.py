@@ -1,7 +1,7 @@
-"""Collector: one script for a POSIX shell that reads what the contents table names.
+"""Collector: one script for a POSIX shell that reads the files and commands of the contents table.
 
-It runs on a host if nothing of ours is installed, with sh of busybox or dash, and writes
-nothing there. What it prints:
+It runs on a host without homenode, with sh of busybox or dash, and writes nothing on it. Its
+output:
 
     homenode-collector 1          the first line of ours; a login banner may stand before it
     F proc/device-tree/model      a file, then its lines, each after a space
@@ -75,7 +75,7 @@ def collector_script(root: str = "/") -> str:
 
 
 def parse_collected(text: str, name: str) -> MemorySnapshot:
-    """What a collector printed, as a snapshot; gather() then takes what the table names.
+    """Return a collector's output as a snapshot; gather() then selects the table's part.
 
     Failed tools are omitted. Raises ParseError if the text is no collector's, or cut short.
     """
@@ -147,9 +147,8 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
 
 
 def _command_lines(command: ToolCommand) -> Iterator[str]:
-    """Lines that run a tool, where it is there, and frame what it says.
-
-    The exit status comes through the same pipe, after a line of its own.
+    """Return lines that run a tool, if it is installed, and frame its output. The exit status
+    follows in the same pipe, on a separate line.
     """
     for position, argv in enumerate(command.spellings):
         yield f"{'el' if position else ''}if command -v {quote(argv[0])} >/dev/null; then"
@@ -220,7 +219,7 @@ def _many(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _part_pattern(part: str) -> str:
-    """What may stand for a part of a glob. A number holds no colon, so that it may stand last."""
+    """Return a pattern for a part of a glob. A number contains no colon, so it may come last."""
     ending = {"[0-9]*": "[0-9]+"}.get(part)
     return ending or ("[^/]*" if _is_pattern(part) else re.escape(part))
 
@@ -245,7 +244,7 @@ def _links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _resolve(path: str, links: dict[str, str]) -> str:
-    """Where a path really lies, following links above its last part; /sys has no other links."""
+    """Return the real path, following links above its last part; /sys has no other links."""
     directory, _, name = path.rpartition("/")
     real = follow("/", directory.split("/"), links.get, lambda path: True)
     return path if real is None else join(real, name)

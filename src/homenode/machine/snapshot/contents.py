@@ -1,7 +1,7 @@
 """Contents: the one table of every path and every command that homenode reads, and why.
 
-The same table captures (gather.py, collector.py) and validates: a file that does not have its form
-is omitted from a capture, so that nothing foreign comes along.
+The same table captures (gather.py, collector.py) and validates: malformed files are omitted from a
+capture, so that no foreign data is included.
 
 Source: Documentation/ABI/{stable,testing}/sysfs-* and Documentation/filesystems/proc.rst of the
 Linux kernel 6.12; for each tool see tools/.
@@ -32,7 +32,7 @@ _WAY = r"(?:[A-Za-z0-9_.:@-]{1,80}/){0,40}"  # pci0000:17/0000:17:01.0/, platfor
 
 
 class Form(Enum):
-    """What the text of a file looks like; the value is a regular expression."""
+    """Form of a file's text; the value is a regular expression."""
 
     NUMBER = r"-?\d{1,20}"
     HEX = r"(?:0x)?[0-9a-fA-F]{1,8}"
@@ -66,7 +66,7 @@ class Form(Enum):
     def matches(self, text: str) -> bool:
         """True if the whole text, but for white space around it, has the form.
 
-        White space alone has every form: a file may say nothing.
+        White space alone matches every form: a file may be empty.
         """
         # By line, because a pattern that repeats over lines takes 2^n steps to say no.
         parts = text.strip().split("\n") if self in _BY_LINE else (text.strip(),)

@@ -1,8 +1,7 @@
-"""Gather: what of the contents table a snapshot holds, and what of PCI config space is kept.
-
-What a live host, a directory, or another machine's collector offers passes through here on its way
-into a capture: a file that is not in the table, or not of its form, stays behind. What a capture
-says of itself is in manifest.json at its top.
+"""Gather: the part of a snapshot that the contents table names, and the kept part of PCI config
+space. Data of a live host, a directory, or another machine's collector passes through this module
+into a capture: files that are not in the table, or malformed, are omitted. A capture's
+manifest.json describes it.
 """
 
 import re
@@ -22,7 +21,8 @@ KIND = "snapshot"
 
 
 class Manifest(Struct, frozen=True):
-    """What is in a capture and what is not. No time and no host name: equal hosts, equal files."""
+    """Contents and omissions of a capture. Without time and host name, so equal hosts have equal
+    files."""
 
     homenode: str  # version of the program that wrote it
     redacted: bool  # names, serials and addresses are pseudonyms
@@ -52,7 +52,7 @@ _NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)
 
 
 class GatheredFiles(Struct, frozen=True):
-    """What was found, as a snapshot, and what was not."""
+    """The gathered files as a snapshot, and the omitted ones."""
 
     snapshot: MemorySnapshot
     absent: tuple[str, ...]  # globs of the table that matched nothing, in the table's order
@@ -61,7 +61,7 @@ class GatheredFiles(Struct, frozen=True):
 
 
 class _Unlike(Exception):
-    """A text that does not have its form."""
+    """A text does not match its form."""
 
 
 def gather(snapshot: Snapshot) -> GatheredFiles:
@@ -133,9 +133,8 @@ def _pattern(part: str) -> "re.Pattern[str]":
 
 
 def _place(snapshot: Snapshot, path: str) -> str | None:
-    """Where a capture holds it: below the real path of its directory.
-
-    Not under /proc: there /proc/self would become the number of our own process.
+    """Return the path in a capture: below the real path of its directory, except under /proc, where
+    /proc/self would become our process number.
     """
     if not path.startswith("/sys/"):
         return path

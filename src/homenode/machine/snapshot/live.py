@@ -1,4 +1,4 @@
-"""A host's files in a directory, and the running machine, read as they are asked for. [I/O]"""
+"""A host's files in a directory, and the running machine, read on demand. [I/O]"""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ class LiveSnapshot(QuietSnapshot):
 
     @property
     def failures(self) -> dict[str, str]:
-        """What each tool printed that was asked and failed; of virsh also that it is missing."""
+        """Output of each failed tool; for virsh also that it is missing."""
         return dict(self._failures)
 
     def command_output(self, command: str) -> str | None:

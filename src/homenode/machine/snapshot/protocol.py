@@ -1,4 +1,4 @@
-"""Snapshot: the one way in which discovery reads a host, live or stored; where its links lead."""
+"""Snapshot: the interface through which discovery reads a host, live or stored; its links."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -11,14 +11,14 @@ T = TypeVar("T")
 class Snapshot(Protocol):
     """Files, directories, links and tool outputs of one host.
 
-    A live machine, a capture archive, a bare tree of /sys, and a rendered host.toml all are one.
+    A live machine, a capture archive, a tree of /sys, and a rendered host.toml implement it.
     Paths are absolute, of the host ("/sys/devices/system/cpu/online"), without "." or "..".
     Symbolic links in the middle of a path are followed, as the kernel would.
     """
 
     @property
     def name(self) -> str:
-        """What to call it in messages: a file name, or "this machine"."""
+        """Its name in messages: a file name, or "this machine"."""
 
     def read_text(self, path: str) -> str | None:
         """The text of a file; None if it is absent or unreadable (the kernel may refuse)."""
@@ -41,8 +41,8 @@ class Snapshot(Protocol):
 
 
 class BoundedSnapshot:
-    """The same host, as far as it is of a size that hosts have: whoever made a stored one may want
-    our time. Raises InputError if more is read than of the largest machines."""
+    """The same host with limits on size, because a stored snapshot may be hostile. Raises
+    InputError if more is read than on the largest machines."""
 
     __slots__ = ("_asked", "_chars", "_commas", "_files", "_found", "_known")
 
@@ -89,7 +89,7 @@ class BoundedSnapshot:
         return self._count_answer(text)
 
     def _count_answer(self, answer: T) -> T:
-        """Count an answer; what is not there takes no room, and little time."""
+        """Count an answer; absent files take no space and little time."""
         self._found += answer is not None
         self._asked += 1
         if (

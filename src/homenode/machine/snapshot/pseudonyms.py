@@ -1,10 +1,9 @@
-"""Pseudonyms: what stands for a secret, the same secret everywhere the same.
+"""Pseudonyms: replacements of secrets; the same secret always has the same pseudonym.
 
-They are counted in the order in which secrets turn up and not derived from them: the hash of a MAC
-or a serial is guessed in minutes.
-
-Each has the form of what it stands for: a MAC is a locally administered MAC, an address is one of
-those set aside for documentation (RFC 5737, RFC 2544, RFC 3849), a UUID is a UUID.
+They are numbered in the order of the secrets and not derived from them, because the hash of a MAC
+or a serial can be guessed in minutes. Each has the form of its secret: a MAC is a locally
+administered MAC, an address is one of those set aside for documentation (RFC 5737, RFC 2544, RFC
+3849), a UUID is a UUID.
 """
 
 import ipaddress
@@ -92,12 +91,12 @@ class Pseudonyms:
 
     @property
     def not_everywhere(self) -> tuple[str, ...]:
-        """What was replaced only where it is known to stand: names that are too short, or words
-        that tools use anyway, cannot be distinguished from other text."""
+        """Names that are replaced only in known places: too short or common names cannot be
+        distinguished from other text."""
         return tuple(self._left)
 
     def pseudonym(self, kind: str, secret: str) -> str:
-        """The pseudonym "KIND-N" of a secret. What is a pseudonym of that kind stays one."""
+        """Return the pseudonym "KIND-N" of a secret. A pseudonym of that kind stays unchanged."""
         return self._remember(kind, secret, lambda count: f"{kind}-{count}")
 
     def uuid(self, secret: str) -> str:
@@ -115,9 +114,8 @@ class Pseudonyms:
         return pseudonym
 
     def scrub(self, text: str) -> str:
-        """The text with pseudonyms for everything that shows itself by its form or is known.
-
-        To be done once: a pseudonym has the form of what it stands for, and would get another.
+        """Replace everything in a text that is known or has a recognisable form. Call it only once:
+        a pseudonym has the form of its secret, and would be replaced again.
         """
         return self.scrub_words(self.scrub_forms(text))
 
@@ -143,7 +141,7 @@ class Pseudonyms:
         return text
 
     def scrub_forms(self, text: str) -> str:
-        """The text with pseudonyms for what shows itself by its form alone.
+        """Replace texts with a recognisable form.
 
         For paths: a host may be called node1, but a path of /sys never means the host.
         """

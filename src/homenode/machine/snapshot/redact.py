@@ -1,15 +1,14 @@
-"""Redact: a snapshot without what gives whose machine it is.
-
-Two nets, one behind the other. Every source keeps only what is known to be structure, where its
-format allows that: XML elements, kernel parameters, files that have their form. What is left is
-searched for everything that shows itself by its form (UUIDs, MACs, addresses) or is known by name
-(host, user, serials). Secrets get pseudonyms, the same everywhere (machine/snapshot/pseudonyms.py).
+"""Redact: a snapshot without data that identifies the machine's owner, in two steps. Every source
+is reduced to known structure, if its format allows that: XML elements, kernel parameters, files
+with their form. The remaining text is searched for recognisable forms (UUIDs, MACs, addresses) and
+known names (host, user, serials). Secrets get pseudonyms, the same everywhere
+(machine/snapshot/pseudonyms.py).
 
 PCI addresses, CPU lists, masks and distances are no secrets and stay as they are.
 
-Of XML the lists say what stays, not what goes: an element that a later libvirt or driver brings
-may hold anything. Every value of a domain has a closed form: a number, a set, a size's unit, a word
-that libvirt itself defines. So nothing that someone named survives.
+For XML the lists name the elements that stay, because a new element of libvirt or a driver may
+contain anything. Every value of a domain has a closed form: a number, a set, a size's unit, a word
+that libvirt itself defines. So no user-defined name survives.
 
 Source: libvirt's docs/schemas: capability.rng, domaincommon.rng, basictypes.rng;
 nvsmi_device_v12.dtd.
@@ -104,7 +103,7 @@ def redact(
 ) -> RedactedSnapshot:
     """The snapshot under the name "host", without anything of its owner.
 
-    notes: (path or tool, remark) that go with it, redacted like the rest, at the head of left_out.
+    notes: (path or tool, remark), redacted too, at the head of left_out.
     """
     names = Pseudonyms(identities.hosts, identities.users)
     for serial in identities.serials:
@@ -217,7 +216,7 @@ _FIRMWARE = words("firmware")
 
 
 def _topology(text: str, names: Pseudonyms) -> str:
-    """nvidia-smi topo -m: whoever runs the host may have named the NICs."""
+    """Redact nvidia-smi topo -m: its NICs may have user-defined names."""
     header = next((line for line in text.splitlines() if line.split()[:1] == ["GPU0"]), "")
     named = {*header.partition("CPU Affinity")[0].split(), *_NIC_IN_LEGEND.findall(text)}
     named = {name for name in named if not _TOPO_NAME.fullmatch(name)}
@@ -238,7 +237,7 @@ def _scrub(text: str, names: Pseudonyms) -> str:
 
 
 def _lspci(text: str, names: Pseudonyms) -> str:
-    """lspci -vvv: vital product data holds serials, asset tags and whatever a vendor likes.
+    """Redact lspci -vvv: vital product data contains serials, asset tags and vendor data.
 
     [SN] Serial number: MT2311X12345     [V3] Vendor specific: 8f2a...     [YA] Asset tag: rack 4
     """
@@ -349,13 +348,14 @@ def _keep(element: etree._Element, rules: Rules) -> None:
 
 
 def _remove(parent: etree._Element, child: etree._Element) -> None:
-    """Removes a child, and what stands behind it goes too: between elements it is white space."""
+    """Remove a child with the white space after it."""
     child.tail = None
     parent.remove(child)
 
 
 def _pseudonym(uuid: etree._Element | None, names: Pseudonyms) -> None:
-    """For what does not show itself by its form. UUIDs do, and have been scrubbed already."""
+    """Return a pseudonym for a value without a recognisable form. UUIDs have been replaced
+    already."""
     text = "" if uuid is None else (uuid.text or "").strip()
     if uuid is not None and text and _OF_SCRUBBED_UUID not in text:
         uuid.text = names.uuid(text)
@@ -453,7 +453,7 @@ are pseudonyms."""
 
 
 def redact_domains(text: str, names: Pseudonyms) -> str:
-    """The domains of virsh-domains, written again from what the list above lets through.
+    """Rewrite the domains of virsh-domains from the elements that the list above allows.
 
     Raises ParseError if the text is no XML.
     """

@@ -1,4 +1,4 @@
-"""Store: opens a host's files, in a directory or a tar, of a capture of ours or bare /sys. [I/O]
+"""Store: opens a host's files in a directory or a tar, from a capture or a tree of /sys. [I/O]
 
 A source may hold several machines; "ARCHIVE#desktop" names the one in the directory "desktop".
 """
@@ -31,8 +31,8 @@ def open_snapshot(path: Path) -> Snapshot:
     The top may be sys/ itself (or its content), or have sys/ below it by a few directories.
     Archives are read whole into memory, directories when asked.
 
-    Raises InputError if nothing of the kind is found, where several machines are and none is
-    named, or where an archive is damaged or hostile.
+    Raises InputError if there are no such files, if there are several machines and none is named,
+    or if an archive is damaged or hostile.
     """
     source, machine = _split(path)
     if source.is_dir():
@@ -126,7 +126,8 @@ def _subdirectories(directory: str) -> list[str]:
 
 
 def _outermost(roots: set[tuple[str, bool]]) -> set[tuple[str, bool]]:
-    """Roots that do not lie in another: /sys/fs/.../sys of a container is no second machine."""
+    """Return roots that are not inside another root: /sys/fs/.../sys of a container is not a second
+    machine."""
     prefixes = {prefix for prefix, _ in roots}
     return {root for root in roots if prefixes.isdisjoint(_directories_above(root[0]))}
 
@@ -191,7 +192,7 @@ def _from_tree(name: str, tree: ArchiveTree, prefix: str, below_sys: bool) -> Me
 
 
 class DirectorySnapshot:
-    """A directory that holds /sys and /proc, as a snapshot; nothing outside of it is ever read.
+    """A directory with /sys and /proc as a snapshot; files outside of it are never read.
 
     Links are resolved here and not by the kernel: an absolute link, or one with too many "..",
     leads to the directory's own top. Tool outputs are the files commands/NAME.

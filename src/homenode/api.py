@@ -100,7 +100,8 @@ def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
 
 
 def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Recommendation:
-    """Recommend a layout on a host for an objective. results: directories that override the table."""
+    """Recommend a layout on a host for an objective. results: directories that override the
+    table."""
     from homenode.decide.machine_facts import facts_of_host, of_host
     from homenode.decide.recommendation import decide as decide_on
 

@@ -1,7 +1,7 @@
 """The host as a value: packages, NUMA nodes, LLCs, cores, CPUs; its PCI tree is in pci.py.
 
-A Host is immutable and complete: whatever could not be learnt is None, with its reason in
-`Host.gaps`. Names and their meaning: docs/reference/glossary.md.
+A Host is immutable and complete: unknown facts are None, with the reason in `Host.gaps`. Names and
+their meaning: docs/reference/glossary.md.
 
 Source: the object types of hwloc (hwloc.h), Documentation/ABI/stable/sysfs-devices-system-cpu and
 Documentation/admin-guide/cputopology.rst of the Linux kernel.
@@ -27,7 +27,7 @@ from homenode.machine.settings import HostSettings
 
 
 class HostReserve(Struct, frozen=True):
-    """What a placement leaves to the host until nothing else fits."""
+    """Resources that a placement leaves to the host unless nothing else fits."""
 
     cores: int = 1  # whole cores of the host without vCPUs, whosever
     # of each node; None = the larger of 2 GiB and 2 % of the node. What QEMU needs for the VM comes
@@ -44,7 +44,7 @@ include/linux/topology.h."""
 
 
 class CoreId(NamedTuple):
-    """A core as the OS names it; `core` alone repeats from package to package.
+    """A core by the OS's numbers; `core` alone repeats from package to package.
 
     Old AMD modules and some guests repeat it within a package too: then it is a label only, and
     CoreIndex distinguishes the cores.
@@ -62,7 +62,7 @@ class CoreKind(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """What the memory of a node is."""
+    """Kind of a node's memory."""
 
     DRAM = "dram"
     GPU = "gpu"  # memory of a GPU that the driver put online as a node (GH200 and kin)
@@ -143,14 +143,14 @@ LAYOUT_NAMESPACE = "urn:homenode:layout:1"
 
 
 class DomainMark(StrEnum):
-    """Whose UUID homenode's mark in a domain's metadata has."""
+    """Owner of the UUID in homenode's mark in a domain's metadata."""
 
     OWN = "own"  # the domain's: homenode placed it; a mark without a UUID counts as its own
     COPY = "copy"  # another domain's: virt-clone keeps metadata
 
 
 class RunningDomain(Struct, frozen=True):
-    """What a libvirt domain on this host uses."""
+    """Resources that a libvirt domain on this host uses."""
 
     name: str  # as libvirt has it, or what a redacted capture calls it (see has_pseudonym)
     running: bool
@@ -174,7 +174,7 @@ class RunningDomain(Struct, frozen=True):
 
     @property
     def has_claim(self) -> bool:
-        """True if its CPUs, memory and devices count as taken, whoever plans another VM."""
+        """Whether its CPUs, memory and devices count as used when another VM is planned."""
         return self.running or self.planned or self.is_kept
 
     @property
@@ -256,7 +256,7 @@ class Host(Struct, frozen=True, dict=True):
     nodes_assumed: bool = False
 
     def node(self, index: int) -> NumaNode | None:
-        """The node of that number, or None."""
+        """Return the node with that number, or None."""
         return self.node_at.get(index)
 
     @cached_property
@@ -279,7 +279,7 @@ class Host(Struct, frozen=True, dict=True):
 
     @cached_property
     def usable_pus(self) -> CpuSet:
-        """Online CPUs that whoever read the host may use."""
+        """Online CPUs that homenode's process may use."""
         return CpuSet(pu.index for pu in self.pus if pu.online and pu.allowed)
 
     @cached_property
@@ -337,10 +337,8 @@ class Host(Struct, frozen=True, dict=True):
     @cached_property
     def fingerprint(self) -> str:
         """sha256 (hex) over CPUs, nodes, LLCs, cores, distances and PCI functions with their nodes;
-        equal topologies have equal ones.
-
-        Omitted is what changes from boot to boot or while the host runs: free memory, pages,
-        domains, drivers, link states, names.
+        equal topologies have equal fingerprints. Facts that change from boot to boot or while the
+        host runs are not included: free memory, pages, domains, drivers, link states, names.
         """
         host = with_certain_nodes(self)
         lines = [f"architecture {host.architecture}"]
@@ -503,8 +501,8 @@ def summarise(host: Host) -> HostSummary:
 def with_certain_nodes(host: Host) -> Host:
     """The host with every device of a one-node host on that node.
 
-    Firmware of one-node hosts often gives none (numa_node says -1), but there is no other node. The
-    Host keeps what was read; planning uses what follows from it.
+    Firmware of one-node hosts often reports none (numa_node is -1), although there is no other
+    node. The Host keeps the read value; planning uses this one.
     """
     if len(host.nodes) != 1 or all(device.node is not None for device in host.pci_devices):
         return host
@@ -515,7 +513,7 @@ def with_certain_nodes(host: Host) -> Host:
 
 
 def host_of_nothing(name: str, gaps: tuple[Gap, ...]) -> Host:
-    """A host of which nothing is known but its name."""
+    """Return a host of which only the name is known."""
     return Host(
         name=name,
         architecture=None,

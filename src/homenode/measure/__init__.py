@@ -1,1 +1,1 @@
-"""Bench: what is measured, in which order and under which conditions; other tools' outputs."""
+"""Bench: tests, their order and conditions; other tools' outputs."""

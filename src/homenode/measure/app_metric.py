@@ -1,7 +1,6 @@
-"""App metric: the figure of the user's own program, found by a regular expression. [I/O]
+"""App metric: the result of the user's own program, found by a regular expression. [I/O]
 
-Searched in a process of its own: a pattern such as (a+)+$ can take longer than the universe on one
-line, and nothing else stops it.
+The search runs in a separate process, because a pattern such as (a+)+$ may never end on one line.
 """
 
 import re
@@ -46,7 +45,8 @@ def check_metric(pattern: str) -> None:
 
 
 def figure_of(order: AppOrder, output: str) -> float:
-    """The last match in an output. Raises ParseError: none, no number, or a search without end."""
+    """Return the last match in an output. Raises ParseError for no match, no number, or a search
+    without end."""
     text = output[-MAX_KEPT:]
     try:
         # isolated: nothing of the directory that we stand in is imported

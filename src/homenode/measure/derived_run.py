@@ -1,7 +1,7 @@
 """Derived run: a run's samples, marks and findings, from its records and raw outputs alone.
 
-Derived again whenever it is asked for: nothing that was measured is kept in a second place, so that
-nothing is lost or counted twice however often a run was cut short.
+It is derived on every request: results are stored in one place only, so that they are never lost or
+counted twice, however often a run was interrupted.
 """
 
 import statistics
@@ -47,7 +47,7 @@ _EMULATION_UNKNOWN = Gap(
 
 
 class DerivedRun(Struct, frozen=True):
-    """A run as it stands, and what to say of it."""
+    """The present state of a run, with its findings."""
 
     run: Run
     findings: tuple[Finding, ...]
@@ -55,14 +55,14 @@ class DerivedRun(Struct, frozen=True):
 
 
 class _ReadStep(Struct, frozen=True):
-    """A step that gave figures."""
+    """A step with results."""
 
     step: StepRecord
     reading: StepReading
 
 
 def schedule_of(record: RunRecord) -> Schedule:
-    """The steps of a run: from nothing but what was ordered."""
+    """Return the steps of a run, from its orders alone."""
     tests = [test.id for test in record.tests if test.id not in record.controls]
     return schedule(tests, record.controls, record.repeats, record.seed)
 
@@ -74,9 +74,8 @@ def derive_run(
     host: Host,
     readings: Mapping[int, StepReading] | None = None,
 ) -> DerivedRun:
-    """The run of these records. host: what was measured, confined to the CPUs that it was.
-
-    readings: of steps, by number, whose outputs have been read already.
+    """Return the run of these records. host: the measured host, confined to the CPUs of the run.
+    readings: of steps whose outputs were read already, by number.
     """
     gaps = list(record.left_out)
     read = list(_read(record, steps, host, gaps, readings or {}))
@@ -128,7 +127,7 @@ def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterat
 def _origin(
     record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_ReadStep]
 ) -> Origin | None:
-    """None if nothing shows whether the machine is emulated."""
+    """Return the origin; None if it is unknown whether the machine is emulated."""
     answers = {look.environment.emulated for look in looks}
     answers |= {read_step.reading.emulated for read_step in read}
     if any(c.name == REPLAYED for read_step in read for c in read_step.reading.conditions):
@@ -173,7 +172,7 @@ def reading_of(
 
 
 def _samples(record: RunRecord, read: Sequence[_ReadStep]) -> tuple[tuple[Sample, ...], States]:
-    """Samples with the states that all brackets of the run tell together."""
+    """Return samples with the states from all brackets of the run."""
     brackets: list[Bracket] = []
     place_of: dict[tuple[int, int, Bracket], int] = {}
     for number, step in enumerate(read):
@@ -218,7 +217,8 @@ def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The first of each kind and subject: every round says it again, with other decimals."""
+    """Return the first finding of each kind and subject: every round repeats it with other
+    decimals."""
     first: dict[tuple[str, str], Finding] = {}
     for problem in findings:
         first.setdefault((problem.id, problem.subject), problem)
@@ -226,7 +226,7 @@ def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _failed_tests(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
-    """Tests that gave nothing in any round."""
+    """Find tests without a result in any round."""
     results: dict[str, list[StepRecord]] = {}
     for step, _ in steps:
         results.setdefault(step.test, []).append(step)
@@ -272,7 +272,8 @@ def _moved_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Fi
 
 
 def _overlap(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether the middle halves of both sides do: then what is between their medians is noise."""
+    """Return whether the middle halves of both sides overlap: then the difference of their medians
+    is noise."""
     if min(len(before), len(after)) < _SPREAD_FROM:
         return False
     low, _, high = statistics.quantiles(before, n=4, method="inclusive")
@@ -300,7 +301,8 @@ def _without_times(environment: Environment) -> Environment:
 
 
 def _busy(record: RunRecord, read: Sequence[_ReadStep], marks: list[str]) -> Iterator[Finding]:
-    """Steps during which others ran; where no round of a test was calm, the run is marked."""
+    """Find steps during which other programs ran; a test without an undisturbed round marks the
+    run."""
     busy = [busy_step for busy_step in read if busy_step.reading.busy]
     if not busy:
         return

@@ -1,10 +1,9 @@
 """Environment: the conditions of a run, read before and after. A change marks the run.
 
-What would spoil a run is found before it begins.
-
-Whether a machine is emulated (QEMU's TCG, so that no figure means anything): homenode-probe knows
-more where it runs, see native/src/emulation.hpp. Source: QEMU, target/arm/tcg/cpu64.c (the
-identification of "max") and hw/arm/virt.c (the product's name); seen on Debian 12 in QEMU 7.2.
+Faults that would spoil a run are found before it begins. Whether a machine is emulated (QEMU's TCG,
+so that results are meaningless): homenode-probe detects more, see native/src/emulation.hpp. Source:
+QEMU, target/arm/tcg/cpu64.c (the identification of "max") and hw/arm/virt.c (the product's name);
+seen on Debian 12 in QEMU 7.2.
 """
 
 import re
@@ -46,7 +45,7 @@ class LinkState(Struct, frozen=True):
 
 
 class Environment(Struct, frozen=True):
-    """One look. None if the machine does not say."""
+    """The conditions at one time. None if the machine does not show them."""
 
     online: CpuSet
     memory_bytes: int | None  # all nodes together; a balloon moves it
@@ -75,7 +74,7 @@ class Share(Struct, frozen=True):
 
 
 def read_environment(snapshot: Snapshot, host: Host) -> Environment:
-    """One look at a machine. host: discovered from the same snapshot at the same time."""
+    """Read the conditions of a machine. host: discovered from the same snapshot."""
     gaps: list[Gap] = []
     times: tuple[PuTimes, ...] = ()
     try:
@@ -118,7 +117,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
 
 
 def conditions_of(environment: Environment) -> tuple[Condition, ...]:
-    """What must be equal for two runs to be comparable. Unknown settings are omitted."""
+    """Return the conditions that must be equal in comparable runs. Unknown settings are omitted."""
     settings = _settings_of(environment)
     return tuple(
         Condition(name, value)
@@ -132,7 +131,7 @@ _OF_THE_MACHINE = frozenset({"online CPUs", "memory", "huge pages"})
 
 
 def _settings_of(now: Environment) -> dict[str, str | None]:
-    """What must stay as it is while a run is measured, in words; None if unknown."""
+    """Return settings that must not change during a run, as text; None if unknown."""
     return {
         "online CPUs": str(now.online),
         "memory": None if now.memory_bytes is None else f"{now.memory_bytes / MIB:,.0f} MiB",
@@ -151,15 +150,15 @@ def _settings_of(now: Environment) -> dict[str, str | None]:
 
 
 def changes(before: Environment, after: Environment, pus: CpuSet | None = None) -> tuple[str, ...]:
-    """Why nothing must be concluded from what was measured in between; () if nothing changed.
-
-    pus: that measured; None = all.
+    """Return reasons against conclusions from results in between; () if nothing changed. pus:
+    measured CPUs; None = all.
     """
     return tuple(_settings(before, after)) + tuple(_events(before, after, pus or after.online))
 
 
 def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
-    """What these CPUs did between two looks; None if no time passed or no one counts it."""
+    """Return the use of these CPUs between two readings; None if no time passed or it is not
+    counted."""
     first = {times.pu: times for times in before.times}
     busy = idle = stolen = 0
     for times in after.times:
@@ -225,8 +224,8 @@ def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
 def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
     """Revisions by /proc/cpuinfo; None if none is given, on aarch64 always.
 
-    KVM and TCG show a guest these where its CPU model does not pass the machine's own on: they
-    show no microcode. Source: Linux, kvm_arch_vcpu_create; QEMU, x86_cpu_realizefn.
+    KVM and TCG show these values to a guest unless its CPU model passes the machine's own on: they
+    are not a microcode. Source: Linux, kvm_arch_vcpu_create; QEMU, x86_cpu_realizefn.
     """
     lines = (snapshot.read_text("/proc/cpuinfo") or "").splitlines()
     fields = [line.partition(":") for line in lines if line.startswith("microcode")]
@@ -263,7 +262,7 @@ def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
 
 
 def says_tcg(host: Host) -> bool:
-    """Whether the CPU calls itself emulated: "QEMU TCG CPU version 2.5+"."""
+    """Return whether the CPU model name is that of an emulated CPU: "QEMU TCG CPU version 2.5+"."""
     return "TCG" in (host.cpu.name or "").split()
 
 
@@ -291,7 +290,7 @@ _BUSY_STATES = ("P0", "P1", "P2")
 
 
 class Looks(Struct, frozen=True):
-    """Two looks at an idle machine, some time apart, and where it is to be measured."""
+    """Two readings of an idle machine, and the CPUs to measure."""
 
     first: Environment
     second: Environment
@@ -299,7 +298,7 @@ class Looks(Struct, frozen=True):
 
 
 def preflight(host: Host, looks: Looks, plan: Plan | None = None) -> tuple[Finding, ...]:
-    """Everything found, worst first. plan: of the guest that we are in, if we are in one."""
+    """Return the findings, worst first. plan: of this guest, if the machine is a guest."""
     findings = [
         *_load(looks),
         *_unfavourable(looks.second),
@@ -327,7 +326,7 @@ def _load(looks: Looks) -> Iterator[Finding]:
 
 
 def _crowded_pus(looks: Looks) -> Iterator[Finding]:
-    """Single CPUs that belong to others, where all together hardly show it."""
+    """Find single CPUs used by other programs if the total hardly shows it."""
     shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)

@@ -1,11 +1,11 @@
-"""Experiment: variants in seeded rounds, how far each task is, and the loop that runs them. [I/O]
+"""Experiment: variants in seeded rounds, the state of each task, and the loop that runs them. [I/O]
 
 `bench` is one command after the other on a machine, `trial` one boot after the other of a VM,
-`slurm study` jobs in a queue (decision 0019). What differs lies in their executors.
+`slurm study` jobs in a queue (decision 0019). Their differences are in their executors.
 
-Variants are tests, layouts of a VM or bindings of jobs. A round holds each of them once. What
-drifts (heat, neighbours) then meets every variant alike, and what one leaves behind meets another
-one each round. Controls stand before the first round and after every round, so that a round is
+Variants are tests, layouts of a VM or bindings of jobs. A round has each variant once. Drift (heat,
+neighbours) then affects every variant equally, and after-effects of a variant affect another one in
+each round. Controls stand before the first round and after every round, so that a round is
 bracketed by them.
 """
 
@@ -40,7 +40,7 @@ class ScheduledTask(Struct, frozen=True, order=True):
 
 
 class Schedule(Struct, frozen=True):
-    """What is run, in order. The same variants, rounds and seed give the same schedule."""
+    """The tasks in order. The same variants, rounds and seed produce the same schedule."""
 
     seed: int
     tasks: tuple[ScheduledTask, ...]
@@ -56,13 +56,14 @@ def schedule(
     option: str = "--repeat",
     limit: int = MAX_ROUNDS,
 ) -> Schedule:
-    """Every variant once in each round, in an order of its own; controls in theirs around it.
+    """Return a schedule with every variant once in each round, in random order, with controls
+    around each round.
 
     >>> [s.variant for s in schedule(["a", "b"], ["c"], 1, seed=1).tasks].count("c")
     2
 
-    called, option: how the user names variants and rounds. Raises UsageError for a name twice, none
-    at all, or rounds out of range.
+    called, option: the user's words for variants and rounds. Raises UsageError for a name twice,
+    none at all, or rounds out of range.
     """
     names = [*variants, *controls]
     if not names or len(set(names)) != len(names):
@@ -89,7 +90,8 @@ def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]
 
 
 def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[ScheduledTask, ...]:
-    """What a run that was cut short has still to do. done: (round, variant) of what is measured."""
+    """Return the remaining tasks of an interrupted run. done: (round, variant) of finished
+    tasks."""
     scheduled = {(task.round, task.variant) for task in schedule.tasks}
     foreign = sorted(set(done) - scheduled)
     if foreign:
@@ -123,7 +125,7 @@ def moved_rounds(
 
 
 class TaskState(StrEnum):
-    """How far a task is: a command of the suite, a boot of a trial, a job of a study."""
+    """State of a task: a command of the suite, a boot of a trial, a job of a study."""
 
     WAITING = "waiting"
     REFUSED = "refused"  # by libvirt, or by a queue
@@ -169,7 +171,7 @@ class Progress(Struct, frozen=True):
 
     @property
     def ended_count(self) -> int:
-        """Tasks that came to an end, whichever."""
+        """Number of ended tasks."""
         return sum(task.state not in UNSETTLED for task in self.tasks)
 
     @property
@@ -178,12 +180,12 @@ class Progress(Struct, frozen=True):
 
     @property
     def is_settled(self) -> bool:
-        """True if nothing more happens by itself."""
+        """Whether no task makes progress by itself any more."""
         return self.ended_count == self.total
 
     @property
     def is_blocked(self) -> bool:
-        """True if everything that is left waits for somebody: a drained node, a hold."""
+        """Whether every remaining task waits for an operator: a drained node, a hold."""
         unsettled = [task for task in self.tasks if task.state in UNSETTLED]
         stuck = [task for task in unsettled if task.needs_somebody]
         # What waits is not submitted: the queue takes no more before some have ended.
@@ -196,7 +198,7 @@ class Progress(Struct, frozen=True):
 
 
 class Pace:
-    """How long tasks take, by variant: as the last one of it took, before that as planned.
+    """Durations of tasks by variant: the last duration, before that the planned one.
 
     >>> pace = Pace({"stream": 2.0})
     >>> pace.took("stream", 3.0)
@@ -211,8 +213,8 @@ class Pace:
         self._seconds[variant] = seconds
 
     def seconds_for(self, variants: Iterable[str]) -> float | None:
-        """Sum of their seconds; a variant whose seconds are unknown takes the mean of the others.
-        None if nothing is known of any."""
+        """Return the sum of their seconds; a variant with unknown seconds counts as the mean of the
+        others. None if all are unknown."""
         planned = [self._seconds.get(variant) for variant in variants]
         if planned and not self._seconds:
             return None
@@ -225,9 +227,8 @@ L = TypeVar("L")
 
 
 class ExperimentJournal(RecordDirectory, Generic[H, L]):
-    """The directory of an experiment: a head, what was ordered, and lines of one type.
-
-    A line is on the disk before what it says counts. Other arguments: of RecordDirectory.
+    """The directory of an experiment: a head with the orders, and lines of one type. A line is on
+    disk before it takes effect. Other arguments: of RecordDirectory.
     """
 
     __slots__ = ("_head", "_kind", "_line")
@@ -246,37 +247,38 @@ class ExperimentJournal(RecordDirectory, Generic[H, L]):
         self._kind, self._head, self._line = kind, head, line
 
     def begin_with(self, head: H) -> None:
-        """Write what was ordered. Raises HostError if there is a journal."""
+        """Write the orders. Raises HostError if a journal exists."""
         self.begin(formats.head_line(self._kind, head))
 
     def add(self, line: L) -> None:
-        """Write a line; it is on the disk when this returns. Raises HostError."""
+        """Write a line and sync it to disk. Raises HostError."""
         self.append(formats.line(line))
 
     def contents(self) -> tuple[H, tuple[L, ...]]:
-        """Everything that is written. Raises InputError for no journal, or another version's."""
+        """Return the whole journal. Raises InputError for a missing journal, or one of another
+        version."""
         source, content = str(self.journal_path), self.journal()
         return formats.decode_journal(content, self._kind, self._head, self._line, source)
 
 
 class Executor(Protocol):
-    """Where the tasks of one experiment run."""
+    """Runs the tasks of one experiment."""
 
     def poll(self) -> Progress:
-        """How far each task is. What a kill left unwritten is written down; nothing is begun.
-
-        Raises NoAnswerError if that cannot be asked now.
+        """Return the state of each task. Events that a kill left unrecorded are recorded; nothing
+        is started. Raises NoAnswerError if the state cannot be queried now.
         """
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
-        """Take these for not begun: they had failed before this call."""
+        """Mark these tasks as not started: they had failed before this call."""
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
-        """Begin what waits, in this order: the first to its end, or as many as a queue takes."""
+        """Start pending tasks in this order: the first one to its end, or as many as a queue
+        accepts."""
 
 
 class WaitPolicy(Struct, frozen=True):
-    """How long an experiment waits."""
+    """Time limits for waiting."""
 
     poll_s: float = 5.0  # between two looks
     # how long an experiment waits where everything waits for somebody, or the queue is silent
@@ -294,10 +296,9 @@ def run_tasks(
     *,
     retry: bool = False,
 ) -> Progress:
-    """Run what is left, until every task is done or has failed, or patience ends.
-
-    retry: also what failed before. Raises NoAnswerError if a queue stays silent, and whatever
-    the executor cannot go on after.
+    """Run the remaining tasks until all are finished or failed, or the time limit is reached.
+    retry: also tasks that failed before. Raises NoAnswerError if a queue stays silent, and fatal
+    errors of the executor.
     """
     blocked_since: float | None = None
     silent_since: float | None = None
@@ -328,6 +329,6 @@ def run_tasks(
 
 
 def _settled_badly(progress: Progress) -> list[TaskStatus]:
-    """What failed, of jobs of which nothing is under way any more."""
+    """Return failed tasks of jobs that have no running task any more."""
     alive = {task.id for task in progress.tasks if task.state in UNSETTLED}
     return [task for task in progress.missing() if task.id not in alive]

@@ -1,6 +1,6 @@
-"""LoadSampling: links of GPUs while a copy runs, because idle ones slow down. [I/O]
+"""LoadSampling: links of GPUs under a copy load, because idle GPUs lower their speed. [I/O]
 
-What copies is the first that is there: nvbandwidth, rocm-bandwidth-test, our own program in a
+The load is the first available program: nvbandwidth, rocm-bandwidth-test, our own program in a
 Python with PyTorch.
 """
 
@@ -51,7 +51,7 @@ class LoadProgram(Struct, frozen=True):
 
 
 class LoadCopies(Struct, frozen=True):
-    """What a load program copied."""
+    """The copies of a load program."""
 
     gpus: frozenset[Bdf] | None = None  # to which it copied, None if it does not say
     h2d: Mapping[Bdf, float] = field(default_factory=dict)  # bytes/s, host to device
@@ -73,7 +73,7 @@ def load_program(command: Sequence[str] | None) -> LoadProgram:
 
 
 def reached_by(program: LoadProgram, output: str) -> LoadCopies:
-    """What the program says of its GPUs. Raises ToolError if it copied to none."""
+    """Return the program's report on its GPUs. Raises ToolError if it copied to no GPU."""
     if not program.is_torch:
         return LoadCopies()
     h2d: dict[Bdf, list[float]] = {}
@@ -105,9 +105,8 @@ _LONGEST_S = 600.0
 def sample_under_load(
     host: Host, snapshot: Snapshot, program: LoadProgram
 ) -> tuple[Host, LoadCopies]:
-    """The host with the fastest link that each function showed while the program ran.
-
-    Raises ToolError if the program fails: an idle machine would be mistaken for a busy one.
+    """Return the host with the fastest link of each function during the program. Raises ToolError
+    if the program fails, because an idle machine would count as busy.
     """
     devices = [device.bdf for device in host.pci_devices if device.link is not None]
     fastest: dict[Bdf, tuple[float, int]] = {}

@@ -1,4 +1,4 @@
-"""Bench test: one command of the suite, and everything that running and reading it needs."""
+"""Bench test: one command of the suite, with everything needed to run and read it."""
 
 from enum import StrEnum
 
@@ -31,7 +31,7 @@ SECONDS = {Depth.QUICK: 0.5, Depth.NORMAL: 2.0, Depth.FULL: 8.0}
 
 
 class Group(StrEnum):
-    """What can be asked for by name; the study's names where it has the test."""
+    """Groups of tests by name; the study's names if it has the test."""
 
     CPU_SINGLE = "cpu-single"
     CPU_ALL = "cpu-all"
@@ -54,7 +54,7 @@ CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
 
 
 class Reader(StrEnum):
-    """Whose output a test's is: what turns it into figures.
+    """Reader of a test's output.
 
     PROBE is read by the probe's own reader, APP by its metric, all others by measure.step_reading.
     """
@@ -101,25 +101,26 @@ class BenchTest(Struct, frozen=True):
         return self.group in CONTROLS
 
     def or_else(self, *others: "BenchTest") -> "BenchTest":
-        """The same with others behind it, each called after it and the tool that it uses."""
+        """Return the test with alternatives, each named after it and its tool."""
         named = (replace(test, id=f"{self.id} ({test.reads})") for test in others)
         return replace(self, alternatives=tuple(named))
 
     @property
     def attempts(self) -> "tuple[BenchTest, ...]":
-        """The commands to try, in order, until one gives figures."""
+        """The commands to try in order until one has results."""
         return (self, *self.alternatives)
 
 
 class Suite(Struct, frozen=True):
-    """Tests in a fixed order (the schedule mixes them), and what this machine does not get."""
+    """Tests in a fixed order (the schedule mixes them), and the tests that this machine cannot
+    run."""
 
     tests: tuple[BenchTest, ...]
     left_out: tuple[Gap, ...]
 
 
 class SuiteOptions(Struct, frozen=True):
-    """What the suite measures, and how long."""
+    """Tests of the suite, and their durations."""
 
     groups: tuple[Group, ...] = ()  # () = all that can be
     depth: Depth = Depth.NORMAL

@@ -1,4 +1,4 @@
-"""Orders: what one run of the suite is asked for, and what comes of it."""
+"""Orders: the options of one run of the suite, and its outcome."""
 
 from msgspec import Struct, field
 
@@ -57,8 +57,8 @@ class BenchOptions(Struct, frozen=True):
 
 
 class BenchOutcome(Struct, frozen=True):
-    """What came of it. directory (a path), run: None if the guest is another: nothing is
-    measured."""
+    """The outcome of a run. directory (a path), run: None if the guest differs from its plan, so
+    nothing was measured."""
 
     directory: str | None
     run: Run | None
@@ -68,7 +68,7 @@ class BenchOutcome(Struct, frozen=True):
 
 
 def check_name(name: str, option: str = "--name") -> None:
-    """Raises UsageError for what is no directory's name that results are found under."""
+    """Raises UsageError for a name that cannot be a results directory."""
     sound = 0 < len(name) <= MAX_NAME and name.isprintable() and "/" not in name
     if not sound or name.startswith("."):
         raise UsageError(

@@ -1,7 +1,7 @@
-"""Preparation: from orders and a machine to what will be run there, before anything is written.
+"""Preparation: from orders and a machine to a run, before anything is written.
 
-A job's cpuset, and CPUs or nodes that were asked for, are the same thing to the suite: a smaller
-machine. What lies outside of it is not measured, and no test is bound to it.
+For the suite, a job's cpuset and requested CPUs or nodes are a smaller machine. Nothing outside of
+it is measured.
 """
 
 import hashlib
@@ -66,10 +66,8 @@ def prepare_run(
     shown: ShownGpus | None = None,
     own_pus: CpuSet | None = None,
 ) -> PreparedRun:
-    """What these orders come to on a machine. installed: programs that can be run there.
-
-    memory_nodes, own_pus: that a cpuset, and an affinity, leave us; None = all. shown: GPUs that
-    the driver gives to us.
+    """Return the run of these orders on a machine. installed: available programs. memory_nodes,
+    own_pus: allowed by cpuset and affinity; None = all. shown: GPUs that the driver shows.
 
     Raises UsageError for tests, CPUs or nodes that the machine does not have, InputError for a
     document that is none.
@@ -146,7 +144,8 @@ def _app_test(app: AppOrder) -> BenchTest:
 def _with_memory(
     host: Host, nodes: tuple[int, ...] | None, memory_nodes: tuple[int, ...] | None
 ) -> Host:
-    """The machine without nodes whose memory a cpuset keeps from us. Raises UsageError."""
+    """Return the machine without nodes whose memory our cpuset does not allow. Raises
+    UsageError."""
     if memory_nodes is None:
         return host
     kept_out = [number for number in nodes or () if number not in memory_nodes]
@@ -244,7 +243,7 @@ def plan_fingerprint(plan: Plan) -> str:
 
 
 def _machine(host: Host) -> str:
-    """What is measured. A guest's own topology is all that distinguishes it from another."""
+    """Return the measured machine's identity. Guests are distinguished only by their topology."""
     lines = (host.fingerprint, str(host.cpu), str(host.settings.kernel_release))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -271,7 +270,7 @@ def versions_of(host: Host) -> Iterator[Condition]:
 
 
 def _bus_ids(expected: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf], ...]:
-    """(address in the guest, on the host) of each passed-through function that is found."""
+    """Return (guest address, host address) of each passed-through function that is found."""
     if expected is None:
         return ()
     address_of = paths_of_guest(guest)
@@ -286,7 +285,7 @@ _STATUS = "/proc/self/status"
 
 
 def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
-    """Nodes that a cpuset lets our memory be on; None = unknown."""
+    """Return the nodes that our cpuset allows for memory; None = unknown."""
     listed = _listed_numbers(snapshot, "Mems_allowed_list")
     return None if listed is None else tuple(listed)
 
@@ -325,7 +324,7 @@ def keeps_to_nodes(test: BenchTest) -> bool:
 def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:
     """The machine with these CPUs and nodes alone; None = all that may be used.
 
-    Raises UsageError for what is not there, or is kept from us by a cpuset.
+    Raises UsageError for missing CPUs or nodes, or those that our cpuset does not allow.
     """
     usable = host.usable_pus
     if pus is not None and not pus <= usable:
@@ -357,7 +356,8 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
 
 
 def as_bound(test: BenchTest) -> BenchTest:
-    """A test that stays where its job is: nvbandwidth else moves itself to the GPU's CPUs."""
+    """Return a test that keeps its binding: nvbandwidth otherwise moves itself to the GPU's
+    CPUs."""
     alternatives = tuple(as_bound(other) for other in test.alternatives)
     return replace(test, argv=_with_no_affinity_change(test.argv), alternatives=alternatives)
 

@@ -1,4 +1,4 @@
-"""RunDirectory: where a run is kept while it is measured: whole files only, one writer. [I/O]
+"""RunDirectory: storage of a run during measurement: atomic files, one writer. [I/O]
 
     results/<system>/<NAME>/
         journal.jsonl          what was ordered, then each look and each step
@@ -7,7 +7,7 @@
         results.jsonl          a head alone until the run is finished
 
 A step counts once its line is in the journal; its output is there before that. The journal is
-homenode.bench/1. Samples are derived from it and the outputs; nothing is known that is not in them.
+homenode.bench/1. Samples are derived only from it and the outputs.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class StepStatus(StrEnum):
 
 
 class RunRecord(Struct, frozen=True, omit_defaults=True):
-    """What was ordered, and of which machine."""
+    """The orders, and the measured machine."""
 
     head: RunHead  # without what only the measuring gives
     tests: tuple[BenchTest, ...]
@@ -125,7 +125,8 @@ def kept_output(text: str) -> str:
 
 
 def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
-    """Why a run cannot be continued under other orders, or elsewhere; () if it can."""
+    """Return why a run cannot be continued with other orders or on another machine; () if it
+    can."""
     pairs: Iterable[tuple[str, Any, Any]] = (
         ("machine", stored.machine[:12], now.machine[:12]),
         ("boot", stored.boot, now.boot),
@@ -198,14 +199,14 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         return self.has_journal
 
     def order(self) -> RunRecord | None:
-        """What was ordered; None if nothing was yet. Raises InputError."""
+        """Return the orders; None if there are none yet. Raises InputError."""
         records = self.records()
         return None if records is None else records[0]
 
     def steps(self) -> tuple[tuple[StepRecord, str], ...]:
         """Steps that ended, in order, each with its output. Raises InputError.
 
-        A record whose output is not what it was is refused: somebody changed the directory.
+        A record whose output has changed is rejected.
         """
         _, entries = self.records() or (None, ())
         records: dict[int, StepRecord] = {}
@@ -229,7 +230,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         self.add(BenchEntry(step=record))
 
     def write_head(self, head: RunHead) -> None:
-        """A run without an end: whoever reads it sees that it is not finished."""
+        """Write a run without an end, which readers treat as unfinished."""
         self.write(FILE, head_line(head).encode())
 
     def write_run(self, run: Run) -> None:
@@ -262,7 +263,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
 
 
 def gaps_of_run(path: Path) -> tuple[Gap, ...]:
-    """Tests that a run did not get or that failed, as its journal says. Raises InputError."""
+    """Return tests that a run omitted or that failed, from its journal. Raises InputError."""
     records = RunDirectory(path).records()
     if records is None:
         return ()
@@ -278,8 +279,8 @@ def open_run(
 ) -> Iterator[RunDirectory]:
     """The directory of a run, for one writer at a time.
 
-    resume: it must hold a run; else it must not. Waits for a test that a killed run left running:
-    its figures are lost, and those of the next one would be too. Raises HostError.
+    resume: it must hold a run; else it must not. Waits for a test that a killed run left running,
+    because it would disturb the next test. Raises HostError.
     """
     path = run_directory(root, system, name)
     directory = RunDirectory(path, root)

@@ -1,10 +1,10 @@
-"""Runner: runs the suite on a machine, step by step, and keeps every step as it ends. [I/O]
+"""Runner: runs the suite on a machine, step by step, and stores every step as it ends. [I/O]
 
 The executor of `bench`: a task is one command, on this machine or on any other Machine.
 
-Killed at any moment, it loses the step that ran then; called again with `resume`, it continues
-that one. A resumed run must be of the same machine, boot, tests, rounds and seed: a machine that
-was started again places its guests and its memory again, and is another boot for any comparison.
+Killed at any moment, it loses only the running step; `resume` continues the run. A resumed run must
+have the same machine, boot, tests, rounds and seed: a rebooted machine places guests and memory
+anew, and is another boot in comparisons.
 """
 
 import os
@@ -91,13 +91,13 @@ def run_bench(
     resume: bool = False,
     notify: Callable[[str], None] = lambda line: None,
 ) -> BenchOutcome:
-    """Runs the suite on a machine, into root/<system>/<name>/.
+    """Run the suite on a machine, into root/<system>/<name>/.
 
-    on_progress: called before each step, and at the end. resume: continue the run that is there.
-    notify: gets lines about what was found before the first step.
+    on_progress: called before each step, and at the end. resume: continue the existing run. notify:
+    gets lines on findings before the first step.
     Raises UsageError for orders that do not fit the machine or the run to continue, HostError
     if the directory is not as expected, ToolError if the machine cannot be reached any more:
-    what was measured is kept. A guest that is not as planned is an answer: see `directory`.
+    finished steps are kept. A guest that differs from its plan is a result: see `directory`.
     """
     ready, snapshot = inspect(machine, orders)
     unknown = gap_lines(ready.host.gaps)
@@ -123,7 +123,7 @@ def run_bench(
 
 
 def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapshot]:
-    """What the orders come to on this machine; nothing is written. Raises like run_bench."""
+    """Return the run of the orders on this machine; nothing is written. Raises like run_bench."""
     check_name(orders.name)
     if orders.app is not None:
         check_metric(orders.app.metric)
@@ -146,7 +146,7 @@ def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapsh
 
 
 def _order_of(directory: RunDirectory, now: RunRecord) -> RunRecord:
-    """The record of the run: the one that is there, or this one from now on."""
+    """Return the existing record of the run, or store this one."""
     stored = directory.order()
     if stored is None:
         directory.begin_with(now)
@@ -164,7 +164,7 @@ def _order_of(directory: RunDirectory, now: RunRecord) -> RunRecord:
 def _keep_context(
     directory: RunDirectory, orders: BenchOptions, record: RunRecord, snapshot: Snapshot
 ) -> None:
-    """What the figures were taken under, next to them; what is there already stays."""
+    """Store the context of the results next to them; existing files stay."""
     if not (directory.path / HOST).exists():
         directory.write(HOST, capture(snapshot).content, 0o644)
     if orders.plan is not None:
@@ -203,7 +203,7 @@ class _Session:
         return Progress(tuple(tasks), now=now, seconds_left=self._pace.seconds_for(variants))
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
-        """Nothing: a command that failed has its line, and is not a gap in the run."""
+        """Do nothing: a failed command has its line, and is not repeated."""
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
         task = self._left[tasks[0].id]
@@ -247,7 +247,7 @@ class _Session:
         return derive_run(self.record, steps, looks, self._host, self._readings)
 
     def _step(self, task: ScheduledTask) -> tuple[StepRecord, str]:
-        """One step: the test, or what stands in for it, until one gives figures."""
+        """Run one step: the test, or its alternatives, until one has results."""
         started, started_s = time.monotonic(), time.time()
         messages: list[str] = []
         record = None
@@ -265,7 +265,8 @@ class _Session:
         return record, output
 
     def _power_of(self, test: BenchTest) -> AbstractContextManager[list[GpuPower]]:
-        """Not of tests of processors, which it would disturb, nor where commands take turns."""
+        """Return the power sampler, except for processor tests, which it would disturb, and for
+        machines that run one command at a time."""
         has_gpus = bool(self._host.devices_of_kind(DeviceKind.GPU))
         if test.reads is Reader.PROBE or not has_gpus or isinstance(self.machine, RemoteMachine):
             return nullcontext([])
@@ -305,7 +306,7 @@ class _Session:
         return (self._read(record, test, text) if result is StepStatus.DONE else record), text
 
     def _read(self, record: StepRecord, test: BenchTest, text: str) -> StepRecord:
-        """The record with what its output says; failed where that is not a figure."""
+        """Return the record with the results of its output; failed if there are none."""
         app = self.record.app if test.reads is Reader.APP else None
         try:
             if app is not None:
@@ -328,7 +329,7 @@ class _Session:
 
 
 def _check_reachable(machine: Machine) -> None:
-    """Raises ToolError if it is the machine that failed, and not what ran on it."""
+    """Raises ToolError if the machine failed, not its program."""
     with suppress(ToolMissingError):  # it answered, if only to say that
         machine.run(["true"], _REACH_S).stdout_or_raise()
 

@@ -1,8 +1,7 @@
-"""Step reading: the figures of an output: of a step of the suite, or of any other tool's log.
+"""Step reading: results of the output of a suite's step, or of any other tool's log.
 
-Of a step it is known which tool printed it; one that fails and says so in its output (nvbandwidth
-ends with 0) raises here, and the runner goes on to the test's next alternative. A log is recognised
-by its content.
+The tool of a step is known; if its output reports a failure (nvbandwidth exits with 0), this
+raises, and the runner tries the test's next alternative. A log is recognised by its content.
 """
 
 import re
@@ -123,7 +122,7 @@ def _torch(test: BenchTest, text: str, host: Host) -> Figures:
 
 
 def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
-    """With what the curve says, and the test's variant on every sample."""
+    """Add the curve's results, and the test's variant on every sample."""
     half_peak = half_peak_of(run) if figures.samples else None
     finding = flat_curve(run, test.id) if half_peak is not None else None
     samples = figures.samples
@@ -154,7 +153,7 @@ def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
 
 
 def _of_this_machine(figures: Figures, host: Host) -> Figures:
-    """A GPU that the host does not have is a tool that saw another machine, or other addresses."""
+    """Reject GPUs that the host does not have: the tool saw another machine, or other addresses."""
     addresses = {device.bdf for device in host.pci_devices}
     strange = sorted({s.device for s in figures.samples if s.device is not None} - addresses)
     if not strange:
@@ -191,7 +190,7 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
 
 
 def read_app(order: AppOrder, figure: float) -> StepReading:
-    """The user's own figure: a rate in units of its own, or a time that it prints in seconds."""
+    """Read the user's own result: a rate in its own units, or a time in seconds."""
     if order.lower_is_better:
         placed = sample(f"app-time:{order.name}", "ns", figure * 1e9)
     else:
@@ -201,7 +200,7 @@ def read_app(order: AppOrder, figure: float) -> StepReading:
 
 
 def mark_disturbed(reading: StepReading) -> StepReading:
-    """The same, each sample marked: somebody else ran."""
+    """Mark each sample as disturbed."""
     return replace(
         reading,
         placed=tuple(
@@ -219,7 +218,7 @@ _COLLECTIVE = re.compile(
 
 
 def tool_of(text: str) -> str | None:
-    """Whose output a text is; None if it is of none that is read."""
+    """Return the tool of an output; None if it is unknown."""
     signs = ((tool, output.sign) for tool, output in tools().items())
     return next((tool for tool, sign in signs if sign is not None and sign.search(text)), None)
 
@@ -339,14 +338,14 @@ _OF_SUITE = (
 
 @cache
 def tools() -> Mapping[str, ToolOutput]:
-    """Those of the suite and each OUTPUT of `importers`, by their names, in the order in which
-    files are recognised."""
+    """Return the tools of the suite and each OUTPUT of `importers`, by name, in the order of
+    recognition."""
     modules = (import_module(f"homenode.measure.importers.{name}") for name in NAMES)
     return {output.name: output for output in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
 
 
 def lenient(tool: str, text: str, name: str) -> Figures:
-    """As figures_of; what cannot be read is a gap: one bad file does not lose the others."""
+    """As figures_of; unreadable files become gaps, so one bad file does not lose the others."""
     try:
         return figures_of(tool, text, name)
     except ParseError as error:

@@ -1,9 +1,9 @@
-"""Suite: which tests a machine gets, with the commands that run them.
+"""Suite: the tests of a machine, with their commands.
 
 The probe measures processors and memory everywhere. Each host transfer of a GPU runs once from
 every node and once as the tool itself binds: the matrix of nodes and GPUs is the result, not its
-best cell. Installed tools come first, PyTorch stands in for them. /sys shows all GPUs; a job, a
-container or CUDA_VISIBLE_DEVICES may leave us fewer, in another order: those that the driver shows
+best cell. Installed tools come first, with PyTorch as the fallback. /sys shows all GPUs; a job, a
+container or CUDA_VISIBLE_DEVICES may show fewer, in another order: the GPUs that the driver shows
 are measured.
 """
 
@@ -54,7 +54,7 @@ class ShownGpus(Struct, frozen=True):
 
 
 def parse_shown(text: str) -> ShownGpus | None:
-    """What measure/programs/gpus_shown printed; None if no driver could be asked.
+    """Parse the output of measure/programs/gpus_shown; None if no driver could be queried.
 
     Slices of one GPU (MIG) have one address, and it counts once. Raises ParseError.
     """
@@ -76,9 +76,8 @@ def parse_shown(text: str) -> ShownGpus | None:
 def shown_alone(
     gpus: tuple[PciDevice, ...], shown: ShownGpus, left_out: list[Gap]
 ) -> tuple[PciDevice, ...]:
-    """Those that are shown, in the driver's order; the others go to left_out.
-
-    All of them where the driver gives addresses that none of them has: it speaks of other ones.
+    """Return the shown GPUs in the driver's order; the others go to left_out. If no address of the
+    driver matches, return all GPUs.
     """
     by_address = {gpu.bdf: gpu for gpu in gpus}
     visible = tuple(by_address[address] for address in shown.addresses if address in by_address)
@@ -129,9 +128,8 @@ def gpu_tests(
     left_out: list[Gap],
     shown: ShownGpus | None = None,
 ) -> Iterator[BenchTest]:
-    """The tests of a machine's GPUs; what cannot be measured goes to left_out.
-
-    shown: what the driver gives to us; None if it could not be asked: then all.
+    """Return the tests of a machine's GPUs; impossible tests go to left_out. shown: GPUs that the
+    driver shows; None if it could not be queried: then all.
     """
     gpus = measured_gpus(host, left_out)
     if not gpus:
@@ -163,7 +161,8 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:
-    """CUDA else numbers the fastest GPU first, and v0.10 of nvbandwidth gives numbers alone."""
+    """Number GPUs by bus: CUDA otherwise numbers the fastest GPU first, and nvbandwidth v0.10
+    prints only numbers."""
     alternatives = tuple(_numbered_by_bus(alternative) for alternative in test.alternatives)
     environment = (*test.environment, BY_BUS)
     return replace(test, environment=environment, alternatives=alternatives)
@@ -175,7 +174,7 @@ def _with_gpus(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
 
 
 def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
-    """NVIDIA's, else AMD's: no tool measures both. Not those that are passed through."""
+    """Return NVIDIA's GPUs, else AMD's, without passed-through ones: no tool measures both."""
     free: list[PciDevice] = []
     owned: list[PciDevice] = []
     for gpu in host.devices_of_kind(DeviceKind.GPU):
@@ -271,7 +270,7 @@ def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest
 
 
 def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
-    """What no installed tool measures: matrix products, and copies of a few bytes."""
+    """Return tests that no installed tool has: matrix products and small copies."""
     if not machine.has_torch:
         reason = machine.without_torch()
         left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
@@ -289,27 +288,27 @@ def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, .
 
 
 def _watch(test: BenchTest, machine: GpuMachine) -> BenchTest:
-    """nvbandwidth binds itself, and gives no one if: its threads are looked at meanwhile."""
+    """Watch nvbandwidth's threads: it binds itself and does not report where."""
     if PYTHON not in machine.installed:
         return test
     return replace(test, argv=(machine.suite.python, "-", *test.argv), program="watched")
 
 
 def _from_node(test: BenchTest, node: NumaNode) -> BenchTest:
-    """-d: else the tool moves itself to the GPU's node, and every row would be the same."""
+    """Add -d: otherwise the tool moves itself to the GPU's node, and every row would be equal."""
     binding = ("numactl", f"--cpunodebind={node.index}", f"--membind={node.index}")
     argv = (*binding, test.argv[0], "-d", *test.argv[1:])
     return replace(test, id=f"{test.id} from node {node.index}", argv=argv, node=node.index)
 
 
 def _either(*attempts: BenchTest | None) -> BenchTest:
-    """The first of those that there are, with the others behind it. At least one is."""
+    """Return the first existing test with the others as alternatives."""
     first, *alternatives = (attempt for attempt in attempts if attempt is not None)
     return first.or_else(*alternatives)
 
 
 def _stop_early(test: BenchTest, shows: str) -> BenchTest:
-    """With less patience than others: where access hangs, every round waits for it."""
+    """Set a shorter time limit: if peer access hangs, every round waits for it."""
     alternatives = tuple(_stop_early(alternative, shows) for alternative in test.alternatives)
     patience = 90 + 3 * test.seconds
     return replace(test, timeout_s=patience, if_stopped=shows, alternatives=alternatives)
@@ -325,7 +324,7 @@ def suite_for(
     """The tests of a machine. installed: names of programs that can be run.
 
     host: the machine that runs them, a guest for one. shown: GPUs that its driver gives to us, None
-    if it could not be asked. Raises UsageError if nothing is left of what was asked for.
+    if it could not be asked. Raises UsageError if no requested test is possible.
     """
     left_out: list[Gap] = []
     all_tests = [

@@ -1,8 +1,8 @@
-"""Tool setup: builds pinned GPU tools for the GPUs of a machine, and takes them away. [I/O]
+"""Tool setup: builds pinned GPU tools for the GPUs of a machine, and removes them. [I/O]
 
 Sources are pinned by the sha256 of their archive, or by a commit; each tool is built for the
-machine's own GPUs and nothing else. PyTorch comes as a wheel of one version, in an environment of
-its own. Everything lies below one prefix, with a record of it.
+machine's own GPUs and nothing else. PyTorch is a wheel of one version in a separate environment.
+All files are below one prefix, with a record.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class SetupStep(Struct, frozen=True):
 
 
 class SetupPlan(Struct, frozen=True):
-    """What builds the tools of a machine."""
+    """Commands that build the tools of a machine."""
 
     prefix: str
     steps: tuple[SetupStep, ...]  # in order
@@ -125,7 +125,8 @@ def setup_plan(
 
 
 def is_plain(path: str) -> bool:
-    """CMake and make take paths apart at blanks and dollars, whoever quotes them."""
+    """Return whether a path is safe for CMake and make, which split at blanks and dollars even if
+    quoted."""
     plain = all(c.isalnum() or c in "/._-+" for c in path)
     return path.startswith("/") and plain and "/../" not in f"{path}/"
 
@@ -226,7 +227,7 @@ _OF_MODULES = tuple(
 
 
 def setup_journal(prefix: Path) -> Journal:
-    """The journal of the programs below a prefix, which lies there too."""
+    """Return the journal of the programs below a prefix."""
     undo = command_line("homenode", "bench", "setup", "--prefix", prefix, "--remove")
     head = ChangeHead(run=str(prefix), command="homenode bench setup --apply", undo=undo)
     files = RecordDirectory(prefix / DIRECTORY, private=False)
@@ -234,7 +235,7 @@ def setup_journal(prefix: Path) -> Journal:
 
 
 def setup_journals(root: Path) -> Iterator[Journal]:
-    """Those of the prefixes that were built in. root: homenode's own directory."""
+    """Return the journals of all prefixes with builds. root: homenode's own directory."""
     for path in sorted((root / _PREFIXES).glob("[0-9a-f]*")):
         prefix = (RecordDirectory(root / _PREFIXES).read(path.name) or b"").decode(errors="replace")
         if prefix.startswith("/"):
@@ -244,11 +245,11 @@ def setup_journals(root: Path) -> Iterator[Journal]:
 def carry_out(
     plan: SetupPlan, machine: Machine, root: Path, notify: Callable[[SetupStep], None]
 ) -> tuple[str, ...]:
-    """Run the steps on this machine; returns the programs of all setups there. A tool that fails
-    ends it, with those before it kept.
+    """Run the steps on this machine; returns the programs of all setups there. A failing tool ends
+    the setup; earlier tools are kept.
 
-    root: homenode's own directory. notify: called before each step. Raises HostError if a
-    program is there that we did not put there, or nothing can be written; ToolError for a step that
+    root: homenode's own directory. notify: called before each step. Raises HostError for an
+    existing program of another origin, or if nothing can be written; ToolError for a step that
     failed.
     """
     prefix = Path(plan.prefix)
@@ -274,7 +275,7 @@ def carry_out(
 
 
 class InstallStep:
-    """A program as a step: built first, under its name at once."""
+    """A step that installs a program: it is built first, then renamed atomically."""
 
     def __init__(
         self,
@@ -329,7 +330,7 @@ class InstallStep:
 
 
 def _when_full(prefix: Path) -> str:
-    """Compilers and CMake say anything of a full disk but that it is full."""
+    """Return a clear error for a full disk, which compilers and CMake do not report."""
     try:
         free_bytes = shutil.disk_usage(prefix).free
     except OSError:
@@ -338,14 +339,14 @@ def _when_full(prefix: Path) -> str:
 
 
 def _set_here(names: tuple[str, ...]) -> dict[str, str]:
-    """How this user reaches the network, or where environment modules keep libraries. A proxy may
-    hold a password: nothing of these is recorded."""
+    """Return the user's variables for the network and for libraries of environment modules. A proxy
+    may contain a password: these are not recorded."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def take_back(prefix: Path) -> tuple[str, ...]:
-    """Remove the programs of the journal that are as we left them, and what they were built from,
-    also if a build failed; the paths of those.
+    """Remove the unchanged programs of the journal and their build files, also after a failed
+    build; return their paths.
 
     Raises HostError if there is neither, or a program was changed since: nothing is removed.
     """

@@ -1,13 +1,12 @@
-"""Tools installed: what a machine can run, and the one way to start a Python there. [I/O]
+"""Tools installed: available programs of a machine, and the only way to start a Python on it. [I/O]
 
-A Python with PyTorch gets our own measuring programs whole on its standard input. It may be another
-one than ours, on another machine, from 3.8 on, without homenode: the text carries the modules that
-the program imports, each under its own name.
-
-A Python that reads its program from standard input or from -c looks for modules in the current
-directory first: root would run what somebody put there as json.py. PYTHONSAFEPATH keeps it from
-that, from 3.11 on; earlier ones look into no directory before the program's first line, which takes
-it away. The user's own packages stay where they are: PyTorch may be one of them.
+A Python with PyTorch gets our own measuring programs whole on its standard input. It may be a
+different Python than ours, 3.8 or newer, on another machine without homenode: the text contains the
+modules that the program imports, each under its own name. A Python that reads its program from
+standard input or from -c searches the current directory for modules first, so root would run
+another user's json.py. PYTHONSAFEPATH prevents that from 3.11 on; for earlier versions the
+program's first line removes that directory. The user's own packages stay where they are: PyTorch
+may be one of them.
 """
 
 import hashlib
@@ -33,9 +32,8 @@ PROGRAMS = (PROBE, *"numactl taskset nvbandwidth all_reduce_perf rocm-bandwidth-
 
 
 def boot_identity(machine: Machine) -> str:
-    """Distinguishes this boot from every other one, and says nothing else of the machine.
-
-    Raises ToolError if the machine does not say.
+    """Return an identity of this boot that reveals nothing else of the machine. Raises ToolError if
+    it is not available.
     """
     ended = machine.run(["cat", _BOOT_ID], _ASK_S)
     if ended.failure() is not None or not ended.stdout.strip():

@@ -1,11 +1,8 @@
-"""Lines: what a tool printed, line by line, and the values that are taken of it; numbers and JSON.
+"""Lines: a tool's output line by line, and the values taken from it; numbers and JSON.
 
-A reader of a tool's output says what it wants of a line; where the line stands, and whose output it
-is, goes with the line into every error and gap.
-
-Figures of measurements are finite and not negative. "N/A", "nan" and "-" are how tools say that
-there is none: they become None, never 0. JSON documents stand between other lines: tools print
-warnings before, between and behind them.
+A reader of a tool's output states the expected value of a line; every error and gap contains the
+line's number and source. Results are finite and not negative. "N/A", "nan" and "-" mean no value:
+they become None, never 0. Tools print warnings before, between and after JSON documents.
 """
 
 import json
@@ -41,9 +38,8 @@ T = TypeVar("T")
 def record(
     value: object, kind: type[T], source: str, line: int | None = None, *, at: str = "$"
 ) -> T:
-    """A value of JSON as a record. Raises ParseError: what is not of its form, and where.
-
-    at: the value's own place in its document.
+    """Convert a JSON value to a record. Raises ParseError with the malformed part and its place.
+    at: the value's place in its document.
     """
     try:
         return msgspec.convert(value, kind)
@@ -78,7 +74,7 @@ def json_object(
 
 
 def first_json(text: str, source: str) -> Any:
-    """The first object or list that begins a line; what tools print around it is skipped.
+    """Return the first object or list that begins a line; other output is skipped.
 
     Raises ParseError if none is there, or it is not JSON.
     """
@@ -140,7 +136,7 @@ class Line(NamedTuple):
     source: str  # whose output it is of
 
     def error(self, expected: str, part: str | None = None) -> ParseError:
-        """What is wrong here. found: a part of the line; None = all of it."""
+        """Return the error of this line. found: a part of the line; None = all of it."""
         return ParseError(
             self.source, expected, self.text if part is None else part, line=self.number
         )
@@ -178,7 +174,7 @@ class Line(NamedTuple):
         return None if word.lower() in _ABSENT else self.figure(word, expected) * scale
 
     def read_word(self, word: str, expected: str) -> str:
-        """The word as it is, where one stands. Raises ParseError."""
+        """Return the word unchanged. Raises ParseError if it is empty."""
         if not word:
             raise self.error(expected, word)
         return word
@@ -193,10 +189,9 @@ which may stand there again. None: the line says nothing."""
 
 
 class Lines:
-    """The lines of an output that are not empty, without blanks around them.
+    """The non-empty lines of an output, stripped.
 
-    gaps: of the lines that no reader knows. Values that an output has once are kept by their name
-    as they are found, and taken at its end.
+    gaps: of unknown lines. Values that occur once are kept by name, and taken at the end.
     """
 
     def __init__(
@@ -216,8 +211,8 @@ class Lines:
                 yield Line(text, number, self.source)
 
     def read(self, rows: Iterable[Row]) -> None:
-        """Each line by the first row that it has the form of and that takes it; lines of none are
-        gaps. Blank lines too where the lines have them."""
+        """Read each line with the first row that matches and accepts it; other lines become gaps.
+        Blank lines are included if the lines have them."""
         rows = tuple(rows)
         for line in self:
             if not any(self._took(line, pattern, take) for pattern, take in rows):
@@ -233,22 +228,22 @@ class Lines:
         return take is None or take(line, match) is not False
 
     def unknown(self, line: Line) -> None:
-        """Nothing reads it: a gap."""
+        """Add a gap for an unknown line."""
         position = f"{self.source} line {line.number}"
         self.gaps.append(Gap(position, f"not known: {line.text.strip()[:80]!r}"))
 
     def error(self, expected: str, observed: str = "none", hint: str | None = None) -> ParseError:
-        """What the output as a whole lacks."""
+        """Return the error for something that the output as a whole lacks."""
         return ParseError(self.source, expected, observed, hint=hint)
 
     def keep(self, name: str, word: str, line: Line) -> None:
-        """The value of a name. Raises ParseError if it has one."""
+        """Keep the value of a name. Raises ParseError if the name has a value."""
         if name in self._values:
             raise line.error(f"one value of {name!r}", word)
         self._values[name] = (word, line)
 
     def keep_same(self, name: str, word: str, line: Line) -> None:
-        """As `keep`; the same value may stand there again."""
+        """As `keep`; the same value may be repeated."""
         if self._values.setdefault(name, (word, line))[0] != word:
             raise line.error(f"one value of {name!r}")
 

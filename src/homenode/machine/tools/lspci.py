@@ -124,9 +124,9 @@ def looks_like_lspci(text: str) -> bool:
 def ends_within_a_line(text: str) -> bool:
     """True if a listing was cut: lspci ends every line.
 
-    A last line end that an editor or a copy lost is no cut: the line then closes its bracket, or
-    is like others of the listing of which none goes on where it ends; and in a listing with
-    details its entry ends as another does.
+    A missing last line end alone, as after an edit or a copy, is not a cut: the line then closes
+    its bracket, or equals other lines of the listing; and in a listing with details its entry ends
+    like another.
     """
     if text.endswith("\n"):
         return False
@@ -168,8 +168,8 @@ def _last_keys(lines: Sequence[str]) -> set[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines, without what quoted or indented all of them, and without terminal codes; indented
-    by tabs, as lspci does, also if a copy has spaces instead."""
+    """Return the lines without common quotation, indentation and terminal codes; indented by tabs,
+    as in lspci, even if a copy has spaces."""
     lines = _TERMINAL_CODE.sub("", text.removeprefix("\ufeff")).splitlines()
     for line in lines:
         quote = _QUOTED.match(line)
@@ -192,7 +192,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _cut_fences(lines: list[str]) -> list[str]:
-    """The lines between the fences that enclose the first function; all where none do."""
+    """Return the lines between the fences that enclose the first function, or all lines without
+    fences."""
     opened: int | None = None
     begun = False
     for at, line in enumerate(lines):
@@ -218,10 +219,10 @@ def _is_prompt(line: str) -> bool:
 def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     """The functions of a listing, ascending.
 
-    Before the first function, lines at the margin are whatever stood above a copied listing.
+    Unindented lines before the first function are other text above a copied listing.
     Raises ParseError for a later line there that is not a header, prompt or fence, for an address
-    that comes twice, and for a number that is none. Indented lines that nothing reads are passed
-    over, and so is a last line that is not whole.
+    that comes twice, and for a number that is none. Unknown indented lines, and an incomplete last
+    line, are skipped.
     """
     if len(text) > MAX_CHARACTERS:
         raise ParseError(source, f"at most {MAX_CHARACTERS} characters", str(len(text)))

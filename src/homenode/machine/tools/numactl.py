@@ -61,7 +61,7 @@ class NumactlHardware(Struct, frozen=True, kw_only=True):
 
 
 class NumactlShow(Struct, frozen=True, kw_only=True):
-    """How the process that asked was bound."""
+    """Binding of the calling process."""
 
     cpu_nodes: tuple[NodeIndex, ...]  # of the CPUs where its threads may run
     memory_nodes: tuple[NodeIndex, ...]  # where its memory may be
@@ -159,7 +159,8 @@ _WITH_VALUE = frozenset({*_NODES_OF, *"-C --physcpubind -i --interleave -p --pre
 
 
 def parse_show(text: str) -> NumactlShow:
-    """How a process was bound. Other lines are skipped: it often heads a log.
+    """Return the binding of a process. Other lines are skipped, because the output often heads a
+    log.
 
     Raises ParseError if there is none, or more than one.
     """

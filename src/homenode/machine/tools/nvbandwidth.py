@@ -127,8 +127,8 @@ def argv(tests: Iterable[str] = (), *, samples: int | None = None) -> tuple[str,
 def parse(text: str) -> NvbandwidthRun:
     """The one run of an output, text or JSON: its content decides. Raises ParseError.
 
-    What stands before the version of a text is skipped; one without a version is read for its
-    tables alone. JSON documents that follow each other are one run.
+    Text before the version is skipped; a text without a version is read only for its tables. JSON
+    documents that follow each other are one run.
     """
     if any(line.strip() == "{" for line in text.split("\n")):
         return _parse_json(text)
@@ -291,7 +291,7 @@ class _Text:
         return True
 
     def _take_other(self, line: Line) -> None:
-        """Read a line at any place. Around tables that stand alone, all others say nothing."""
+        """Read a line at any place. In a text of tables only, other lines are ignored."""
         if self.is_bare:
             return
         if match := _DEVICE.fullmatch(line.text):
@@ -310,7 +310,7 @@ class _Text:
             self.lines.unknown(line)
 
     def _check_sum(self, match: "re.Match[str]", line: Line) -> None:
-        """A sum that is not that of the cells: the text was damaged, or means something else."""
+        """Check the sum of the cells: a different sum means a damaged or misread text."""
         total = line.figure_or_none(match[3], "a sum")
         if total is None or not self.matrices:
             return

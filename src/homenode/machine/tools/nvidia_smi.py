@@ -1,6 +1,6 @@
-"""nvidia-smi -q -x: what NVIDIA's driver says of each GPU.
+"""nvidia-smi -q -x: the NVIDIA driver's report on each GPU.
 
-Only for GPUs that the driver holds: those given to vfio-pci are not listed.
+It lists only GPUs that are bound to the driver, not those of vfio-pci.
 
 Seen of drivers 535 to 580 (nvsmi_device_v12.dtd, v13). Source: man nvidia-smi, "GPU ATTRIBUTES".
 

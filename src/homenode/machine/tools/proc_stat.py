@@ -1,4 +1,4 @@
-"""/proc/stat: what each CPU has done since boot, in ticks.
+"""/proc/stat: the times of each CPU since boot, in ticks.
 
     cpu0 2255 34 2290 22625563 6290 127 456 17 0 0
 

@@ -1,4 +1,4 @@
-"""qcow2: what the header of a disk image says of its size and of the files that are under it.
+"""qcow2: a disk image's size and backing files, from its header.
 
 `qemu-img info` opens what an image names: a backing file or a data file may be one on the network,
 or a whole tree of drivers as JSON. Here the header alone is read.
@@ -27,7 +27,7 @@ _LARGEST = 1 << 62
 
 
 class Qcow2Header(Struct, frozen=True):
-    """What the header of an image says."""
+    """The header of an image."""
 
     size_bytes: int  # of the disk, as its guest sees it
     backing: str | None  # the name of the file under it, as it stands there; None = none

@@ -1,4 +1,4 @@
-"""The programs that the study of GPU VMs wrote for itself: pointer chase, matrix product, copies.
+"""The study's own programs: pointer chase, matrix product, copies.
 
     mem_latency               4096\t1.1\t# 4KB
     matmul_bench.py           100 matmuls: 2.115s (21.1ms each)
@@ -8,7 +8,7 @@
 Seen of revision 8476fab. Source: their sources. What the outputs do not say:
 
 * The chase has one pointer per 8 bytes, no pinning and ordinary pages; one sample per size. On most
-  hosts it prints zeroes, which are kept: whoever concludes from them has to refuse them.
+hosts it prints zeroes, which are kept; comparisons must reject them.
 * The matrix product is 8192 x 8192 in fp32 without tensor cores, on GPU 0 alone.
 * The copies are of 256 MiB of pinned memory on whatever node the thread ran; GB/s are 10^9, and a
   copy within a GPU counts its bytes once.

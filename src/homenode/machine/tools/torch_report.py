@@ -1,4 +1,4 @@
-"""torch report: what our PyTorch programs print, homenode.torch/1. docs/reference/formats/torch.md
+"""torch report: output of our PyTorch programs, homenode.torch/1. docs/reference/formats/torch.md
 
     python3 - host-copies < torch_copies          one document, a line
     python3 - host-copies --each-node < ...       one of each node, a line each
@@ -38,7 +38,7 @@ class TorchDevice(Struct, frozen=True):
 
 
 class TorchThread(Struct, frozen=True):
-    """Where the thread that started the copies ran at the end of them."""
+    """Place of the thread that started the copies, read at their end."""
 
     node: int | None
 

@@ -1,4 +1,4 @@
-"""virsh version and qemu-system-x86_64 --version: what the hypervisor is, in numbers.
+"""virsh version and qemu-system-x86_64 --version: versions of the hypervisor.
 
     Using library: libvirt 9.0.0
     Using API: QEMU 9.0.0

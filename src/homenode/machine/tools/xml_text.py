@@ -1,4 +1,4 @@
-"""XML that a tool printed, parsed as what it is: untrusted text.
+"""XML output of tools, parsed as untrusted text.
 
 A DOCTYPE is ordinary (nvidia-smi writes one) and nothing is loaded for it; entities of its own
 are refused.

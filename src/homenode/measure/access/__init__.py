@@ -1,1 +1,1 @@
-"""Machines: where programs run and snapshots are read: here, on another host, in a guest."""
+"""Machines: run programs and read snapshots locally, on another host, or in a guest."""

@@ -1,4 +1,4 @@
-"""Machine: what the suite needs of whatever it measures; LocalMachine; channels to others. [I/O]
+"""Machine: the suite's interface to the measured machine; LocalMachine; channels to others. [I/O]
 
 A channel is a way to a shell on another machine, by which RemoteMachine reaches it.
 """
@@ -16,14 +16,14 @@ from homenode.process import ProgramResult, find_program, run
 
 
 class Machine(Protocol):
-    """This machine, or one that is reached: a guest over ssh or its agent.
+    """This machine, or a remote one: a guest over ssh or its agent.
 
     The suite runs where homenode runs and sends single commands; a guest needs no Python for them.
     """
 
     @property
     def name(self) -> str:
-        """What to call it in messages: "this machine", or how it is reached."""
+        """Its name in messages: "this machine", or the way to reach it."""
 
     def run(
         self,
@@ -33,7 +33,7 @@ class Machine(Protocol):
         *,
         environment: Mapping[str, str] | None = None,
     ) -> ProgramResult:
-        """Runs a program there to its end, as process.run does here.
+        """Run a program on the machine to its end, as process.run does locally.
 
         argv is passed on word by word: no shell sees it unquoted. Raises ToolMissingError if
         the program is not installed there, ToolTimeoutError if it is stopped, and ToolError
@@ -41,14 +41,15 @@ class Machine(Protocol):
         """
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
-        """Which of these programs `run` would find there. Raises ToolError when unreachable."""
+        """Return those of these programs that `run` would find. Raises ToolError when
+        unreachable."""
 
     def snapshot(self) -> Snapshot:
-        """One look at it, as discovery reads it. Raises ToolError when unreachable."""
+        """Return a snapshot of the machine for discovery. Raises ToolError when unreachable."""
 
 
 class ScriptOutput(Struct, frozen=True):
-    """What a script said. Texts are decoded as UTF-8, what is none replaced."""
+    """Output of a script. Texts are decoded as UTF-8 with replacement of invalid bytes."""
 
     stdout: str
     stderr: str
@@ -59,21 +60,21 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call the machine in messages: "guest vm7 over ssh"."""
+        """The machine's name in messages: "guest vm7 over ssh"."""
 
     @property
     def most_input_bytes(self) -> int | None:
-        """How much standard input one script may have; None = as much as it likes."""
+        """Maximum standard input of one script; None = no limit."""
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         """Run a script of a POSIX shell to its end.
 
         Raises ToolTimeoutError if it does not end in time, and ToolError if the machine
-        cannot be reached or the way to it breaks.
+        cannot be reached or the connection breaks.
         """
 
     def close(self) -> None:
-        """Leave nothing behind there; the next script opens it again."""
+        """Close the connection; the next script opens it again."""
 
 
 _OWN = frozenset({"homenode-probe"})
@@ -92,7 +93,7 @@ class LocalMachine:
         self._kept_open = tuple(kept_open)
 
     def with_descriptor(self, descriptor: int) -> Self:
-        """The same machine, of which every program inherits this descriptor too."""
+        """Return the same machine, whose programs also inherit this descriptor."""
         return type(self)((*self._kept_open, descriptor))
 
     @property
@@ -123,7 +124,7 @@ class LocalMachine:
 
 
 def _program(name: str) -> str | None:
-    """Where a program lies: on PATH, else next to our own Python."""
+    """Return the path of a program: on PATH, else next to our own Python."""
     path = find_program(name)
     if path is None and name in _OWN:
         path = find_program(str(Path(sys.executable).parent / name))

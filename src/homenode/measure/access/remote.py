@@ -1,8 +1,8 @@
 """RemoteMachine: a machine that is reached through a shell. [I/O]
 
-Nothing need be installed there but sh and the standard tools. A program's run is a script, which
-says the exit status on standard error, after a mark that nothing else can say: how a connection
-ended says nothing of the program.
+Nothing need be installed there but sh and the standard tools. A program is run by a script that
+prints the exit status on standard error after a random mark, because the connection's end does not
+show the program's status.
 """
 
 import base64
@@ -37,9 +37,8 @@ _SPECIAL = re.compile(r"""[\\\n\r!'"$`]""")
 
 
 def sh_line(script: str) -> str:
-    """The command line that runs a script with sh, whatever login shell reads it first.
-
-    What a login shell could change is given to sh by its octal number.
+    """Return the command line that runs a script with sh under any login shell. Characters that a
+    login shell could change are passed to sh as octal numbers.
     """
     if not _CHANGED.search(script):
         return f"sh -c {quote(script)}"
@@ -55,10 +54,9 @@ def run_script(
     stdin: str | None = None,
     prefix: Sequence[str] = (),
 ) -> str:
-    """A line that runs a program and then says mark and status on standard error.
-
-    stdin: a file there to feed it; None = the script's own standard input. prefix: what starts the
-    program. Where there is a `timeout`, it ends the program there too.
+    """Return a line that runs a program and then prints mark and status on standard error. stdin: a
+    remote input file; None = the script's own standard input. prefix: words before the program. A
+    `timeout`, if installed, also ends the program remotely.
 
     >>> "timeout -s KILL 6 echo 'a b'" in run_script(["echo", "a b"], 5.2, "M")
     True
@@ -100,7 +98,7 @@ def status_of(stderr: str, mark: str) -> tuple[str, str | None]:
 
 
 def returncode_of(status: int) -> int:
-    """As ProgramResult has it: a shell gives a death by signal as 128 and the signal's number.
+    """Return the code as in ProgramResult: a shell reports a signal as 128 plus its number.
 
     >>> returncode_of(3), returncode_of(137)
     (3, -9)
@@ -125,9 +123,9 @@ _SUM = re.compile(r"[0-9a-f]{64}")
 class RemoteMachine:
     """Programs run in a guest, each in a shell of its own.
 
-    Files that must be there lie in a directory that only its owner can read. A program that was put
-    there is found by its name.
-    directory: its name, where one that is there is used again; None = a new one.
+    Its files are in a directory that only its owner can read. A copied program is found by its
+    name.
+    directory: an existing one to use again; None = a new one.
     """
 
     __slots__ = ("_channel", "_directory", "_name", "_prefix", "_programs")
@@ -188,10 +186,9 @@ class RemoteMachine:
         return parse_collected(completed.stdout_or_raise(), self.name)
 
     def put_program(self, name: str, content: bytes) -> str:
-        """Put a program there, unless the very same is on its PATH; returns its path.
-
-        From then on `run` starts it by its name. Raises ToolError if no directory there can hold
-        it (a full disk, all mounted noexec), or where what arrived is not what was sent.
+        """Copy a program to the machine, unless the same one is on its PATH, and return its path.
+        Afterwards `run` starts it by its name. Raises ToolError if no directory can hold it (a full
+        disk, all mounted noexec), or if the copy differs.
         """
         checksum = hashlib.sha256(content).hexdigest()
         installed_path = self._line(f"command -v {quote(name)} || :")
@@ -212,7 +209,7 @@ class RemoteMachine:
         return path
 
     def clean_up(self) -> None:
-        """Remove what was put there. Raises ToolError if the machine cannot be reached."""
+        """Remove the copied files. Raises ToolError if the machine cannot be reached."""
         if self._directory is not None:
             self._line(f"rm -rf {quote(self._directory)}")
             self._directory = None
@@ -234,7 +231,7 @@ class RemoteMachine:
         return None if match is None else match[0]
 
     def _own_directory(self) -> str:
-        """A directory there whose programs may run: /tmp is noexec on many a machine."""
+        """Create a remote directory that allows execution: /tmp is noexec on many machines."""
         if self._directory is None:
             name = self._name or f"homenode-{secrets.token_hex(6)}"
             is_ours = "false" if self._name is None else _IS_OURS
@@ -255,7 +252,7 @@ class RemoteMachine:
         return self._directory
 
     def _stage(self, text: str) -> str:
-        """A file there with this text, sent in pieces."""
+        """Create a remote file with this text, sent in pieces."""
         path = f"{self._own_directory()}/input-{secrets.token_hex(4)}"
         limit = self._channel.most_input_bytes or len(text)
         content = text.encode()

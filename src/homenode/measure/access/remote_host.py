@@ -1,8 +1,7 @@
-"""RemoteHost: another host as a place of `bench`, by ssh or whatever runs a shell there. [I/O]
+"""RemoteHost: another host as the machine of `bench`, over ssh or another shell channel. [I/O]
 
-A guest of a trial is stopped after its boot, and all that ran in it with it. A host goes on: what
-ran there when we were killed is ended, and what lay there is used again, by whoever continues the
-run.
+A guest of a trial is stopped after its boot, and all that ran in it with it. A host continues: a
+resumed run ends the programs that still run after a kill, and uses their files again.
 """
 
 import hashlib
@@ -53,7 +52,7 @@ fi 2>/dev/null"""
 
 
 class SshHost(Struct, frozen=True):
-    """A Channel to a machine that goes on where we are killed."""
+    """A Channel to a machine that continues if we are killed."""
 
     # ssh://[user@]host[:port]; users, keys and known hosts are ssh's own. Each script is a
     # connection of its own. Raises UsageError for what is no such address.
@@ -95,10 +94,9 @@ class SshHost(Struct, frozen=True):
 
 
 class RemoteHost(RemoteMachine):
-    """A machine on which one run is measured, and continued after a kill. See RemoteMachine.
+    """A machine for one run, which can be continued after a kill. See RemoteMachine.
 
-    run: identifies the run among all: its directory there is found again by it. probe: the program
-    to put there.
+    run: identifies the run, and its remote directory. probe: the program to copy.
     """
 
     __slots__ = ("_host", "_probe")
@@ -113,9 +111,8 @@ class RemoteHost(RemoteMachine):
         return super().find_installed(frozenset(names) - {PROBE}) | (frozenset(names) & {PROBE})
 
     def with_descriptor(self, descriptor: int) -> Self:
-        """The same machine, equipped to measure; only who has the run's locks may call this.
-
-        Programs inherit the descriptor here; there, what runs since a kill is ended.
+        """Return the same machine, equipped for measuring; the caller must hold the run's locks.
+        Local programs inherit the descriptor; remote programs left from a kill are ended.
         """
         self._channel = self._host = self._host.with_descriptor(descriptor)
         self._end_what_runs()

@@ -1,8 +1,8 @@
-"""Ssh: a channel to a guest by OpenSSH, without a question to anybody. [I/O]
+"""Ssh: a channel to a guest by OpenSSH, without prompts. [I/O]
 
-Its host key is taken at the first login and kept in a file of the caller's, under the guest's own
-name: guests come and go under the same address, and the user's own known_hosts must not learn of
-them. From then on it must be that key, through every boot and at any address.
+Its host key is stored at the first login in a file of the caller, under the guest's own name:
+guests share addresses over time, and the user's known_hosts must not contain them. Later logins
+must show this key, in every boot and at any address.
 """
 
 import re
@@ -42,7 +42,7 @@ _MOST_KEYS_BYTES = 1 << 20
 
 
 class HostKeyError(ToolError):
-    """Another machine answers than the one that was measured before, as far as its key shows."""
+    """The host key differs: another machine than the one measured before answers."""
 
 
 class SshChannel(Struct, frozen=True):
@@ -164,6 +164,6 @@ class SshChannel(Struct, frozen=True):
 
 
 def _quote(path: Path) -> str:
-    """As ssh's options take a path with blanks in it, and nothing in it for a token of theirs."""
+    """Quote a path with blanks for ssh's options, without their tokens."""
     text = str(path).replace("%", "%%")
     return f'"{text}"' if " " in text else text

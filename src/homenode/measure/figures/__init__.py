@@ -1,1 +1,1 @@
-"""Figures: what the output of each tool and program comes to, as samples."""
+"""Figures: samples from the output of each tool and program."""

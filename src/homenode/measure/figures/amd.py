@@ -1,7 +1,7 @@
 """AMD figures: samples of rocm-bandwidth-test.
 
-It measures from every node at once: what it calls a CPU is a node. It numbers CPUs first, in the
-kernel's order of nodes; where it shows several, the n-th is taken for node n.
+It measures from every node at once: its CPUs are nodes. It numbers CPUs first, in the kernel's
+order of nodes; if there are several, the n-th is assumed to be node n.
 """
 
 from homenode.bdf import Bdf

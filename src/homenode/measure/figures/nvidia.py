@@ -1,6 +1,6 @@
 """NVIDIA figures: samples of nvbandwidth and nccl-tests, and how they were bound.
 
-How a process was bound when it measured stands at the head of its log:
+The head of a log has the binding of the process:
 
 === PINNED to 2 ===
 policy: bind
@@ -45,9 +45,8 @@ class Binding(Struct, frozen=True):
 
     @property
     def node(self) -> int | None:
-        """Where memory was bound; where it was bound to several nodes, where the threads were.
-
-        None if neither is one node: what is unknown is not guessed.
+        """The node of bound memory; for several nodes, the node of the threads. None if neither is
+        a single node.
         """
         for nodes in (self.memory_nodes, self.cpu_nodes):
             if len(nodes) == 1:
@@ -70,9 +69,8 @@ class LoggedRun(Struct, frozen=True):
 
 
 def sections(text: str) -> Iterator[LoggedRun]:
-    """The runs of a text, each with the binding that stands before it.
-
-    What stands behind the last one is part of it. Nothing if there is not a run.
+    """Return the runs of a text, each with the binding before it. Text after the last run belongs
+    to it. Empty without runs.
     """
     lines = text.split("\n")
     starts = [n for n, line in enumerate(lines) if VERSION_LINE.fullmatch(line.rstrip())]
@@ -102,8 +100,8 @@ def command_in(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
-    """The last binding of a head, as numactl shows or sets it; a script's own word counts where
-    numactl says nothing."""
+    """Return the last binding of a head, as shown or set by numactl; else the script's own
+    statement."""
     pinned = [int(node) for node in _PINNED.findall(head)]
     at = head.rfind("policy:")
     if (command := command_in(head)) is not None:
@@ -210,8 +208,8 @@ def _test_figures(
 
 
 def _cells(matrix: NvbandwidthMatrix, *, between_gpus: bool) -> Iterator[tuple[int, int, float]]:
-    """A zero is kept, to be refused later; but before v0.5 the diagonal between GPUs was 0.00, and
-    pairs without access are."""
+    """Zeroes are kept and rejected later; before v0.5 the diagonal between GPUs was 0.00, and pairs
+    without access still are."""
     for row, cells in enumerate(matrix.cells):
         for column, value in enumerate(cells):
             if value is not None and (value > 0 or not between_gpus):
@@ -221,7 +219,7 @@ def _cells(matrix: NvbandwidthMatrix, *, between_gpus: bool) -> Iterator[tuple[i
 def _place(
     row: int | None, column: int, matrix: NvbandwidthMatrix, address_of: dict[int, Bdf | None]
 ) -> dict[str, Any]:
-    """The GPU of a cell; of a pair the first is the one that gives."""
+    """Return the GPU of a cell; the first GPU of a pair is the sender."""
     if row is None:
         address = address_of.get(column)
         return {"device": address, "index": None if address is not None else column}

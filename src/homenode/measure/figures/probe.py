@@ -1,4 +1,4 @@
-"""Probe figures: samples of what homenode-probe measured, with the brackets that give their states.
+"""Probe figures: samples of homenode-probe, with the brackets that determine their states.
 
 Raw samples only: medians are taken where runs are compared. Of a pair of nodes, `node` is where the
 threads ran and `peer_node` where the memory was.
@@ -33,7 +33,7 @@ class BracketedSample(Struct, frozen=True):
 
 
 class StepReading(Struct, frozen=True):
-    """What a step's output comes to, whoever printed it: samples, each with its bracket."""
+    """Samples of a step's output, each with its bracket."""
 
     placed: tuple[BracketedSample, ...]  # in the order of time where brackets are
     conditions: tuple[Condition, ...] = ()
@@ -71,7 +71,8 @@ def probe_figures(document: ProbeDocument) -> StepReading:
 
 
 def _doubts(document: ProbeDocument) -> Iterator[Finding]:
-    """What the probe doubts. That others ran, or that CPUs moved, the whole run says better."""
+    """Return the probe's caveats, except those on other programs and moving CPUs, which are judged
+    over the whole run."""
     for doubt in document.doubts:
         if doubt.id in _SAID_OF_THE_RUN:
             continue
@@ -172,7 +173,8 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
 
 
 def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """A sample is its own bracket: it shows where the two CPUs stood when it was taken."""
+    """Read core-to-core samples; each is its own bracket, because it shows the placement of the two
+    CPUs."""
     for pair in document.handoffs:
         first, second = pair.pus
         team, name = str(CpuSet((first, second))), f"{first} to {second}"
@@ -183,7 +185,7 @@ def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
 
 
 def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """One CPU: how fast a core is. All: what they do together, each thread's part, and evenness."""
+    """Read the throughput of one CPU, of all CPUs together, of each thread, and its evenness."""
     assert document.one is not None and document.all is not None, "parse asks for both"
     if len(document.all.threads) == 1:
         for value in document.one.threads[0].samples_events_per_s:

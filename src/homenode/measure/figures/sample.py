@@ -1,4 +1,4 @@
-"""Figures: what a tool's output comes to, before it is known of which run it is."""
+"""Figures: results of a tool's output, before they are assigned to a run."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ def _no_step(test: BenchTest, text: str, host: Host) -> Figures:
 
 
 class ToolOutput(Struct, frozen=True):
-    """How a tool's output is read."""
+    """Reader of a tool's output."""
 
     name: str  # the tool's, for people
     # what only it prints, for files; None if none is looked for
@@ -48,13 +48,13 @@ class ToolOutput(Struct, frozen=True):
 def of_text(
     parse: Callable[[str], T], figures: Callable[[T], Figures]
 ) -> Callable[[str, str], Figures]:
-    """The values of a file whose name tells nothing."""
+    """Return the results of a file without information in its name."""
     return lambda text, name: figures(parse(text))
 
 
 class FigureList:
-    """Figures of one output as they are found. tool: that printed it, and its version or what else
-    must be equal for its figures to be comparable."""
+    """Collects the results of one output. tool: its name and version, which must be equal in
+    comparable runs."""
 
     def __init__(self, tool: str, version: str | None, gaps: Iterable[Gap] = ()) -> None:
         self._samples: list[Sample] = []
@@ -65,7 +65,7 @@ class FigureList:
         self._samples.append(sample(metric, unit, value, **fields))
 
     def condition(self, name: str, value: object) -> None:
-        """Nothing where the value is None."""
+        """Add a condition, unless its value is None."""
         if value is not None:
             self._conditions.append(Condition(name, str(value)))
 

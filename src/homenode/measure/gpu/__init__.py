@@ -1,1 +1,1 @@
-"""GPU tests of the suite: which run on a machine's GPUs, and the commands for them."""
+"""GPU tests of the suite: the tests for a machine's GPUs, and their commands."""

@@ -1,11 +1,11 @@
-"""GpuMachine: the GPUs that are measured, and how our PyTorch programs are called there.
+"""GpuMachine: the measured GPUs, and the commands of our PyTorch programs.
 
 These get their own text on standard input.
 
     python3 - host-copies --seconds 2 --node 0     program torch_copies
     python3 - --gpus 8 --largest 1073741824        program torch_collectives
 
-No file of ours need be where they run: a guest, a job, a container.
+They need no copied files in a guest, a job or a container.
 """
 
 from msgspec import Struct
@@ -37,12 +37,12 @@ _NO_TORCH = (
 
 
 def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
-    """Whose they are; all are of one vendor."""
+    """Whether the GPUs are NVIDIA's; all have one vendor."""
     return gpus[0].vendor_id == NVIDIA
 
 
 class GpuMachine(Struct, frozen=True):
-    """The GPUs that are measured, all of one vendor, and what there is to measure them with."""
+    """The measured GPUs, all of one vendor, and the installed tools."""
 
     gpus: tuple[PciDevice, ...]
     nodes: tuple[NumaNode, ...]

@@ -1,4 +1,4 @@
-"""GpuPower: what each GPU draws while a step runs, by the first tool that is installed. [I/O]
+"""GpuPower: the power of each GPU while a step runs, by the first installed tool. [I/O]
 
 nvidia-smi and rocm-smi print addresses; amd-smi numbers GPUs in its own order. Each prints a table
 with a head; "N/A" is not a figure. Other columns have power in their names, too: power_management.
@@ -48,7 +48,7 @@ class GpuPower(Struct, frozen=True):
 
 
 def parse_power(text: str) -> Iterator[GpuPower]:
-    """What each GPU draws now; nothing of one that does not say.
+    """Return the present power of each GPU that reports it.
 
     >>> [one.watts for one in parse_power("gpu,socket_power\\n0,141\\n1,N/A\\n")]
     [141.0]
@@ -70,7 +70,7 @@ def parse_power(text: str) -> Iterator[GpuPower]:
 
 @contextmanager
 def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
-    """Asks the machine again and again; the list has the medians once the block has ended."""
+    """Sample the power repeatedly; the list has the medians after the block."""
     powers: list[GpuPower] = []
     taken: dict[tuple[Bdf | None, int | None], list[float]] = {}
     installed = machine.find_installed(COMMANDS)

@@ -1,6 +1,6 @@
-"""Files of other tools: found below what the user names, and read as runs. [I/O]
+"""Files of other tools: found below the named paths, and read as runs. [I/O]
 
-Directories of others are untrusted: links are not followed, sizes and numbers are bounded.
+The directories are untrusted: links are not followed, sizes and numbers are limited.
 """
 
 import codecs
@@ -35,15 +35,15 @@ _TAG = re.compile(
 
 
 class FoundDirectories(Struct, frozen=True):
-    """Directories with texts, in the order of their paths, and what was omitted."""
+    """Directories with texts, in the order of their paths, and omitted files."""
 
     directories: tuple[SourceDirectory, ...]
     skipped: tuple[Gap, ...]
 
 
 def find_sources(paths: Sequence[Path]) -> FoundDirectories:
-    """What the user named, in that order: files of one directory are one directory, as a shell's
-    `DIR/*` names them. Raises like find_directories."""
+    """Return the named sources in order: files of one directory, as from a shell's `DIR/*`, are one
+    source. Raises like find_directories."""
     by_path: dict[Path, SourceDirectory] = {}
     directories: list[SourceDirectory | Path] = []
     skipped: list[Gap] = []
@@ -120,7 +120,8 @@ def find_directories(root: Path) -> FoundDirectories:
 def _directory(
     root: Path, path: Path, texts: dict[str, str], times: dict[str, float]
 ) -> SourceDirectory:
-    """Called from the named directory on: results do not carry where a user keeps them."""
+    """Return a directory's name relative to the named one: results do not contain the user's
+    paths."""
     inside = path.relative_to(root).parts
     return SourceDirectory(
         "/".join(_printable(part) for part in (root.name, *inside)),
@@ -165,7 +166,7 @@ def _texts(
 
 
 def _decode(data: bytes) -> str:
-    """UTF-8, or UTF-16 with its mark, as a Windows shell writes what it redirects."""
+    """Decode UTF-8, or UTF-16 with a byte order mark, as redirected by a Windows shell."""
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if is_wide else "utf-8-sig", "replace").replace("\r\n", "\n")
     return _strip_tags(_COLOUR.sub("", text))
@@ -231,7 +232,7 @@ def _some(argument: str, runs: Sequence[Run], skipped: Sequence[str]) -> tuple[R
 
 
 def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs of other tools' files, and what is none."""
+    """Return the runs of other tools' files, and the other files."""
     if not paths:
         return [], []
     sources = find_sources(paths)

@@ -68,7 +68,7 @@ class SourceDirectory(Struct, frozen=True):
 
 
 class ImportOptions(Struct, frozen=True):
-    """What the user knows and the files do not say."""
+    """Facts from the user that the files lack."""
 
     system: str | None = None
     host_kind: str | None = None
@@ -80,7 +80,7 @@ class ImportOptions(Struct, frozen=True):
 
 
 class RunWithSources(Struct, frozen=True):
-    """One run, the files that it was read from, and what they left open."""
+    """One run, its source files, and their unknown facts."""
 
     run: Run
     files: tuple[str, ...]
@@ -117,7 +117,7 @@ def imported_runs(
 
 
 def _places(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """The place of each run in the order that the user gave; none if none was given."""
+    """Return the position of each run in the user's order; empty without one."""
     if order and sorted(order) != sorted(names):
         raise InputError(
             f"--order: expected each run once, found {', '.join(order)}",
@@ -179,7 +179,7 @@ def _of_directory(directory: SourceDirectory, options: ImportOptions) -> Iterato
 
 
 def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
-    """Files that were not imported, and why."""
+    """Return files that were not imported, with the reason."""
     is_study = is_study_directory(frozenset(directory.texts))
     for name, text in sorted(directory.texts.items()):
         if is_study and (name in FILES or name in NOT_READ):
@@ -269,7 +269,7 @@ def _system(figures: Figures) -> str:
 
 
 def _origin(texts: Iterable[str]) -> Origin:
-    """Made-up files say so in a line of their heads, and keep saying so as results."""
+    """Return the origin: synthetic files are marked in their heads, and stay marked as results."""
     marked = any(line.startswith(_MADE_UP) for text in texts for line in text.split("\n", 8)[:8])
     return Origin.SYNTHESISED if marked else Origin.IMPORTED
 
@@ -280,10 +280,10 @@ def _is_bound(figures: Figures) -> bool:
 
 
 def _group(name: str, is_bound: bool) -> str:
-    """What files of one series have in common: a log for each node, or for each repeat.
+    """Return the common name of files in one series: a log for each node, or for each repeat.
 
-    Files of several nodes are one series only where each says its node: else figures of one node
-    would pass for repeats of another's.
+    Files of several nodes are one series only if each has its node; otherwise results of one node
+    would count as repeats of another.
 
     >>> _group("exclusive_4gpu_node3.txt", True), _group("exclusive_4gpu_node3.txt", False)
     ('exclusive_4gpu', 'exclusive_4gpu_node3')
@@ -301,7 +301,8 @@ def _name(text: str) -> str:
 
 
 def _by_directory(draft: _Draft, *, is_whole_path: bool) -> _Draft:
-    """With the directory in its name, or the path to it: two directories hold files of one name."""
+    """Add the directory or its path to the name, because two directories have files of the same
+    name."""
     directory = draft.directory.path.replace("/", "-") if is_whole_path else draft.directory.name
     name = (
         directory if draft.head.name == draft.directory.name else f"{directory}-{draft.head.name}"
@@ -399,7 +400,7 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
 
 
 def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str]:
-    """Why the guest cannot have had the layout that its directory is named for."""
+    """Return why the guest cannot have had the layout in its directory's name."""
     threads = _fields(files, _LSCPU).get("Thread(s) per core", "1")
     if switches.siblings is Siblings.HIDDEN and threads != "1":
         yield f"layout {switches.name} hides siblings, the guest showed {threads} a core"
@@ -428,7 +429,7 @@ def _processors(files: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _guest_conditions(files: Mapping[str, str]) -> Iterator[Condition]:
-    """What the guest saw of its cores and pages."""
+    """Return conditions on the guest's cores and pages."""
     if threads := _fields(files, _LSCPU).get("Thread(s) per core"):
         yield Condition("guest threads per core", threads)
     pages = _fields(files, _MEMINFO)
@@ -482,7 +483,7 @@ def _matmul(text: str) -> Figures:
 
 
 def _copies(text: str) -> Figures:
-    """Five runs, each a sample of its GPU. Which program made them is seen by its words."""
+    """Read five runs, each a sample of its GPU. The words identify the program."""
     runs = [run for run in _RUN.split(text) if run.strip()]
     if not runs:
         raise ParseError("gpu_bandwidth.txt", "runs under '# run 1'", "none")

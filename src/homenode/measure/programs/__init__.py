@@ -1,1 +1,1 @@
-"""Programs: what we send, whole, to a Python with PyTorch on its standard input."""
+"""Programs: sent as a whole to a Python with PyTorch on its standard input."""

@@ -33,7 +33,7 @@ KILLED_S = 10.0
 
 
 class Rank:
-    """One process: its number, its directory, and what all ranks were asked for."""
+    """One process: its number, its directory, and the options of all ranks."""
 
     def __init__(self, number: int, directory: Path, options: argparse.Namespace) -> None:
         self.number, self.directory, self.options = number, directory, options
@@ -108,7 +108,7 @@ def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
 
 
 class Crew:
-    """Forked processes that end together: one that fails or stops ends all."""
+    """Forked processes that end together: a failed or stopped process ends all."""
 
     def __init__(self, directory: Path, stall_s: float) -> None:
         self._directory, self._stall_s = directory, stall_s
@@ -134,7 +134,7 @@ class Crew:
             os._exit(code)
 
     def wait(self) -> str | None:
-        """Until all have ended; why they did not do their work, None if they did."""
+        """Wait until all have ended; return the reason of a failure, or None."""
         seen, since = self._progress(), time.monotonic()
         reason = None
         while self._children and reason is None:

@@ -1,6 +1,6 @@
-"""Torch place: where a thread, its memory and the GPUs are, and how to put them there. [I/O]
+"""Torch place: the nodes of a thread, its memory and the GPUs, and their binding. [I/O]
 
-Runs in the user's Python, from 3.8 on: no import of ours but what is carried along.
+Runs in the user's Python, from 3.8 on: it imports only modules that the text carries.
 
 Source: set_mempolicy(2), move_pages(2), sched_getcpu(3), numa(7); /sys/devices/system/node.
 """
@@ -91,9 +91,8 @@ def bind(node: int) -> None:
 
 
 def free_bytes(node: int | None) -> int | None:
-    """Memory that can be had on a node, or at all; None if the kernel does not show.
-
-    Of a node: what is free and what files occupy, which gives way.
+    """Return the available memory of a node, or of the machine; None if the kernel does not show
+    it. For a node it is free memory plus the page cache.
     """
     path = "/proc/meminfo" if node is None else f"{_NODES}/node{node}/meminfo"
     names = "MemAvailable" if node is None else r"MemFree|Active\(file\)|Inactive\(file\)"

@@ -1,8 +1,8 @@
-"""Torch timing: figures from the GPU's clock, repeated until they are steady. [I/O]
+"""Torch timing: results by the GPU's clock, repeated until they are steady. [I/O]
 
 Timed by events in the stream of the work: between them lies the work and nothing else. The stream
 is held by a short spin while the CPU queues a batch, so that slow launches are not measured.
-A wall clock around it all refuses events that give more time than has passed.
+A wall clock around it rejects events that report more time than has passed.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Report:
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """While inside, a figure that takes far too long ends the program with what there is.
-
-        A call that hangs in the driver cannot be interrupted: another thread ends the program.
+        """Inside the block, a result that takes far too long ends the program with the results so
+        far. A call that hangs in the driver cannot be interrupted, so another thread ends the
+        program.
         """
         timer = threading.Timer(self._limit_s, self._leave, [name])
         timer.daemon = True

@@ -1,4 +1,4 @@
-"""Watched: runs a tool and gives on which CPUs its busy threads ran. [I/O]
+"""Watched: runs a tool and prints the CPUs of its busy threads. [I/O]
 
     python3 - nvbandwidth -j -t host_to_device_memcpy_ce   < this
 
@@ -7,7 +7,7 @@ Runs in any Python from 3.6 on, RHEL 8's. The tool's output is its own; behind i
     # homenode watched: 3:41 67:2
 
 CPUs with the number of looks, 20 ms apart, at which a thread of the tool was running there. A tool
-that binds itself does so within: no one can ask it afterwards.
+that binds itself cannot be queried afterwards.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""Results: what was measured, under which layout, and where it is kept."""
+"""Results: samples, their layout, and their storage."""

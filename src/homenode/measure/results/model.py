@@ -1,7 +1,7 @@
 """Run: the samples of one suite on one machine under one layout, with its conditions.
 
-A run is the unit of storage, a boot the unit of replication, a sample the smallest figure. Figures
-that others have published have the same shape, with `origin` and `statistic` saying what they are.
+A run is the unit of storage, a boot the unit of replication, a sample the smallest result.
+Published results have the same form, marked by `origin` and `statistic`.
 """
 
 import re
@@ -31,7 +31,7 @@ from homenode.vm.layout import (
 
 
 class Origin(StrEnum):
-    """Where the figures of a run come from."""
+    """Origin of a run's results."""
 
     MEASURED = "measured"  # by homenode's own suite
     IMPORTED = "imported"  # read from another tool's output
@@ -41,7 +41,7 @@ class Origin(StrEnum):
 
 
 class Statistic(StrEnum):
-    """What one figure is of the samples behind it."""
+    """Statistic of a published result."""
 
     SAMPLE = "sample"
     MEAN = "mean"
@@ -53,7 +53,7 @@ class Statistic(StrEnum):
 
 
 class Switches(Struct, frozen=True):
-    """A layout's five switches, None = unknown how one stood.
+    """A layout's five switches, None = unknown.
 
     >>> Switches.of_layout(PRESETS["pin-numa"]).name
     'pin-numa'
@@ -117,7 +117,7 @@ MOVING = "moving"
 
 
 class Condition(Struct, frozen=True):
-    """Something that must be equal for two runs to be comparable."""
+    """A condition that must be equal in comparable runs."""
 
     # `governor`, `clock`, `microcode`, `kernel`, `driver`, `tool NAME`, `link BDF`, `others` and so
     # on
@@ -126,7 +126,7 @@ class Condition(Struct, frozen=True):
 
 
 class GpuPlace(Struct, frozen=True):
-    """Where the machine that ran the suite believed a GPU to be."""
+    """Place of a GPU as shown by the measured machine."""
 
     device: Bdf  # as in Sample
     node: int | None  # its numa_node there; None if the kernel says -1
@@ -165,7 +165,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RunHead(Struct, frozen=True, omit_defaults=True):
-    """Everything of a run but its samples."""
+    """All data of a run except its samples."""
 
     name: str  # the directory's
     system: str  # the directory above: the GPU, or `cpu-only`
@@ -205,7 +205,7 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
 
 
 class FigureKey(Struct, frozen=True, gc=False):
-    """What a figure is of."""
+    """Key of a result."""
 
     # metric, unit: see docs/reference/formats/comparison.md; the rest is what distinguishes
     # it from others of its metric, None if it is over all
@@ -227,7 +227,7 @@ class FigureKey(Struct, frozen=True, gc=False):
 
 
 class SampleKey(FigureKey, frozen=True, gc=False):
-    """What samples of a run share that are repeats of one measurement in one boot."""
+    """Key of samples that repeat one measurement in one boot."""
 
     position: int | None  # the index of a Sample
     boot: int
@@ -248,8 +248,8 @@ class Run(Struct, frozen=True, dict=True):
 
     @cached_property
     def groups(self) -> Mapping[SampleKey, Sequence[Sample]]:
-        """Samples that are not refused, by what they share. Made once: whatever reads a run by
-        series reads a fifth as much."""
+        """Accepted samples, grouped by key. Cached, because readers by series then read only a
+        fifth."""
         by_fields: dict[tuple[Any, ...], list[Sample]] = {}
         for sample in self.samples:
             if _LEAST < sample.value < _MOST:
@@ -261,7 +261,7 @@ class Run(Struct, frozen=True, dict=True):
 
     @cached_property
     def impossible_samples(self) -> tuple[Sample, ...]:
-        """Samples whose figures no machine gives."""
+        """Samples with impossible values."""
         return tuple([sample for sample in self.samples if not _LEAST < sample.value < _MOST])
 
     @cached_property

@@ -1,10 +1,10 @@
-"""Placement states: which samples of a run were taken while the CPUs stood where.
+"""Placement states: the placement of the vCPUs during each sample of a run.
 
 A hypervisor may move a vCPU to another LLC at any moment: the same CPU numbers, half or twice the
 bandwidth. The probe times a hand-over between neighbouring CPUs right before and after a sample,
 and numbers the states it sees from 0; state 0 of one run of the probe need not be that of the next
-one. So all brackets of a run are judged together here, by the probe's own rule
-(native/src/placement_state.cpp), and named by what was measured: "27 ns".
+one. So all brackets of a run are classified together here, by the probe's own rule
+(native/src/placement_state.cpp), and named by the measured latency: "27 ns".
 """
 
 import math
@@ -121,7 +121,7 @@ def _states_of_team(brackets: Sequence[Bracket]) -> States:
 
 
 def _join_moving(labels: tuple[str, ...]) -> tuple[str, ...]:
-    """With all that does not last as one state, where what lasts is the smaller part."""
+    """Join all short-lived states into one, if the lasting states are the smaller part."""
     counts = Counter(label for label in labels if label != UNSETTLED)
     lasting = {label for label, count in counts.items() if count >= LASTING_SHARE * len(labels)}
     if 2 * sum(counts[label] for label in lasting) >= len(labels):
@@ -146,10 +146,8 @@ def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int
 
 
 def with_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
-    """Values in the order of time, each with whether it is of no place that lasted.
-
-    Of a latency that is seen once and not again, nothing shows whether it is a place, a disturbed
-    hand-over, or the mean of two places.
+    """Return values in the order of time, each with whether its state did not last. A latency that
+    occurs only once may be a state, a disturbed hand-over, or the mean of two states.
 
     >>> with_passing([27.0, 28.0, 60.0, 110.0, 112.0])
     ((27.0, False), (28.0, False), (60.0, True), (110.0, False), (112.0, False))
@@ -163,8 +161,8 @@ def with_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
 
 
 def _lone(classes: Sequence[int]) -> tuple[bool, ...]:
-    """A class that is never seen twice in a row, between two ends that agree, is a disturbed
-    hand-over and no place to stand."""
+    """Find classes that never occur twice in a row, between two equal neighbours: disturbed
+    hand-overs."""
     lasting = {a for a, b in pairwise(classes) if a == b}
     return tuple(
         0 < at < len(classes) - 1 and label not in lasting and classes[at - 1] == classes[at + 1]

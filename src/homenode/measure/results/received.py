@@ -1,7 +1,7 @@
-"""Received: a run that a guest sent as a tar, treated as what a stranger sent. [I/O]
+"""Received: a run that a guest sent as a tar, treated as untrusted. [I/O]
 
-Nothing is unpacked where others keep theirs: the tar is read within limits, laid out in a new
-directory, and that is moved into its place if none is there.
+The tar is read within limits, unpacked in a new directory, and moved into its place if no run
+exists there.
 """
 
 import contextlib

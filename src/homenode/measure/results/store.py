@@ -1,7 +1,7 @@
 """Store: runs in directories, results/<system>/<NAME>/results.jsonl. [I/O]
 
-Plain files that a person can read and a shared file system can hold. A directory that cannot be
-read is skipped with its reason; the rest is used.
+Plain files that a person can read and a shared file system can hold. An unreadable directory is
+skipped with its reason; the others are used.
 """
 
 import math
@@ -31,7 +31,7 @@ def head_line(head: RunHead) -> str:
 
 
 def end_line(samples: int) -> str:
-    """The last line: how many samples there are. A run without it was cut short."""
+    """Return the last line with the number of samples. A run without it was interrupted."""
     return f'{{"end":{samples}}}\n'
 
 
@@ -47,7 +47,7 @@ def parse_run(text: bytes, source: str) -> Run:
 
 
 def _whole_run(text: bytes, source: str) -> Run | None:
-    """The run if nothing is wrong, read in one step; None if something is, or may be."""
+    """Read a valid run in one step; None if it is or may be invalid."""
     first, last = text.find(b"\n") + 1, text.rfind(b"\n", 0, -1) + 1
     if not 0 < first <= last:
         return None
@@ -146,7 +146,8 @@ class StoredRuns(Struct, frozen=True):
 
 
 def run_directory(root: Path, system: str, name: str) -> Path:
-    """Where a run belongs below a results directory. Raises InputError for names that leave it."""
+    """Return a run's directory below a results directory. Raises InputError for names that leave
+    it."""
     for part in (system, name):
         if not part or part[0] == "." or "/" in part or not part.isprintable():
             raise InputError(
@@ -179,7 +180,7 @@ def write_run(root: Path, run: Run) -> Path:
 
 
 def run_named(results: Path, name: str) -> Path | None:
-    """The directory of a run, whatever system it is of."""
+    """Return the directory of a run of any system."""
     try:
         return next((path for path in sorted(results.glob(f"*/{name}")) if path.is_dir()), None)
     except OSError as error:

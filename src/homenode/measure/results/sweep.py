@@ -1,8 +1,9 @@
 """Sweep: start-up time, rate and knee of rates over sizes, by least squares.
 
 A transfer of s bytes takes a start-up time and s over the rate, so that its rate climbs to half at
-the knee, start-up time times rate, whatever the sizes are. No size in bytes says that a curve is
-flat: eight GPUs with 20 us and 8.4 GB/s are at 90 % of their rate from 1 MiB on, and healthy.
+the knee, start-up time times rate, whatever the sizes are. A fixed size in bytes cannot show that a
+curve is flat: eight GPUs with 20 us and 8.4 GB/s are at 90 % of their rate from 1 MiB on, and
+healthy.
 """
 
 import math

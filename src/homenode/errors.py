@@ -116,20 +116,25 @@ class NotKnownError(HomenodeError):
 
 
 class ParseError(InputError):
-    """A text does not have its format. Names source, line, expected and observed text."""
+    """A text does not have its format.
+
+    found: None = the text lacks what is expected. reason: the message without source and line.
+    """
 
     def __init__(
         self,
         source: str,
         expected: str,
-        found: str,
+        found: str | None = None,
         *,
         line: int | None = None,
         hint: str | None = None,
     ) -> None:
         position = source if line is None else f"{source}:{line}"
-        shown = found if len(found) <= 120 else found[:117] + "..."
-        super().__init__(f"{position}: expected {expected}, found {shown!r}", hint=hint)
+        shown = found if found is None or len(found) <= 120 else found[:117] + "..."
+        missing = shown is None
+        self.reason = f"missing {expected}" if missing else f"expected {expected}, found {shown!r}"
+        super().__init__(f"{position}: {self.reason}", hint=hint)
         self.source = source
         self.line = line
         self.expected = expected

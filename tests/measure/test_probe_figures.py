@@ -151,7 +151,7 @@ def test_a_figure_of_zero_or_less_is_refused(value: str) -> None:
 def test_a_document_without_samples_is_refused() -> None:
     document = json.loads(DOCUMENTS["core-to-core"])
     document["pairs"] = []
-    with pytest.raises(ParseError, match="expected samples of core-to-core, found 'none'"):
+    with pytest.raises(ParseError, match="missing samples of core-to-core"):
         figures(json.dumps(document))
 
 

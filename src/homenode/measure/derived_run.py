@@ -166,7 +166,7 @@ def reading_of(
     if test.reads is Reader.APP:
         assert record.app is not None, "a test of the user's program comes with its order"
         if step.figure is None:
-            raise ParseError("--metric", "a figure", "none")
+            raise ParseError("--metric", "a figure")
         return read_app(record.app, step.figure)
     return read_step(test, output, host)
 

@@ -60,7 +60,7 @@ def parse_shown(text: str) -> ShownGpus | None:
     """
     line = next((row for row in text.split("\n") if row.startswith('{"format"')), None)
     if line is None:
-        raise ParseError(_SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
+        raise ParseError(_SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or None)
     document = lines.json_object(line, _SOURCE)
     addresses, reason = document.get("addresses"), document.get("reason")
     if document.get("format") != FORMAT or not isinstance(reason, str | None):

@@ -76,7 +76,8 @@ def check_topology(
         read = read_topology(data, source)
     except ParseError as error:
         subject = source if error.line is None else f"line {error.line}"
-        unreadable = finding("nccl-unreadable", subject, error.expected, repr(error.found), source)
+        found = "none" if error.found is None else repr(error.found)
+        unreadable = finding("nccl-unreadable", subject, error.expected, found, source)
         return (unreadable,)
     findings = add_source([*_check_whole(read, flavour), *_elements(read, flavour)], source)
     return in_order(findings)

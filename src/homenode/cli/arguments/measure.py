@@ -75,16 +75,17 @@ class RunArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       plan: Saved plan of this guest. The guest is verified first, as by verify --guest; a different
-      guest is not measured. With --context host: measure on the CPUs that the plan pins. domain:
-      Domain XML of this guest: stored, and used to find its GPUs.
+        guest is not measured. With --context host: measure on the CPUs that the plan pins.
+      domain: Domain XML of this guest: stored, and used to find its GPUs.
       layout: Layout of this guest. Default: the plan's, else unknown.
       arrangement: Name of a choice besides the layout, such as a queue or a policy.
       boot: Identity of this boot. Default: the kernel's boot id.
       experiment: The study that this run is a part of. In a Slurm job, tests then run only with the
         job's own binding.
       block: With --experiment: its round in the study, from 0; a round has one run of each
-      alternative. vantage: Where this machine runs: guest, host or job. On a virtual machine host
-      needs --force. Default: guest with a plan or on a virtual machine, job under Slurm, else host.
+        alternative.
+      vantage: Where this machine runs: guest, host or job. On a virtual machine host needs --force.
+        Default: guest with a plan or on a virtual machine, job under Slurm, else host.
       pus: Measure on these CPUs only. Default: all that the cpuset and the affinity allow.
       nodes: Measure on these nodes' CPUs, and on the memory of a single node. Default: all.
       host_kind: A name for hosts of this kind; runs of different kinds are not compared. Default:

@@ -165,8 +165,8 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
       numa: NUMA nodes to bind to. Default: all with CPUs and memory.
       shared: GPUs of a shared job, and how many at once; may be repeated. Default: 1x4 and 2x2.
       mig: Also submit jobs of one MIG slice each, such as gpu:1g.10gb; may be repeated.
-      app: Also run this program under each binding, in the current directory; split as a shell
-      would split it, started without a shell.
+      app: Also run this program under each binding, in the current directory; split as by a shell,
+        started without a shell.
       patience: Time limit while every remaining job is blocked (a drained node, a hold), or the
         controller does not answer.
       poll: Time between two polls of the queue.

@@ -83,7 +83,7 @@ def parse_record(text: str, source: str) -> JobRecord:
             _read(fields, lists, words, source, number)
     for needed in ("job", "node"):
         if needed not in fields:
-            raise ParseError(source, f"a line {needed!r}", "none", line=len(lines))
+            raise ParseError(source, f"a line {needed!r}", line=len(lines))
     restart = fields.get("restart", "")
     return JobRecord(
         job=fields["job"],

@@ -34,7 +34,7 @@ def parse_nvidia(text: str) -> tuple[str, ...]:
             raise ParseError("nvidia-smi", "a compute capability such as 9.0", line, line=number)
         capabilities.add(int(match[1] + match[2]))
     if not capabilities:
-        raise ParseError("nvidia-smi", "a compute capability of each GPU", "none")
+        raise ParseError("nvidia-smi", "a compute capability of each GPU")
     return tuple(str(capability) for capability in sorted(capabilities))
 
 
@@ -47,7 +47,7 @@ def parse_amd(text: str) -> tuple[str, ...]:
     lines = text.split("\n")
     names = dict.fromkeys(m[1] for line in lines if (m := _GFX.fullmatch(line)))
     if not names:
-        raise ParseError("rocminfo", "a line such as 'Name: gfx942'", "none")
+        raise ParseError("rocminfo", "a line such as 'Name: gfx942'")
     return tuple(names)
 
 

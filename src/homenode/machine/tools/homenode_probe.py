@@ -216,7 +216,7 @@ def parse(text: str) -> ProbeDocument:
     name_of_key = dict(_FIELDS[command])
     missing = next((key for key in name_of_key if key not in document), None)
     if missing is not None:
-        raise ParseError(SOURCE, f"a field {missing}", "none")
+        raise ParseError(SOURCE, f"a field {missing}")
     fields = {key: document[key] for key in _OF_EVERY_COMMAND if key in document}
     fields |= {name: document[key] for key, name in name_of_key.items()}
     if command == "latency":

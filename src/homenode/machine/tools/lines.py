@@ -232,7 +232,9 @@ class Lines:
         position = f"{self.source} line {line.number}"
         self.gaps.append(Gap(position, f"not known: {line.text.strip()[:80]!r}"))
 
-    def error(self, expected: str, observed: str = "none", hint: str | None = None) -> ParseError:
+    def error(
+        self, expected: str, observed: str | None = None, hint: str | None = None
+    ) -> ParseError:
         """Return the error for something that the output as a whole lacks."""
         return ParseError(self.source, expected, observed, hint=hint)
 

@@ -81,7 +81,7 @@ def parse(text: str) -> LscpuTable:
             is_online=cell_of.get("ONLINE", "yes") != "no",
         )
     if not cpus:
-        raise ParseError(_SOURCE, "a header CPU NODE SOCKET CORE, and a row for each CPU", "none")
+        raise ParseError(_SOURCE, "a header CPU NODE SOCKET CORE, and a row for each CPU")
     level = caches.rpartition(":")[2][1:2]
     return LscpuTable(
         cpus=tuple(cpus[index] for index in sorted(cpus)),

@@ -279,7 +279,7 @@ class _JsonHalf(Struct):
     def half(self) -> NcclHalf:
         time_us = self.cpu_time if self.time is None else self.time
         if time_us is None:
-            raise ParseError(SOURCE, "a time", "none")
+            raise ParseError(SOURCE, "a time")
         wrong = int(self.nwrong) if isinstance(self.nwrong, float) else None
         return NcclHalf(time_ns=time_us * 1e3, bus_bytes_per_s=self.bus_bw * 1e9, wrong=wrong)
 
@@ -324,7 +324,7 @@ def _parse_json(text: str) -> NcclTests:
 
 def _row(row: _JsonRow) -> NcclRow:
     if row.out_of_place is None and row.in_place is None:
-        raise ParseError(SOURCE, "a result out of place or in place", "none")
+        raise ParseError(SOURCE, "a result out of place or in place")
     first, second = (
         None if half is None else half.half() for half in (row.out_of_place, row.in_place)
     )

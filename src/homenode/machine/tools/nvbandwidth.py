@@ -249,7 +249,7 @@ class _Text:
         if self.unit is None:
             return
         if not self.rows:
-            raise ParseError(SOURCE, f"rows of {self.name}", "none")
+            raise ParseError(SOURCE, f"rows of {self.name}")
         self.matrices.append(NvbandwidthMatrix(self.part, self.unit, tuple(self.rows)))
         self._open_matrix(None, None)
 
@@ -416,15 +416,15 @@ def _parse_json(text: str) -> NvbandwidthRun:
         unknown = set(root) - {*_JsonRun.__struct_encode_fields__} - _NOT_READ
         gaps += [Gap(SOURCE, f"key not known: {key[:80]!r}") for key in unknown]
     if not runs:
-        raise ParseError(SOURCE, 'a JSON object with "nvbandwidth"', "none")
+        raise ParseError(SOURCE, 'a JSON object with "nvbandwidth"')
     version = next((run.version for run in runs if run.version is not None), None)
     if version is None:
-        raise ParseError(SOURCE, "a version", "none")
+        raise ParseError(SOURCE, "a version")
     messages = [message for run in runs for message in (run.error, run.warning)]
     errors = tuple(message[:400] for message in messages if isinstance(message, str) and message)
     tests = [_test(case) for run in runs for case in run.testcases]
     if not tests and not errors:
-        raise ParseError(SOURCE, "tests", "none")
+        raise ParseError(SOURCE, "tests")
     listed = next((run.devices for run in reversed(runs) if run.devices), ())
     return NvbandwidthRun(
         version=version,

@@ -84,7 +84,7 @@ def parse_matmul(text: str) -> float:
             return total / products * 1e9
         last_line = line.text
     expected = "'100 matmuls: 2.115s (21.1ms each)'"
-    raise ParseError(_MATMUL, expected, "none", hint=last_line[:200] or None)
+    raise ParseError(_MATMUL, expected, hint=last_line[:200] or None)
 
 
 def parse_copies(text: str) -> tuple[GpuCopies, ...]:
@@ -109,5 +109,5 @@ def parse_copies(text: str) -> tuple[GpuCopies, ...]:
         copies.host_to_device or copies.device_to_host or copies.device_to_device
         for copies in gpus.values()
     ):
-        raise ParseError(_COPIES, "GPU 0 [NAME] and its bandwidths", "none")
+        raise ParseError(_COPIES, "GPU 0 [NAME] and its bandwidths")
     return tuple(gpus.values())

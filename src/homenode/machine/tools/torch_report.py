@@ -89,7 +89,7 @@ def parse(text: str) -> tuple[TorchRun, ...]:
     """The documents of an output, in order. Raises ParseError, also if there is none."""
     runs = tuple(_documents(text))
     if not runs:
-        raise ParseError(SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or "none")
+        raise ParseError(SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or None)
     return runs
 
 

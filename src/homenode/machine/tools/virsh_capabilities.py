@@ -44,7 +44,7 @@ def parse(text: str) -> tuple[CapabilitiesCell, ...]:
     root = parse_xml(text, "capabilities", _SOURCE)
     host = root.find("host")
     if host is None:
-        raise ParseError(_SOURCE, "a <host>", "none")
+        raise ParseError(_SOURCE, "a <host>")
     cells = tuple(_cell(cell) for cell in host.findall("topology/cells/cell"))
     if len(cells) > MAX_CELLS or len({cell.node for cell in cells}) != len(cells):
         raise ParseError(_SOURCE, "each cell once", f"{len(cells)} cells")

@@ -56,7 +56,7 @@ def probe_figures(document: ProbeDocument) -> StepReading:
     }[document.command](document)
     placed = tuple(sorted(read_samples, key=lambda placed: placed.at_ns))
     if not placed:
-        raise ParseError(SOURCE, f"samples of {document.command}", "none")
+        raise ParseError(SOURCE, f"samples of {document.command}")
     busy = next((doubt.detail for doubt in document.doubts if doubt.id == "busy-neighbour"), None)
     if busy is None and document.contention.busy_neighbour:
         busy = f"other processes ran on CPUs {document.pus}"

@@ -486,7 +486,7 @@ def _copies(text: str) -> Figures:
     """Read five runs, each a sample of its GPU. The words identify the program."""
     runs = [run for run in _RUN.split(text) if run.strip()]
     if not runs:
-        raise ParseError("gpu_bandwidth.txt", "runs under '# run 1'", "none")
+        raise ParseError("gpu_bandwidth.txt", "runs under '# run 1'")
     parts = []
     for run in runs:
         if "Host-to-Device:" in run:

@@ -113,7 +113,7 @@ def read_name(document: Document) -> str:
     """The domain's name. Raises ParseError if there is none."""
     name = document.root.value("name")
     if name is None:
-        raise ParseError(document.source, "a domain with a <name>", "none")
+        raise ParseError(document.source, "a domain with a <name>")
     return name
 
 

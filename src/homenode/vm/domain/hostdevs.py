@@ -81,7 +81,7 @@ def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
         uuid = canonical_uuid(text)
         if uuid is None:
             place = f"{document.source}:{element.line}: <hostdev type='mdev'>"
-            raise ParseError(place, "<source><address uuid='...'/></source>", text or "none")
+            raise ParseError(place, "<source><address uuid='...'/></source>", text or None)
         devices.append((uuid, element))
     return tuple(devices)
 

@@ -361,7 +361,7 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
         bound = (flat.mode or "default", flat.nodes)
     tree = device_tree(options, source)
     if memory is None:
-        raise ParseError(source, "-smp and -m", "none")
+        raise ParseError(source, "-smp and -m")
     hostdevs, mediated = passed_through(
         ((device.host, device.cell) for device in tree.devices),
         dict(_initiators(objects, tree, source)),

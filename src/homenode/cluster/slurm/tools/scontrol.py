@@ -379,7 +379,7 @@ def _job(block: _Block, fields: _Fields, doubt: str | None, source: str, lists: 
             for share in _shares(*match.groups(), source=source, line=block.first, lists=lists)
         )
     except ParseError as error:
-        return replace(unreadable, unreadable=f"expected {error.expected}, found {error.found!r}")
+        return replace(unreadable, unreadable=error.reason)
     return replace(
         unreadable,
         user=fields.matches[_USER][0][1],

@@ -62,8 +62,7 @@ def _job(job: Any, place: str) -> Job:
     except ParseError as error:
         number = plain_number(job.get("job_id")) if isinstance(job, dict) else None
         label = place if number is None else str(number)
-        reason = f"expected {error.expected}, found {error.found!r}"
-        return Job(label, label, "", None, "", (), unreadable=reason)
+        return Job(label, label, "", None, "", (), unreadable=error.reason)
 
 
 def _parse_job(job: Any, source: str) -> Job:
@@ -85,7 +84,7 @@ def _parse_job(job: Any, source: str) -> Job:
     state = _state(job.get("job_state"), source)
     shares = tuple(_shares(job, source)) if state in RUNNING else ()
     if state in RUNNING and not shares:
-        raise ParseError(source, '"job_resources" of a job that runs', "none")
+        raise ParseError(source, '"job_resources" of a job that runs')
     return Job(
         id=job_id,
         number=str(number),

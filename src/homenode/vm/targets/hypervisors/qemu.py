@@ -82,7 +82,7 @@ def parse(content: bytes, source: str) -> Script:
     text = content.decode("utf-8", "replace")
     words = array_in(text, "qemu")
     if not words:
-        raise ParseError(source, "a script of homenode with a qemu=( ) array", "none")
+        raise ParseError(source, "a script of homenode with a qemu=( ) array")
     return Script(text, words, options_of(words[1:], source), source)
 
 

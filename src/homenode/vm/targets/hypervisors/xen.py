@@ -161,7 +161,7 @@ def _new(guest: Vm, plan: Plan) -> str:
 def _read_name(config: Config) -> Mapping[str, Any]:
     name = config.values.get("name")
     if not isinstance(name, str) or not name:
-        raise ParseError(config.source, 'name="NAME"', "none")
+        raise ParseError(config.source, 'name="NAME"')
     is_efi = config.values.get("firmware") in ("uefi", "ovmf")
     return {"name": name, "firmware": "efi" if is_efi else None}
 
@@ -223,7 +223,7 @@ def _cell(number: int, node: Value, source: str) -> VmCell:
     keys = dict(str(text).partition("=")[::2] for text in node)
     missing = {"pnode", "size", "vcpus", "vdistances"} - set(keys)
     if missing:
-        raise ParseError(source, f"{', '.join(sorted(missing))} in each node", "none")
+        raise ParseError(source, f"{', '.join(sorted(missing))} in each node")
     rows = keys["vdistances"].replace(" ", "").split(",")
     numbers = (keys["pnode"], keys["size"], *rows)
     if any(whole_number(text.strip(), digits=11) is None for text in numbers):

@@ -6,11 +6,11 @@ _PACKAGE = Path(__file__).parent
 
 
 def package_names(*directory: str) -> tuple[str, ...]:
-    """The names in a directory of the package, sorted; none where there is no such directory."""
+    """Return the sorted names in a directory of the package; () if it does not exist."""
     top = _PACKAGE.joinpath(*directory)
     return tuple(sorted(entry.name for entry in top.iterdir())) if top.is_dir() else ()
 
 
 def package_text(*path: str) -> str:
-    """A text of the package. Raises OSError where there is none."""
+    """Return a text of the package. Raises OSError if it does not exist."""
     return _PACKAGE.joinpath(*path).read_text(encoding="utf-8")

@@ -78,7 +78,8 @@ def correct(
 def shared_lines(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
 ) -> dict[GresLine, tuple[str, ...]]:
-    """Lines of gres.conf that are about nodes of other machines, or not in `nodes`, too: which."""
+    """Return the gres.conf lines that also name nodes of other machines or outside `nodes`, with
+    these nodes."""
     groups = groups_like(node_classes(gres, slurm, nodes), core_order(host))
     names = {name for group in groups for name in group.names}
     every = [name for group in node_classes(gres, slurm) for name in group.names]
@@ -91,7 +92,7 @@ def _correct_lines(
     gres: SlurmConfig, group: NodeClass, host: Host, promised_type: str, edits: Edits
 ) -> dict[str, int] | None:
     """Add to edits what the group's lines become, and return the GPUs of each type that they list
-    then; None where lines without files cannot be corrected."""
+    then; None if lines without files cannot be corrected."""
     placed = placed_files(group.lines)
     if not placed or any(file is None for _, file, _ in placed):
         return None

@@ -184,7 +184,7 @@ class DeviceOrder(Struct, frozen=True):
     def numbers(self, node: str, *, sliced: bool = False) -> tuple[int, ...] | None:
         """The driver's number of the GPU at each place of a node's list.
 
-        A MIG slice (MultipleFiles) is at its GPU's number; sliced: the job has slices. None where
+        A MIG slice (MultipleFiles) is at its GPU's number; sliced: the job has slices. None if
         the lines give no order, and () where slurm.conf gives it: of several types, Slurm lists the
         first of Gres= first.
         """

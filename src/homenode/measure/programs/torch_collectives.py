@@ -186,7 +186,7 @@ def _inspect(rank: Rank) -> None:
 
 
 def _homes(machine: dict[str, Any], options: argparse.Namespace) -> list[int | None]:
-    """The node of each rank. Raises SystemExit where --bind gpu needs a node that is not known."""
+    """The node of each rank. Raises SystemExit if --bind gpu needs a node that is not known."""
     if options.bind == "none":
         return [None] * options.gpus
     if options.bind != "gpu":

@@ -283,7 +283,7 @@ def _of_one_package(
     """The free GPUs of each package that has `count`, of the named ones' package alone.
 
     NVSwitches join halves of a board, and each half is one package's: GPUs of two packages have no
-    NVLink to each other, and their VM spans both. None where no package of the host has so many
+    NVLink to each other, and their VM spans both. None if no package of the host has so many
     GPUs, free or not, so that to wait for them is no use; and where a GPU's package is unknown.
     """
     home = _package_of_gpu(host)

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.indices import PackageIndex
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import CpuModel, Host, HostReserve, PagePool
+from homenode.machine.topology import CoreId, CpuModel, Host, HostReserve, PagePool
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
@@ -65,6 +66,14 @@ def gpu_nodes(host: Host, placement: Placement) -> list[int | None]:
 
 
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
+
+
+def test_of_a_node_that_spans_packages_the_isolated_cores_come_before_fewer_llcs() -> None:
+    host = host_of([NodeSpec(((1,), (1,), (1, 1, 1, 1)))], isolated="0-1")
+    ids = (CoreId(PackageIndex(number > 1), number) for number in range(len(host.cores)))
+    cores = tuple(replace(core, id=own) for core, own in zip(host.cores, ids, strict=True))
+    placement = place(replace(host, cores=cores), small_request(2, layout="pin"))
+    assert placement.vcpu_pins == (CpuSet([0]), CpuSet([1]))
 
 
 # A tidy set of GPUs is worth less than the VM's own locality.

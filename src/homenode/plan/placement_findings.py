@@ -215,7 +215,7 @@ def _nics_in_other_packages(
     packages = {package_of.get(node) for node in nodes}
     ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
     for nic in ours:
-        if nic.kind is not DeviceKind.NIC or nic.node is None or nic.node in nodes:
+        if nic.kind is not DeviceKind.NIC or nic.node is None:
             continue
         package = package_of.get(nic.node)
         pair = next((g for g in ours if g.kind is DeviceKind.GPU and are_paired(g, nic)), None)

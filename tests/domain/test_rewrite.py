@@ -293,6 +293,24 @@ def test_cells_share_memory_as_the_old_ones_did(setting: bytes) -> None:
     assert after.count(setting) == 2
 
 
+def test_a_memnode_is_written_once_a_cell() -> None:
+    xml, plan = planned("study", "pin-numa")
+    once = rewrite(xml, plan)
+    (memnode,) = re.findall(rb"<memnode cellid='0'[^>]*>", once)
+    assert (
+        rewrite(once.replace(memnode, memnode + memnode), plan).count(b"<memnode cellid='0'") == 1
+    )
+
+
+def test_distances_to_cells_that_are_no_more_go() -> None:
+    xml, plan = planned("study", "pin-numa")
+    once = rewrite(xml, plan)
+    last = len(plan.cells) - 1
+    (sibling,) = set(re.findall(rb"<sibling id='%d' value='10'/>" % last, once))
+    gone = b"<sibling id='%d' value='21'/>" % (last + 1)
+    assert rewrite(once.replace(sibling, sibling + gone), plan).count(gone) == 0
+
+
 def test_pages_of_several_sizes_are_not_guessed_at() -> None:
     xml = sample("dimms-and-shared-memory").replace(
         b"<page size='2048' unit='KiB' nodeset='0-1'/>",

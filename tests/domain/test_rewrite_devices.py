@@ -205,6 +205,13 @@ def test_a_host_device_that_the_plan_gives_up_goes() -> None:
     assert b"managed='yes'" in xml and b"managed='yes'" not in after
 
 
+def test_a_device_that_moves_into_a_slot_of_its_own_is_no_longer_of_several_functions() -> None:
+    address = b"<address type='pci' bus='0' slot='5' multifunction='on'/>"
+    xml = sample("study").replace(b"</source>", b"</source>" + address, 1)
+    after = rewrite(xml, hand_plan(read_vm(xml, "x"), "pin-numa-pci"))
+    assert b"multifunction" in xml and b"multifunction" not in after
+
+
 @pytest.mark.parametrize("node", [b"", b"<node>0</node>"])
 def test_a_controller_that_is_there_in_part_gets_the_rest(node: bytes) -> None:
     xml = sample("study").replace(

@@ -237,6 +237,8 @@ def test_smt_layouts_keep_the_vcpus_that_another_layout_has_pinned(layout: str, 
 def test_a_core_of_the_last_node_alone_is_not_filled() -> None:
     request = asking(small_request(11, layout="pin-numa-smt"), keep_vcpus=True)
     assert place(even_host(2), request).vcpu_nodes == (0,) * 6 + (1,) * 5
+    of_four = asking(request, vcpus=5)
+    assert len(place(even_host(1, threads=4), of_four).vcpu_pins) == 5
 
 
 def test_more_vcpus_in_the_command_are_threads_too() -> None:

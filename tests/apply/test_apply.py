@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from homenode.change.apply.define_step import DefineStep, DomainChange
+from homenode.change.apply.define_step import (
+    DefineStep,
+    DomainChange,
+    is_edited,
+    passwords_lost,
+)
 from homenode.change.apply.definition import (
     apply_definition,
     find_obstacles,
@@ -336,6 +341,26 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
         restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == owned
     assert store.document(store.save(ORIGINAL)) == ORIGINAL  # saved again, it is whole
+
+
+def test_a_display_that_is_gone_has_lost_no_password() -> None:
+    display = re.compile(rb"<graphics .*?/>")
+    assert passwords_lost(ORIGINAL, ORIGINAL.replace(b" passwd='kept'", b"")) == ("vnc",)
+    assert passwords_lost(ORIGINAL, display.sub(b"", ORIGINAL)) == ()
+
+
+def test_a_device_more_than_was_tuned_is_an_edit() -> None:
+    hostdev = (
+        b"""<hostdev mode='subsystem' type='pci'><source><address bus='%d'/></source></hostdev>"""
+    )
+    tuned_one = ORIGINAL.replace(b"</devices>", hostdev % 1 + b"</devices>")
+    printed = tuned_one.replace(
+        b"</source></hostdev>", b"</source><address type='pci' bus='4'/></hostdev>"
+    )
+    assert not is_edited(tuned_one, ORIGINAL, printed)
+    assert is_edited(
+        tuned_one, ORIGINAL, printed.replace(b"</devices>", hostdev % 2 + b"</devices>")
+    )
 
 
 def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:

@@ -326,6 +326,14 @@ def test_a_link_that_climbs_one_generation_a_training_gets_there() -> None:
     assert (result.findings, result.registers.current_code) == ((), 5)
 
 
+def test_a_link_that_gains_nothing_is_trained_once_and_once_to_go_back() -> None:
+    space = SimulatedConfig(sick())
+    port = planned(space.host, space).port
+    space.reaches[port] = read_registers(space, port).current_code
+    carried_out(space)
+    assert sum(write.offset == LINK_CONTROL for write in space.writes) == 2
+
+
 def test_the_fastest_and_widest_link_is_read(space: SimulatedConfig) -> None:
     space.spaces[GPU][AT + 0x2C] = 0x7E
     space.spaces[GPU][LINK_STATUS : LINK_STATUS + 2] = bytes((0x06, 0x02))

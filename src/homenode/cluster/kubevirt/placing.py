@@ -90,6 +90,7 @@ def place_devices(
     that cannot be read or has no expander buses, HostError if /sys does not give of a device,
     Unplannable where bus numbers run out.
     """
+    # Long because each step needs what all steps before it found.
     document = open_domain(xml, source)
     guest = vm_of(document)
     reason = _reason_to_leave(document, guest)

@@ -343,10 +343,7 @@ def _boots(used: Sequence[Alternative], ranking: Ranking) -> tuple[int, int] | N
         return None
     metrics = {result.metric for result in ranking.results}
     counts = [
-        max(
-            (len(s.medians) for key, s in alternative.series.items() if key.metric in metrics),
-            default=0,
-        )
+        max(len(s.medians) for key, s in alternative.series.items() if key.metric in metrics)
         for alternative in used
     ]
     return min(counts), max(counts)

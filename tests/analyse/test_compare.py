@@ -205,6 +205,28 @@ def test_a_control_that_moved_takes_the_other_metrics_with_it() -> None:
     assert "idle" in doubt.remedy
 
 
+@pytest.mark.parametrize("later_s", [600_000.0, 1e308])
+def test_boots_of_seconds_tell_no_drift_over_weeks(later_s: float) -> None:
+    """As files have it that were copied one layout after the other: their line leads to e^3000."""
+    rng = random.Random(6)
+    runs = [
+        _with(
+            simulated_run(
+                layout, {"memory-latency": ("ns", value)}, rng, boots=1, between=0.0, within=1e-5
+            ),
+            name=f"{layout} {number}",
+            boots=(),
+            place=None,
+            started_s=1.7e9 + start_s + 2.0 * number,
+        )
+        for layout, start_s in (("pin", 0.0), ("pin-numa", later_s))
+        for number, value in enumerate((100.0, 101.0, 102.0))
+    ]
+    effect = only(compared(*runs), "memory-latency")
+    assert effect.outcome is Outcome.CANNOT_TELL
+    assert 0 < effect.gain < math.inf
+
+
 def test_runs_of_one_name_that_tell_no_boots_are_boots_of_their_own() -> None:
     rng = random.Random(64)
     first, again, other = (

@@ -53,7 +53,8 @@ BLOCKS_DIFFER = 0.01
 and rounds that do not differ are worth none."""
 
 _LONGEST = 300.0
-"""An interval that reaches further than e^300 says nothing anyway."""
+"""What reaches further than e^300 says nothing anyway: an interval, or a ratio that boots minutes
+apart show for others a week later."""
 
 RESOLUTION = 1e-4
 """No figure of this field repeats better; keeps equal medians from claiming certainty."""
@@ -148,15 +149,19 @@ def _estimate_interval(estimate: _Estimate, groups: int, confidence: float) -> I
     reach = range_quantile(confidence, groups, estimate.freedom) / math.sqrt(2) * estimate.error
     distance = abs(estimate.difference) / estimate.error * math.sqrt(2)
     return Interval(
-        ratio=math.exp(estimate.difference),
-        low=math.exp(max(estimate.difference - reach, -_LONGEST)),
-        high=math.exp(min(estimate.difference + reach, _LONGEST)),
+        ratio=_ratio_of(estimate.difference),
+        low=_ratio_of(estimate.difference - reach),
+        high=_ratio_of(estimate.difference + reach),
         p=min(1.0, range_upper_p(distance, groups, estimate.freedom)),
         error=estimate.error,
         freedom=estimate.freedom,
         confidence=confidence,
         adjusted=estimate.adjusted,
     )
+
+
+def _ratio_of(log: float) -> float:
+    return math.exp(max(-_LONGEST, min(log, _LONGEST)))
 
 
 def _estimates(first: Series, second: Series, neighbours: Sequence[Series]) -> list[_Estimate]:
@@ -209,6 +214,8 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     all_times = [time for instants in times for time in instants]
     if len(set(all_times)) < len(all_times) or (min(all_times) < _SECONDS <= max(all_times)):
         return None
+    if max(map(abs, all_times)) > _LATEST:
+        return None
     if not _vary_alike(tuple(sorted(map(_variance_of, compared)))):
         return None
     middle = [math.fsum(instants) / len(instants) for instants in times]
@@ -250,6 +257,9 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
 
 _SECONDS = 1e6
 """Times below are places in an order."""
+
+_LATEST = 1e12
+"""Of no run: it is 30,000 years from now."""
 
 
 class _Variance(NamedTuple):

@@ -37,11 +37,11 @@ def multiple_text(ratio: float) -> str:
 
     >>> multiple_text(1.026), multiple_text(7.265), multiple_text(1.0), multiple_text(1.31)
     ('1.03x', '7.3x', '1x', '1.3x')
-    >>> multiple_text(38.1), multiple_text(240.0)
-    ('38x', '240x')
+    >>> multiple_text(38.1), multiple_text(240.0), multiple_text(2e130)
+    ('38x', '240x', '2e+130x')
     """
     if ratio >= 10:
-        return f"{ratio:.0f}x"
+        return f"{ratio:.0f}x" if ratio < 1e6 else f"{ratio:.0e}x"
     return f"{ratio:.3g}x" if 0.95 < ratio < LEAST_MULTIPLE else f"{ratio:.2g}x"
 
 

@@ -78,6 +78,8 @@ def test_every_doubt_has_a_cause_a_fix_and_a_line_in_the_documents() -> None:
         ("h2d-bandwidth", [54e9] * 4, [54e9, 54e9, 5.1e9, 54e9], "GPU 2 copies 5.1 GB/s host to"),
         ("d2h-bandwidth", [54e9] * 2, [54e9, 5.1e9], "GPU 1 copies 5.1 GB/s device to host in pin"),
         ("h2d-bandwidth", [54e9] * 4, [54e9, 9e9, 54e9, 6e9], "GPU 3 copies 6 GB/s"),
+        ("h2d-bandwidth", [54e9] * 3, [54e9, 54e9, 30e9], "GPU 2 copies 30 GB/s"),
+        ("h2d-bandwidth", [54e9] * 2, [54e9, 30e9], ""),  # which of two is slow is not known
         ("h2d-bandwidth", [54e9] * 4, [30e9, 30e9, 54e9, 54e9], ""),  # two are far: no sick link
         ("allreduce-busbw", [2e10] * 17, [0.53e9] * 17, "allreduce-busbw passes 0.53 GB/s in pin,"),
         ("allreduce-busbw", [0.53e9] * 17, [0.53e9] * 17, ""),

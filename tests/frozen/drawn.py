@@ -221,9 +221,10 @@ def _samples(
     repeats = draw.choice((1, 3, 5))
     for metric in metrics:
         alike = random.Random(f"{shape} {metric}") if draw.random() < 0.93 else draw
-        states = alike.choice(((None,), (None,), (None,), (27,), (27, 61)))
-        states = [state and f"{state + draw.choice((0, 0, 1))} ns" for state in states]
-        states = [MOVING] if states != [None] and draw.random() < 0.2 else states
+        latencies = alike.choice(((), (), (), (27,), (27, 61)))
+        states: list[str | None] = [f"{ns + draw.choice((0, 0, 1))} ns" for ns in latencies]
+        if states and draw.random() < 0.2:
+            states = [MOVING]
         unit, typical, variants = _FIGURES[metric]
         level = typical * draw.choice((0.02, 0.5, 0.9, 0.97, 1.0, 1.0, 1.0, 1.1, 2.0))
         variant, slow = alike.choice(variants), draw.choice((1.0, 1.0, 1.0, 0.5))
@@ -233,7 +234,7 @@ def _samples(
             share = slow if place.get("device", place.get("index")) in (GPUS[1], 1) else 1.0
             for boot in range(boots):
                 centre = level * share * draw.gauss(1, between) * size / (size + 2**20)
-                state = draw.choice(states)
+                state = draw.choice(states or [None])
                 for number in range(repeats):
                     yield Sample(
                         metric,

@@ -21,7 +21,7 @@ from homenode.decide.machine_facts import (
     own_runs,
     runs_by_machine,
 )
-from homenode.decide.ranking import OTHER_NODE, OWN_NODE, Position, is_like_best
+from homenode.decide.ranking import OTHER_NODE, OWN_NODE, Position, Ranking, is_like_best
 from homenode.decide.recommendation import (
     ReasonId,
     Recommendation,
@@ -138,6 +138,20 @@ def test_a_measured_difference_may_be_smaller_than_one_that_may_be_none() -> Non
         for ratio in (nearest + 0.001, nearest - 0.001):
             compared = replace(result, high=high, ratio=ratio)
             assert is_like_best(compared) is (ratio > nearest)
+
+
+def test_where_none_is_like_the_best_the_choice_is_not_one_that_is_shown_to_be_worse() -> None:
+    first, *_ = published("H200", Objective.THROUGHPUT).results
+    results = [
+        replace(first, alternative=name, metric=metric, position=position, ratio=ratio)
+        for name, metric, position, ratio in (
+            ("a", "h2d-bandwidth", Position.BEST, 1.0),
+            ("b", "h2d-bandwidth", Position.UNDECIDED, 0.7),
+            ("b", "d2h-bandwidth", Position.BEST, 1.0),
+            ("a", "d2h-bandwidth", Position.WORSE, 0.94),
+        )
+    ]
+    assert Ranking(tuple(results), ()).like() == ("b",)
 
 
 def test_runs_of_a_directory_are_of_one_machine_unless_they_name_two_hosts_or_kinds() -> None:

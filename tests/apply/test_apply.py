@@ -363,6 +363,12 @@ def test_a_device_more_than_was_tuned_is_an_edit() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["", "..", "../" + UUID, UUID + "/.."])
+def test_a_record_is_of_a_uuid_alone(root: Path, name: str) -> None:
+    with pytest.raises(InputError, match="expected a UUID"):
+        DomainStore(root, URI, name)
+
+
 def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:
     apply(root)
     journal = DomainStore(root, URI, UUID).directory / "journal.jsonl"

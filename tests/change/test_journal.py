@@ -99,10 +99,16 @@ def test_a_step_that_was_cut_short_is_settled_by_what_the_host_has(
         )
         journal.write(begin)
     happened.path.write_text("a")
+    done = Word(tmp_path / "c", "c")
+    done.do(journal.write)
     (left,) = journal.settle(step_of)
     assert left.subject == str(not_yet.path)
     states = {entry.subject: entry.what for entry in journal.to_undo()}
-    assert states == {str(happened.path): ChangeState.DONE, str(not_yet.path): ChangeState.BEGIN}
+    assert states == {
+        str(happened.path): ChangeState.DONE,
+        str(not_yet.path): ChangeState.BEGIN,
+        str(done.path): ChangeState.DONE,
+    }
 
 
 @pytest.mark.parametrize("state", ChangeState)

@@ -311,6 +311,16 @@ def test_distances_to_cells_that_are_no_more_go() -> None:
     assert rewrite(once.replace(sibling, sibling + gone), plan).count(gone) == 0
 
 
+def test_latencies_of_cells_that_stay_as_they_are_stay() -> None:
+    xml, plan = planned("study", "pin-numa")
+    latency = b"<latency initiator='0' target='0' type='access' value='5'/>"
+    known = rewrite(xml, plan).replace(
+        b"</numa>", b"<interconnects>" + latency + b"</interconnects></numa>"
+    )
+    assert rewrite(known, plan) == known
+    assert latency not in rewrite(known, planned("study", "pin")[1])
+
+
 def test_pages_of_several_sizes_are_not_guessed_at() -> None:
     xml = sample("dimms-and-shared-memory").replace(
         b"<page size='2048' unit='KiB' nodeset='0-1'/>",

@@ -99,7 +99,8 @@ def out_of_range(
     option: str, text: str, minimum: float | None, maximum: float | None
 ) -> UsageError:
     """Return the error for a number out of range; None = no bound on that side."""
-    bounds = f"{minimum:g} or more" if maximum is None else f"{minimum or 0:g} to {maximum:g}"
+    lowest = f"{minimum or 0:.15g}"
+    bounds = f"{lowest} or more" if maximum is None else f"{lowest} to {maximum:.15g}"
     return UsageError(f"{option}: {text} is out of range ({bounds})")
 
 

@@ -428,7 +428,7 @@ def test_a_screen_of_many_findings_counts_what_does_not_fit() -> None:
     text = lines(
         Findings(checked=("pins",), findings=(*many, finding("node-spans-llcs", "node 0")))
     )
-    assert len(text) <= 25 and text[0].startswith("h: 240 warning: ")
+    assert len(text) <= 25 and text[0].startswith("h: 240 warnings: ")
     assert text[2].startswith("warning   40 vCPUs: 0-39") and text[2].endswith("core-shared")
     assert "(vCPU 0; each: --explain)" in text[4]
     assert text[-2].startswith("warning  ") and "more: " in text[-2] and "llc-strad" in text[-2]
@@ -443,6 +443,8 @@ def test_a_screen_of_many_findings_counts_what_does_not_fit() -> None:
         (["GPU a", "GPU b"], "2 GPUs: a and b"),
         (["GPU a", "GPU b", "GPU c", "GPU d"], "4 GPUs: a and 3 more"),
         (["vCPU 3", "vCPU 4", "vCPU 9"], "3 vCPUs: 3-4,9"),
+        (["vCPUs 0,55", "vCPUs 1,56", "vCPUs 2,57", "vCPUs 3,58"], "vCPUs 0,55 and 3 more"),
+        (["f:4, GPU 1 (b, node 0)", "c", "d", "e"], "f:4, GPU 1 (b, node 0) and 3 more"),
         (["<hostdev>", "cell 1"], "<hostdev> and cell 1"),
     ],
 )

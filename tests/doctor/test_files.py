@@ -59,7 +59,7 @@ def test_each_kind_of_vm_is_judged_on_a_described_host(vm: str, tmp_path: Path) 
 def test_several_vms_are_judged_and_the_host_once(tmp_path: Path) -> None:
     code, said = doctor(tmp_path, VM, TABLE, VM)
     assert code == 1
-    assert said.splitlines()[0].startswith("file0, file2: 6 warning: ")
+    assert said.splitlines()[0].startswith("file0, file2: 6 warnings: ")
     assert said.count("threads-not-siblings") == 1  # one block of each kind
 
 

@@ -233,7 +233,7 @@ def is_file_target(name: str) -> bool:
     if "/" in name or name.endswith(".xml"):
         return True
     try:
-        return Path(f"{name}.orig").exists()
+        return Path(f"{name}.orig").exists() or ("." in name and Path(name).is_file())
     except OSError:  # longer than the name of a file may be
         return False
 

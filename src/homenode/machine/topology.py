@@ -22,7 +22,14 @@ from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import NotKnownError
 from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
-from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
+from homenode.machine.pci import (
+    UNASSIGNED_CLASS,
+    DeviceKind,
+    DeviceLink,
+    PciDevice,
+    PortType,
+    RootComplex,
+)
 from homenode.machine.settings import HostSettings
 
 
@@ -537,12 +544,14 @@ def refuse_unshown(host: Host, *parts: HostPart) -> None:
         "CPUs": host.pus,
         "cores": host.cores,
         "memory": all(node.memory_bytes is not None for node in host.nodes),
-        "PCI": host.pci_devices,
+        # a list of addresses and nodes, as Xen's, does not say what the devices are
+        "PCI": any(d.class_code != UNASSIGNED_CLASS for d in host.pci_devices),
     }
     for part in parts:
         words = ("CPUs", "cores") if part in ("CPUs", "cores") else (part,)
         gaps = (gap for gap in host.gaps if any(word in gap.subject for word in words))
         if not shown[part] and (gap := next(gaps, None)) is not None:
-            raise NotKnownError(
-                f"{host.name}: {gap}", hint="homenode capture, on the host, reads all of it"
-            )
+            hint = "homenode capture, on the host, reads all of it"
+            if part == "PCI":
+                hint += "; or --lspci FILE with the output of lspci -D -nn -vvv"
+            raise NotKnownError(f"{host.name}: {gap}", hint=hint)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from homenode.check.verify.guest.checks import Check
 from homenode.doc import Doc, Part, Span, Text, plain
 from homenode.findings import Finding, Findings, Severity, texts_of
-from homenode.text import first_few, number_list
+from homenode.text import first_few, number_list, plural
 from homenode.units import whole_number
 
 _LOOKS = {
@@ -114,20 +114,26 @@ def subjects_of(group: Group) -> str:
     names = [subject.rpartition(" ")[2] for subject in subjects]
     numbers = [number for number in map(whole_number, names) if number is not None]
     text = number_list(numbers) if len(numbers) == len(names) else _some(names)
+    if noun.endswith("s"):
+        return f"{noun} {text}"  # each names several already
     return f"{len(names)} {noun}s: {text}"
 
 
 def _some(names: Sequence[str]) -> str:
     if len(names) <= _NAMED:
         return f"{', '.join(names[:-1])} and {names[-1]}"
-    return first_few(names, 1).replace(", ", "")
+    return first_few(names, 1)
 
 
 def _answer(findings: Findings, subject: str, answer: str | None) -> str:
     bad = [finding for finding in findings.findings if finding.severity in _BAD]
     if bad:
         counts_of = ((severity, sum(f.severity is severity for f in bad)) for severity in _BAD)
-        counts = ", ".join(f"{count} {severity}" for severity, count in counts_of if count)
+        counts = ", ".join(
+            plural(count, severity, "warnings" if severity is Severity.WARNING else severity)
+            for severity, count in counts_of
+            if count
+        )
         return _headline(subject, group_findings(bad)[0], counts)
     if not findings.checked:
         reason = f": {findings.not_checked[0]}" if findings.not_checked else ""
@@ -180,7 +186,7 @@ def _block(group: Group, explain: bool) -> Iterator[Text]:
     values = {
         "expected": finding.expected,
         "found": observed,
-        "cost": finding.cost,
+        "cost": _shared_cost(group),
         "fix": _fix(group),
         "source": finding.source if explain else None,
     }
@@ -199,6 +205,13 @@ def _command_of(finding: Finding) -> str:
         if mark and fix.startswith(before) and fix.endswith(after):
             return fix[len(before) : len(fix) - len(after)]
     return ""
+
+
+def _shared_cost(group: Group) -> str | None:
+    """The cost of the first, which is named where others have another."""
+    cost = group[0].cost
+    is_shared = len({finding.cost for finding in group}) == 1
+    return cost if is_shared or cost is None else f"{cost} ({group[0].subject})"
 
 
 def _fix(group: Group) -> str | None:

@@ -92,6 +92,10 @@ def answer_line(plan: Plan, host: Host | None) -> str:
         memory += f" and {format_bytes(plan.vm.memory_device_bytes)} in memory devices"
     sizes = [plural(plan.vm.vcpus, "vCPU"), memory]
     devices, kind = _devices_to_count(plan, host)
+    nodes = {node for node in devices.values() if node is not None}
+    if nodes and None not in devices.values() and nodes < set(plan.nodes):
+        counted = f"{plural(len(devices), kind)} on {nodes_text(nodes)}"
+        return f"{head}: {', '.join(sizes)} {place}; {counted}"
     sizes += [plural(len(devices), kind)] if devices else []
     local = local_text(plan, host)
     return f"{head}: {', '.join(sizes)} {place}{local and f'; {local}'}"

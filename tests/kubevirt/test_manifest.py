@@ -110,6 +110,12 @@ def test_a_gpu_of_another_kind_needs_its_own_pci_id() -> None:
     assert "10DE:2330" in files["permitted-devices.tpl"]
 
 
+@pytest.mark.parametrize("version", ["latest", "v2", "v1.5.0"])
+def test_a_version_that_has_not_the_hooks_interface_is_a_usage_error(version: str) -> None:
+    with pytest.raises(UsageError, match="--kubevirt: expected a version"):
+        manifests(ManifestOptions(kubevirt=version))
+
+
 @pytest.mark.parametrize("options", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
 def test_counts_that_no_vm_has_are_a_usage_error(options: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="is out of range"):

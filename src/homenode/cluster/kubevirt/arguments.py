@@ -70,8 +70,9 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
       memory_gib: Memory of the VM in GiB.
       hook_version: Version of the hook's interface: v1alpha1, v1alpha2, v1alpha3. Default:
         v1alpha3, which ends the sidecar with the VM.
-      kubevirt: KubeVirt's version in the cluster; from v1.8 on the steps name its own gate too.
-      guest: The guest to measure in, over ssh.
+      kubevirt: KubeVirt's version in the cluster, v1.6 or newer; from v1.8 on the steps name its
+        own gate too.
+      guest: The guest to measure in, over ssh. Default: cloud@, and the name of --vm.
       node: The node to measure on. Default: any.
     """
 
@@ -90,7 +91,7 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
     ] = 512
     hook_version: Annotated[HookVersion, Opt("--hook-version", "NAME")] = HookVersion.V1ALPHA3
     kubevirt: Annotated[str, Opt("--kubevirt", "VERSION")] = "v1.6.0"
-    guest: Annotated[str, Opt("--guest", "USER@HOST")] = "cloud@gpu-vm"
+    guest: Annotated[str | None, Opt("--guest", "USER@HOST")] = None
     node: Annotated[str | None, Opt("--node", "NAME")] = None
 
 

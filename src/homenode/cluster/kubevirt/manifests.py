@@ -51,7 +51,10 @@ _SPELLINGS = {
     "--bench-image": (r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,254}", "an image such as r.example/b:1"),
     "--gpu-id": (r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}", "vendor and device such as 10DE:20B0"),
     "--gpu": (r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", "a resource such as nvidia.com/GA100"),
-    "--kubevirt": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "a version such as v1.6.0"),
+    "--kubevirt": (
+        r"v?1\.([6-9]|[1-9][0-9])([.-][A-Za-z0-9.-]{1,100})?",
+        "a version from v1.6 on, such as v1.6.0",
+    ),
     "--guest": (r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "user@host"),
     "--node": (rf"{_LABEL}(\.{_LABEL})*", "a node's name"),
 }
@@ -139,6 +142,7 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
     native = (
         ("1.8 on", f"either {NATIVE_GATE} (Alpha), and no hook in the VM's annotations:"),
         ("", patch_cr(NATIVE_FILE)),
+        ("", command_line("virtctl", "restart", options.vm, *namespace)),
         ("", "or the gates and the hook:"),
     )
     vm_hook = ("--type", "merge", "--patch-file", f"{at}vm-hook.yaml")
@@ -289,7 +293,7 @@ def guest_job(options: ManifestOptions) -> dict[str, Any]:
     pod = job["spec"]["template"]["spec"]
     container = pod["containers"][0]
     container["env"] = [
-        {"name": "GUEST", "value": options.guest},
+        {"name": "GUEST", "value": options.guest or f"cloud@{options.vm}"},
         {"name": "NAME", "value": options.vm},
     ]
     container["volumeMounts"].append({"name": "ssh", "mountPath": "/ssh", "readOnly": True})

@@ -105,7 +105,7 @@ def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise InputError(
             f"{source}: expected {subject}, one object, found "
-            f"{'a text' if len(documents) == 1 else plural(len(documents), 'document')}",
+            f"{'a text' if len(documents) == 1 else plural(len(documents), 'object')}",
             hint="name the object: kubectl get KIND NAME -o yaml",
         )
     return documents[0]

@@ -143,7 +143,10 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
     if needs_domain and template is not None and spec.get("instancetype") is not None:
         raise InputError(
             f"{source}: expected CPUs and memory in the VM, found an instance type, which has them",
-            hint=command_line("virtctl", "expand", "--vm", metadata.get("name") or "NAME"),
+            hint=command_line(
+                *("virtctl", "expand", "--vm", metadata.get("name") or "NAME"),
+                *(("-n", metadata["namespace"]) if metadata.get("namespace") else ()),
+            ),
         )
     if template is not None:
         template = _mapping(template, source, "spec.template")
@@ -176,6 +179,7 @@ _WORDS = {
     int: "a whole number",
     str: "a text",
     bool: "true or false",
+    float: "a fraction",
 }
 
 
@@ -188,7 +192,7 @@ def _check_types(domain: Mapping[str, Any], source: str) -> None:
         if value is not None and type(value) is not expected:
             raise InputError(
                 f"{source}: expected spec.domain.{path} to be {_WORDS[expected]}, found "
-                f"{type(value).__name__}"
+                f"{_WORDS.get(type(value), type(value).__name__)}"
             )
 
 
@@ -196,7 +200,8 @@ def _mapping(value: Any, source: str, path: str) -> Mapping[str, Any]:
     if value is None:
         return _NOTHING
     if not isinstance(value, dict):
-        raise InputError(f"{source}: expected {path} to be an object, found {type(value).__name__}")
+        found = _WORDS.get(type(value), type(value).__name__)
+        raise InputError(f"{source}: expected {path} to be an object, found {found}")
     return value
 
 

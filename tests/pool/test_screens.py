@@ -79,7 +79,8 @@ warning   job 7 (train) on gpu01                                     job-gpu-far
   expected  CPUs on node 1, where gpu4 (0000:9b:00.0) is
   found     CPUs 14-27,126-139 on node 0
   cost      distance 21 instead of 10
-  fix       sbatch --gres-flags=enforce-binding
+  fix       correct a wrong Cores= first (homenode slurm check), then sbatch
+            --gres-flags=enforce-binding
 
 info         1: job-gpus-spread (--explain)
 not checked  jobs that a comment in this text could hide: use squeue --json

@@ -101,7 +101,10 @@ def test_one_job_is_audited(run: Run) -> None:
         ("audit", "--jobs", "jobs.txt", "--host", "gpu[1-=gpu8.toml"),
         ("audit", "--hooks", "jobs.txt"),
         ("audit", "--hooks", "h", "--spool", "a b"),
+        ("audit", "--jobs", "jobs.txt", "--host", "=gpu8.toml"),
         ("check", "gres.conf", "none.conf"),
+        ("check", "gres.conf", "gres.conf", "--host", "gpu8.toml"),
+        ("check", "gres.conf", "slurm.conf", "--host", "gpu8.toml", "--cgroup", "gres.conf"),
     ],
 )
 def test_what_cannot_be_read_is_bad_input(run: Run, words: tuple[str, ...]) -> None:

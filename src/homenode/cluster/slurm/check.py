@@ -100,14 +100,19 @@ def check(
         findings += _unless_included(counts, gres, slurm)
         findings += _check_types(group, source, command)
         findings += _check_detector(group, gpus, source)
-        findings += _check_cores(group, gpus, order, command)
+    of_lines: dict[tuple[object, ...], list[NodeClass]] = {}
+    for group in alike:  # nodes of several NodeName= lines may have the same lines of gres.conf
+        of_lines.setdefault((group.lines, group.autodetect), []).append(group)
+    for same in of_lines.values():
+        members = tuple(name for group in same for name in group.names)
+        findings += _check_cores(replace(same[0], names=members), gpus, order, command)
     findings += _unless_included(_check_settings(slurm), slurm)
     findings += [] if cgroup is None else _unless_included(_check_cgroup(cgroup), cgroup)
     machine = f"{host.name}: {plural(len(gpus), 'GPU')} on "
     machine += f"{plural(len(nodes_with_cpus(host)), 'node')} with CPUs"
     if memory := gpu_memory_nodes(host):
         machine += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
-    subjects = ", ".join(group.subject for group in groups)
+    subjects = ", ".join(group.subject for group in alike)
     checked = [machine, f"{gres.source} and {slurm.source}: {subjects}"] if groups else []
     not_checked = [] if groups else ["no node has GPUs in either file"]
     for file in (gres, slurm, *([cgroup] if cgroup else [])):

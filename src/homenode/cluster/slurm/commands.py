@@ -202,8 +202,8 @@ def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
         # A path may hold a "=", but a list of nodes holds no "/".
         if not named or "/" in names:
             names, source = "", option
-        if not source:
-            raise UsageError(f"--host {option}: expected NODES=SOURCE, found no source")
+        if not source or (named and not names):
+            raise UsageError(f"--host {option}: expected NODES=SOURCE, found one side")
         for name in expand_hostlist(names, f"--host {option}") if names else ("",):
             sources[name] = source
     read = {source: node_machine(load_host(source)) for source in dict.fromkeys(sources.values())}
@@ -227,7 +227,11 @@ def check(arguments: SlurmCheckArguments) -> None:
         gres, slurm = slurm, gres
     if is_slurm_conf(gres):
         raise UsageError(f"{gres.source}: expected gres.conf, found lines of slurm.conf")
+    if arguments.gres.resolve() == arguments.slurm.resolve():
+        raise UsageError(f"{gres.source}: expected gres.conf and slurm.conf, found one file")
     cgroup = None if arguments.cgroup is None else read_config(arguments.cgroup)
+    if cgroup is not None and any(line.get("name", "nodename") for line in cgroup.lines):
+        raise UsageError(f"--cgroup {cgroup.source}: expected cgroup.conf, found lines of nodes")
     nodes = () if arguments.nodes is None else expand_hostlist(arguments.nodes, "--nodes")
     host = load_host(arguments.host)
     findings = judge_files(

@@ -35,7 +35,7 @@ from homenode.formats import encode
 from homenode.measure.experiment import Progress, WaitPolicy, run_tasks
 from homenode.show.html import html_page
 from homenode.show.trial_text import missing_lines
-from homenode.text import plural
+from homenode.text import command_line, plural
 from homenode.vm.sources import load_host
 
 _MOST_SHOWN = 20
@@ -54,6 +54,8 @@ def study(arguments: SlurmStudyArguments) -> None:
     check_options(options)
     if options.setup is not None and not Path(options.setup).is_file():
         raise UsageError(f"--setup: {arguments.study.setup}: no such file")
+    if arguments.output.is_file():
+        raise UsageError(f"-o {arguments.output}: a file, not a directory")
     directory = StudyDirectory(arguments.output)
     try:
         if (
@@ -239,9 +241,13 @@ def report(arguments: SlurmReportArguments) -> None:
     source = ", ".join(map(str, arguments.directories))
     sources = read_sources(arguments.directories)
     if not sources.jobs and not sources.missing:
+        scripts = [path for path in arguments.directories if any(path.glob("jobs/*.sbatch"))]
+        command = command_line("homenode", "slurm", "study", "-o", *scripts[:1])
         raise InputError(
-            f"{source}: no jobs of a study in it",
-            hint="homenode slurm study makes them; logs are named exclusive_… and shared_…",
+            f"{source}: {'scripts of a dry run' if scripts else 'no jobs of a study in it'}",
+            hint=f"{command} submits them, with the options of the dry run"
+            if scripts
+            else "homenode slurm study makes them; logs are named exclusive_… and shared_…",
         )
     result = study_report(source, sources)
     if output is not None:

@@ -142,8 +142,13 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
     def write_dry_run(self, study: Study) -> None:
         """Write the scripts without starting the study. Raises HostError."""
+        names = {script_name(experiment) for experiment in study.all_experiments()}
         with self.errors():
-            os.close(open_directory(self.path, "jobs"))
+            for name in ("jobs", "log"):  # Slurm does not create the directory of --output
+                os.close(open_directory(self.path, name))
+            for path in (self.path / "jobs").glob("*.sbatch"):
+                if str(path.relative_to(self.path)) not in names:
+                    path.unlink()
         self.write_scripts(study, study.all_experiments())
 
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:

@@ -129,6 +129,9 @@ def check_options(options: StudyOptions) -> None:
             raise UsageError(
                 f"{option}: expected a name of letters, digits and . _ - + :, found {name[:60]!r}"
             )
+    if options.node_list and options.nodes not in (1, len(options.node_list)):
+        names_text = plural(len(options.node_list), "node")
+        raise UsageError(f"--nodes {options.nodes}: --nodelist names {names_text}")
     for shape in options.shapes:
         if not (0 < shape.gpus <= MAX_JOBS and 0 < shape.jobs <= MAX_JOBS):
             raise UsageError(

@@ -52,7 +52,8 @@ def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ..
     document = json_object(text, source)
     jobs = document.get("jobs")
     if not isinstance(jobs, list):
-        raise ParseError(source, 'a list "jobs"', f"{list(document)[:8]}")
+        keys = ", ".join(map(str, list(document)[:8])) or "an empty object"
+        raise ParseError(source, 'a list "jobs"', keys if jobs is None else type(jobs).__name__)
     return tuple(_job(job, f"jobs[{at}]") for at, job in enumerate(jobs))
 
 

@@ -148,7 +148,7 @@ class KubevirtCheckArguments(Struct, frozen=True, kw_only=True):
       host: The host of the node, as for show, for example a capture made there; without it the node
         is not checked.
       kubevirt: Output of kubectl get kubevirt -A -o yaml (or json), as a file: KubeVirt's
-        version and feature gates.
+        version, feature gates and permitted devices.
 
     Examples:
       homenode kubevirt check vmi.json --host node.tar.gz

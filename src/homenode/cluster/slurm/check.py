@@ -387,6 +387,7 @@ def _check_shape(
         "as the machine has",
         f"{node.shape} (sockets x cores x threads)",
         f"{node.line.source}:{node.line.first}, {_SLURM_PAGE}",
+        severity=None if group in alike else Severity.WARNING,
         case=None if group in alike else "other machine",
         values={"nodes": compress_hostlist(name for other in alike for name in other.names)},
     )

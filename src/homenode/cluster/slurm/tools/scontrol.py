@@ -237,7 +237,7 @@ def parse_scontrol_jobs(
         raise ParseError(
             source,
             "jobs that begin with JobId=",
-            text.strip()[:80],
+            text.strip().splitlines()[0][:80],
             line=1,
             hint="scontrol show job -d > jobs.txt",
         )

@@ -26,6 +26,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "homenode plan --layout pin-": ("pin-numa", "pin-numa-pci"),
     "homenode plan --layout=pin-": ("pin-numa", "pin-numa-pci"),
     "homenode plan --host h2": ("h200-xeon8558",),
+    "homenode plan --target pro": ("proxmox",),
     "homenode plan gp": ("gpu-vm", "gpu-vm-2"),
     "homenode verify --live w": ("web",),
     "homenode trial gp": ("gpu-vm", "gpu-vm-2"),

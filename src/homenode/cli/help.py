@@ -316,6 +316,14 @@ def complete_vms(incomplete: str) -> Candidates:
     return [*complete_domain_names(incomplete), *_list_files(incomplete)]
 
 
+def complete_targets(incomplete: str) -> Candidates:
+    """Names that --target takes."""
+    from homenode.vm.plan import LIBVIRT
+    from homenode.vm.targets.hypervisors import NAMES
+
+    return [LIBVIRT, *NAMES]
+
+
 def complete_finding_ids(incomplete: str) -> Candidates:
     """Groups of findings, and findings."""
     from homenode.findings import GROUPS, catalogue
@@ -348,5 +356,6 @@ _COMPLETIONS = {
     "domain_names": complete_domain_names,
     "vms": complete_vms,
     "finding_ids": complete_finding_ids,
+    "targets": complete_targets,
 }
 """By the name that an option gives as `complete`."""

@@ -54,7 +54,7 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
     yes: Annotated[bool, Flag("--yes -y", rare=True)] = False
     guest: Annotated[str | None, Opt("--guest", "SOURCE")] = None
     explain: Annotated[bool, Flag("--explain")] = False
-    target: Annotated[str | None, Opt("--target", "NAME", rare=True)] = None
+    target: Annotated[str | None, Opt("--target", "NAME", complete="targets", rare=True)] = None
     live: Annotated[str | None, Opt("--live", "NAME", complete="domain_names")] = None
     connect: Annotated[str | None, Opt("--connect -c", "URI", rare=True)] = None
     kernel: Annotated[Path | None, Opt("--kernel", "FILE", panel=BOOT, rare=True)] = None

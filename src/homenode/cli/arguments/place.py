@@ -74,7 +74,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
 
     document: Annotated[str | None, Arg("[VM]", complete="vms")] = None
     host: HostOption = None
-    target: Annotated[str | None, Opt("--target", "NAME")] = None
+    target: Annotated[str | None, Opt("--target", "NAME", complete="targets")] = None
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
     save_plan: SavePlanOption = None
     svg: Annotated[Path | None, Opt("--svg", "FILE")] = None

@@ -180,12 +180,15 @@ def _block(group: Group, explain: bool) -> Iterator[Text]:
         Span(finding.id, "dim"),
     )
     yield Text(words, hang=_SUBJECT_COLUMN)
-    observed = finding.observed
-    if any(other.observed != observed or other.expected != finding.expected for other in group):
-        observed += f" ({finding.subject}; each: --explain)"
+    differing = [
+        name
+        for name in ("expected", "observed")
+        if any(getattr(other, name) != getattr(finding, name) for other in group)
+    ]
+    mark = {differing[0]: f" ({finding.subject}; each: --explain)"} if differing else {}
     values = {
-        "expected": finding.expected,
-        "found": observed,
+        "expected": finding.expected + mark.get("expected", ""),
+        "found": finding.observed + mark.get("observed", ""),
         "cost": _shared_cost(group),
         "fix": _fix(group),
         "source": finding.source if explain else None,

@@ -185,8 +185,8 @@ def core_shared(subject: CheckedVmi) -> Iterator[Finding]:
 
 def huge_pages_not_whole(subject: CheckedVmi) -> Iterator[Finding]:
     request = subject.vmi.get("domain", "resources", "requests", "memory")
-    memory, page = subject.guest.memory_bytes, subject.guest.page_bytes
-    memory = parse_quantity(request, "resources.requests.memory") if request else memory
+    asked = 0 if request is None else parse_quantity(request, "resources.requests.memory")
+    memory, page = asked or subject.guest.memory_bytes, subject.guest.page_bytes
     if page and memory % page:
         yield finding(
             "huge-pages-not-whole",

@@ -208,9 +208,8 @@ def decide_for_machines(
     this_host: Host | None = None,
     prepared: Mapping[str, Sequence[Alternative]] | None = None,
 ) -> tuple[Recommendation, ...]:
-    """Return the answers for every machine of the runs, without objectives that have no compared
-    results, unless the machine's topology is known. prepared: alternatives made already, by
-    machine."""
+    """Return the answers of every machine, without objectives that have no compared results, unless
+    its topology is known. prepared: alternatives made already, by machine."""
     return tuple(
         answer
         for machine in machines_in(runs, this_host)
@@ -240,8 +239,7 @@ def recommend(
     objective: Objective,
     inputs: LayoutInputs | None = None,
 ) -> Recommendation:
-    """Return the answer from one machine's results alone. inputs: of the rule; None: of a common
-    machine."""
+    """Return the answer from one machine's results. inputs: of the rule; None: a common machine."""
     runs = [run for alternative in all_alternatives for run in alternative.runs]
     usable_runs = [run for run in runs if not run.head.unusable]
     if len(usable_runs) < len(runs) and len(usable := alternatives(usable_runs)) > 1:
@@ -352,8 +350,7 @@ def _boots(used: Sequence[Alternative], ranking: Ranking) -> tuple[int, int] | N
 def _pins_are_worse(
     choice: Alternative, used: Sequence[Alternative], like: Sequence[Alternative]
 ) -> bool:
-    """Return whether the choice is `default`, and no compared flat guest with pins is close to
-    it."""
+    """Return whether the choice is `default` and no compared flat, pinned guest is close to it."""
     if preset_of(choice.switches) != "default":
         return False
     pinned = [
@@ -366,8 +363,7 @@ def _pins_are_worse(
 
 
 def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bool:
-    """Return whether the caveat applies: GPUs without a node matter if GPUs communicate and no
-    layout gave them a node."""
+    """Return whether GPUs without a node matter: GPUs communicate, and no layout gave them one."""
     if doubt.id != "gpus-without-node":
         return True
     tried = any(alternative.switches.pcie is GuestPcie.HOST for alternative in used)
@@ -385,8 +381,7 @@ def _place(
 
 
 def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[Reason]:
-    """Return caveats on pins that cost processor throughput: the pins are wrong, not pinning
-    itself."""
+    """Return caveats on wrong pins, which cost processor throughput."""
     pinning = {alternative.label: alternative.switches.pinning for alternative in used}
     results = [result for result in ranking.results if result.metric == "cpu-throughput"]
     if not results or pinning[results[0].alternative] is not Pinning.NONE:
@@ -405,8 +400,7 @@ def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[
 def _next_layout(
     used: Sequence[Alternative], choice: Alternative | None, objective: Objective
 ) -> str | None:
-    """Return the unmeasured layout that could change the answer: GPUs on their cells, if only cells
-    were measured."""
+    """Return the unmeasured layout that could change the answer: GPUs on their cells."""
     if objective not in (*_OF_GPUS, Objective.MEMORY_BANDWIDTH):
         return None
     cells = [alternative for alternative in used if alternative.switches.cells is GuestCells.HOST]
@@ -425,8 +419,7 @@ def titles_of(objective: Objective) -> str:
 
 
 def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
-    """The answer with the layout that the VM's memory or devices need. Layouts measured on this
-    machine are known to work with its devices."""
+    """Return the answer with the layout that the VM's memory or devices need."""
     layout = answer.layout
     if layout is None or (answer.this_machine and not inputs.private_memory):
         return answer
@@ -464,8 +457,7 @@ def _strongest(
     like: Mapping[str, Sequence[Alternative]],
     inputs: LayoutInputs,
 ) -> Recommendation:
-    """Return the answer of the strongest conclusive results, with the stronger inconclusive
-    ones."""
+    """Return the answer of the strongest conclusive results, with stronger inconclusive ones."""
     machine_answers = [
         replace(recommend(machine.name, machine_alternatives, objective, inputs), this_machine=True)
         for _ in machine_alternatives[:1]
@@ -503,8 +495,7 @@ def _strongest(
 
 
 def is_under_review(group: Sequence[Alternative]) -> bool:
-    """Return whether a machine's own results show faults of its links or pins: it is then not used
-    for other machines."""
+    """Return whether a machine's results show faults of its links or pins."""
     findings = figure_findings([run for alternative in group for run in alternative.runs])
     if any(finding.severity is Severity.CRITICAL for finding in findings):
         return True

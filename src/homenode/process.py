@@ -101,7 +101,7 @@ class ProgramResult(Struct, frozen=True):
         return [line.removeprefix("error: ") for line in lines if line]
 
     def failure(self) -> str | None:
-        """Why it did not do its work, in a line; None if it did."""
+        """Return why it did not do its work, in a line; None if it did."""
         if self.returncode == 0:
             return None
         how = f"killed by {self.signal}" if self.signal else f"exit status {self.returncode}"

@@ -229,7 +229,7 @@ def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
 
 
 def is_file_target(name: str) -> bool:
-    """Whether a TARGET is a file rather than a domain's name."""
+    """Return whether a TARGET is a file rather than a domain's name."""
     if "/" in name or name.endswith(".xml"):
         return True
     try:

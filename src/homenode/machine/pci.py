@@ -246,7 +246,7 @@ class DeviceLink(Struct, frozen=True):
 
 
 def is_uuid(text: str) -> bool:
-    """Whether a text names a mediated device as sysfs does: a UUID, in lower case."""
+    """Return whether a text names a mediated device as sysfs does: a UUID, in lower case."""
     return _UUID.fullmatch(text) is not None
 
 
@@ -278,7 +278,7 @@ def nominal_bytes(profile: str | None) -> int | None:
 
 
 def is_viable_driver(driver: str) -> bool:
-    """Whether VFIO may have an IOMMU group while this driver has one of its functions.
+    """Return whether VFIO may have an IOMMU group while this driver has one of its functions.
 
     >>> [is_viable_driver(name) for name in ("vfio-pci", "mlx5_vfio_pci", "pci-stub", "nvidia")]
     [True, True, True, False]

@@ -171,7 +171,7 @@ def _control_of(host: Host, device: PciDevice) -> PciRegisters | None:
 
 
 def is_passed(device: PciDevice) -> bool:
-    """Whether VFIO has a function."""
+    """Return whether VFIO has a function."""
     return device.driver is not None and "vfio" in device.driver
 
 

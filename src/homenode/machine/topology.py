@@ -366,8 +366,8 @@ class Host(Struct, frozen=True, dict=True):
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def has_fingerprint(self, fingerprint: str) -> bool | None:
-        """Whether a fingerprint, or the start of one, is that of the host. None = unknown: it
-        differs, and the host's source shows no NUMA nodes or PCI functions, as in a container.
+        """Return whether a fingerprint, or the start of one, is that of the host. None = unknown:
+        it differs, and the host's source shows no NUMA nodes or PCI functions, as in a container.
         """
         if self.fingerprint.startswith(fingerprint):
             return True

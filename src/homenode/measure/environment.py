@@ -267,8 +267,8 @@ def says_tcg(host: Host) -> bool:
 
 
 def is_virtual(snapshot: Snapshot) -> bool:
-    """Whether the machine shows that it is a virtual one. aarch64 names no hypervisor: a virtual
-    machine there may show nothing."""
+    """Return whether the machine shows that it is a virtual one. aarch64 names no hypervisor: a
+    virtual machine there may show nothing."""
     if "hypervisor" in read_cpu_fields(snapshot).get("flags", "").split():
         return True
     product = (snapshot.read_text(_PRODUCT) or "").strip()

@@ -317,7 +317,8 @@ def kept_to(host: Host, pus: CpuSet | None) -> Host:
 
 
 def keeps_to_nodes(test: BenchTest) -> bool:
-    """Whether a test can be kept to some nodes. The probe's matrices take all that there are."""
+    """Return whether a test can be kept to some nodes. The probe's matrices take all that there
+    are."""
     return test.argv[0] != PROBE or "--matrix" not in test.argv
 
 

@@ -120,7 +120,8 @@ def _place(controller: GuestPciController) -> tuple[int, int, int]:
 
 
 def _is_on_pci(element: Element) -> bool:
-    """Whether libvirt would plug a device in on PCI, on the machines that have expander buses."""
+    """Return whether libvirt would plug a device in on PCI, on the machines that have expander
+    buses."""
     address = element.child("address")
     if address is not None and address.get("type") in _NOT_PCI_TYPES:
         return False

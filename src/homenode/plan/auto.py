@@ -202,7 +202,8 @@ def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
 
 
 def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
-    """Whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the host."""
+    """Return whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the
+    host."""
     named = _named_devices(guest, options, host)
 
     def switches(kind: DeviceKind, brought: object) -> set[Bdf | None]:

@@ -223,7 +223,7 @@ def _endpoints(host: Host) -> list[PciDevice]:
 
 
 def _drivers_are_unknown(host: Host) -> bool:
-    """Whether the host's source names no endpoint's driver."""
+    """Return whether the host's source names no endpoint's driver."""
     return all(device.driver is None for device in _endpoints(host))
 
 

@@ -239,9 +239,9 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
 
 
 def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
-    """Whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads already,
-    shown or hidden, or homenode has tuned it. One with an -smt layout and no siblings was not
-    doubled: it did not fit.
+    """Return whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads
+    already, shown or hidden, or homenode has tuned it. One with an -smt layout and no siblings was
+    not doubled: it did not fit.
     """
     layout = guest.record.layout if guest.record else None
     if guest.threads_per_core > 1 or (layout and layout.pinning is not Pinning.ALL_PUS):
@@ -252,7 +252,7 @@ def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
 
 
 def fills_cores(guest: Vm, host: Host) -> bool:
-    """Whether all vCPUs are pinned to whole groups of siblings."""
+    """Return whether all vCPUs are pinned to whole groups of siblings."""
     pinned = guest.pinned_pus
     used = [core.pus for core in host.cores if core.pus & pinned]
     return CpuSet.union(used) == pinned and any(len(pus) > 1 for pus in used)
@@ -276,7 +276,7 @@ def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
 
 
 def _may_weigh_siblings(guest: Vm, options: PlanOptions, layout: Layout) -> bool:
-    """Whether siblings as the document shows them can take the place of whole cores."""
+    """Return whether siblings as the document shows them can take the place of whole cores."""
     hides_siblings = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
     vcpus = options.vcpus or guest.vcpus
     threads = guest.threads_per_core

@@ -74,7 +74,8 @@ def _changeable(
 
 
 def _is_group_of_one(group: int, user: int) -> bool:
-    """Whether only root and the user are in a group: root's, or the user's own of the same name."""
+    """Return whether only root and the user are in a group: root's, or the user's own of the same
+    name."""
     if group == 0:
         return True
     try:

@@ -76,7 +76,7 @@ def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
 
 
 def has_lines(groups: Sequence[EffectGroup]) -> bool:
-    """Whether the interval of any dot is wider than the dot, which hides it otherwise."""
+    """Return whether the interval of any dot is wider than the dot, which hides it otherwise."""
     rows = [row for group in groups for row in group.rows]
     return any(
         abs(math.log(end / dot.ratio)) * _per_unit(rows) > _DOT

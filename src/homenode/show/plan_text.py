@@ -82,7 +82,7 @@ def plan_text(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: 
 
 
 def answer_line(plan: Plan, host: Host | None) -> str:
-    """Whether and where the VM fits, in one line."""
+    """Return whether and where the VM fits, in one line."""
     head = f"{plan.vm.name} fits {plan.host_name or 'the given CPUs'}"
     if fallback := fallback_text(plan, host):
         return f"{head} {fallback}"
@@ -166,7 +166,8 @@ def findings_of(plan: Plan, severity: Severity) -> list[Finding]:
 
 
 def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
-    """Why no placement fits: a line for each kind of rejection, equal nodes joined, and a hint."""
+    """Return why no placement fits: a line for each kind of rejection, equal nodes joined, and a
+    hint."""
     quoted = error.nearest.detail if error.nearest and error.quotes_nearest else None
     singles: dict[tuple[str, str], list[int]] = {}
     sets: dict[str, str] = {}  # of one set of nodes the first, on which the least was relaxed

@@ -299,7 +299,8 @@ def _sweep_lines(
 
 
 def _is_passed(answers: Sequence[Recommendation], comparison: Comparison) -> bool:
-    """Whether results of layouts decide nothing, and why stands with the objectives already."""
+    """Return whether results of layouts decide nothing, and why stands with the objectives
+    already."""
     is_said = any(answer.reason_of(ReasonId.PASSED) for answer in answers)
     return is_said and not comparison.bare and not any(answer.results for answer in answers)
 

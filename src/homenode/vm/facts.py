@@ -138,7 +138,7 @@ def _both_pins(
 
 
 def _same_pins(planned: Sequence[CpuSet | None], observed: Sequence[CpuSet | None]) -> bool:
-    """Whether the vCPUs that both have are pinned alike; their number is another fact."""
+    """Return whether the vCPUs that both have are pinned alike; their number is another fact."""
     return all(want == have for want, have in zip(planned, observed, strict=False))
 
 

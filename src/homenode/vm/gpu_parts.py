@@ -111,8 +111,8 @@ def parts_at(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart, .
 
 
 def same_profile(part: GpuPart, profile: str) -> bool:
-    """Whether a part is of a profile in any of its spellings: "NVIDIA A40-12Q", "A40-12Q", and
-    "NVIDIA_A40-12Q" as Kubernetes has it."""
+    """Return whether a part is of a profile in any of its spellings: "NVIDIA A40-12Q", "A40-12Q",
+    and "NVIDIA_A40-12Q" as Kubernetes has it."""
     return part.profile is not None and _plain(part.profile) == _plain(profile)
 
 
@@ -133,7 +133,7 @@ def free_parts(
 
 
 def is_divided(gpu: PciDevice) -> bool:
-    """Whether others may have a part of the GPU."""
+    """Return whether others may have a part of the GPU."""
     return bool(gpu.parts or gpu.sriov_num_vfs)
 
 

@@ -182,7 +182,7 @@ def _plain_name(name: str) -> str:
 
 
 def _is_tree(directory: Path) -> bool:
-    """Whether a directory is one host: a tree of /sys or an unpacked capture."""
+    """Return whether a directory is one host: a tree of /sys or an unpacked capture."""
     marks = ("sys", "devices", "snapshot", "manifest.json")
     return any((directory / mark).exists() for mark in marks)
 

@@ -38,7 +38,8 @@ _SUFFIXES = (".xml", ".json", ".conf", ".cfg", ".yaml", ".yml", ".sh", ".txt")
 
 
 def names_domain(name: str) -> bool:
-    """Whether an argument is the name of a domain rather than a file: no path, and no file."""
+    """Return whether an argument is the name of a domain rather than a file: no path, and no
+    file."""
     if name == "-" or "/" in name or name.endswith(_SUFFIXES):
         return False
     try:
@@ -86,7 +87,8 @@ def _open(path: Path) -> Snapshot:
 
 
 def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
-    """Whether a source is an archive or a directory, and whether there is a file of that name."""
+    """Return whether a source is an archive or a directory, and whether there is a file of that
+    name."""
     archive, is_part, _ = source.rpartition("#")
     try:
         is_archive = path.is_dir() or (is_part and not path.exists() and Path(archive).exists())
@@ -108,7 +110,7 @@ def _load_named(source: str) -> Host:
 
 
 def is_host(source: str) -> bool:
-    """Whether something has the name of a source: a file, a directory or a shipped host."""
+    """Return whether something has the name of a source: a file, a directory or a shipped host."""
     from homenode.machine.description.parse import shipped_hosts
 
     return any(_holds_files(source, Path(source))) or source in shipped_hosts()
@@ -176,8 +178,8 @@ def _check_host(host: Host, name: str) -> Host:
 
 
 def is_host_source(name: str) -> bool:
-    """Whether a directory or a file is a source of a host, by its content. Raises InputError or
-    HostError for what cannot be read."""
+    """Return whether a directory or a file is a source of a host, by its content. Raises InputError
+    or HostError for what cannot be read."""
     path = Path(name)
     is_archive, exists = _holds_files(name, path)
     if is_archive or not exists:

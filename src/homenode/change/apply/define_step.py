@@ -256,12 +256,12 @@ def records_placed(base: str, definition: bytes) -> bool:
 
 
 def is_placed(definition: bytes) -> bool:
-    """Whether a definition carries homenode's mark."""
+    """Return whether a definition carries homenode's mark."""
     return read_mark(open_domain(definition, "definition")) is not None
 
 
 def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
-    """Whether homenode defined or left this definition and nobody edited it since."""
+    """Return whether homenode defined or left this definition and nobody edited it since."""
     if _is_saved(store, entry.facts.get("found"), definition):
         return True
     if entry.what is not ChangeState.BEGIN:
@@ -271,7 +271,7 @@ def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
 
 
 def _is_saved(store: DomainStore, name: str | None, definition: bytes) -> bool:
-    """Whether a definition is the one that was saved under that name."""
+    """Return whether a definition is the one that was saved under that name."""
     return name is not None and same_definition(store.document(name), definition)
 
 
@@ -319,7 +319,7 @@ def dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
 
 
 def is_printed(tuned: bytes, before: bytes, printed: bytes) -> bool:
-    """Whether `printed` is what libvirt printed of `tuned`, and was not edited since.
+    """Return whether `printed` is what libvirt printed of `tuned`, and was not edited since.
 
     before: the definition that `tuned` was made from, as libvirt printed it. libvirt writes
     defaults and addresses into what is new in `tuned`, and prints all else as before.
@@ -329,8 +329,8 @@ def is_printed(tuned: bytes, before: bytes, printed: bytes) -> bool:
 
 
 def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
-    """Whether a definition differs from a given one in what neither libvirt nor the step from
-    `before` changes. Raises ParseError or InputError."""
+    """Return whether a definition differs from a given one in what neither libvirt nor the step
+    from `before` changes. Raises ParseError or InputError."""
     added = added_ports(open_domain(tuned, "definition"), open_domain(printed, "definition"))
     old, new, stored = _parts(before), _parts(tuned), _parts(printed, added)
     if (old & new) - stored or _devices(new) != _devices(stored):

@@ -280,7 +280,7 @@ def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
 
 
 def has_original(virsh: Virsh, name: str, root: Path) -> bool:
-    """Whether an original of the domain is saved."""
+    """Return whether an original of the domain is saved."""
     return DomainStore(root, virsh.connect, virsh.domain(name).uuid).definition() is not None
 
 

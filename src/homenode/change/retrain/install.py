@@ -89,7 +89,7 @@ def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
 
 
 def has_devices(xml: bytes) -> bool:
-    """Whether the domain has any PCI device of the host. Raises like gpus_of_domain."""
+    """Return whether the domain has any PCI device of the host. Raises like gpus_of_domain."""
     return bool(read_hostdevs(open_domain(xml, "domain")))
 
 

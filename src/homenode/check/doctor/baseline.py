@@ -126,7 +126,7 @@ def _kernel_change(was: str, now: str) -> Severity | None:
 
 
 def _may_be_equal(word: str, other: str) -> bool:
-    """Whether two words are equal, or differ in a part that one of the captures redacted."""
+    """Return whether two words are equal, or differ in a part that one of the captures redacted."""
     for redacted, shown in ((word, other), (other, word)):
         parts = redacted.split("redacted")
         is_as_long = len(shown) >= len(parts[0]) + len(parts[-1])

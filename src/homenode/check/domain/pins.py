@@ -72,7 +72,7 @@ def _check_pin_counts(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def floats(facts: Vm) -> bool:
-    """Whether every vCPU is pinned to a set of CPUs rather than to one."""
+    """Return whether every vCPU is pinned to a set of CPUs rather than to one."""
     return bool(facts.vcpu_pins) and all(pin and len(pin) > 1 for pin in facts.vcpu_pins)
 
 

@@ -113,7 +113,7 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
 
 
 def has_native(options: ManifestOptions) -> bool:
-    """Whether the cluster's KubeVirt has the gate that places devices without the hook."""
+    """Return whether the cluster's KubeVirt has the gate that places devices without the hook."""
     version = parse_version(options.kubevirt)
     return version is not None and version >= NATIVE_SINCE
 

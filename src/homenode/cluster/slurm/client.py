@@ -176,7 +176,7 @@ def read_jobs(text: str, source: str, names: Sequence[str]) -> tuple[Job, ...]:
 
 
 def is_json(text: str) -> bool:
-    """Whether a stored answer is squeue's JSON, rather than scontrol's text."""
+    """Return whether a stored answer is squeue's JSON, rather than scontrol's text."""
     return text.lstrip().startswith("{")
 
 

@@ -88,7 +88,7 @@ class CoreOrder(Struct, frozen=True):
         return CpuSet.from_bits(bits)
 
     def fits(self, shape: NodeShape) -> bool:
-        """Whether the shape has the same numbers of cores and threads as the host."""
+        """Return whether the shape has the same numbers of cores and threads as the host."""
         return shape.cores == len(self.pus) and shape.threads_per_core in (1, self.threads)
 
 

@@ -128,7 +128,7 @@ def _relative(glob: str) -> str:
 
 
 def _is_text(rule: PathRule) -> bool:
-    """Whether grep can read it with others. The device tree's texts end in a zero byte."""
+    """Return whether grep can read it with others. The device tree's texts end in a zero byte."""
     return rule.kind is Kind.FILE and rule.unless is None and "device-tree" not in rule.glob
 
 

@@ -47,7 +47,7 @@ class LscpuTable(Struct, frozen=True, kw_only=True):
 
 
 def looks_like_lscpu(text: str) -> bool:
-    """Whether a header of `lscpu -e` is among the first lines."""
+    """Return whether a header of `lscpu -e` is among the first lines."""
     return any(_is_header(line) for line in text.split("\n", _HEAD_LINES)[:_HEAD_LINES])
 
 

@@ -189,7 +189,7 @@ class TopoMatrix(Struct, frozen=True):
 
 
 def looks_like_topology(text: str) -> bool:
-    """Whether the header of a matrix is among the first lines."""
+    """Return whether the header of a matrix is among the first lines."""
     lines = _TERMINAL_CODE.sub("", text[:_HEAD_CHARACTERS]).split("\n")
     return any(line.split()[:1] == ["GPU0"] and _AFFINITIES[0] in line for line in lines)
 

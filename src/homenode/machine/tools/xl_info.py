@@ -39,7 +39,7 @@ class XlInfo(Struct, frozen=True, kw_only=True):
 
 
 def looks_like_xl_info(text: str) -> bool:
-    """Whether the table of CPUs has its head."""
+    """Return whether the table of CPUs has its head."""
     return _HEAD_OF_CPUS.search(text) is not None
 
 

@@ -37,7 +37,7 @@ _NO_TORCH = (
 
 
 def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
-    """Whether the GPUs are NVIDIA's; all have one vendor."""
+    """Return whether the GPUs are NVIDIA's; all have one vendor."""
     return gpus[0].vendor_id == NVIDIA
 
 

@@ -275,7 +275,7 @@ def _origin(texts: Iterable[str]) -> Origin:
 
 
 def _is_bound(figures: Figures) -> bool:
-    """Whether its log says how the process was bound."""
+    """Return whether its log says how the process was bound."""
     return any(condition.name == _BINDING for condition in figures.conditions)
 
 
@@ -340,7 +340,8 @@ _RUN = re.compile(r"(?m)^# run \d+\s*$", re.ASCII)
 
 
 def is_study_directory(names: frozenset[str]) -> bool:
-    """Whether a directory of these files is a study's: its metadata, or two of its other names."""
+    """Return whether a directory of these files is a study's: its metadata, or two of its other
+    names."""
     study_files = names & FILES
     return "metadata.json" in study_files or len(study_files) >= 2
 

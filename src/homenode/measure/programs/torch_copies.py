@@ -133,7 +133,7 @@ class HostBuffers:
         self.host_out.copy_(self.on_out, non_blocking=True)
 
     def is_right(self) -> bool:
-        """Whether the copies brought what was sent, at every 4093rd place."""
+        """Return whether the copies brought what was sent, at every 4093rd place."""
         sent, got = self.host_in[::4093], self.on_in[::4093].cpu()
         return bool(self._torch.equal(sent, got)) and int(self.host_out[::4093].min()) == 7
 

@@ -270,7 +270,7 @@ class BootStep(Struct, frozen=True):
         return undone
 
     def is_done(self, entry: ChangeEntry) -> bool:
-        """Whether the instance of the entry runs, in the same boot of the host."""
+        """Return whether the instance of the entry runs, in the same boot of the host."""
         now = self.on.virsh.domain(entry.subject)
         is_same = _run_id(entry) in (None, now.run_id)
         return (

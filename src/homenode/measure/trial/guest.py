@@ -147,7 +147,7 @@ def host_boot(virsh: Virsh) -> str | None:
 
 
 def is_same_host_boot(virsh: Virsh, boot_id: str | None) -> bool:
-    """Whether the host was not started again since, as far as that is known."""
+    """Return whether the host was not started again since, as far as that is known."""
     return boot_id is None or host_boot(virsh) in (None, boot_id)
 
 
@@ -211,7 +211,8 @@ def again(trial: str, action: str) -> str:
 
 
 def is_there(virsh: Virsh, uuid: str) -> bool:
-    """Whether such a domain is defined or runs. Raises HostError if libvirt does not answer."""
+    """Return whether such a domain is defined or runs. Raises HostError if libvirt does not
+    answer."""
     return virsh.find(uuid) is not None
 
 

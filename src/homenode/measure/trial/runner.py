@@ -415,7 +415,7 @@ def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions
 
 
 def reduces_all(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
-    """Whether all-reduces are measured in a guest: between two GPUs or more."""
+    """Return whether all-reduces are measured in a guest: between two GPUs or more."""
     devices = (host.device(hostdev.bdf) for hostdev in plan.vm.hostdevs)
     gpus = sum(device is not None and device.kind is DeviceKind.GPU for device in devices)
     return gpus > 1 and (not suite.groups or Group.NCCL in suite.groups)
@@ -452,7 +452,7 @@ def _set_aside(trial: Trial, step: ScheduledTask, directory: Path) -> None:
 
 
 def is_emulated(document: bytes) -> bool:
-    """Whether a domain runs without the processor's help: no figure of it means anything."""
+    """Return whether a domain runs without the processor's help: no figure of it means anything."""
     return open_domain(document, "the domain").root.get("type") == "qemu"
 
 

@@ -55,8 +55,8 @@ class Fallback(Struct, frozen=True, kw_only=True):
         return -request.vcpus % self.grouping.threads if request.keep_vcpus else 0
 
     def is_like(self, other: "Fallback") -> bool:
-        """Whether they differ at most in the host's last core and in where the memory lies; of two
-        on which vCPUs share cores, also in the kinds of core."""
+        """Return whether they differ at most in the host's last core and in where the memory lies;
+        of two on which vCPUs share cores, also in the kinds of core."""
         if self.keeps_memory is not other.keeps_memory or self.shares is not other.shares:
             return False
         return self.shares or (self.grouping, self.groups) == (other.grouping, other.groups)
@@ -119,7 +119,8 @@ _OF_RULE = {
 
 
 def _counts_pus(request: GuestRequest) -> bool:
-    """Whether the policy leaves cores uncounted, and the layout does not ask for one a vCPU."""
+    """Return whether the policy leaves cores uncounted, and the layout does not ask for one a
+    vCPU."""
     counts = request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     return counts and request.layout.pinning is not Pinning.ONE_PER_CORE
 

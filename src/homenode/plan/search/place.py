@@ -180,7 +180,7 @@ class _LadderSearch:
         raise refusal(self.search, self.rejections, self.misses)
 
     def _reject_single_nodes(self, attempt: Attempt) -> None:
-        """Why one node does not do, where there are few and it takes several."""
+        """Return why one node does not do, where there are few and it takes several."""
         is_one, nodes = len(attempt.best.split) == 1, attempt.problem.supplies
         if not (self.brief or is_one) and len(nodes) <= MOST_REFUSED_NODES:
             self.rejections += single_nodes(attempt)

@@ -175,8 +175,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         return -(-self.pages * groups // self.groups)
 
     def holds_memory(self, nodes: int) -> bool:
-        """Whether the nodes (bits) have the memory that need not lie next to its vCPUs; where it
-        may lie on any node, with as many more as are allowed."""
+        """Return whether the nodes (bits) have the memory that need not lie next to its vCPUs;
+        where it may lie on any node, with as many more as are allowed."""
         needed, pages = self._pages_of_nodes
         if not needed:
             return True
@@ -454,7 +454,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
-    """Whether two nodes are as far from every other node."""
+    """Return whether two nodes are as far from every other node."""
     if between[a] == between[b]:
         return True
     first, second = list(between[a]), list(between[b])

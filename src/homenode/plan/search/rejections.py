@@ -95,8 +95,8 @@ def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
 
 
 def whole_host(attempt: Attempt) -> Rejection:
-    """Why no set of nodes suffices: too few cores in all, too little memory, too few nodes, or
-    nodes that cannot reach each other."""
+    """Return why no set of nodes suffices: too few cores in all, too little memory, too few nodes,
+    or nodes that cannot reach each other."""
     request, problem = attempt.request, attempt.problem
     if not attempt.knows_refusal:
         return Rejection(

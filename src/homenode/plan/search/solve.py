@@ -104,13 +104,13 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
-    """Whether the problem may have a candidate of nearer devices or of fewer packages than this; a
-    few sums, without a search."""
+    """Return whether the problem may have a candidate of nearer devices or of fewer packages than
+    this; a few sums, without a search."""
     return not _Search(problem, equal=False).cannot_be_nearer(cost._asdict())
 
 
 def fits(problem: SearchProblem) -> bool:
-    """Whether any set of nodes holds the VM; a few sums, without comparing."""
+    """Return whether any set of nodes holds the VM; a few sums, without comparing."""
     return any(True for _ in NodeSets(problem, equal=False).any_set())
 
 
@@ -203,7 +203,8 @@ class _Search:
         return bool(self.node_sets_by_terms) or self.node_sets.exact
 
     def cannot_be_nearer(self, cost: Mapping[str, int]) -> bool:
-        """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
+        """Return whether no split could cost fewer packages, nearer devices or more homes; a few
+        sums."""
         if cost.get("gpus_away_from_home"):
             return False
         classes = tuple([cost.get(n) for n in ("device_class", "packages_spanned")])

@@ -135,7 +135,7 @@ def _choices(options: Sequence[list[int]], are_equal: Sequence[bool]) -> Iterato
 
 
 def _can_differ(options: Sequence[list[int]]) -> bool:
-    """Whether one of each can be taken, all different."""
+    """Return whether one of each can be taken, all different."""
     if all(len(nodes) > i for i, nodes in enumerate(sorted(options, key=len))):
         return True
     taken: dict[int, int] = {}

@@ -71,7 +71,7 @@ class SharedLlcs(Struct, frozen=True):
         return sizes.pop() if runs and len(sizes) == 1 else 0
 
     def cross(self, cells: tuple[CpuSet, ...]) -> bool:
-        """Whether an LLC has vCPUs of several cells."""
+        """Return whether an LLC has vCPUs of several cells."""
         return any(
             not group.isdisjoint(cell) and group - cell for group in self.groups for cell in cells
         )
@@ -233,8 +233,9 @@ def _ways(
 
 
 def _is_known_leaf(host: Host, llc: Llc, threads: int) -> bool:
-    """Whether AMD's leaf surely counts the CPUs of the LLC: of a core complex with all its cores, 4
-    of Zen 2 and 8 or 16 since, and both threads of each. Others may count those that are off."""
+    """Return whether AMD's leaf surely counts the CPUs of the LLC: of a core complex with all its
+    cores, 4 of Zen 2 and 8 or 16 since, and both threads of each. Others may count those that are
+    off."""
     least = 4 if host.cpu.family == _ZEN_FAMILY else 8
     cores, remainder = divmod(len(llc.pus), 2)
     return threads == 2 and not remainder and cores >= least and not cores & (cores - 1)

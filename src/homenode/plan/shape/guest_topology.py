@@ -219,8 +219,8 @@ class TopologyChoice(Struct, frozen=True):
 
 
 def may_share_sockets(host: Host | None, request: GuestRequest) -> bool:
-    """Whether cells of a guest may share a socket: on Intel, where Linux expects sub-NUMA clusters
-    since 5.15."""
+    """Return whether cells of a guest may share a socket: on Intel, where Linux expects sub-NUMA
+    clusters since 5.15."""
     is_intel = host is not None and host.cpu.vendor == INTEL_VENDOR
     return is_intel and request.guest.domain_type == "kvm"
 

@@ -352,7 +352,7 @@ def answers_table(machine: ReportedMachine) -> Table:
 
 
 def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
-    """Why no layout is named for anything, and what to do; () if one is."""
+    """Return why no layout is named for anything, and what to do; () if one is."""
     answers = machine.recommendations
     heads = [run.head for run in machine.runs]
     if not answers and all(

@@ -219,7 +219,7 @@ def _order(alternative: Alternative) -> int:
 
 
 def _is_unknown(alternative: Alternative) -> bool:
-    """Whether results are of no layout, but of the machine under whatever layout."""
+    """Return whether results are of no layout, but of the machine under whatever layout."""
     return alternative.switches == UNKNOWN_SWITCHES and alternative.arrangement is None
 
 

@@ -179,7 +179,7 @@ def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document
 
 
 def _names_others(cell: Element, cells: int) -> bool:
-    """Whether a cell has a distance to one that no longer exists."""
+    """Return whether a cell has a distance to one that no longer exists."""
     return any(number(e, "id", "a cell id") >= cells for e in cell.all("distances/sibling"))
 
 

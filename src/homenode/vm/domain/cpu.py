@@ -114,7 +114,8 @@ def _topoext(document: Document) -> Element | None:
 
 
 def read_topoext(document: Document) -> bool | None:
-    """Whether the document asks for the feature topoext or switches it off; None = neither."""
+    """Return whether the document asks for the feature topoext or switches it off; None =
+    neither."""
     feature = _topoext(document)
     policy = None if feature is None else feature.get("policy") or "require"
     return {"require": True, "force": True, "disable": False, "forbid": False}.get(policy or "")
@@ -234,7 +235,7 @@ def edit_vcpus(document: Document, plan: Plan) -> Document:
 
 
 def needs_acpi(plan: Plan) -> bool:
-    """Whether the plan shows the guest something that an x86 guest learns by ACPI alone."""
+    """Return whether the plan shows the guest something that an x86 guest learns by ACPI alone."""
     return plan.is_mirrored or any(
         controller.model == PortModel.EXPANDER_BUS for controller in plan.vm.controllers
     )

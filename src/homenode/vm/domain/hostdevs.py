@@ -43,7 +43,7 @@ def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
 
 
 def is_pci_function(element: Element) -> bool:
-    """Whether a device is a PCI function of the host."""
+    """Return whether a device is a PCI function of the host."""
     kind = {"hostdev": "pci", "interface": "hostdev"}.get(element.name)
     return kind is not None and element.get("type") == kind
 

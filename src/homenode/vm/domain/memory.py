@@ -118,7 +118,8 @@ def _nodes_of(mask: Element) -> CpuSet:
 
 
 def _follows_cell(document: Document, device: Element) -> bool:
-    """Whether libvirt takes its pages from its cell's, and its nodes where it has no mask."""
+    """Return whether libvirt takes its pages from its cell's, and its nodes where it has no
+    mask."""
     if device.get("model") in ("nvdimm", "virtio-pmem") or device.find("source/path") is not None:
         return False
     page = device.find("source/pagesize")

@@ -183,7 +183,7 @@ class _Work(Struct, frozen=True):
         self.edits.extend(edits)
 
     def _is_empty(self, put: Element | None, current: Element) -> bool:
-        """Whether nothing of the element's own was added to what the layout put there."""
+        """Return whether nothing of the element's own was added to what the layout put there."""
         theirs = dict(current.attributes).items() - dict(put.attributes if put else ()).items()
         return not theirs and current.text.strip() == (put.text.strip() if put else "")
 
@@ -285,14 +285,14 @@ def _is_same(element: Element | None, other: Element | None) -> bool:
 
 
 def _is_the_layouts(put: Element, current: Element) -> bool:
-    """Whether an element that the layout added is there as it was added. libvirt writes defaults
-    into a new controller."""
+    """Return whether an element that the layout added is there as it was added. libvirt writes
+    defaults into a new controller."""
     return _has_all(put, current) if put.name == "controller" else _is_same(put, current)
 
 
 def _has_all(put: Element, current: Element) -> bool:
-    """Whether all of one element is in another, which may have attributes and kinds of children of
-    its own."""
+    """Return whether all of one element is in another, which may have attributes and kinds of
+    children of its own."""
     return (
         dict(put.attributes).items() <= dict(current.attributes).items()
         and put.text.strip() == current.text.strip()
@@ -335,7 +335,7 @@ def _by_key(item: tuple[_Key, Element]) -> _Key:
 
 
 def _removes(edits: Sequence[Edit], element: Element) -> bool:
-    """Whether edits take the whole element away."""
+    """Return whether edits take the whole element away."""
     return any(e.start <= element.start and e.end == element.end and not e.new for e in edits)
 
 
@@ -367,7 +367,7 @@ Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]
 
 
 def same_definition(definition: bytes, other: bytes) -> bool:
-    """Whether two definitions say the same. Devices may be ordered otherwise by type and
+    """Return whether two definitions say the same. Devices may be ordered otherwise by type and
     controllers at all; disks, NICs and cells may not. Raises ParseError or InputError.
     """
     if definition == other:

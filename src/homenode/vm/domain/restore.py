@@ -61,7 +61,8 @@ def write_tuned(
 
 
 def is_tuned_output(output: str | Path) -> bool:
-    """Whether this file is a tuned document that homenode wrote and that was not changed since."""
+    """Return whether this file is a tuned document that homenode wrote and that was not changed
+    since."""
     try:
         return _ours_there(saved_original(output)) is not None
     except (OSError, HostError):

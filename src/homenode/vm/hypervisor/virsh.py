@@ -35,7 +35,7 @@ _MAX_SNAPSHOTS = 4096
 
 
 def is_lost(error: HostError) -> bool:
-    """Whether the daemon is not there, or went away while it was asked."""
+    """Return whether the daemon is not there, or went away while it was asked."""
     return any(words in error.message for words in ("failed to connect", *_LOST))
 
 
@@ -167,7 +167,7 @@ class Virsh:
         self._say("shutdown", "--domain", uuid)
 
     def is_off_within(self, uuid: str, timeout_s: float) -> bool:
-        """Whether a domain is off, or goes off within the time."""
+        """Return whether a domain is off, or goes off within the time."""
         deadline = time.monotonic() + timeout_s
         while self.domain(uuid).is_active:
             if time.monotonic() > deadline:

@@ -34,7 +34,7 @@ _MOST_ALIKE = 8
 
 
 def recognises(content: bytes) -> bool:
-    """Whether a file is XML, with or without a byte order mark."""
+    """Return whether a file is XML, with or without a byte order mark."""
     start = content[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
     return start[:1] == b"<" or content[:2] in (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 

@@ -144,14 +144,15 @@ def _refuse_section(name: str, source: str) -> None:
 
 
 def is_conf(content: bytes) -> bool:
-    """Whether this is a qm configuration: it has keys that no other format has."""
+    """Return whether this is a qm configuration: it has keys that no other format has."""
     text = content[:200_000].decode("utf-8", "replace")
     keys = {m[1] for line in text.splitlines() if (m := KEY.match(line.strip()))}
     return bool(keys & {"memory", "cores", "sockets", "scsihw", "ostype", "vmgenid", "bootdisk"})
 
 
 def is_short_conf(content: bytes) -> bool:
-    """Whether this may be a qm configuration that consists of keys other formats have, too."""
+    """Return whether this may be a qm configuration that consists of keys other formats have,
+    too."""
     try:
         return any(map(_OTHER_KEYS.match, parse(content, "").values))
     except ParseError:

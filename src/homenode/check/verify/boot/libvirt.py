@@ -46,7 +46,7 @@ def find_uri(connect: str | None) -> str | None:
 
 
 def offers_kvm(uri: str) -> bool:
-    """Whether this libvirt's QEMU has KVM."""
+    """Return whether this libvirt's QEMU has KVM."""
     words = ("domcapabilities", "--virttype", "kvm", "--arch", "x86_64")
     return run(("virsh", "-c", uri, *words), _ASK_S).returncode == 0
 

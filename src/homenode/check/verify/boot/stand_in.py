@@ -330,7 +330,7 @@ def _read_switches(document: Document) -> tuple[tuple[str, bool], ...]:
 
 
 def _is_shared(document: Document) -> bool:
-    """Whether the memory is a memfd that other processes map, as vhost-user wants it."""
+    """Return whether the memory is a memfd that other processes map, as vhost-user wants it."""
     root = document.root
     is_memfd = root.value("memoryBacking/source/@type") == "memfd"
     return is_memfd or root.value("memoryBacking/access/@mode") == "shared"

@@ -202,7 +202,7 @@ def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
 
 
 def _keeps_cell(writing: Writing[Conf]) -> bool:
-    """Whether the file has one cell, which the layout leaves as it was."""
+    """Return whether the file has one cell, which the layout leaves as it was."""
     hook = writing.file.values.get(_HOOK_KEY, "")
     of_user = not writing.plan.vcpu_pins and not _numa_lines(writing) and _OUR_HOOK not in hook
     return of_user and len(writing.file.keys_like(NUMA)) == 1

@@ -333,7 +333,7 @@ def words_of(content: bytes, source: str) -> tuple[str, ...]:
 
 
 def is_script(content: bytes) -> bool:
-    """Whether this is a script of `render`."""
+    """Return whether this is a script of `render`."""
     return content.startswith(b"#!") and b"\nqemu=(" in content[:1_000_000]
 
 

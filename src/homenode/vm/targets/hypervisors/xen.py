@@ -133,7 +133,7 @@ def _value(
 
 
 def is_config(content: bytes) -> bool:
-    """Whether this is an xl configuration: it has keys that no other format has."""
+    """Return whether this is an xl configuration: it has keys that no other format has."""
     text = content[:200_000].decode("utf-8", "replace")
     keys = set(re.findall(r"^[ \t]*([a-z_]{1,30})[ \t]*=", text, re.MULTILINE | re.ASCII))
     return "name" in keys and bool(keys & {"memory", "vcpus", "type", "builder", "kernel", "disk"})
@@ -198,7 +198,7 @@ def _read_pins(config: Config) -> Mapping[str, Any]:
 
 
 def _is_soft(writing: Writing[Config]) -> bool:
-    """Whether the file asks that vCPUs prefer CPUs, and the layout lets them float."""
+    """Return whether the file asks that vCPUs prefer CPUs, and the layout lets them float."""
     values = writing.file.values
     floats = writing.plan.layout.pinning is Pinning.NODE
     return floats and "cpus_soft" in values and "cpus" not in values

@@ -36,7 +36,7 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def better(self) -> str:
-        """Which way is better."""
+        """The better direction."""
         return "less is better" if self.lower_is_better else "more is better"
 
 

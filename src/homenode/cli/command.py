@@ -76,7 +76,7 @@ class Parameter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Return its name for messages."""
         return self.opt.names[0] if self.opt.names else self.opt.metavar
 
     @property
@@ -122,7 +122,7 @@ def _is_enumeration(kind: Any) -> bool:
 
 
 def find_parameters(record: Any, path: tuple[str, ...] = ()) -> Iterator[Parameter]:
-    """Return the parameters of a record, in the order of its fields."""
+    """Yield the parameters of a record, in the order of its fields."""
     annotations = _find_annotations(record)
     names, defaults = record.__struct_fields__, record.__struct_defaults__
     default_of = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))

@@ -56,7 +56,7 @@ def help_lines(
     *,
     shows_all: bool = False,
 ) -> Iterator[str]:
-    """Return the help of a command: usage, purpose, arguments and options, subcommands,
+    """Yield the help of a command: usage, purpose, arguments and options, subcommands,
     examples."""
     parameters = command.parameters
     first, *further_lines = _wrap(_format_usage(command, path, parameters), width - len("Usage: "))
@@ -193,7 +193,7 @@ def find_shell(name: str | None) -> str:
 
 
 def read_script(shell: str) -> str:
-    """What the shell reads."""
+    """Return the text that the shell reads."""
     from homenode.package_data import package_text
 
     return package_text("cli", f"completion.{shell}").rstrip()
@@ -338,7 +338,7 @@ def _complete_list(incomplete: str, names: Iterable[str]) -> Candidates:
 
 
 def _list_files(incomplete: str) -> Iterator[str]:
-    """Return paths with this prefix, in the shell's form."""
+    """Yield paths with this prefix, in the shell's form."""
     directory, slash, name = incomplete.rpartition("/")
     try:
         for path in sorted(Path(directory or slash or ".").iterdir()):

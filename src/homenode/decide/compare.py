@@ -164,7 +164,7 @@ def compare_series(
 
 
 def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
-    """Return caveats on the machine's links from the results themselves, which no layout fixes."""
+    """Yield caveats on the machine's links from the results themselves, which no layout fixes."""
     for finding in figure_findings([run for alternative in chosen for run in alternative.runs]):
         yield make_doubt(
             finding.id,
@@ -437,7 +437,7 @@ def _addresses(series: Series) -> str:
 def _unpaired_doubts(
     first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
 ) -> Iterator[Doubt]:
-    """Return caveats on states and devices of one side only, which are omitted."""
+    """Yield caveats on states and devices of one side only, which are omitted."""
     apart = first.keys() ^ second.keys()
     if states := sorted({key.state for key in apart if key.state is not None}):
         yield make_doubt(
@@ -460,7 +460,7 @@ def _unpaired_doubts(
 
 
 def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
-    """Return the caveat on a host run that was not confined to the guest's CPUs and nodes."""
+    """Yield the caveat on a host run that was not confined to the guest's CPUs and nodes."""
     for field in ("pus", "nodes"):
         host_values = {getattr(run.head, field) for run in host.runs}
         guest_values = {getattr(run.head, field) for run in guest.runs}
@@ -478,7 +478,7 @@ def _join_values(values: Iterable[object]) -> str:
 
 
 def _moved_controls(effects: Sequence[Effect]) -> Iterator[Doubt]:
-    """Return caveats on controls that differ, corrected for their number: eight GPUs have dozens.
+    """Yield caveats on controls that differ, corrected for their number: eight GPUs have dozens.
     Single GPUs are corrected separately, so that they do not hide a common change.
     """
     controls = [effect for effect in effects if metric_of_effect(effect).control]

@@ -56,7 +56,7 @@ def concerns(doubt: Doubt, metric: str) -> bool:
 
 
 def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Doubt]:
-    """Return caveats on an alternative's own results of these metrics; None = of all."""
+    """Yield caveats on an alternative's own results of these metrics; None = of all."""
     for run in alternative.runs:
         head = run.head
         for reason in head.unusable:
@@ -74,7 +74,7 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
 
 
 def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
-    """Return the caveat on copies of one table that fall into two groups: some came from another
+    """Yield the caveat on copies of one table that fall into two groups: some came from another
     node."""
     for metric, detail in far_copies(alternative):
         if metrics is None or metric in metrics:
@@ -82,7 +82,7 @@ def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
 
 
 def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:
-    """Return caveats on GPU links that are slow in only one of two layouts."""
+    """Yield caveats on GPU links that are slow in only one of two layouts."""
     if metrics is None or any(metric.startswith(_GPU_METRICS) for metric in metrics):
         for detail in slow_in_one(slow.links, other.links):
             detail += ": the link may have been slow, not the layout"
@@ -148,7 +148,7 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
 
 
 def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
-    """Return the caveat on a blocked order: drift then looks like the layout. If the order of
+    """Yield the caveat on a blocked order: drift then looks like the layout. If the order of
     imported runs is unknown, it may have been blocked."""
     heads = (*first, *second)
     if sum(max(1, len(head.boots)) for head in heads) < 3 or any(

@@ -209,7 +209,7 @@ def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
 
 
 def far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
-    """Return (metric, GPUs with slower copies, as if from another node) of unbound copies that fall
+    """Yield (metric, GPUs with slower copies, as if from another node) of unbound copies that fall
     into two groups. If the nodes of GPUs and threads are known, local copies do not count."""
     nodes = _nodes_of_gpus(alternative, {})
     by_key: dict[MatrixKey, dict[tuple[Bdf | None, int | None], float]] = {}

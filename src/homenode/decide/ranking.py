@@ -208,7 +208,7 @@ def _results(
 
 
 def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
-    """Return caveats on alternatives whose intervals are too wide for a conclusion."""
+    """Yield caveats on alternatives whose intervals are too wide for a conclusion."""
     ranges = [
         f"{result.alternative} {range_text(result.low, result.high)}"
         for result in results
@@ -235,7 +235,7 @@ def _bounds(
 
 
 def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
-    """Return whether a caveat concerns the deciding metric: it names it, or names no metric."""
+    """Yield whether a caveat concerns the deciding metric: it names it, or names no metric."""
     for doubt in doubts:
         is_own = doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks
         if is_own and concerns(doubt, metric.id):

@@ -327,7 +327,7 @@ def _rule_of(objective: Objective, inputs: LayoutInputs | None) -> str:
 
 
 def _blocks(runs: Sequence[Run]) -> Iterator[Reason]:
-    """Return why no conclusion may be drawn from these runs."""
+    """Yield why no conclusion may be drawn from these runs."""
     unreal = {run.head.origin for run in runs} & {Origin.EMULATED, Origin.SYNTHESISED}
     marks = [f"its results are {origin}" for origin in sorted(unreal)]
     for text in dict.fromkeys((*marks, *(text for run in runs for text in run.head.unusable))):
@@ -381,7 +381,7 @@ def _place(
 
 
 def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[Reason]:
-    """Return caveats on wrong pins, which cost processor throughput."""
+    """Yield caveats on wrong pins, which cost processor throughput."""
     pinning = {alternative.label: alternative.switches.pinning for alternative in used}
     results = [result for result in ranking.results if result.metric == "cpu-throughput"]
     if not results or pinning[results[0].alternative] is not Pinning.NONE:

@@ -357,7 +357,7 @@ def _faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> 
 
 
 def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[str]:
-    """Return runs of other tools without a layout, and results of single parts, which decide for
+    """Yield runs of other tools without a layout, and results of single parts, which decide for
     none of these objectives."""
     for run in runs:
         name = f"{run.head.system}/{run.head.name}"

@@ -305,7 +305,7 @@ def _in_known_slots(path: DevicePath, lanes_of_port: Mapping[Bdf, int]) -> Devic
 
 
 def describe_paths(host: Host) -> Iterator[str]:
-    """Return one line for each GPU: the rate of its path, and the limiting link."""
+    """Yield one line for each GPU: the rate of its path, and the limiting link."""
     for path in device_paths(host):
         if path.device.kind is not DeviceKind.GPU or path.expected is None or not path.links:
             continue

@@ -225,7 +225,7 @@ def _write(
 
 
 def _not_forwarding(above: Iterable[PciDevice]) -> Iterator[Bdf]:
-    """Return ports that a redirected request reaches from their own egress and that lack upstream
+    """Yield ports that a redirected request reaches from their own egress and that lack upstream
     forwarding: their behaviour is undefined."""
     for port in above:
         acs = _acs(port)

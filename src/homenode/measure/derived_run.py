@@ -217,7 +217,7 @@ def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Return the first finding of each kind and subject: every round repeats it with other
+    """Yield the first finding of each kind and subject: every round repeats it with other
     decimals."""
     first: dict[tuple[str, str], Finding] = {}
     for problem in findings:

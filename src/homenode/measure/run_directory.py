@@ -237,7 +237,8 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         self.write(FILE, run_text(run).encode())
 
     def records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
-        """What was ordered, and each look and step; None if nothing was ordered yet."""
+        """Return the ordered work, with each observation and step; None if nothing was ordered
+        yet."""
         return self.contents() if self.has_journal else None
 
     def _output(self, record: StepRecord) -> str:

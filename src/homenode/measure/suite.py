@@ -128,7 +128,7 @@ def gpu_tests(
     left_out: list[Gap],
     shown: ShownGpus | None = None,
 ) -> Iterator[BenchTest]:
-    """Return the tests of a machine's GPUs; impossible tests go to left_out. shown: GPUs that the
+    """Yield the tests of a machine's GPUs; impossible tests go to left_out. shown: GPUs that the
     driver shows; None if it could not be queried: then all.
     """
     gpus = measured_gpus(host, left_out)
@@ -270,7 +270,7 @@ def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest
 
 
 def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
-    """Return tests that no installed tool has: matrix products and small copies."""
+    """Yield tests that no installed tool has: matrix products and small copies."""
     if not machine.has_torch:
         reason = machine.without_torch()
         left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]

@@ -235,7 +235,7 @@ def setup_journal(prefix: Path) -> Journal:
 
 
 def setup_journals(root: Path) -> Iterator[Journal]:
-    """Return the journals of all prefixes with builds. root: homenode's own directory."""
+    """Yield the journals of all prefixes with builds. root: homenode's own directory."""
     for path in sorted((root / _PREFIXES).glob("[0-9a-f]*")):
         prefix = (RecordDirectory(root / _PREFIXES).read(path.name) or b"").decode(errors="replace")
         if prefix.startswith("/"):

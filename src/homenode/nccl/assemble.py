@@ -395,7 +395,8 @@ def _switches(host: Host, device: PciDevice) -> tuple[PciDevice, ...]:
 
 
 def _link(host: Host, device: PciDevice) -> tuple[float | None, int | None]:
-    """What a link can do: the lesser of both its ends. A virtual function has its physical one's.
+    """Return the capability of a link: the lesser of its two ends. A virtual function has that of
+    its physical function.
 
     The current speed would not do: an idle device slows its link down.
     """

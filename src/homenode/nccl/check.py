@@ -68,7 +68,7 @@ _FEW_CHILDREN = 40
 def check_topology(
     data: bytes, source: str, flavour: NcclVariant | None = None
 ) -> tuple[Finding, ...]:
-    """What is wrong with a file, the worst first. flavour: None = as the file's version says.
+    """Return the faults of a file, the worst first. flavour: None = as the file's version says.
 
     A file that NCCL cannot read at all gives one finding, `nccl-unreadable`.
     """
@@ -84,7 +84,7 @@ def check_topology(
 
 
 def flavour_of(read: ReadTopology) -> NcclVariant:
-    """Which library a file is for, by its version; NCCL where it has neither's."""
+    """Return the library of a file, by its version; NCCL if the version is of neither library."""
     versions = {system.get("version") for system in read.systems}
     return NcclVariant.RCCL if versions == {NcclVariant.RCCL.version} else NcclVariant.NCCL
 
@@ -140,7 +140,7 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
 
 
 def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
-    """What some versions do not read."""
+    """Yield the elements that some versions do not read."""
     if read.single_quotes:
         is_rccl = flavour is NcclVariant.RCCL
         yield finding(
@@ -372,14 +372,14 @@ class _Place(Struct, frozen=True, kw_only=True):
 
 
 def compare_topology(read: ReadTopology, expected: NcclTopology) -> tuple[Finding, ...]:
-    """What of a file is not as the host and the guest have it, the worst first."""
+    """Return the differences between a file and the host and guest, the worst first."""
     written = read_topology(write_topology(expected).encode(), read.source)
     findings = [*_differences(_places(read), _places(written)), *_cpu_differences(read, written)]
     return in_order(add_source(findings, read.source))
 
 
 def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Iterator[Finding]:
-    """What NCCL computes the bandwidth between CPUs from."""
+    """Yield the attributes from which NCCL computes the bandwidth between CPUs."""
     cpus = {read_number(cpu.get("numaid")): cpu for cpu in reversed([*read.walk("cpu")])}
     for planned in expected.walk("cpu"):
         cpu = cpus.get(read_number(planned.get("numaid")))

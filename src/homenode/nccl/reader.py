@@ -178,7 +178,8 @@ class _Reader(Struct, kw_only=True):
             )
 
     def skip(self, tag: _Tag) -> None:
-        """What is in an element that NCCL ignores: it must still be tags, and closed."""
+        """Skip the content of an element that NCCL ignores: it must still consist of closed
+        tags."""
         depth = 0 if tag.kind == "single" else 1
         while depth:
             inner = self.tag()
@@ -287,5 +288,5 @@ class _Reader(Struct, kw_only=True):
 
 
 def _c_string(text: str) -> str:
-    """What C sees of it: up to the first NUL."""
+    """Return the part that C sees: up to the first NUL."""
     return text.partition("\0")[0]

@@ -109,7 +109,7 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
 
 
 def allocations(host: Host, request: GuestRequest) -> Allocations:
-    """What the other domains of the host have."""
+    """Return the resources of the other domains of the host."""
     cores = [pus for pus, *_ in host.core_places]
     online, widest = reduce(or_, cores, 0), max(map(int.bit_count, cores), default=1)
     gaps: list[Gap] = []

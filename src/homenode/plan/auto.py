@@ -126,7 +126,7 @@ def needed_layout(
 
 
 def host_inputs(host: Host) -> LayoutInputs:
-    """What counts of a host."""
+    """Return the facts of a host that decide."""
     return LayoutInputs(
         nodes=sum(bool(node.pus) for node in host.nodes),
         has_siblings=any(len(core.pus) > 1 for core in host.cores),
@@ -170,7 +170,8 @@ def resolve_layout(
 
 
 def suggested_objective(guest: Vm, options: PlanOptions, host: Host) -> Objective:
-    """What a VM is for, by its devices: several GPUs talk to each other, one talks to the host."""
+    """Return the purpose of a VM, by its devices: several GPUs communicate with each other, a
+    single GPU with the host."""
     count = _gpu_count(guest, options, host)
     if count > 1:
         return Objective.MULTI_GPU
@@ -179,7 +180,7 @@ def suggested_objective(guest: Vm, options: PlanOptions, host: Host) -> Objectiv
 
 
 def refuse_auto(options: PlanOptions) -> None:
-    """Without a host there is no answer. Raises UsageError."""
+    """Reject layout `auto` without a host. Raises UsageError."""
     if options.layout == AUTO:
         raise UsageError(
             "--node-cpus requires --layout: without a host nothing can be decided",

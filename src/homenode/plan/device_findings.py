@@ -147,7 +147,8 @@ def _nvswitches_left_out(
 def _parts_of_gpus(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
-    """What the VM's parts of GPUs share, and with whom; GPUs taken whole that have parts."""
+    """Yield findings on shared GPUs of the VM's GPU parts, and on divided GPUs that it takes as a
+    whole."""
     mediated = dict(request.mediated)
     for gpu in host.whole_gpus:
         functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}

@@ -44,8 +44,9 @@ class NodeMemory(Struct, frozen=True):
 
 
 def overhead_bytes(request: GuestRequest) -> int:
-    """What QEMU and the page tables of EPT and, with devices, of the IOMMU take next to the guest's
-    memory. Huge pages need page tables of a page for each 2 MiB at most: they do not count."""
+    """Return the memory of QEMU and of the page tables (EPT and, with devices, the IOMMU) besides
+    the guest's memory. Page tables of huge pages are negligible: at most one page for each 2
+    MiB."""
     memory = request.memory_bytes + request.guest.memory_device_bytes
     devices = bool(request.devices or request.options.gpu_count)
     return qemu_bytes(request.vcpus, None if request.page_bytes is not None else memory, devices)
@@ -67,7 +68,7 @@ def qemu_bytes(vcpus: int, paged_bytes: int | None, has_devices: bool) -> int:
 
 
 def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
-    """What the host keeps of a node's memory; 0 of a node without any."""
+    """Return the host's reserve of a node's memory; 0 for a node without memory."""
     if node.memory_bytes == 0:
         return 0
     reserve = request.host_reserve.memory_bytes

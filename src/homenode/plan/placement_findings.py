@@ -252,8 +252,8 @@ _COSTS_OF_CORES = {
 
 
 def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
-    """What a whole core for each vCPU costs that siblings would not, in words: "whole cores would
-    ...". placement: that of whole cores."""
+    """Yield the extra cost of a whole core for each vCPU, in words: "whole cores would ...".
+    placement: that of whole cores."""
     allowed = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()
     for relaxation, words in _COSTS_OF_CORES.items():
         if relaxation in placement.relaxations and relaxation not in allowed:
@@ -274,8 +274,8 @@ def document_siblings(
     other: Placement | None,
     costs: Sequence[str],
 ) -> Iterator[Finding]:
-    """Which of the two a document that shows siblings got, and what the other would have cost.
-    other: the placement of the other choice; None = it has none."""
+    """Yield the finding on siblings or whole cores for a document with siblings, with the cost of
+    the other choice. other: the placement of the other choice; None = it has none."""
     cores = len(_cores_of(host, placement))
     threads = request.guest.threads_per_core
     slower = "40 to 75 % slower under full load"
@@ -312,7 +312,7 @@ def _cores_of(host: Host, placement: Placement) -> list[CpuSet]:
 
 
 def _more_spans(host: Host, wide: Placement | None, narrow: Placement | None) -> str:
-    """What the first spans more of than the second: "on 2 nodes instead of 1"."""
+    """Return the wider span of the first placement: "on 2 nodes instead of 1"."""
     if wide is None or narrow is None:
         return ""
 

@@ -149,8 +149,8 @@ def _refuse_contradictions(layout: Layout) -> None:
 
 
 def default_huge_page_bytes(host: Host | None) -> int:
-    """What <hugepages/> without a size means: default_hugepagesz= of the host, else 2 MiB, or
-    the smallest that there is on a host without pages of 2 MiB: the kernel lists its default.
+    """Return the size of <hugepages/> without a size: default_hugepagesz= of the host, else 2 MiB,
+    or the smallest size of a host without 2 MiB pages: the kernel lists its default.
 
     Source: Documentation/admin-guide/kernel-parameters.txt.
     """
@@ -325,7 +325,7 @@ def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | No
 
 
 def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
-    """What the user says, else the host's description, else the default; part by part."""
+    """Return each setting from the user, else from the host's description, else the default."""
     described = (host and host.reserve) or DEFAULT_HOST_RESERVE
     reserve = options.host_reserve
     return HostReserve(
@@ -479,7 +479,7 @@ def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
 
 
 def _check_replaced(options: PlanOptions, host: Host | None) -> None:
-    """What names VMs that the host does not show would change nothing, without a word."""
+    """Reject names of unknown VMs: they would have no effect."""
     names = () if host is None else tuple(domain.name for domain in host.domains)
     unshown = [] if host is None else [gap for gap in host.gaps if gap.subject == NO_VMS]
     if options.reserve_defined and unshown:
@@ -496,7 +496,7 @@ def _check_replaced(options: PlanOptions, host: Host | None) -> None:
 
 
 def _without_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:
-    """Without the GPUs and the other functions of the same cards (audio, USB-C)."""
+    """Remove GPUs and the other functions of the same cards (audio, USB-C)."""
     cards = {
         (gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device)
         for gpu in host.devices_of_kind(DeviceKind.GPU)

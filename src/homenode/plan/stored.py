@@ -43,7 +43,8 @@ def read_plan(text: bytes, source: str) -> Plan:
 
 
 def _check_vm(vm: Vm) -> Iterator[tuple[str, bool]]:
-    """What a plan says of its guest, where other sources may say less; and whether it does."""
+    """Yield the plan's facts about its guest, which other sources may lack, and whether it has
+    them."""
     yield "a layout in vm.record", vm.record is not None
     yield f"vm.vcpus from 1 to {MAX_VCPUS}", 1 <= vm.vcpus <= MAX_VCPUS
     pinned = [pin for pin in vm.vcpu_pins if pin is not None]
@@ -75,7 +76,7 @@ def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
 
 
 def domain_of_plan(plan: Plan) -> RunningDomain:
-    """What the VM of a plan takes of its host, as if it were there already.
+    """Return the resources that the VM of a plan takes from its host, as if it existed already.
 
     Memory that is bound to no node counts where its vCPUs are, in equal parts for each vCPU; with
     vCPUs that float it may lie anywhere.

@@ -51,7 +51,7 @@ def bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
-    """What all figures of a chart are divided by, and the unit that they then have.
+    """Return the divisor of all figures of a chart, and their resulting unit.
 
     >>> chart_scale("bytes_per_s", [77e9, 561e9]), chart_scale("ns", [101.0])
     ((1000000000.0, 'GB/s'), (1.0, 'ns'))

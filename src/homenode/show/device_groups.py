@@ -283,7 +283,7 @@ def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
 
 
 def card_extras(card: DeviceCard) -> tuple[str, ...]:
-    """What else a card holds: functions of other kinds, virtual functions and parts."""
+    """Return the other functions of a card: of other kinds, virtual functions and parts."""
     device = card.device
     extras = [
         f"{KIND_NAMES[f.kind]} .{f.bdf.function:x}"
@@ -294,7 +294,7 @@ def card_extras(card: DeviceCard) -> tuple[str, ...]:
 
 
 def division_texts(card: DeviceCard) -> tuple[str, ...]:
-    """What a card is divided into: virtual functions and parts."""
+    """Return the parts of a card, and its virtual functions."""
     device = card.device
     vfs_texts = []
     if device.sriov_num_vfs or card.virtual_functions:

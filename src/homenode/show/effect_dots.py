@@ -105,7 +105,7 @@ def _axis(rows: Sequence[EffectRow]) -> tuple[float, float, float]:
 
 
 def _key(canvas: SvgCanvas, rows: Sequence[EffectRow]) -> float:
-    """Which colour is which layout; returns where the rows begin."""
+    """Draw the legend of colours; return the start of the rows."""
     labels = {dot.label: dot.series for row in rows for dot in row.dots}
     x = y = 0.0
     for label, series in labels.items():

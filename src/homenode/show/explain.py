@@ -344,7 +344,7 @@ _WORDS = {
 
 
 def term_words(name: str) -> str:
-    """What a term counts; an unknown one by its own name."""
+    """Return the unit of a term; an unknown term by its own name."""
     return _WORDS.get(name) or name.replace("_", " ")
 
 

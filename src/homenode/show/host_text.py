@@ -206,7 +206,7 @@ def _gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
 
 
 def _part_lines(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
-    """What each divided GPU is divided into."""
+    """Yield the parts of each divided GPU."""
     numbers = gpu_numbers(host)
     return [
         f"gpu{numbers[card.device.bdf]}: {', '.join(parts)}"
@@ -423,7 +423,7 @@ class _Branches:
         return Span(title, look), text, Span(used, "warn")
 
     def domain_line(self, domain: RunningDomain) -> str:
-        """What a VM has: its state, vCPUs, CPUs, memory and devices."""
+        """Return the resources of a VM: state, vCPUs, CPUs, memory and devices."""
         state = "planned" if domain.planned else "running" if domain.running else "shut off"
         if domain.mark is not None:
             state += f", {_MARKS[domain.mark]}"

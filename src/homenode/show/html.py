@@ -63,7 +63,7 @@ def pdf_pages(html: str) -> bytes:
 
 
 def missing_extra(module: str) -> HostError:
-    """What to say where a library of the extra is not there."""
+    """Return the message for a missing library of the extra."""
     return HostError(
         f"report: Python package {module} is not installed",
         hint="pip install 'homenode[report]'",

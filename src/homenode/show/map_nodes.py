@@ -50,7 +50,7 @@ def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float)
 
 
 def use_label(use: PuUse) -> str:
-    """What stands on a CPU: the vCPU's number, or the thread of QEMU's that runs there."""
+    """Return the label of a CPU: the number of its vCPU, or the QEMU thread on it."""
     if len(use.vcpus) > 1:
         return f"{len(use.vcpus)}v"
     if use.vcpus:
@@ -290,7 +290,7 @@ def columns_of(frames: Sequence[PackageFrame]) -> tuple[int, int]:
 
 
 def core_space(width: float, across: int, nodes_across: int) -> float:
-    """What cores may take of a picture's width in one node."""
+    """Return the width for cores in one node of a picture."""
     return _widths(width, across, nodes_across)[1] - 20
 
 
@@ -384,7 +384,7 @@ def _draw_cell_chips(
 
 
 def cell_name(plan: Plan, cell: int) -> str:
-    """What to call a guest cell: a flat guest has none to number."""
+    """Return the title of a guest cell; that of a flat guest has no number."""
     return "guest" if len(plan.cells) == 1 else f"guest cell {cell}"
 
 

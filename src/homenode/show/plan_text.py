@@ -196,7 +196,7 @@ def _any_of(nodes: Sequence[int]) -> str:
 
 
 def fallback_text(plan: Plan, host: Host | None) -> str:
-    """What the first relaxation does, for the first line; "" without any."""
+    """Return the effect of the first relaxation, for the first line; "" without relaxations."""
     if not plan.relaxations:
         return ""
     return f"with a fallback: {_effect(plan.relaxations[0], plan, host)}"
@@ -346,7 +346,7 @@ def _host_line(plan: Plan, host: Host) -> str:
 
 
 def reserved_lines(host: Host | None, name: str) -> tuple[str, ...]:
-    """What VMs other than the named one keep of the host while they are shut off."""
+    """Return the resources that other VMs hold while they are shut off."""
     lines = []
     for domain in () if host is None else host.domains:
         if domain.is_kept and domain.name != name:
@@ -372,7 +372,7 @@ def _reservation_lines(plan: Plan) -> Iterator[str]:
 
 
 def _unknown_lines(plan: Plan) -> Iterator[str]:
-    """What could have changed the plan, subjects with one reason together."""
+    """Yield the facts that could have changed the plan, grouped by reason."""
     if any(free is None for *_, free in plan.page_reservations):
         yield "free huge pages"
     hidden = set(unread_vms(plan.gaps))

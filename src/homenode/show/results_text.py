@@ -65,7 +65,7 @@ def bench_text(outcome: BenchOutcome) -> Doc:
 
 
 def steps_text(record: RunRecord) -> Doc:
-    """What would be run, in order, with what it takes."""
+    """Return the tests that would run, in order, with their durations."""
     tests = {test.id: test for test in record.tests}
     steps = schedule_of(record).tasks
     rows = tuple(
@@ -107,7 +107,7 @@ def _other_series(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, 
 
 
 def place_text(key: SeriesKey) -> str:
-    """What distinguishes a series from others of its metric."""
+    """Return the text that distinguishes a series from others of its metric."""
     state = key.state
     if state is not None and named_latency_ns(state) is not None:
         state = f"CPUs {state} apart"
@@ -138,7 +138,7 @@ _MOST_CAVEATS = 4
 
 
 def comparison_text(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
-    """What to run on each machine, a table of results by layout, and why.
+    """Return the recommendation for each machine, a table of results by layout, and the reasons.
 
     everything: also effects with intervals, fixes of caveats, sources, and single series.
     """
@@ -306,7 +306,7 @@ def _is_passed(answers: Sequence[Recommendation], comparison: Comparison) -> boo
 
 
 def file_text(effect: Effect) -> str:
-    """What NCCL's topology file changed in a layout; "" of any other effect."""
+    """Return the effect of NCCL's topology file in a layout; "" for other effects."""
     layout, _, condition = effect.alternative.rpartition(", ")
     is_peak = effect.metric == "allreduce-busbw-peak" and effect.state is None
     if condition != TOPOLOGY_FILE or layout != effect.baseline or not is_peak:
@@ -472,7 +472,7 @@ SAID_BY_LEVEL = frozenset({PRINTED})
 
 
 def doubts_of(recommendation: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
-    """The doubts that its level does not say already, with remedies. listed: elsewhere, in full."""
+    """The caveats that its level does not imply, with remedies. listed: elsewhere, in full."""
     doubts = [doubt for doubt in recommendation.doubts if doubt.id not in SAID_BY_LEVEL]
     listed_ids = {doubt.id for doubt in listed}
     return tuple(

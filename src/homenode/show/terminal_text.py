@@ -79,7 +79,7 @@ def _space_parts(parts: Iterable[RenderableType | None]) -> list[RenderableType]
 
 
 def _parts(parts: Sequence[Part]) -> Iterator[RenderableType | None]:
-    """What stands below each other; None if an empty line parts it."""
+    """Yield the parts of a document; None = an empty line."""
     for part in parts:
         match part:
             case Text(words=""):

@@ -305,7 +305,7 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
 
 
 def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float]) -> float:
-    """What the marks mean; only those that occur."""
+    """Return the meanings of the marks that occur."""
     x, y, width = place
     canvas.text(x, y + 14, "legend", 12, bold=True)
     at_x, at_y = x, y + 26

@@ -142,7 +142,7 @@ def schedule_text(
     seconds: float | None,
     findings: Sequence[Finding],
 ) -> Doc:
-    """What would be booted, where, in which order and for how long, and what is wrong before."""
+    """Return the planned boots: place, order and duration, and the faults found before."""
     head, fitted = checked.head, checked.fitted
     subject = "the VM itself" if head.copy is None else "a copy"
     about = "" if seconds is None else f", about {duration_text(seconds)}"
@@ -218,7 +218,7 @@ def _label_lines(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
 
 
 def outcomes_table(state: State, steps: Sequence[ScheduledTask]) -> Table:
-    """What these boots came to: one row for boots of a layout that came to the same."""
+    """Return the outcomes of these boots: one row for boots of a layout with the same outcome."""
     groups: dict[tuple[str, str, str], list[ScheduledTask]] = {}
     for step in steps:
         entry = state.outcomes.get(step.number)

@@ -293,8 +293,8 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def memory_pieces(self) -> dict[str, VmCell | MemoryDevice]:
-        """What QEMU maps at once, by name: the memory of each cell (or of all), and of memory
-        devices with an alias.
+        """Return the sizes of QEMU's mappings, by name: the memory of each cell (or of all), and of
+        memory devices with an alias.
         """
         cells = {f"memory of cell {c.id}": c for c in self.cells_or_whole if c.memory_bytes}
         return cells | {

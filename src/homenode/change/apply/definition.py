@@ -344,7 +344,7 @@ def find_obstacles(
     *,
     restoring: bool = False,
 ) -> Iterator[tuple[str, str, str]]:
-    """Return (id, reason, hint) of every obstacle to replacing a definition now.
+    """Yield (id, reason, hint) of every obstacle to replacing a definition now.
 
     snapshots: name -> document, as `virsh snapshot-dumpxml` prints it. restoring: omit the hints
     that are for an apply. Raises ParseError or InputError if `definition` cannot be read.

@@ -260,7 +260,7 @@ def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
 
 
 def _small_pages(host: Host, facts: Vm, memory_is_bound: bool) -> Iterator[Finding]:
-    """Return whether the VM has ordinary pages, which the kernel may merge, move or make huge."""
+    """Yield whether the VM has ordinary pages, which the kernel may merge, move or make huge."""
     settings = host.settings
     if settings.transparent_hugepages == "never" and facts.memory_bytes >= _LARGE_GUEST_BYTES:
         yield finding(

@@ -373,7 +373,7 @@ def _silent(host: Host) -> Iterator[PciDevice]:
 
 
 def unknown_link_findings(host: Host) -> Iterator[Finding]:
-    """Return one finding for all GPUs whose link or port has unknown values. Integrated GPUs and
+    """Yield one finding for all GPUs whose link or port has unknown values. Integrated GPUs and
     virtual functions have no link of their own.
     """
     by_bdf = host.device_at

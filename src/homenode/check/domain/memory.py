@@ -169,7 +169,7 @@ def _nodes_exist(
 def _shortages(
     demands: list[_Demand], space: dict[int, int | None]
 ) -> Iterator[tuple[CpuSet, int, int]]:
-    """Return (nodes, needed, available) of each set of nodes with too little memory. Unknown
+    """Yield (nodes, needed, available) of each set of nodes with too little memory. Unknown
     amounts are not judged. Exact for demands of single nodes; where sets overlap, each set is
     compared with everything that must come from inside it.
     """

@@ -100,7 +100,7 @@ def _left_on_root(plan: Plan) -> Iterator[Finding]:
 
 
 def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -> Iterator[Finding]:
-    """Return findings on the first violations of libvirt's schema; a single finding if libvirt's
+    """Yield findings on the first violations of libvirt's schema; a single finding if libvirt's
     parser, which is less strict, accepts the whole definition; and a finding on definitions that
     the parser rejects but the schema accepts, such as two disks with one name. parsed: the parser's
     result, None if it did not run.
@@ -180,7 +180,7 @@ _Part = tuple[str, str, str]
 def as_planned(
     document: Document, vm: Vm, plan: Plan, also: frozenset[str] = frozenset()
 ) -> Iterator[Finding]:
-    """Return a finding for each different fact, each group of other elements that the plan would
+    """Yield a finding for each different fact, each group of other elements that the plan would
     change, and each setting that the plan relies on. vm: of the document. also: fields of Vm that
     findings of others name."""
     named = set(also)

@@ -181,7 +181,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
 
 
 def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:
-    """Return findings on facts of the plan that are not compared because the target cannot express
+    """Yield findings on facts of the plan that are not compared because the target cannot express
     them."""
     module = target_named(target)
     yield from lost_findings(module, lost_features(module, plan) & _SEEN, source)

@@ -95,7 +95,7 @@ def placement_of(
 def shares_of(
     vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1
 ) -> NodeShares | None:
-    """What the VM gets, None if that cannot be said. Arguments as in `placement_of`.
+    """Return the resources that the VM gets; None if unknown. Arguments as in `placement_of`.
 
     The kubelet's static CPU manager fills one node after the other, whatever the memory needs.
     """

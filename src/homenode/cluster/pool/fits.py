@@ -214,7 +214,7 @@ class PoolHost(Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> FreeOfNode:
-        """What is free on the whole host."""
+        """The free resources of the whole host."""
         return sum_of(self.nodes)
 
 

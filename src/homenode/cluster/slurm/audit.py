@@ -56,7 +56,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
 
 
 def _unreadable_jobs(jobs: Iterable[Job]) -> Iterator[Finding]:
-    """Return one finding for all jobs that cannot be read for the same reason."""
+    """Yield one finding for all jobs that cannot be read for the same reason."""
     ids: dict[str, dict[str, None]] = {}
     for job in jobs:
         ids.setdefault(str(job.unreadable), {})[job.id] = None

@@ -139,7 +139,7 @@ def groups_like(groups: Sequence[NodeClass], order: CoreOrder) -> tuple[NodeClas
 
 
 def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterator[Finding]:
-    """Return the findings without missing settings that an unread file may contain."""
+    """Yield the findings without missing settings that an unread file may contain."""
     for result in findings:
         is_missing = result.observed in (_NOT_SET, _NO_LINES, _NO_NODE)
         if is_missing and any(file.not_read for file in files):

@@ -152,7 +152,7 @@ def _running_allocations(
     *,
     look: bool,
 ) -> Iterator[JobAllocation]:
-    """Return the allocation of each running job on each of its nodes."""
+    """Yield the allocation of each running job on each of its nodes."""
     shares = [share for job in jobs if job.runs for share in job.shares]
     sliced_nodes = {share.node for share in shares if share.gpus.sliced}
     for job in jobs:

@@ -220,7 +220,7 @@ def allocation_by_gres(
 def unknown_allocation(
     job: Job, node: str, reason: str, remedy: str | None = None
 ) -> JobAllocation:
-    """What a job has on a node where that cannot be said."""
+    """Return the allocation of a job whose resources on a node are unknown."""
     return replace(_allocation(job, node), unknown=reason, remedy=remedy)
 
 

@@ -224,7 +224,7 @@ def with_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocati
 def _orders(
     record: JobRecord, numbers: Sequence[int] | None
 ) -> Iterator[list[AllocatedGpu | None]]:
-    """Return the possible orders of Slurm's list, the likeliest first: the GPU at each position."""
+    """Yield the possible orders of Slurm's list, the likeliest first: the GPU at each position."""
     by_number = {gpu.index: _at_home(record, gpu) for gpu in record.gpus}
     if numbers is not None:
         yield [by_number.get(number) for number in numbers]

@@ -186,7 +186,7 @@ def _at_cpus(host: Host, online: CpuSet) -> Host:
 
 
 def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
-    """Return gaps for facts that the description omits."""
+    """Yield gaps for facts that the description omits."""
     if not host.domains:
         yield Gap(NO_VMS, _LEFT_OUT)
     if without := online - CpuSet.union(llc.pus for llc in host.llcs):

@@ -119,7 +119,7 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
 
 
 def _silent(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
-    """Return functions whose registers read as all ones: they have left the bus, or are switched
+    """Yield functions whose registers read as all ones: they have left the bus, or are switched
     off."""
     for function in functions:
         if function.is_silent:

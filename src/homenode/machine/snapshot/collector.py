@@ -147,7 +147,7 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
 
 
 def _command_lines(command: ToolCommand) -> Iterator[str]:
-    """Return lines that run a tool, if it is installed, and frame its output. The exit status
+    """Yield lines that run a tool, if it is installed, and frame its output. The exit status
     follows in the same pipe, on a separate line.
     """
     for position, argv in enumerate(command.spellings):

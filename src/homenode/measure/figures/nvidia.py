@@ -69,7 +69,7 @@ class LoggedRun(Struct, frozen=True):
 
 
 def sections(text: str) -> Iterator[LoggedRun]:
-    """Return the runs of a text, each with the binding before it. Text after the last run belongs
+    """Yield the runs of a text, each with the binding before it. Text after the last run belongs
     to it. Empty without runs.
     """
     lines = text.split("\n")
@@ -93,7 +93,7 @@ def _head_of(lines: list[str], previous: int, start: int) -> int:
 
 
 def command_in(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What a command sets that stands in a head behind all that numactl shows there."""
+    """Return the settings of a command that follow numactl's output in the head."""
     behind = head[head.rfind("policy:") + 1 :].split("\n")
     bindings = [binding for binding in map(bound_by_command, behind) if binding is not None]
     return bindings[-1] if bindings else None

@@ -71,7 +71,7 @@ def probe_figures(document: ProbeDocument) -> StepReading:
 
 
 def _doubts(document: ProbeDocument) -> Iterator[Finding]:
-    """Return the probe's caveats, except those on other programs and moving CPUs, which are judged
+    """Yield the probe's caveats, except those on other programs and moving CPUs, which are judged
     over the whole run."""
     for doubt in document.doubts:
         if doubt.id in _SAID_OF_THE_RUN:

@@ -48,7 +48,7 @@ class GpuPower(Struct, frozen=True):
 
 
 def parse_power(text: str) -> Iterator[GpuPower]:
-    """Return the present power of each GPU that reports it.
+    """Yield the present power of each GPU that reports it.
 
     >>> [one.watts for one in parse_power("gpu,socket_power\\n0,141\\n1,N/A\\n")]
     [141.0]

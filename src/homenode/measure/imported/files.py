@@ -173,8 +173,8 @@ def _decode(data: bytes) -> str:
 
 
 def _strip_tags(text: str) -> str:
-    """Without the rank that `mpirun --tag-output` or `srun --label` puts before each line; the
-    lines of each rank together, in the order of the ranks."""
+    """Remove the rank that `mpirun --tag-output` or `srun --label` puts before each line, and sort
+    the lines by rank."""
     if not _TAG.match(text):
         return text
     ranks: dict[int, list[str]] = {}

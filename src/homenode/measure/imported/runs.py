@@ -179,7 +179,7 @@ def _of_directory(directory: SourceDirectory, options: ImportOptions) -> Iterato
 
 
 def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
-    """Return files that were not imported, with the reason."""
+    """Yield files that were not imported, with the reason."""
     is_study = is_study_directory(frozenset(directory.texts))
     for name, text in sorted(directory.texts.items()):
         if is_study and (name in FILES or name in NOT_READ):
@@ -401,7 +401,7 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
 
 
 def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str]:
-    """Return why the guest cannot have had the layout in its directory's name."""
+    """Yield why the guest cannot have had the layout in its directory's name."""
     threads = _fields(files, _LSCPU).get("Thread(s) per core", "1")
     if switches.siblings is Siblings.HIDDEN and threads != "1":
         yield f"layout {switches.name} hides siblings, the guest showed {threads} a core"
@@ -430,7 +430,7 @@ def _processors(files: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _guest_conditions(files: Mapping[str, str]) -> Iterator[Condition]:
-    """Return conditions on the guest's cores and pages."""
+    """Yield conditions on the guest's cores and pages."""
     if threads := _fields(files, _LSCPU).get("Thread(s) per core"):
         yield Condition("guest threads per core", threads)
     pages = _fields(files, _MEMINFO)

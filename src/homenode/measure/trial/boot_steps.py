@@ -91,7 +91,7 @@ class TrialDomain(Struct, frozen=True):
     notify: Callable[[str], None] = lambda line: None
 
     def retry(self, work: Callable[[], T]) -> T:
-        """What the work gives; libvirt may be away for a while."""
+        """Return the result of the work; libvirt may be unavailable for a while."""
         return retry_while_unavailable(work, self.head.argument, self.notify)
 
     def host_locked(self) -> AbstractContextManager[tuple[int, ...]]:

@@ -46,7 +46,7 @@ class PreparedCopy(Struct, frozen=True):
 
 
 def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> PreparedCopy:
-    """What a copy of a domain would be; nothing is made.
+    """Return the copy that would be made of a domain; nothing is created.
 
     Devices, sockets and host interfaces are the original's: it is off meanwhile, and libvirt lets
     only one of them run. Raises UsageError for another machine's libvirt and where such a copy is

@@ -97,7 +97,7 @@ def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Planne
 
 
 def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:
-    """What has come in the way of a layout since it was planned, on its host as it is now."""
+    """Return the obstacles to a layout that have appeared on its host since it was planned."""
     if host.fingerprint != plan.host_fingerprint:
         return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)
     alone = host_without(host, name)
@@ -121,7 +121,7 @@ def _in_the_way(document: bytes, name: str, plan: Plan, host: Host) -> list[str]
 
 
 def _anywhere(plan: Plan, host: Host) -> list[str]:
-    """What is short for memory that is not bound: it may come from every node but a GPU's."""
+    """Return the shortage for unbound memory, which may come from each node except a GPU's."""
     nodes = [node for node in host.nodes if node.memory_kind is not MemoryKind.GPU]
     if plan.vm.page_bytes:
         pools = [

@@ -185,7 +185,8 @@ def stop(
 def retry_while_unavailable(
     work: Callable[[], T], trial: str | None = None, notify: Callable[[str], None] | None = None
 ) -> T:
-    """What the work gives; where libvirt does not answer, it is tried again for a while.
+    """Return the result of the work; while libvirt does not answer, it is tried again for some
+    time.
 
     trial: its name. notify: gets one line as soon as libvirt does not answer.
     """

@@ -85,7 +85,7 @@ class TrialHead(Struct, frozen=True, omit_defaults=True):
 
     @property
     def argument(self) -> str:
-        """What names the user's domain on any command line."""
+        """The name of the user's domain for command lines."""
         return domain_argument(self.source, self.source_uuid or self.uuid)
 
 
@@ -207,7 +207,7 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
         self.add(TrialEntry(at=at, what=kind, number=number, detail=detail, **fields))
 
     def load(self) -> StoredTrial:
-        """What is on disk."""
+        """The journal on disk."""
         try:
             head, entries = self.contents()
             changes = self.changes.to_undo()
@@ -255,7 +255,7 @@ def known_trials(root: Path, domain: str | None = None) -> tuple[StoredTrial, ..
 
 
 def names_of(head: TrialHead) -> tuple[str, ...]:
-    """What a trial's domain may be called, and the copy of it."""
+    """Return the names and UUIDs of a trial's domain, and of its copy."""
     return head.source, head.source_uuid, head.domain, head.uuid
 
 

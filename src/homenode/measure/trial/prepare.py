@@ -161,7 +161,8 @@ def prepare(checked: Preflight, journal: TrialJournal) -> None:
 
 
 def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
-    """What `prepare` kept. Raises InputError or HostError if it is not there any more."""
+    """Return the files that `prepare` stored. Raises InputError or HostError if it is not there any
+    more."""
     source = str(journal.path / _BEGUN)
     config = formats.decode(journal.read_kept(_BEGUN), "trial-config", TrialConfig, source)
     layouts = {
@@ -252,7 +253,8 @@ _AGENT = "org.qemu.guest_agent.0"
 
 
 def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None:
-    """What a domain lacks for being reached so, and what to do; None if nothing."""
+    """Return the obstacle to reaching a domain this way, with its remedy; None if there is no
+    obstacle."""
     devices = open_domain(document, name).root.child("devices")
     children = () if devices is None else devices.children
     if transport is Transport.AGENT and not any(

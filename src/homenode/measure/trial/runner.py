@@ -196,7 +196,7 @@ class _BootedVm:
     def _in_time(
         self, steps: Sequence[ScheduledTask], outcomes: Mapping[int, TrialEntry]
     ) -> Sequence[ScheduledTask]:
-        """Without those of rounds that would not be over in time; the first round always is."""
+        """Remove the tasks of rounds that would exceed the time; the first round always stays."""
         within_s = self._trial.within_s
         if within_s is None:
             return steps
@@ -210,7 +210,7 @@ class _BootedVm:
         return [step for step in steps if step.round <= last]
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
-        """What there was of a boot that is gone is kept apart: it is measured as a whole."""
+        """Set the results of an interrupted boot aside: a boot is measured as a whole."""
         for task in tasks:
             step = self._steps[task.id]
             directory = self._run_there(step)

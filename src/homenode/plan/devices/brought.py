@@ -158,7 +158,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         return tuple(function for nic, function in self.nics.items() if are_paired(gpu, at[nic]))
 
     def companions_of(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
-        """What these GPUs, with those that the request names, bring."""
+        """Yield the devices that these GPUs, and the requested ones, bring."""
         if not (self.nics or self.boards):
             return
         at = self.host.device_at
@@ -170,7 +170,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
             yield from board.left_out(gpus)
 
     def _nics_of(self, gpus: Sequence[PciDevice]) -> Iterator[Bdf]:
-        """Those of GPUs that have no NIC of the document next to them."""
+        """Return the NICs of GPUs that have no NIC of the document near them."""
         at = self.host.device_at
         named = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
         passed = [*gpus, *named]

@@ -127,7 +127,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
 
 
 def device_options(host: Host, request: GuestRequest, allocations: Allocations) -> DeviceOptions:
-    """What there is to choose from.
+    """Return the devices to choose from.
 
     GPUs of unknown node are omitted while there are enough others. Raises InputError for a
     function that the host lacks; Unplannable for too few free GPUs.

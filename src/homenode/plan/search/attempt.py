@@ -79,7 +79,8 @@ class Attempt:
 
     @property
     def cores(self) -> tuple[object, ...]:
-        """What single nodes are refused for: equal where the same cores would be counted."""
+        """Return the key of the reasons to reject single nodes: equal if the same cores are
+        counted."""
         grouping = self.fallback.grouping
         return grouping.threads, grouping.counts_pus, self.supply[1:]
 

@@ -83,7 +83,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_homes(cls, homes: Iterable[HomeGpus]) -> "GpuGroup":
-        """Those of these homes."""
+        """Return the devices of these homes."""
         home_gpus = tuple(homes)
         count_of_node: dict[int, int] = {}
         for home in home_gpus:
@@ -225,7 +225,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return self._class_and_groups(nodes)[1]
 
     def home_groups(self, nodes: int) -> Sequence[GpuGroup]:
-        """Those of them that leave the fewest GPUs away from home, where that counts."""
+        """Return the candidates with the fewest GPUs away from home, if these count."""
         groups, count = self.near_groups(nodes), self.options.count
         if not self.compares_classes or len(groups) < 2:
             return groups

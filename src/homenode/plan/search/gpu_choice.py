@@ -146,7 +146,7 @@ class NearestGpus:
         self.problem = problem
 
     def least_distance(self, nodes: int, ranges: Ranges) -> int:
-        """What no choice for these nodes (bits) can undercut."""
+        """Return a lower bound of all choices for these nodes (bits)."""
         if not self.problem.compares_devices:
             return 0
         bounds = []
@@ -207,7 +207,7 @@ class NearestGpus:
         return [_nearest_to_split(case, split)]
 
     def _of_numbers(self, case: _Case) -> list[Choice]:
-        """Those of least distance, of all numbers of GPUs by home."""
+        """Return the numbers of GPUs by home with the least distance."""
         homes, limit = case.homes, None
         nearest: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         for numbers in product(*[range(home.total, -1, -1) for home in homes]):
@@ -241,7 +241,7 @@ def _merge_homes(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_
 
 
 def _of_each(home: _Home, distance: int) -> list[int]:
-    """What each GPU of a home costs that is at this distance."""
+    """Return the cost of each GPU of a home at this distance."""
     by_weight = home.by_weight
     return [weight * distance for weight, gpus in by_weight for _ in range(gpus.bit_count())]
 

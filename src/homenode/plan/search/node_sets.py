@@ -246,7 +246,7 @@ class NodeSets:
                     yield some
 
     def _most_cores(self, nodes: int) -> int:
-        """Those of these nodes that have the most whole cores together."""
+        """Return the nodes with the most whole cores together."""
         cores = self.problem.whole_cores
         having = sorted((n for n in members(nodes) if cores[n]), key=lambda n: (-cores[n], n))
         return sum(1 << node for node in having[: self.most_nodes])

@@ -136,8 +136,8 @@ def _place_devices_only(
 
 
 class _LadderSearch:
-    """One walk down the ladder. misses: fallbacks that hold the VM on no nodes, each with why.
-    rejections: these, and why single nodes of those that do hold it do not; none if brief.
+    """One walk down the ladder. misses: fallbacks on which the VM fits on no nodes, each with its
+    reason. rejections: these, and why single nodes of those that do hold it do not; none if brief.
     is_sure: whatever was passed over is known to be impossible or no better."""
 
     def __init__(self, search: PlacementSearch, *, brief: bool) -> None:

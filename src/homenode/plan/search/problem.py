@@ -243,7 +243,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def cost_of(self) -> Callable[[int, int], AllocationCost]:
-        """What so many groups on a node come to. Remembered: a search asks for it often, and of
+        """Return the result of a number of groups on a node. Cached: a search needs it often, for
         many nodes of one shape."""
         supplies, isolation = self.supplies, self.hosts_isolation
         first_of_shape: dict[tuple[object, ...], int] = {}
@@ -309,7 +309,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _supplies(self) -> Callable[[bool, Grouping], tuple[Supply, ...]]:
-        """What each node with CPUs gives, whether or not the host keeps its cores."""
+        """Return the supply of each node with CPUs, including cores that the host keeps."""
         free = self.free
         return cache(
             lambda keeps_core, grouping: tuple(
@@ -319,7 +319,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _memory(self) -> Callable[[bool], dict[NodeIndex, NodeMemory]]:
-        """What each node can give, whether or not the host keeps its memory."""
+        """Return the supply of each node, including memory that the host keeps."""
         host, request = self.host, self.request
         return cache(lambda keeps: node_memory(host, request, keeps_reserve=keeps))
 
@@ -330,7 +330,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         return self._memory(fallback.keeps_memory)
 
     def supplies(self, fallback: Fallback) -> tuple[Supply, ...]:
-        """What each node with CPUs gives on a fallback."""
+        """Return the supply of each node with CPUs for a fallback."""
         has_service = self.free[0] is not self.free[1]
         return self._supplies(fallback.keeps_core or not has_service, fallback.grouping)
 

@@ -212,7 +212,7 @@ class _Search:
 
     @cached_property
     def bound(self) -> tuple[int, ...]:
-        """What the first terms cannot undercut, without a search."""
+        """Return a lower bound of the first terms, without a search."""
         return self._groups[0][0] if self._groups else ()
 
     @cached_property
@@ -260,8 +260,8 @@ class _Search:
         return attrgetter(*self.problem.later)
 
     def _least_key(self, nodes: int) -> tuple[Any, ...]:
-        """What no candidate on these nodes (bits) can undercut: each node has the least groups that
-        it may have, and the GPUs are the nearest and break no set."""
+        """Return a lower bound of all candidates on these nodes (bits): each node has its least
+        number of groups, and the GPUs are the nearest and split no set."""
         problem, splits = self.problem, self.node_sets.splits(nodes)
         ranges = [bounds.lowest for bounds in splits.ranges]
         split = tuple(zip(members(nodes), ranges, strict=True))
@@ -274,7 +274,7 @@ class _Search:
         return self._key(cost._replace(unevenness=splits.unevenness, guest_sockets=sockets))
 
     def _gpu_nodes(self, nodes: int) -> int:
-        """What a VM without GPUs takes from those with: nodes with free GPUs."""
+        """Return the nodes with free GPUs that a VM without GPUs takes."""
         devices = self.problem.devices
         return 0 if devices.options.has_gpus else (nodes & devices.gpu_nodes).bit_count()
 

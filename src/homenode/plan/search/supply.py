@@ -66,8 +66,8 @@ class FreeCpus(Struct, frozen=True):
 def free_cpus(
     host: Host, request: GuestRequest, allocations: Allocations, *, service_cores: bool = False
 ) -> FreeCpus:
-    """What is left of the host: allowed CPUs that are neither reserved, asked for by name for the
-    emulator, nor used by others. Nodes ascending; nodes without CPUs are omitted.
+    """Return the free part of the host: allowed CPUs that are neither reserved, nor requested for
+    the emulator, nor used by others. Nodes ascending; nodes without CPUs are omitted.
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
@@ -299,7 +299,7 @@ class Supply(Struct, frozen=True):
 
 
 def supply(cores: NodeCores, grouping: Grouping) -> Supply:
-    """What the node can give in such groups."""
+    """Return the supply of the node in such groups."""
     counts = [
         (shape, count, groups_each)
         for shape, count in cores.shapes

@@ -160,7 +160,7 @@ def stated_topology(guest: Vm, vcpus: int) -> GuestTopology:
 
 
 def stated_cache(guest: Vm) -> GuestCache:
-    """What the document's <cache> says; without one QEMU emulates an L3."""
+    """Return the cache of the document's <cache>; without it, QEMU emulates an L3."""
     cache_of_name = {str(cache): cache for cache in GuestCache}
     return cache_of_name.get(guest.cpu_cache or "", GuestCache.EMULATED)
 
@@ -215,8 +215,8 @@ def _ways(
     shape: GuestTopology,
     shared: SharedLlcs | None,
 ) -> Iterator[GuestCache]:
-    """What may be true, the best first: the host's own caches where the VM has them whole, else the
-    emulated L3, else the host's leaf, which counts off LLCs of which the last is not filled."""
+    """Yield possible caches, the best first: the host's caches if the VM has whole ones, else the
+    emulated L3, else the host's CPUID leaf, where the last LLC is partly filled."""
     pins = [pin for pin in placement.vcpu_pins if len(pin) == 1]
     used = CpuSet.union(pins)
     threads = {len(host.core_at[pu].pus) for pu in used}

@@ -41,7 +41,7 @@ def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, .
 
 
 def device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
-    """What of the memory devices lies on no node that a plan could name."""
+    """Return the memory devices on no node that a plan can name."""
     apart = sum(d.size_bytes for d in guest.memory_devices if not d.lies_with_cell(layout))
     if not apart:
         return ()

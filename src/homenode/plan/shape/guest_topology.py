@@ -102,7 +102,7 @@ def offline_vcpus(request: GuestRequest, vcpus: int) -> CpuSet:
 
 
 def online_text(vcpus: CpuSet, offline: CpuSet) -> str:
-    """What to say behind the vCPUs of a cell of those that are online at the start.
+    """Return the text about online vCPUs that follows the vCPUs of a cell.
 
     >>> online_text(CpuSet(range(4)), CpuSet(range(2, 8))), online_text(CpuSet([0]), CpuSet())
     (', of which 0-1 online,', '')

@@ -86,7 +86,8 @@ def _unbroken(unit: str) -> str:
 
 
 def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
-    """What each switch does to each metric, over all machines; None if no one measured any.
+    """Return the effect of each switch on each metric, over all machines; None without
+    measurements.
 
     A row for each metric that some switch was measured on.
     """
@@ -173,8 +174,8 @@ def _best(machine: ReportedMachine, metric: Metric) -> str | None:
 
 
 def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
-    """What a switch does to a metric: the range of changes, the worst loss that matters with its
-    machine, and of how many machines nothing is known."""
+    """Return the effect of a switch on a metric: the range of changes, the worst significant loss
+    with its machine, and the number of machines without results."""
     if not effects:
         return Cell((Span("not measured", "dim"),), "none")
     decided = [effect for effect in effects if effect.outcome is not Outcome.CANNOT_TELL]

@@ -122,7 +122,8 @@ def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
 def _advice(
     objective: Objective, all_effects: Sequence[SwitchEffect], moved: Sequence[SwitchEffect]
 ) -> AdviceLine:
-    """What a step from one layout to another changed, and on how many of the machines."""
+    """Return the effect of a step from one layout to another, and the number of machines with
+    it."""
     ways = {effect.outcome for effect in moved}
     layout, than = (
         " or ".join(dict.fromkeys(getattr(effect.effect, side) for effect in moved))
@@ -378,7 +379,7 @@ def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
 
 
 def machine_line(machine: ReportedMachine) -> str:
-    """What the machine is, as far as anybody said."""
+    """Return the known description of the machine."""
     kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
     named = dict.fromkeys(name for run in machine.runs for name in run.head.hardware)
     return "; ".join(kinds or named) or "the results do not name its processor and GPUs"

@@ -113,7 +113,7 @@ def document_of(
 
 
 def title_of(machines: Sequence[ReportedMachine]) -> str:
-    """What the page answers, and about what: the machines in the user's names."""
+    """Return the question and subject of the page: the machines by the user's names."""
     names = ", ".join(machine.name for machine in machines)
     about = names if len(machines) <= MOST_NAMED else machines_text(machines)
     is_published = bool(machines) and all(machine.is_published for machine in machines)
@@ -121,7 +121,7 @@ def title_of(machines: Sequence[ReportedMachine]) -> str:
 
 
 def _evidence(machines: Sequence[ReportedMachine]) -> Section:
-    """What each switch of a layout changed, and the machines on one axis."""
+    """Return the effect of each switch of a layout, and the machines on one axis."""
     table = effects_table(machines)
     parts: list[Part] = (
         [] if table is None else [Section("Effects and risks", (table,), about=_EFFECTS)]
@@ -257,7 +257,7 @@ def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
 
 
 def _own_doubts(machine: ReportedMachine) -> list[Doubt]:
-    """Without those of published results that their strength says already."""
+    """Remove caveats of published results that their strength implies."""
     is_said = SAID_BY_LEVEL if machine.is_published else frozenset()
     return [doubt for doubt in machine.doubts if doubt.id not in is_said]
 
@@ -346,8 +346,8 @@ def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
 
 
 def _environment(machine: ReportedMachine) -> Iterator[Section]:
-    """What figures were taken under. Nothing of a published machine: what is known of its runs is
-    printed as it was."""
+    """Yield the conditions of the figures; none for a published machine, whose runs are printed as
+    published."""
     alternatives = () if machine.is_published else machine.alternatives
     labels = tuple(alternative.label for alternative in alternatives)
     columns: list[dict[str, dict[str, None]]] = []

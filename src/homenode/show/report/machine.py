@@ -229,7 +229,7 @@ def _neighbours_of(
     named_runs: Sequence[Run],
     neighbours: Mapping[int, StoredRun],
 ) -> list[tuple[str, StoredRun]]:
-    """What lies next to the first run of each alternative that has something."""
+    """Return the files stored with the first run of each alternative, if any."""
     # By their heads: where states are joined, an alternative has copies of its runs.
     of_run = {id(new.head): neighbours[id(old)] for old, new in zip(runs, named_runs, strict=True)}
     neighbours_of_layout = []
@@ -274,7 +274,7 @@ class HostPart(Struct, frozen=True, kw_only=True):
 
 
 def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
-    """What is known of the machine's topology."""
+    """Return the known topology of the machine."""
     host = machine.host
     svgs: list[tuple[str, str]] = []
     plans = list(machine.plans.items())

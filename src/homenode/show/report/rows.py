@@ -94,7 +94,7 @@ def _row(
 
 
 def _figure(key: FigureKey) -> dict[str, Any]:
-    """What the figure is of; devices by their addresses."""
+    """Return the subject of the figure; devices by their addresses."""
     shared = {name: getattr(key, name) for name in FigureKey.__struct_fields__}
     devices = {name: str(shared[name]) for name in ("device", "peer") if shared[name] is not None}
     return shared | devices

@@ -113,7 +113,7 @@ def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
 
 
 def _names_of_cells(document: Document, cells: int) -> Iterator[Finding]:
-    """Whatever names a guest cell from elsewhere in the document."""
+    """Yield the references to guest cells from other parts of the document."""
     expected = f"a cell below {cells}" if cells else "no cell: the guest is flat"
     for cell in read_memnodes(document):
         if cell >= cells:

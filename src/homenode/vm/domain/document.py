@@ -1,9 +1,9 @@
 """Document: a domain's XML as its own bytes, with the place of every element in them.
 
-Reading and editing share this one parser. It is expat, which gives byte offsets, so that an edit
-replaces a few bytes and leaves the others alone. Documents are untrusted: a DTD (and with it every
-entity of one's own and every external reference) is refused before it is read, and size, depth
-and number of elements are bounded.
+Reading and editing share this one parser. The parser is expat: it gives byte offsets, so an edit
+replaces a few bytes and no others. Documents are untrusted: a DTD (and with it every entity of
+one's own and every external reference) is refused before it is read, and size, depth and number of
+elements are bounded.
 """
 
 import codecs

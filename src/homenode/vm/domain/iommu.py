@@ -103,7 +103,7 @@ def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
 
 
 def _without_buses(document: Document) -> Document:
-    """Without the accelerated SMMUv3 of buses that no longer exist."""
+    """Remove the accelerated SMMUv3 of buses that no longer exist."""
     indices = {None, *(str(index) for index, _ in pci_controllers(document))}
     return remove_all(
         document,

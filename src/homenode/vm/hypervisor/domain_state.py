@@ -33,13 +33,13 @@ class DomainState(Struct, frozen=True):
 
     @property
     def argument(self) -> str:
-        """What names it on any command line: its name, or its UUID where a shell, virsh or
-        `homenode restore` (a document's name) would take the name for something else."""
+        """The domain's name for command lines; its UUID if a shell, virsh or `homenode restore` (a
+        document's name) would read the name as something else."""
         return domain_argument(self.name, self.uuid)
 
 
 def domain_argument(name: str, uuid: str) -> str:
-    """What names a domain on any command line; see DomainState.argument.
+    """Return the name of a domain for command lines; see DomainState.argument.
 
     >>> domain_argument("vm7", "u"), domain_argument("-vm", "u"), domain_argument("7", "u")
     ('vm7', 'u', 'u')

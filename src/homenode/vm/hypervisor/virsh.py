@@ -218,7 +218,8 @@ class Virsh:
 
 
 def _remote_hint(connect: str) -> str:
-    """What shows whether another machine's name, network, login or daemon is at fault."""
+    """Return the command that shows whether another machine's name, network, login or daemon is at
+    fault."""
     return command_line("ssh", machine_of(connect), "virsh", "list", "--all")
 
 

@@ -110,7 +110,8 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
 
 
 def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
-    """What no document can take, and PCIe layouts where the machine has no expander bus."""
+    """Yield the layouts that no document can have, and PCIe layouts on machines without expander
+    bus."""
     if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vm.vcpus:
         raise InputError(
             f"{source}: the plan has {plural(plan.vm.vcpus, 'vCPU')}, and pins for "
@@ -132,7 +133,7 @@ def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
 
 
 def contradictions(original: bytes, source: str) -> Iterator[str]:
-    """Yield the faults of the input, and the number of those that are not listed."""
+    """Yield the faults of the input, and the number of omitted faults."""
     broken = crosscheck(open_domain(original, source))
     counts = Counter(contradiction.id for contradiction in broken)
     seen: Counter[str] = Counter()

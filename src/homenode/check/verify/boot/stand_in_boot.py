@@ -254,7 +254,7 @@ def _let_in(directory: Path, uri: str) -> int:
 
 
 def _parts(stand_in: StandInGuest, source: str) -> Iterator[tuple[StandInGuest, str, str]]:
-    """Return (guest, its directory, its name in findings) of each guest to boot."""
+    """Yield (guest, its directory, its name in findings) of each guest to boot."""
     if len(stand_in.guests) == 1:
         yield stand_in, "", source
         return

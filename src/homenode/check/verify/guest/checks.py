@@ -199,7 +199,7 @@ class GuestComparison(Struct, frozen=True):
             yield _groups("llcs", "L3 caches", expected.l3, self.observed.l3, self.substituted)
 
     def devices(self, host: Host | None = None) -> Iterator[Check]:
-        """Return a line for each device's node, and for its link if the host of the devices is
+        """Yield a line for each device's node, and for its link if the host of the devices is
         given.
 
         A device is found by its path in the guest's PCI tree, which is exact. If the path is
@@ -424,7 +424,7 @@ def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> Gues
 
 
 def not_in_stand_in(stand_in: StandInGuest, source: str) -> Iterator[Finding]:
-    """Return the parts of the definition that a test guest lacks, each by name."""
+    """Yield the parts of the definition that a test guest lacks, each by name."""
     for part in stand_in.left_out:
         yield finding("not-in-stand-in", part, "the test guest to have it", "omitted", source)
 

@@ -432,7 +432,7 @@ def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
 
 
 def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the observed state of each piece of memory. A file names its cell. Anonymous memory is
+    """Yield the observed state of each piece of memory. A file names its cell. Anonymous memory is
     identified by its size and the nodes to which QEMU binds it; cells that agree in both share
     these mappings in any order, which does not affect the result.
     """

@@ -381,7 +381,7 @@ def _evidence(
 
 
 def _shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
-    """Return unknown facts, each once for all its jobs."""
+    """Yield unknown facts, each once for all its jobs."""
     names: dict[Gap, list[str]] = {}
     for job in jobs:
         for gap in job.gaps:

@@ -168,7 +168,7 @@ def evidence_of(
 
 
 def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
-    """Return the standard error of programs: the first lines and the last one."""
+    """Yield the standard error of programs: the first lines and the last one."""
     for name, text in sorted(texts.items()):
         if name.endswith(".err"):
             lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -322,7 +322,7 @@ def experiments_for(
 def _round(
     of_nodes: Mapping[str, Sequence[Experiment]], number: int, before: Iterable[Experiment]
 ) -> Iterator[Experiment]:
-    """Return the jobs of a round, in random order per node. They run one after the other, so a
+    """Yield the jobs of a round, in random order per node. They run one after the other, so a
     job's wait is due to other users' jobs."""
     last = {experiment.nodes[0]: (experiment.id,) for experiment in before}
     for place, (name, experiments) in enumerate(of_nodes.items()):

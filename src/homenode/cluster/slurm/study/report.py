@@ -427,7 +427,7 @@ _TOLD_OF_SETUP = ("driver", "kernel", "microcode", "governor", "clock")
 
 
 def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
-    """Return hardware and tools of the runs; several values if jobs differ."""
+    """Yield hardware and tools of the runs; several values if jobs differ."""
     systems = _systems(jobs)
     if systems:
         yield "GPU", ", ".join(systems)

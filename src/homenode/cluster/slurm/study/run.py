@@ -260,7 +260,7 @@ def statuses(
     done: Collection[tuple[str, int]],
     exits: Mapping[tuple[str, int], str],
 ) -> Iterator[TaskStatus]:
-    """Return the status of every task. done: finished tasks. exits: exit statuses of scripts that
+    """Yield the status of every task. done: finished tasks. exits: exit statuses of scripts that
     ended unfinished."""
     of_job: dict[tuple[str, str], list[QueuedJob]] = {}
     for entry in queued:
@@ -319,7 +319,7 @@ def _of_job(
 
 
 def find_unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
-    """Return (experiment, job) of queued jobs that are not in the journal: homenode ended, or
+    """Yield (experiment, job) of queued jobs that are not in the journal: homenode ended, or
     sbatch's answer was lost, before the id was recorded.
     """
     names = {job_name(study.id, planned.id): planned.id for planned in study.all_experiments()}

@@ -143,7 +143,7 @@ def _short_address(column: str) -> str:
 
 
 def _comparison(comparison: Comparison) -> Iterator[Section]:
-    """Return a table for each metric: alternatives in rows, compared with the first."""
+    """Yield a table for each metric: alternatives in rows, compared with the first."""
     shown = [effect for effect in comparison.effects if _speaks(effect)]
     effects = sorted(shown, key=lambda effect: effect.slowest_device)
     for metric in dict.fromkeys(effect.metric for effect in shown):

@@ -252,7 +252,7 @@ def parse_scontrol_jobs(
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """Return the text of each job. A JobId= that does not follow an empty line does not begin a
+    """Yield the text of each job. A JobId= that does not follow an empty line does not begin a
     job."""
     block: _Block | None = None
     is_free = True

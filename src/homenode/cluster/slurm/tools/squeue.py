@@ -107,7 +107,7 @@ def _state(value: Any, source: str) -> str:
 
 
 def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
-    """Return the job's resources on each node; its GPUs are listed in the order of its nodes."""
+    """Yield the job's resources on each node; its GPUs are listed in the order of its nodes."""
     owned = job.get("job_resources")
     if not isinstance(owned, dict):
         return

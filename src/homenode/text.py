@@ -35,8 +35,8 @@ _STEERS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV (RFC 4180). A text that a spreadsheet would run is quoted off, and what steers a
-    terminal is a question mark.
+    """Rows as CSV (RFC 4180). Formulas are escaped with a quote, and control characters are
+    replaced by question marks.
 
     >>> csv_text([["a,b", 3], ["=1+1", None], [True, 0.5]])
     '"a,b",3\\r\\n\\'=1+1,\\r\\ntrue,0.5\\r\\n'

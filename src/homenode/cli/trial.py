@@ -353,7 +353,7 @@ def _run(
 def _conclude(
     head: TrialHead, journal: TrialJournal, report: Path | None, host: str | None
 ) -> None:
-    """Print what the boots show, write the report, and exit as the trial came out.
+    """Print what the boots show, write the report, and exit with the status of the trial.
 
     host: source of the one that the layouts were planned for; None: this machine, if it is theirs.
     """

@@ -64,7 +64,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
 
 
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
-    """The same from a host whose source gives the modules; nothing if it did not."""
+    """Yield the same findings for a host whose source gives the modules; otherwise none."""
     bdfs = tuple(sorted(gpus))
     board, known_modules = board_of_host(host), modules_of_host(host)
     if board is not None and bdfs and all(bdf in known_modules for bdf in bdfs):

@@ -54,10 +54,10 @@ class Placement(Struct, frozen=True):
 
     @property
     def concerns(self) -> list[tuple[str, int]]:
-        """What decides between hosts, by name: as between the fallbacks of one host. What gives way
-        comes first, by what is severest; whole cores too, however near the siblings of another
-        host are. The host's last core and even memory come after what they are given up for, equal
-        cells after the nodes. Then the terms of the cost go on."""
+        """The criteria that decide between hosts, by name, as between the fallbacks of one host.
+        Relaxations come first, the severest first; so do whole cores, even if the siblings of
+        another host are nearer. The host's last core and even memory follow the criteria that
+        they are relaxed for; equal cells follow the nodes. The other terms of the cost are last."""
         terms = [
             (term.name, term.value)
             for term in self.cost

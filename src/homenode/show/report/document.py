@@ -1,4 +1,4 @@
-"""Document: a whole report, of machines and of what is known besides, as one document."""
+"""Document: a whole report on machines and on published knowledge, as one document."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice

@@ -354,7 +354,8 @@ def _by_subjects(findings: Iterable[Finding]) -> tuple[tuple[Finding, tuple[str,
 
 
 def _fits(host: Host, plan: Plan) -> bool:
-    """The plan's nodes and CPUs are this host's: a picture of both cannot be wrong."""
+    """Return whether the plan's nodes and CPUs are this host's, so that a picture of both is
+    right."""
     pus = {pu.index for pu in host.pus}
     return all(set(pins) <= pus for pins in plan.vcpu_pins)
 

@@ -22,14 +22,7 @@ from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import NotKnownError
 from homenode.findings import Gap
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
-from homenode.machine.pci import (
-    UNASSIGNED_CLASS,
-    DeviceKind,
-    DeviceLink,
-    PciDevice,
-    PortType,
-    RootComplex,
-)
+from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
 from homenode.machine.settings import HostSettings
 
 
@@ -545,7 +538,7 @@ def refuse_unshown(host: Host, *parts: HostPart) -> None:
         "cores": host.cores,
         "memory": all(node.memory_bytes is not None for node in host.nodes),
         # a list of addresses and nodes, as Xen's, does not say what the devices are
-        "PCI": any(d.class_code != UNASSIGNED_CLASS for d in host.pci_devices),
+        "PCI": any(device.kind is not DeviceKind.OTHER for device in host.pci_devices),
     }
     for part in parts:
         words = ("CPUs", "cores") if part in ("CPUs", "cores") else (part,)

@@ -98,7 +98,8 @@ def key_values(
         if key not in keys or not value or key in parts:
             raise UsageError(
                 f"{option}: expected {', '.join(f'{key}=...' for key in keys)}, each once, "
-                f"found {part!r}"
+                f"found {part!r}",
+                hint=None if "=" in part else f"{option} {keys[0]}={part}",
             )
         parts[key] = value
     missing = [name for name in needed if name not in parts]

@@ -136,6 +136,18 @@ def test_so_many_sets_of_nodes_are_looked_at_and_no_more(
     assert 0 < looked <= most, looked
 
 
+@pytest.mark.parametrize("layout", ["pin-bound", "pin-numa-pci"])
+def test_gpus_of_a_package_without_the_vm_are_named_in_each_layout(layout: str) -> None:
+    gpus = [DeviceSpec(f"{i:02x}:00.0", node=i, root=i) for i in range(4)]
+    host = even_host(2, 2, 1, 8, 1, devices=gpus)
+    named = [str(gpu.bdf) for gpu in host.pci_devices if gpu.kind is DeviceKind.GPU]
+    request = asking(small_request(4, layout=layout, devices=named), max_nodes=1)
+    away = [f for f in place(host, request).findings if f.id == "gpu-away-from-home"]
+    near = "info" if layout == "pin-bound" else "warning"
+    assert [f.severity for f in away] == [near, "warning", "warning"]
+    assert {f.fix for f in away} == {"a larger --max-nodes"}
+
+
 def test_devices_of_many_packages_have_the_vm_on_each_of_them() -> None:
     """Ten packages of two nodes hold the VM on three of them, but each has a GPU of it."""
     gpus = [DeviceSpec(f"{i:02x}:00.0", node=2 * i, root=i) for i in range(10)]

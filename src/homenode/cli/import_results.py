@@ -22,7 +22,7 @@ from homenode.measure.imported.runs import (
 )
 from homenode.measure.results.model import Switches, host_kind
 from homenode.measure.results.store import FILE, run_directory, write_run
-from homenode.text import plural
+from homenode.text import plural, subjects_text
 from homenode.vm.layout import PRESETS, preset_named
 from homenode.vm.sources import load_host
 
@@ -179,7 +179,11 @@ def _print(runs: tuple[RunWithSources, ...], skipped: list[Gap], *, everything: 
         f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}"
         for gap, names in runs_of_gap.items()
     ]
-    for lines in (open_points, [f"omitted: {gap}" for gap in skipped]):
+    subjects_of: dict[str, list[str]] = {}
+    for gap in skipped:
+        subjects_of.setdefault(gap.reason, []).append(gap.subject)
+    omitted = [f"omitted: {subjects_text(s)}: {reason}" for reason, s in subjects_of.items()]
+    for lines in (open_points, omitted):
         for line in lines if everything else lines[:_SHOWN]:
             note(line)
         if not everything and len(lines) > _SHOWN:

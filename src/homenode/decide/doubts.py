@@ -200,11 +200,11 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
     )
     if not nodeless:
         return
-    yield make_doubt(
-        NODELESS,
-        alternative.label,
-        "the guest has NUMA nodes, and its GPUs have numa_node -1",
-    )
+    heads = [run.head for run in alternative.runs]
+    guessed = all(head.origin is Origin.IMPORTED and not head.gpus for head in heads)
+    have = "by this layout have" if guessed else "have"
+    detail = f"the guest has NUMA nodes, and its GPUs {have} numa_node -1"
+    yield make_doubt(NODELESS, alternative.label, detail)
 
 
 def _among(metric_ids: Set[str], metrics: Metrics) -> Set[str]:

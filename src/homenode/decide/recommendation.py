@@ -189,11 +189,9 @@ def decide_all(
             reason = Reason(id=ReasonId.NO_RESULTS, detail=f"it takes {plural(least, 'GPU')}")
             answer = Recommendation(objective=objective, system=machine.name, reasons=(reason,))
         elif findings:
+            reason = Reason(id=ReasonId.HEALTH)
             answer = Recommendation(
-                objective=objective,
-                system=machine.name,
-                reasons=(Reason(id=ReasonId.HEALTH),),
-                findings=findings,
+                objective=objective, system=machine.name, reasons=(reason,), findings=findings
             )
         else:
             answer = _strongest(machine, objective, machine_alternatives, like, inputs)
@@ -214,10 +212,7 @@ def decide_for_machines(
         answer
         for machine in machines_in(runs, this_host)
         for answer in decide_all(
-            runs,
-            machine,
-            objectives,
-            prepared=(prepared or {}).get(machine.name, ()),
+            runs, machine, objectives, prepared=(prepared or {}).get(machine.name, ())
         )
         if machine.nodes is not None or not rests_on_rule_alone(answer)
     )

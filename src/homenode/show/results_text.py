@@ -205,10 +205,12 @@ def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Tabl
             lower = METRICS[metric].lower_is_better
             cells.append(change_text(second / first, lower_is_better=lower))
         else:
-            cells, title = [cell.removesuffix(f" {unit}") for cell in cells], unit
+            cells = [cell.removesuffix(f" {unit}") for cell in cells]
         run = Cell((layout_named(answer),), "good")
         run = run if answer.tells else Cell(("cannot tell",), "warn")
-        rows.append((answer.objective, title, *cells, run))
+        several = not is_pair and len(answer.metrics) > 1
+        subject = f"{answer.objective}, {title}" if several else answer.objective
+        rows.append((subject, title if is_pair else unit, *cells, run))
     change = ("change",) if is_pair else ()
     heads = ("objective", "result" if is_pair else "unit", *layouts, *change, "run")
     return Table(heads=heads, rows=tuple(rows), numeric=tuple(layouts)) if rows else None

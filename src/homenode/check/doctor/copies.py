@@ -100,7 +100,7 @@ def copy_findings(
                 "h2d-above-link",
                 f"GPU {path.device.bdf}",
                 expected=f"at most {path.expected.with_rate()}",
-                observed=f"{gigabytes(rate)} measured",
+                observed=f"{gigabytes(rate)} measured, above the rate of its path, {path.expected}",
                 source="the result of --h2d, or of the copy that ran",
             )
         elif rate < _SOUND * path.expected.bytes_per_s:

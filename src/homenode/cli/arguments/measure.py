@@ -221,7 +221,8 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
         unknown.
       machine: Host that the tools ran on: a capture, a host.toml, a shipped host. Default:
         unknown.
-      order: List all runs in the order of their measurement. Default: by the files' times.
+      order: List all runs, or what their names begin with, in the order of their measurement.
+        Default: by the files' times.
       vantage: Where the tools ran: guest, host or job. Default: guest for the study's directories,
         job for bound logs, else host.
       dry_run: Print the names of the files; write none.

@@ -242,10 +242,10 @@ def nccl_figures(run: NcclTests, collective: str | None) -> Figures:
     if name is None:
         figures.gap("collective", "neither the output nor the file's name says which it was")
     if run.is_correct is False:
-        figures.gap(f"{name} data", "wrong values: its results are omitted")
+        figures.gap(f"{name or 'collective'} data", "wrong values: its results are omitted")
         return Figures(gaps=figures.figures().gaps)
     if run.is_correct is None:
-        figures.gap(f"{name} data", "not checked by the run (-c 1 checks)")
+        figures.gap(f"{name or 'collective'} data", "not checked by the run (-c 1 checks)")
     metric = "allreduce" if name == "all_reduce" else (name or "collective").replace("_", "-")
     for row in run.rows:
         for half, variant in ((row.out_of_place, "out-of-place"), (row.in_place, "in-place")):

@@ -117,13 +117,18 @@ def imported_runs(
 
 
 def _places(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """Return the position of each run in the user's order; empty without one."""
-    if order and sorted(order) != sorted(names):
+    """Return the position of each run in the user's order; empty without one. A word stands for
+    the run of that name, and for the runs whose names it begins: those of each tool of a boot."""
+    word_of = {
+        name: max((w for w in order if f"{name}-".startswith(f"{w}-")), key=len, default="")
+        for name in names
+    }
+    if order and (set(word_of.values()) != set(order) or len(set(order)) < len(order)):
         raise InputError(
             f"--order: expected each run once, found {', '.join(order)}",
             hint=f"runs: {', '.join(names) or 'none'}",
         )
-    return {name: place for place, name in enumerate(order)}
+    return {name: order.index(word) for name, word in word_of.items() if order}
 
 
 def _layouts(patterns: Mapping[str, Switches], names: Sequence[str]) -> dict[str, Switches]:

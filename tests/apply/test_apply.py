@@ -363,6 +363,17 @@ def test_a_device_more_than_was_tuned_is_an_edit() -> None:
     )
 
 
+def test_a_restore_that_libvirt_refuses_leaves_the_step_as_it_was(
+    daemon: StandIn, root: Path
+) -> None:
+    apply(root)
+    daemon.put("refuses", "yes")
+    with pytest.raises((HostError, ToolError)):
+        restore_definition(Virsh(URI), NAME, root)
+    entry = DomainStore(root, URI, UUID).definition()
+    assert entry is not None and entry.what is ChangeState.DONE
+
+
 @pytest.mark.parametrize("name", ["", "..", "../" + UUID, UUID + "/.."])
 def test_a_record_is_of_a_uuid_alone(root: Path, name: str) -> None:
     with pytest.raises(InputError, match="expected a UUID"):

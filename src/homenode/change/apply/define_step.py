@@ -168,11 +168,10 @@ class DefineStep:
         return entry
 
     def is_done(self, entry: ChangeEntry) -> bool:
+        """Whether libvirt has the definition of a step that was begun."""
+        replaced = self.store.document(last_known(entry))
         now = self.virsh.definition(self.state.uuid)
-        if entry.what is ChangeState.BEGIN:
-            replaced = self.store.document(last_known(entry))
-            return is_printed(self.store.document(entry.after), replaced, now)
-        return same_definition(now, self.store.document(entry.before))
+        return is_printed(self.store.document(entry.after), replaced, now)
 
     @property
     def _is_untouched(self) -> bool:

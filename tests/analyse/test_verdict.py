@@ -1,6 +1,7 @@
 """Verdicts: what the published figures support, that noise does not overturn it, its strength."""
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ from homenode.decide.recommendation import (
     recommend,
 )
 from homenode.decide.sentences import effect_text, first_line, ground_of, sentence_of
-from homenode.decide.trial_conclusion import conclude
+from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.findings import Severity
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
@@ -42,6 +43,8 @@ from homenode.measure.results.model import (
     Switches,
     host_kind,
 )
+from homenode.measure.results.vantage import Vantage
+from homenode.measure.trial.journal import TrialHead
 from homenode.objective import Objective
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
@@ -464,6 +467,27 @@ def test_a_trial_names_the_command_for_each_layout_of_this_machine(connect: str)
     answers = decide_all(runs, machine)
     assert commands[Objective.MEMORY_BANDWIDTH] == f"homenode apply vm{at} --yes --layout pin-numa"
     assert commands.keys() == {one.objective for one in answers if one.this_machine}
+
+
+def test_a_trial_tells_the_part_of_bare_metal_on_the_metric_that_decides() -> None:
+    machine, rng = facts("h200-xeon8558"), random.Random(3)
+    rates = {"bare": (4e11, 100.0), "pin": (2e11, 200.0), "pin-numa": (3e11, 125.0)}
+    runs = [
+        simulated_run(
+            "default" if name == "bare" else name,
+            {"memory-bandwidth": ("bytes_per_s", rate), "memory-latency": ("ns", latency)},
+            rng,
+            host=machine.fingerprint,
+            boots=5,
+        )
+        for name, (rate, latency) in rates.items()
+    ]
+    bare = replace(runs[0], head=replace(runs[0].head, vantage=Vantage.HOST))
+    made = conclude([bare, *runs[1:]], "vm", "qemu:///system", (), machine)
+    head = TrialHead("t", "", "vm", "u", "vm", (), 5, 1, "", objective=Objective.LATENCY)
+    assert re.search(
+        "run pin-numa for latency: .*; 12[3-7] % of bare metal$", answer_of(made, head, 5).sentence
+    )
 
 
 def test_runs_without_a_host_are_a_machines_if_directory_and_kind_agree() -> None:

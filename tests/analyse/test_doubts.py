@@ -347,7 +347,7 @@ def test_the_slowest_of_five_gpus_is_compared_with_the_fastest_two() -> None:
     samples = [Sample("h2d-bandwidth", "bytes_per_s", n * 1e9, index=n) for n in range(1, 6)]
     made = series_of([replace(run_of("pin"), samples=tuple(samples))])
     (slowest,) = [series for key, series in made.items() if key.worst]
-    assert slowest.shares == (pytest.approx(1 / math.sqrt(4 * 5)),)
+    assert slowest.shares == pytest.approx((1 / math.sqrt(4 * 5),))
 
 
 def test_samples_within_a_boot_say_how_sure_its_median_is() -> None:

@@ -72,6 +72,18 @@ def test_no_file_has_more_than_550_lines() -> None:
     assert not [path for path in FILES if len(path.read_text().splitlines()) > 550]
 
 
+def test_a_function_over_60_lines_says_why() -> None:
+    unexplained = []
+    for path in FILES:
+        lines = path.read_text().splitlines()
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 60:
+                body = lines[node.lineno : node.end_lineno]
+                if not any(line.strip().startswith("# Long because ") for line in body):
+                    unexplained.append(f"{path}:{node.lineno} {node.name}")
+    assert not unexplained
+
+
 def test_the_formatter_lays_out_every_line() -> None:
     marked = [str(path) for path in FILES if "# fmt:" in path.read_text()]
     assert not marked

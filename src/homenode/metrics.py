@@ -98,3 +98,8 @@ def metric_of(id: str) -> Metric | None:
 def primaries(objective: Objective) -> tuple[Metric, ...]:
     """The metrics that decide for an objective."""
     return tuple(metric for metric in _METRICS if objective in metric.primary)
+
+
+def titles_of(objective: Objective) -> str:
+    """The metrics that decide for an objective, in words."""
+    return " or ".join(metric.title for metric in primaries(objective))

@@ -27,7 +27,7 @@ from homenode.decide.ranking import Position, RankedResult, Ranking, is_like_bes
 from homenode.findings import Doubt, Finding, Severity
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
-from homenode.metrics import METRICS, primaries
+from homenode.metrics import primaries
 from homenode.objective import Objective
 from homenode.plan.auto import LAYOUTS, LayoutInputs, layout_for, needed_layout
 from homenode.text import plural
@@ -406,11 +406,6 @@ def _next_layout(
     if choice is not None and objective is Objective.MEMORY_BANDWIDTH and choice not in cells:
         return None
     return "pin-numa-pci" if cells and has_gpus else None
-
-
-def titles_of(objective: Objective) -> str:
-    """Return the titles of the metrics that decide for an objective."""
-    return " or ".join(METRICS[metric.id].title for metric in primaries(objective))
 
 
 def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:

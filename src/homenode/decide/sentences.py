@@ -8,17 +8,11 @@ from msgspec import structs
 from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel
 from homenode.decide.machine_facts import facts_of_host, of_host
 from homenode.decide.ranking import Position, RankedResult
-from homenode.decide.recommendation import (
-    Reason,
-    ReasonId,
-    Recommendation,
-    decide,
-    titles_of,
-)
+from homenode.decide.recommendation import Reason, ReasonId, Recommendation, decide
 from homenode.decide.words import change_text, range_text
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
-from homenode.metrics import METRICS
+from homenode.metrics import METRICS, titles_of
 from homenode.objective import Objective
 from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, layout_for
 from homenode.text import plural

@@ -75,6 +75,7 @@ def placement_findings(
 ) -> Iterator[Finding]:
     """Findings on devices, and on what gave way for the VM to fit. threads: siblings of a core that
     the guest is shown."""
+    # Long because it yields each finding with its words in place.
     yield from device_findings(host, request, devices, allocations)
     yield from _bound_elsewhere(request, nodes)
     yield from _away_from_home(host, request, devices, nodes)

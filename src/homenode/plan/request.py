@@ -171,6 +171,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     Raises UsageError as layout_for does, and for counts below 1; InputError for a KVM guest of
     another architecture.
     """
+    # Long because options change one another: each line needs those before it.
     _refuse_other_architecture(guest, host)
     layout = layout_for(options)
     pins = layout.pinning not in (Pinning.NONE, Pinning.NODE)

@@ -102,6 +102,7 @@ def _finding(
     busy: frozenset[Bdf],
     host: Host,
 ) -> Finding:
+    # Long because one finding is chosen and worded from all that is known of a link.
     current, capable = link.current, link.capable
     assert current is not None and capable is not None
     is_slow, is_narrow = current.gt_per_s < capable.gt_per_s, current.width < capable.width

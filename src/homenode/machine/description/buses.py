@@ -156,6 +156,7 @@ def address(
 
     Raises InputError if windows of buses overlap, run out, or an address contradicts its place.
     """
+    # Long because each root's buses depend on those of the roots before it.
     placed: list[PlacedFunction] = []
     complexes: list[RootComplex] = []
     windows: dict[int, list[tuple[int, int]]] = {}

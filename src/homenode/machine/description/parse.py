@@ -87,6 +87,7 @@ def parse_description(text: str, source: str) -> HostDescription:
 
     Raises InputError, with the file, the key, what was expected and what was found.
     """
+    # Long because it fills the record of a host, a field a line.
     file = decode_toml(text, HostDocument, source)
     if file.format > VERSION:
         raise InputError(

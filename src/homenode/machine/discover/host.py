@@ -103,6 +103,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     Raises InputError if the snapshot holds no CPUs or is incomplete, ParseError if a file is
     malformed. Other unknown facts are None, with the reason in `gaps`.
     """
+    # Long because it fills the record of a host, a field a line.
     snapshot = BoundedSnapshot(snapshot)
     states = read_states(snapshot)
     processors = read_processors(snapshot, states)

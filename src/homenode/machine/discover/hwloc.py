@@ -50,6 +50,7 @@ def read_hwloc_nodes(
     """Return the nodes. hwloc assigns a CPU-less node its nearest CPUs; here such a node has no
     CPUs. Of the nodes that share CPUs, the one with the fewest and then the lowest number has them,
     nodes of special memory last."""
+    # Long because each odd kind of node is handled where it is read.
     gaps: list[Gap] = []
     order = sorted(
         objects,

@@ -75,6 +75,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     Raises UsageError if the VM runs or an earlier trial of it is not undone, and as tune,
     preview_definition and prepare_copy do.
     """
+    # Long because it fills the records of a trial, a field a line.
     state = virsh.domain(name)
     _refuse_running(state)
     _refuse_unfinished(state, root)

@@ -132,6 +132,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     GPUs of unknown node are omitted while there are enough others. Raises InputError for a
     function that the host lacks; Unplannable for too few free GPUs.
     """
+    # Long because it fills a record whose fields need one another: GPUs, then their sets.
     by_bdf = host.device_at
     for bdf in request.devices:
         if bdf not in by_bdf:

@@ -209,6 +209,7 @@ class _LadderSearch:
         tree, GPUs away from home; then, for a VM with GPUs, by the GPU sets that it breaks, where
         it is known that this fallback cannot break fewer.
         """
+        # Long because three conditions, each with its reason, stop the comparison early.
         cores_first = self.request.options.policy is Policy.CORES_FIRST
         shares = first.fallback.shares
         elsewhere = first.fallback.memory is MemoryRule.ELSEWHERE

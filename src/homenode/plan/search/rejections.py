@@ -97,6 +97,7 @@ def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
 def whole_host(attempt: Attempt) -> Rejection:
     """Return why no set of nodes suffices: too few cores in all, too little memory, too few nodes,
     or nodes that cannot reach each other."""
+    # Long because it tries each constraint once, in the order in which a user would lift them.
     request, problem = attempt.request, attempt.problem
     if not attempt.knows_refusal:
         return Rejection(

@@ -59,6 +59,7 @@ def aperture(
     Sizes are set where the layout mirrors PCIe and where a device is not in the document yet.
     Otherwise the tree stays as it was, and a finding says so if its window is too small.
     """
+    # Long because one window decides the hole, the address bits and the firmware's setting.
     passed = list(devices)
     if not passed:
         return ApertureChoice(None)

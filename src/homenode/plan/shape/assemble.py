@@ -60,6 +60,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     Same input, same plan. Raises InputError or UsageError for a request that no guest can have,
     Unplannable where the guest's PCI space does not suffice.
     """
+    # Long because it fills the records of a VM and its plan, a field a line.
     layout = request.layout
     numbers = numbering(request, placement, may_share_sockets=may_share_sockets(host, request))
     placement = numbers.placement

@@ -129,6 +129,7 @@ def mirror_cells(
     of nodes that have none of their own; devices of all other nodes stay where they are.
     Raises like mirror_pcie, the machine type apart.
     """
+    # Long because devices that stay, move and are new share one numbering of buses.
     guest, options = request.guest, request.options
     _refuse_unfit(host.device_at, devices)
     granularity = options.pci_granularity or PciGranularity.CELL

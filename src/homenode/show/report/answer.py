@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct, structs
 
 from homenode.decide.comparison import EvidenceLevel, Outcome
-from homenode.decide.recommendation import ANY_MACHINE, LEAST_GPUS, Recommendation, titles_of
+from homenode.decide.recommendation import ANY_MACHINE, LEAST_GPUS, Recommendation
 from homenode.decide.sentences import (
     STRENGTHS,
     effect_text,
@@ -21,7 +21,7 @@ from homenode.decide.words import change_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.machine.pci import DeviceKind
 from homenode.measure.results.model import UNKNOWN_SWITCHES
-from homenode.metrics import Metric, primaries
+from homenode.metrics import Metric, primaries, titles_of
 from homenode.objective import Objective
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_dots, has_lines
 from homenode.show.report.machine import ReportedMachine

@@ -321,6 +321,7 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
 
     A later -smp overrides an earlier one by key, as in QEMU. Raises ParseError.
     """
+    # Long because it has a branch for each option that is read.
     smp: dict[str, str] = {}
     memory = None
     objects: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {}

@@ -110,6 +110,7 @@ def boot_stand_in(
     Raises HostError, ToolMissingError or ToolTimeoutError if this machine cannot boot guests, each
     with a hint.
     """
+    # Long because libvirt's attempt, QEMU's after it, and their end share one directory.
     _check_can_keep(options.keep)
     uri = None if options.connect == "none" else libvirt_boot.find_uri(options.connect)
     program = _qemu()

@@ -268,6 +268,7 @@ def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[B
     """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
     where neither plan nor document has one for it."""
     # Cells of the document are no more, but for those that the plan mirrors.
+    # Long because places of the plan, the document and new ports share one set of slots.
     cells = len(plan.cells) if plan.is_mirrored else 0
     controller_of = {
         c.index: c if c.cell is None or c.cell < cells else replace(c, cell=None)

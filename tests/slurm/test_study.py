@@ -427,9 +427,6 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
     assert "--partition=PARTITION" in text and "PARTITION stands for" in done.stderr
     assert not (tmp_path / "study/study.jsonl").exists(), "no study has begun"
     assert (tmp_path / "study/log").is_dir(), "sbatch by hand writes there"
-    fewer = (word.replace("a1,a2", "a1") if isinstance(word, str) else word for word in words)
-    assert homenode("slurm", "study", *fewer, whole=True).exit_code == 0
-    assert 0 < len(list((tmp_path / "study/jobs").iterdir())) < len(scripts)
     reported = homenode("slurm", "report", tmp_path / "study", whole=True)
     assert reported.exit_code == 2 and "scripts of a dry run" in reported.stderr
     more = homenode("slurm", "study", *words, "--nodes", "5", whole=True)

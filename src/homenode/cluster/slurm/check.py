@@ -76,6 +76,7 @@ def check(
     Raises ParseError that names a line, InputError for a machine without GPUs and for a node that
     no file names.
     """
+    # Long because each comparison of the two files and the machine is a line or two.
     groups = node_classes(gres, slurm, nodes)
     gpus, order = gpu_cores(host), core_order(host)
     if groups and not gpus:

@@ -47,7 +47,7 @@ from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.imported.files import find_directories
 from homenode.measure.results.store import FILE, load_runs, read_run
 from homenode.measure.run_directory import HOST, gaps_of_run
-from homenode.safe.durable import open_directory, remove_file, replace_file
+from homenode.safe.durable import open_directory, replace_file
 from homenode.safe.input_files import open_below
 from homenode.text import command_line
 from homenode.units import whole_number
@@ -142,13 +142,9 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
     def write_dry_run(self, study: Study) -> None:
         """Write the scripts without starting the study. Raises HostError."""
-        names = {script_name(experiment) for experiment in study.all_experiments()}
         with self.errors():
             for name in ("jobs", "log"):  # Slurm does not create the directory of --output
                 os.close(open_directory(self.path, name))
-            for path in (self.path / "jobs").glob("*.sbatch"):
-                if str(path.relative_to(self.path)) not in names:
-                    remove_file(path)
         self.write_scripts(study, study.all_experiments())
 
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:

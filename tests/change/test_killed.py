@@ -379,14 +379,17 @@ def test_what_is_killed_at_any_call_is_undone_whole(world: World) -> None:
         number += 1
         assert number < 4 * wanted, f"only {killed} of {number} were killed"
         name = choose.choice(sorted(world.works))
+        at = choose.randint(1, max(calls[name], 1))
+        after, with_children = choose.random() < 0.5, choose.random() < 0.5
         ended = in_child(
             world.works[name],
-            choose.randint(1, max(calls[name], 1)),
-            after=choose.random() < 0.5,
-            with_children=choose.random() < 0.5,
+            at,
+            after=after,
+            with_children=with_children,
             more=more,
             look=world.look,
         )
+        print(f"{name} {at=} {after=} {with_children=} {ended=}")  # shown where it fails
         if ended is None:
             killed += 1
         else:

@@ -27,7 +27,7 @@ from tests.simulated_trial import (
 )
 from tests.virsh_stand_in import URI, StandIn
 
-CUTS = int(os.environ.get("HOMENODE_KILLS", "10"))
+CUTS = int(os.environ.get("HOMENODE_KILLS", "8"))
 SEED = 7
 LAYOUTS = ("default", "pin-numa")
 KINDS = ("tool", "tool", "tool and virsh", "guest", "libvirt", "connection")
@@ -184,12 +184,13 @@ def test_cuts_at_random_lose_and_double_nothing(daemon: StandIn, tmp_path: Path)
         time.sleep(choose.uniform(0, longest_s))
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         late += ended
+        assert late < 4 * CUTS, f"only {cuts.total()} trials were cut before their end"
         # The machine is shared: what a trial takes is learnt as we go, so that one in five is late.
         longest_s *= 0.9 if ended else 1.03
         cut(trials, kind, child)
         _, how = os.waitpid(child, 0)
         assert not (os.WIFEXITED(how) and os.WEXITSTATUS(how) == 3), "it failed by itself"
-        cuts[kind] += 1
+        cuts[kind] += not ended
         assert daemon.definition() in known, f"half-written after {kind}"
         left = trials.journal.load()
         if daemon.definition() != ORIGINAL and left.head is not None:
@@ -202,5 +203,4 @@ def test_cuts_at_random_lose_and_double_nothing(daemon: StandIn, tmp_path: Path)
     check_done(trials, samples)
     aside = sum(1 for _ in trials.root.glob("trials/*/set-aside/*"))
     print(f"{dict(cuts)}, {late} too late; {trials.number} trials; {aside} boots set aside")
-    assert late < CUTS // 2
     assert len(known_trials(trials.root)) >= 2

@@ -256,7 +256,7 @@ def test_a_sum_that_its_cells_do_not_give_is_a_gap() -> None:
     ("text", "says"),
     [
         ("", "a line 'nvbandwidth Version"),
-        ("nvbandwidth Version: v0.8\n", "expected tests"),
+        ("nvbandwidth Version: v0.8\n", "missing tests"),
         (TEXT + TEXT, "one run"),
         (TEXT.replace(" 0     55.31     53.29", " 0     55.31"), "16: expected a row number and 2"),
         (TEXT.replace("53.29\n", "53,29\n", 1), "a number or N/A"),

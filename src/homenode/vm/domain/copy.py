@@ -193,10 +193,9 @@ def _devices(document: Document, original: str, name: str) -> list[Edit]:
 def _macs(document: Document, original: str, name: str) -> list[Edit]:
     edits: list[Edit] = []
     for interface in document.root.all("devices/interface"):
-        mac = interface.child("mac")
-        address = None if mac is None else mac.get("address")
-        if mac is not None and address is not None:
-            edits += set_attribute(document, mac, "address", copied_mac(address, name))
+        for mac in interface.all("mac"):
+            if (address := mac.get("address")) is not None:
+                edits += set_attribute(document, mac, "address", copied_mac(address, name))
     return edits
 
 

@@ -346,7 +346,7 @@ def _open_vfio_files(proc: str) -> dict[str, set[str]] | None:
                 return None
             except OSError:
                 continue
-            if target.startswith("/dev/vfio/") and target != "/dev/vfio/vfio":
+            if target.startswith("/dev/vfio/"):
                 holders.setdefault(target, set()).add(f"{_name(process)} (process {process.name})")
     return holders
 

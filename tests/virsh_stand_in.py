@@ -49,7 +49,7 @@ case $command in
     [ "$1" = --all ] || [ "$id" ] || exit 0
     [ -e "$state/undefined" ] || echo "@UUID@ $name" ;;
   dominfo)
-    run_state='shut off'; [ "$id" ] && run_state=running
+    run_state='shut off'; [ "$id" ] && { read_value run-state; run_state=${value:-running}; }
     printf 'Id:             %s\nName:           %s\nUUID:           %s\nState:          %s\n' \
       "${id:--}" "$name" "@UUID@" "$run_state"
     read_value persistent; printf 'Persistent:     %s\n' "$value"
@@ -70,7 +70,8 @@ case $command in
         mv "$1" "$0/definition.xml"' "$state" "$state/new.$$" </dev/null >/dev/null 2>&1 &
       sleep 600; exit 1
     fi
-    mv "$state/new.$$" "$state/definition.xml"; rm -f "$state/undefined" ;;
+    mv "$state/new.$$" "$state/definition.xml"; rm -f "$state/undefined"
+    ! [ -e "$state/lost" ] || fail "End of file while reading data: Input/output error" ;;
   undefine) touch "$state/undefined" ;;
   start)
     [ -e "$state/id" ] && fail "Requested operation is not valid: domain is already running"

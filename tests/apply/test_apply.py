@@ -36,6 +36,7 @@ from homenode.change.apply.live_pins import (
 )
 from homenode.change.apply.store import DomainStore, sha256
 from homenode.change.journal import default_root
+from homenode.change.paused_start import PausedStart, end_paused, paused_journal
 from homenode.change.step import ChangeState
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
@@ -287,6 +288,19 @@ def test_what_libvirt_drops_silently_is_noticed_and_undone(daemon: StandIn, root
     assert daemon.definition() == ORIGINAL
 
 
+def test_what_libvirt_did_and_dropped_before_it_was_lost_is_undone(
+    daemon: StandIn, root: Path
+) -> None:
+    daemon.put("drops", "emulatorpin")
+    daemon.put("lost", "")
+    with pytest.raises(HostError, match="End of file"):
+        apply(root)
+    (daemon.state / "lost").unlink()
+    assert daemon.definition() != ORIGINAL
+    restore_definition(Virsh(URI), NAME, root)
+    assert daemon.definition() == ORIGINAL
+
+
 def test_the_first_original_is_kept_where_a_second_layout_was_undone(
     daemon: StandIn, root: Path
 ) -> None:
@@ -382,6 +396,7 @@ def test_a_second_layout_that_libvirt_refuses_leaves_the_first_ones_original(
     daemon.put("refuses", "yes")
     with pytest.raises((HostError, ToolError)):
         apply_definition(Virsh(URI), NAME, tuned("pin", owned), owned, root)
+    assert DomainStore(root, URI, UUID).journal.to_undo(), "restore --list shows it"
     (daemon.state / "refuses").unlink()
     restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == ORIGINAL
@@ -457,6 +472,11 @@ def test_live_pins_move_the_threads_alone_and_restore_puts_them_back(
     restore_live_pins(Virsh(URI), NAME, root)
     assert pins(daemon) == before
     assert restore_live_pins(Virsh(URI), NAME, root) == ()
+    daemon.put("pins/vcpu.0", "6")  # by somebody else, after the restore
+    before = pins(daemon)
+    apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    restore_live_pins(Virsh(URI), NAME, root)
+    assert pins(daemon) == before
 
 
 def test_threads_that_were_moved_twice_go_back_to_where_they_were_first(
@@ -563,6 +583,26 @@ def test_a_number_that_another_run_had_as_well_is_not_mistaken_for_that_run(
         assert pins(daemon) != before
         assert restore_live_pins(Virsh(URI), NAME, root)
         assert pins(daemon) == before
+
+
+@pytest.mark.parametrize(
+    ("run_id", "run_state", "outcome"),
+    [
+        ("1", "paused", ChangeState.UNDONE),
+        ("1", "running", ChangeState.KEPT),
+        ("2", "paused", ChangeState.KEPT),
+    ],
+)
+def test_a_paused_vm_is_ended_unless_its_guest_runs_or_another_started_it(
+    daemon: StandIn, root: Path, run_id: str, run_state: str, outcome: ChangeState
+) -> None:
+    virsh = Virsh(URI)
+    step = PausedStart(virsh=virsh, uuid=UUID, name=NAME)
+    step.do(paused_journal(root, virsh, UUID, NAME).write)
+    daemon.put("id", run_id)
+    daemon.put("run-state", run_state)
+    assert [entry.what for entry in end_paused(virsh, root, UUID, NAME)] == [outcome]
+    assert virsh.domain(UUID).is_active is (outcome is ChangeState.KEPT)
 
 
 def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> None:

@@ -175,3 +175,8 @@ def test_a_placed_definition_is_an_original_only_where_no_record_exists(
     assert "no saved original" in capsys.readouterr().err
     restore([NAME])
     assert daemon.definition() == placed
+    edited = placed.replace(b"<vcpu ", b"<title>mine</title>\n  <vcpu ")
+    daemon.put_definition(edited)
+    apply([NAME], layout="pin-numa", yes=True, quiet=True)
+    restore([NAME])
+    assert daemon.definition() == edited

@@ -94,7 +94,7 @@ def test_a_table_says_of_each_layout_what_an_encrypted_guest_gets() -> None:
             try:
                 refuse_unsafe(encrypted, hand_plan(encrypted, layout), "vm")
             except InputError:
-                assert said == "refused", (layout, kind)
+                assert said == "rejected", (layout, kind)
             else:
                 assert said == "written", (layout, kind)
 
@@ -151,9 +151,19 @@ def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> No
         once.document, "vm.xml", PlanOptions("pin-numa-pci"), on("12.7", "11.1", "gh200x4")
     )
     assert again.document == once.document
+    bare = grace(b"", "12.6", "11.1").document
+    assert bare.count(b"<iommu") == 0
+    now = plan_file(bare, "vm.xml", PlanOptions("pin-numa-pci"), on("12.7", "11.1", "gh200x4"))
+    assert now.document.count(b"<iommu model='smmuv3'>") == 2
     document, older = open_domain(once.document, "vm"), on("12.6", "11.1", "gh200x4")
     too_old = versions_on_host(document, vm_of(document), older)
     assert "<iommu model='smmuv3'><driver accel=>" in [finding.subject for finding in too_old]
+
+
+def test_an_arm_guest_of_over_255_vcpus_keeps_its_smmu() -> None:
+    own = b"<iommu model='smmuv3'/>"
+    made = grace(own, "12.6", "11.1", structs.replace(GRACE, layout="pin-numa", vcpus=280))
+    assert own in made.document and b"intremap" not in made.document
 
 
 def test_a_bus_of_two_root_complexes_gets_no_smmu_and_a_finding() -> None:

@@ -33,6 +33,9 @@ def test_each_layout_names_what_it_writes() -> None:
     assert "<vcpupin>" in elements("pin")
     assert "<cell><distances>" not in elements("pin-bound")
     assert {"<memnode>", "<cell><distances>"} <= elements("pin-numa")
+    unbound = hand_plan(GUEST, "pin-numa")
+    unbound = structs.replace(unbound, vm=structs.replace(unbound.vm, binding=None))
+    assert "<memnode>" not in {need.element for need in required_versions(unbound)}
     assert "<controller model='pcie-expander-bus'>" in elements("pin-numa-pci")
 
 

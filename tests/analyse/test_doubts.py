@@ -283,6 +283,7 @@ def test_copies_in_two_groups_of_two_are_far_in_the_slower_one() -> None:
     latency = alternative("default", (700, 702, 1100, 1104), metric="h2d-latency")
     ((_, detail),) = far_copies(latency)
     assert detail == "h2d-latency: 2 of 4 GPUs 1,102 ns, the others 701 ns"
+    assert not list(far_copies(alternative("default", BEFORE, bound=0)))
 
 
 def test_gpus_that_differ_by_chance_or_one_slow_link_are_no_groups() -> None:

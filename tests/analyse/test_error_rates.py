@@ -352,6 +352,17 @@ def test_rounds_that_differ_by_a_step_are_blocks_and_no_line() -> None:
     assert difference.low > 1.0
 
 
+def test_boots_in_an_order_that_leans_have_the_bounds_of_either_estimate() -> None:
+    """A A B A B B: adjusted for a drift over time, and not."""
+    places = ((0.0, 1.0, 3.0), (2.0, 4.0, 5.0))
+    logs = ((0.01, -0.02, 0.01), (-0.01, 0.02, 0.0))
+    first, second = map(_series, logs)
+    narrow = interval(first, second)
+    wide = interval(replace(first, times=places[0]), replace(second, times=places[1]))
+    assert narrow is not None and wide is not None
+    assert wide.low < narrow.low and narrow.high < wide.high
+
+
 def _reach(effect: Effect) -> float:
     assert effect.low is not None and effect.high is not None
     return math.log(effect.high / effect.low)

@@ -237,6 +237,9 @@ def test_somebody_elses_target_after_an_interruption_is_said(space: SimulatedCon
     entry = structs.replace(lines[0], before="0x1043")
     plan = structs.replace(plan, before=structs.replace(plan.before, control_2=0x1041))
     assert "another program" in explain_interrupted(entry, plan.before).observed
+    entry = structs.replace(lines[0], before="0x1044")  # a slow link that had the target already
+    before = structs.replace(plan.before, control_2=0x1044)
+    assert "nothing had been written" in explain_interrupted(entry, before).observed
 
 
 def test_a_journal_on_disk_keeps_what_was_found_and_refuses_rubbish(tmp_path: Path) -> None:

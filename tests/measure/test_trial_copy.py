@@ -62,18 +62,20 @@ CDROM = (
     "<disk type='file' device='cdrom'><source file='/iso'/><target dev='sda'/><readonly/></disk>"
 )
 EMPTY = "<disk type='file' device='cdrom'><target dev='sdb'/></disk>"
+UNSAID = "<disk type='file'><source file='/vm/u.img'/><target dev='vde'/></disk>"
 SHARED = "<disk type='file' device='disk'><source file='/ro'/><target dev='vdd'/><readonly/></disk>"
 
 
 def test_every_disk_that_is_written_gets_an_overlay() -> None:
-    document = domain(RAW, QCOW, BLOCK, FLOPPY, CDROM, EMPTY, SHARED)
+    document = domain(RAW, QCOW, BLOCK, FLOPPY, UNSAID, CDROM, EMPTY, SHARED)
     assert writable_disks(document, "vm") == (
         WritableDisk("vda", "/vm/a.img", "raw", False),
         WritableDisk("vdb", "/vm/b&c.qcow2", "qcow2", False),
         WritableDisk("vdc", "/dev/vg/vm", "raw", True),
         WritableDisk("fda", "/vm/f.img", "raw", False),
+        WritableDisk("vde", "/vm/u.img", "raw", False),
     )
-    over = {"vda": "/o/a", "vdb": "/o/b'<", "vdc": "/o/c", "fda": "/o/f"}
+    over = {"vda": "/o/a", "vdb": "/o/b'<", "vdc": "/o/c", "fda": "/o/f", "vde": "/o/u"}
     after = with_overlays(document, over, "vm")
     assert writable_disks(after, "vm") == tuple(
         WritableDisk(target, path, "qcow2", False) for target, path in over.items()

@@ -74,14 +74,26 @@ class DebianVm:
             virsh_or_fail("define", str(document))
             text = virsh("dumpxml", "--inactive", NAME).stdout
 
-    def ssh(self, command: str, user: str = "root") -> str:
-        """What a command in the guest prints, or in that of its copy."""
+    def address(self) -> str:
         addresses = virsh("net-dhcp-leases", NAME).stdout.split()
-        address = next((word.partition("/")[0] for word in addresses if "/" in word), "none")
+        return next((word.partition("/")[0] for word in addresses if "/" in word), "none")
+
+    def ssh_environment(self, directory: Path) -> dict[str, str]:
+        """The environment of a program whose `ssh`, made in this directory, has the key."""
+        directory.mkdir()
+        options = " ".join(self._ssh_words())
+        (directory / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} {options} "$@"\n')
+        (directory / "ssh").chmod(0o755)
+        return {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"}
+
+    def _ssh_words(self) -> list[str]:
         options = ["BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null"]
         options.append("ServerAliveInterval=15")  # a guest that restarts closes no connection
-        words = [word for option in options for word in ("-o", option)]
-        argv = ["ssh", *words, "-i", str(self.key), f"{user}@{address}", command]
+        return ["-i", str(self.key), *(word for option in options for word in ("-o", option))]
+
+    def ssh(self, command: str, user: str = "root") -> str:
+        """What a command in the guest prints, or in that of its copy."""
+        argv = ["ssh", *self._ssh_words(), f"{user}@{self.address()}", command]
         return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
     def traces(self) -> dict[str, str]:

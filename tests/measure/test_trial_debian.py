@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from homenode.cli import trial as trial_work
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial.journal import EntryKind, known_trials
 from tests.command_line import Result, homenode
-from tests.debian_guest import NAME, DebianVm, debian_vm
+from tests.debian_guest import NAME, DebianVm, debian_vm, virsh
 from tests.probe_build import make
 from tests.processes import code_of, start_child
 
@@ -152,15 +154,33 @@ def test_programs_are_taken_out_of_a_guest_without_python_again(
 
 
 @pytest.mark.lab
-def test_a_guest_with_a_full_disk_is_measured_in_its_memory(vm: DebianVm, tmp_path: Path) -> None:
-    vm.define("homenode.full")
+@pytest.mark.parametrize(
+    ("words", "directory"), [("", "/tmp"), ("homenode.full", "/dev/shm")], ids=["", "disk full"]
+)
+def test_a_user_without_root_measures_and_verifies(
+    vm: DebianVm, tmp_path: Path, words: str, directory: str
+) -> None:
+    """A guest with a full disk is measured in its memory."""
+    vm.define(words)
     before = vm.traces()
-    with when_measuring(tmp_path, lambda: vm.ssh("ls /dev/shm; df /", "bench")) as seen:
+
+    def look() -> str:
+        copy = tmp_path / "copy.xml"
+        copy.write_text(virsh("dumpxml", f"{NAME}-trial").stdout)
+        guest = f"ssh:bench@{vm.address()}"
+        argv = (sys.executable, "-m", "homenode.cli.main", "verify", str(copy), "--guest", guest)
+        environment = vm.ssh_environment(tmp_path / "bin")
+        verified = subprocess.run(argv, env=environment, capture_output=True, text=True)
+        listed = vm.ssh(f"id -u; ls {directory}; df /", "bench")
+        return f"{verified.stdout}{verified.stderr}{listed}"
+
+    with when_measuring(tmp_path, look) as seen:
         done = begin(vm, tmp_path, user="bench")
     print(done.output, seen)
     assert outcome(tmp_path)[0] == EntryKind.MEASURED
-    assert "homenode-" in seen[0]
-    assert "100%" in seen[0]
+    assert "facts equal, 0 unknown, 0 different" in seen[0]
+    assert "\n1000\n" in seen[0] and "homenode-" in seen[0]
+    assert ("100%" in seen[0]) == bool(words)
     check_ended(vm, tmp_path, before)
 
 

@@ -25,6 +25,7 @@ from homenode.decide.comparison import (
 )
 from homenode.decide.distributions import two_sided_p
 from homenode.decide.intervals import Interval
+from homenode.decide.ranking import ranking_for
 from homenode.decide.summary import left_out
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
@@ -203,6 +204,8 @@ def test_a_control_that_moved_takes_the_other_metrics_with_it() -> None:
     assert only(comparison, "cpu-single").outcome is Outcome.WORSE
     (doubt,) = [one for one in comparison.doubts if one.id == "control-moved"]
     assert "idle" in doubt.remedy
+    ranking, _ = ranking_for(alternatives([first, second]), Objective.MEMORY_BANDWIDTH)
+    assert [one.subject for one in ranking.doubts] == ["cpu-single"]
 
 
 @pytest.mark.parametrize("later_s", [600_000.0, 1e308])

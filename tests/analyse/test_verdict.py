@@ -496,7 +496,8 @@ def test_runs_without_a_host_are_a_machines_if_directory_and_kind_agree() -> Non
         replace(run, head=replace(run.head, host=None, **changes))
         for changes in ({}, {"host_kind": "other"}, {"system": "other"}, {"host_kind": None})
     ]
-    assert own_runs(runs, facts_of_runs("H200", runs)) == (runs[0],)
+    named = replace(run, head=replace(run.head, host="a" * 64))
+    assert own_runs([*runs, named], facts_of_runs("H200", runs)) == (runs[0],)
 
 
 def test_results_of_two_hosts_are_two_verdicts_and_never_mixed() -> None:

@@ -428,6 +428,8 @@ def test_who_cannot_see_who_has_the_group_is_refused() -> None:
     host = sick()
     with pytest.raises(RetrainRefusal, match="look as root"):
         planned(host, SimulatedConfig(host), uses={})
+    free = sick(driver=None)
+    assert planned(free, SimulatedConfig(free), uses={}).is_needed, "VFIO has none of them"
 
 
 def test_a_domain_that_is_shut_off_does_not_refuse() -> None:

@@ -170,3 +170,10 @@ def test_a_command_line_of_ours_is_reported_and_one_that_was_there_is_not() -> N
     xml = sample("qemu-commandline")
     plan = hand_plan(read_vm(xml, "x"), "pin", aperture=space)
     assert _findings(xml, plan) == ()
+
+
+def test_an_arm_guest_without_acpi_is_reported_for_its_expander_buses_alone() -> None:
+    xml = sample("aarch64-virt").replace(b"<acpi/>", b"")
+    for layout in ("pin-numa", "pin-numa-pci"):
+        ids = [finding.id for finding in _findings(xml, hand_plan(read_vm(xml, "x"), layout))]
+        assert ("acpi-missing" in ids) is (layout == "pin-numa-pci")

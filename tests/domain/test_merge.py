@@ -225,6 +225,20 @@ def test_a_port_that_nothing_is_plugged_into_is_an_edit_and_not_libvirts() -> No
     assert added_ports(tuning, printed) == {2}
 
 
+def test_a_controller_of_the_layout_goes_with_libvirts_defaults_and_not_with_an_edit() -> None:
+    head = b"<devices><controller type='pci' index='9' model='pcie-expander-bus'>"
+    target = b"<target busNr='128'><node>0</node></target></controller>"
+    stored_target = b"<model name='pxb-pcie'/>" + target.replace(b"><node", b" hotplug='on'><node")
+    applied, stored, mine = (
+        ORIGINAL.replace(b"<devices>", head + end)
+        for end in (target, stored_target, target.replace(b"0<", b"1<"))
+    )
+    done = merged(ORIGINAL, applied, stored)
+    assert not done.conflicts and same_definition(done.document.to_bytes(), ORIGINAL)
+    (conflict,) = merged(ORIGINAL, applied, mine).conflicts
+    assert "original none, applied 0, now 1" in conflict
+
+
 def test_a_detached_device_stays_detached() -> None:
     plan = plan_file(PLAIN, "vm.xml", PlanOptions(layout="pin-numa-pci"), small_host())
     now = re.sub(rb"\s*<hostdev.*?</hostdev>", b"", plan.document, count=1, flags=re.DOTALL)

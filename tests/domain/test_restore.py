@@ -67,6 +67,13 @@ def test_the_record_is_one_that_sha256sum_can_check(tmp_path: Path) -> None:
     assert checked_by_sha256sum(saved.record) in (0, None)
 
 
+def test_a_kill_of_a_restore_leaves_what_the_next_ends(tmp_path: Path) -> None:
+    saved = write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED)
+    saved.output.write_bytes(ORIGINAL)  # it is in place before the record goes
+    assert restore(saved.output).read_bytes() == ORIGINAL
+    assert names(tmp_path) == ["out.xml"]
+
+
 def test_planning_again_from_the_same_original_is_fine(tmp_path: Path) -> None:
     out = tmp_path / "out.xml"
     write_tuned(out, ORIGINAL, TUNED)

@@ -155,6 +155,9 @@ def test_a_firmware_window_declares_qemus_namespace() -> None:
     )
     assert b"<qemu:arg value='name=opt/ovmf/X-PciMmio64Mb,string=65536'/>" in after.text
     assert validate(after.to_bytes())[0] == ()
+    xml, plan = planned("study", "pin", aperture=Aperture(None, None, 65_536, 0, 0))
+    other = rewrite(xml.replace(b"<domain ", b"<domain xmlns:qemu='urn:mine' ", 1), plan)
+    assert b"xmlns:qemu='urn:mine'" in other and b"<qemu1:arg value='-fw_cfg'/>" in other
 
 
 def test_more_than_255_vcpus_get_interrupt_remapping() -> None:

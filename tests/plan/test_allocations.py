@@ -32,6 +32,7 @@ def test_an_emulator_that_may_run_on_every_cpu_takes_no_core(emulator: str, serv
         (floating_domain(2), ["load of domain 'd'"]),  # its memory is not known
         (pinned_domain("0", memory_bytes=1), ["memory of domain 'd'"]),
         (pinned_domain("0", memory_bytes=1, memory_by_node=((0, 1),)), []),
+        (replace(pinned_domain("0"), vcpu_pins=(CpuSet([0, 4]), CpuSet([1, 5]))), []),
     ],
 )
 def test_what_floats_and_memory_that_nothing_binds_are_gaps(

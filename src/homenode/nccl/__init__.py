@@ -1,1 +1,1 @@
-"""NCCL and RCCL: the topology file that gives a guest's collectives where its devices are."""
+"""NCCL and RCCL: the topology file that describes a guest's devices to their collectives."""

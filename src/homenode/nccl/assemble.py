@@ -1,5 +1,4 @@
-"""Assemble: a guest's topology from the host's PCIe tree and the guest's own addresses,
-and what is not known, or not good, of it."""
+"""Assemble: a guest's topology from the host's PCIe tree and the guest's addresses."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,10 +38,10 @@ _MOST_SHOWN = 4
 
 
 def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterator[Finding]:
-    """A finding if the GPUs are no partition; one if it is unknown.
+    """Yield a finding if the GPUs are not a partition, or if that is unknown.
 
-    gpus: the guest's. query: nvidia-smi -q -x of the host, with their modules. Boards
-    without NVSwitches have no partitions, and no finding.
+    gpus: the guest's. query: the host's nvidia-smi -q -x, with the module ids. Boards without
+    NVSwitches have no partitions, so no finding.
     """
     bdfs = tuple(sorted(gpus))
     board = board_of(gpu.name for gpu in query.gpus)
@@ -64,7 +63,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
 
 
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
-    """Yield the same findings for a host whose source gives the modules; otherwise none."""
+    """Yield check_fabric's findings, if the host's source gives the module ids."""
     bdfs = tuple(sorted(gpus))
     board, known_modules = board_of_host(host), modules_of_host(host)
     if board is not None and bdfs and all(bdf in known_modules for bdf in bdfs):
@@ -97,8 +96,8 @@ _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 
 
 def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
-    """A finding if homenode has tuned the document for another host: the same addresses may be
-    other devices there."""
+    """Yield a finding if the definition was tuned for another host: its addresses may be other
+    devices here."""
     fingerprint = host.fingerprint
     if record is not None and record.host is not None and not fingerprint.startswith(record.host):
         yield finding(
@@ -142,7 +141,7 @@ def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Findi
 
 
 def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> Iterator[Finding]:
-    """A finding if vCPUs may run anywhere on several nodes."""
+    """Yield a finding if vCPUs float over several nodes."""
     is_pinned = any(pin is not None for pin in guest.vcpu_pins)
     if is_pinned or any(cell.nodes for cell in guest.cells) or len(used) < 2:
         return
@@ -156,13 +155,13 @@ def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> 
 
 
 def known_vendor(host: Host) -> str | None:
-    """The CPU's vendor where it can be one: 12 letters of CPUID, from a source that we distrust."""
+    """Return the CPU's vendor if it is valid: 12 characters of CPUID, from an untrusted source."""
     vendor = host.cpu.vendor
     return vendor if vendor is not None and _VENDOR.match(vendor) else None
 
 
 def cpu_unknown(host: Host) -> Iterator[Finding]:
-    """A finding if the host does not give its CPU; other architectures need not."""
+    """Yield a finding if an x86 host does not report its CPU model."""
     identity = (known_vendor(host), host.cpu.family, host.cpu.model)
     if host.architecture == "x86_64" and None in identity:
         yield finding(
@@ -177,7 +176,7 @@ def cpu_unknown(host: Host) -> Iterator[Finding]:
 def too_many_nodes(
     topology: NcclTopology, kinds: Sequence[DeviceKind], source: str
 ) -> Iterable[Finding]:
-    """A finding if the file itself is small enough, but not with what NCCL adds to it."""
+    """Yield a finding if the file exceeds the limit with the elements that NCCL adds."""
     after = topology.nodes + ADDED_FOR_GPU + ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
     limit = topology.flavour.most_nodes
     if after > limit:
@@ -195,17 +194,17 @@ _MOST_SWITCHES = 255
 
 
 class PlacedDevice(Struct, frozen=True, kw_only=True):
-    """A device of the file. cpu: the host node that it hangs on."""
+    """A device of the file. cpu: its host node."""
 
     bdf: Bdf
     kind: DeviceKind
     bus_id: str
     node: NodeIndex
-    switch: str | None  # the lowest virtual one
+    switch: str | None  # the lowest virtual switch above it
 
 
 class TopologyFile(Struct, frozen=True, kw_only=True):
-    """The topology, where each device is in it, and what to know of it."""
+    """The topology, the place of each device, and findings."""
 
     topology: NcclTopology
     devices: tuple[PlacedDevice, ...]
@@ -218,11 +217,11 @@ def assemble_topology(
 ) -> TopologyFile:
     """The topology of a guest on a host.
 
-    A cpu for each host node that runs vCPUs or holds a device; the host's PCIe switches as virtual
-    ones; each GPU and NIC of the guest once. A device whose host node is unknown is omitted:
-    NCCL then goes by what the guest itself says of it. source: of the document, for messages.
-    Raises InputError if the host lacks a device, for a guest with no GPU or NIC, for GPUs of
-    the other flavour, and for more than NCCL can read.
+    It has a <cpu> for each host node that runs vCPUs or holds a device, a virtual switch for each
+    host PCIe switch, and each GPU and NIC of the guest once. A device of unknown host node is
+    omitted: NCCL then uses the guest's sysfs. source: the definition's name, for messages. Raises
+    InputError if the host lacks a device, for a guest without a GPU or NIC, for GPUs of the other
+    vendor, and for more elements than NCCL can read.
     """
     host = with_certain_nodes(host)
     devices = _devices(host, guest, source)
@@ -312,7 +311,7 @@ def _cpu(host: Host, numa_id: int, affinity: CpuSet, children: tuple[NcclPci, ..
 
 
 class _Tree(Struct, kw_only=True):
-    """Builds the <pci> of each cpu, and numbers virtual switches through the whole file."""
+    """A builder of each cpu's <pci>; virtual switches are numbered through the whole file."""
 
     host: Host
     guest: GuestSide
@@ -331,7 +330,7 @@ class _Tree(Struct, kw_only=True):
         depth: int,
         switch_id: str | None,
     ) -> tuple[NcclPci, ...]:
-        """Devices in host order; those below one more switch together, at the first's place."""
+        """Group devices below a further common switch; otherwise keep host order."""
         done: set[Bdf] = set()
         functions: list[NcclPci] = []
         for switches, device in paths:
@@ -373,7 +372,8 @@ class _Tree(Struct, kw_only=True):
         return NcclPci(bus_id=bus_id, class_code=device.class_code, gt_per_s=speed, width=width)
 
     def _switch_link(self, switch: PciDevice, children: tuple[NcclPci, ...]) -> tuple[float, int]:
-        """Its own, up to the root; else that of the fastest device below, and a finding."""
+        """Return the switch's link up to the root; else that of the fastest device, with a
+        finding."""
         speed, width = _link(self.host, switch)
         if speed is not None and width is not None:
             return speed, width
@@ -388,17 +388,17 @@ class _Tree(Struct, kw_only=True):
 
 
 def _switches(host: Host, device: PciDevice) -> tuple[PciDevice, ...]:
-    """The upstream ports of the switches above a function, from the root down."""
+    """Return the upstream ports of the switches above a function, from the root down."""
     ports = host.ports_above(device)
     upstream = [p for p in ports if p.bridge and p.bridge.port_type is PortType.SWITCH_UPSTREAM]
     return tuple(reversed(upstream))
 
 
 def _link(host: Host, device: PciDevice) -> tuple[float | None, int | None]:
-    """Return the capability of a link: the lesser of its two ends. A virtual function has that of
-    its physical function.
+    """Return the capability of a link: the lesser of its two ends. A virtual function uses its
+    physical function's link.
 
-    The current speed would not do: an idle device slows its link down.
+    The current speed is unsuitable, as idle devices slow their links down.
     """
     if device.physical_function is not None:
         physical = host.device(device.physical_function)

@@ -1,4 +1,4 @@
-"""A topology file against what NCCL and RCCL make of it, and against the guest that it is for."""
+"""Checks of a topology file: how NCCL and RCCL read it, and whether it matches its guest."""
 
 import re
 from collections import Counter
@@ -52,7 +52,7 @@ _BUS_ID = re.compile(
 
 _AFFINITY = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8})*\Z", re.ASCII)
 _OF_ANY = frozenset({"keep"})
-"""NCCL leaves a branch with keep="1" in, whatever is below. Source: ncclTopoTrimXmlRec."""
+"""NCCL does not trim a branch with keep="1". Source: ncclTopoTrimXmlRec."""
 
 _DEVICE_CLASSES = ("0x02", "0x03", "0x0680")
 """GPU, NIC, NVSwitch and NPU; any other class is a switch to NCCL, as 0x060400 and 0x080100 (Data
@@ -84,7 +84,7 @@ def check_topology(
 
 
 def flavour_of(read: ReadTopology) -> NcclVariant:
-    """Return the library of a file, by its version; NCCL if the version is of neither library."""
+    """Return the library that a file's version belongs to; NCCL if neither."""
     versions = {system.get("version") for system in read.systems}
     return NcclVariant.RCCL if versions == {NcclVariant.RCCL.version} else NcclVariant.NCCL
 
@@ -140,7 +140,7 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
 
 
 def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
-    """Yield the elements that some versions do not read."""
+    """Yield findings on elements that some versions do not read."""
     if read.single_quotes:
         is_rccl = flavour is NcclVariant.RCCL
         yield finding(
@@ -162,7 +162,7 @@ def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Find
 
 
 def _overlaps(read: ReadTopology) -> Iterator[Finding]:
-    """Yield each <cpu> with vCPUs that an earlier one has, and the first of these."""
+    """Yield each <cpu> that shares vCPUs with an earlier one, and the first such <cpu>."""
     owner_of: dict[int, tuple[XmlNode, CpuSet]] = {}
     for node in read.walk("cpu"):
         affinity = node.get("affinity") or ""
@@ -360,14 +360,14 @@ _Link = tuple[float | None, int | None]
 
 
 class _Place(Struct, frozen=True, kw_only=True):
-    """Where a device hangs."""
+    """The place of a device in the file."""
 
     numa_id: str
     affinity: CpuSet | None
-    # the devices below its lowest switch, itself included; only itself if there is none
+    # the devices below its lowest switch, itself included; without a switch only itself
     neighbours: frozenset[str]
-    # (GT/s, lanes) of the switches above, from the CPU down, and of itself last; None if the
-    # file leaves it to the guest
+    # (GT/s, lanes) of the switches above, from the CPU down, then of the device; None if the
+    # guest's sysfs decides
     links: tuple[_Link, ...]
 
 
@@ -432,7 +432,7 @@ def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Itera
                 expected=_links_text(place.links),
                 observed=_links_text(actual.links),
             )
-        # A device that is missing is a finding by itself, and not one of its neighbours as well.
+        # A missing device is one finding, not a further one for each neighbour.
         if actual.neighbours & planned.keys() != place.neighbours - missing:
             yield finding(
                 "nccl-switch-group",
@@ -450,7 +450,7 @@ def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Itera
 
 
 def _link_differs(actual: tuple[_Link, ...], planned: tuple[_Link, ...]) -> bool:
-    """True if a link that the host gives is another in the file, or is left to the guest."""
+    """Return whether a link in the file differs from the host's, or is missing."""
     if len(actual) != len(planned):
         return True
     return any(
@@ -505,7 +505,7 @@ def _places(read: ReadTopology) -> dict[str, _Place]:
 
 
 def _link_of(pci: XmlNode) -> _Link:
-    """As NCCL reads it: an unknown speed is Gen3, 0 lanes are 16."""
+    """Return the link as NCCL reads it: an unknown speed is Gen3, 0 lanes are 16."""
     speed, width = pci.get("link_speed"), read_number(pci.get("link_width"))
     return None if speed is None else read_link_speed(speed) or 8.0, 16 if width == 0 else width
 

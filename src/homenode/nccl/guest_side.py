@@ -1,4 +1,4 @@
-"""GuestSide: what of a guest its topology file needs: vCPUs by host node, nodes, bus ids.
+"""GuestSide: a guest's facts for its topology file: vCPUs by host node, nodes, bus ids.
 
 libvirt's `bus` is a controller's index. The number that the guest's kernel prints comes from
 firmware, which walks the tree depth first, bridges in order of device and function, and gives each
@@ -37,10 +37,10 @@ _NOT_PCI_TYPES = frozenset({"isa", "usb", "ccw", "drive", "unassigned", "spapr-v
 
 
 def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
-    """Controller's index -> the guest kernel's number of the bus that it opens.
+    """Map each controller's index to the guest kernel's number of its bus.
 
-    A controller without address or busNr, and whatever hangs below it, has none; so has one in a
-    loop. The numbers on the root bus hold only for a document that leaves nothing to libvirt.
+    Controllers without address or busNr, or in a loop, and all devices below them have no number.
+    The numbers on the root bus hold only for a document that leaves nothing to libvirt.
 
     >>> from homenode.vm.model import GuestAddress as At
     >>> pxb = GuestPciController(1, "pcie-expander-bus", At(0, 0, 2, 0), bus_nr=128)
@@ -59,7 +59,7 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
     numbers: dict[int, int] = {}
 
     def walk(index: int, number: int) -> int:
-        """Numbers everything below; the last number that is in use."""
+        """Number all buses below; return the last number used."""
         numbers[index] = number
         last = number
         for bridge in sorted(below[index], key=_place):
@@ -73,7 +73,7 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
 
 
 def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
-    """The address that the guest's kernel prints, or None if its bus has no number."""
+    """Return the address that the guest's kernel prints, or None if its bus has no number."""
     number = buses.get(address.bus)
     if number is None:
         return None
@@ -81,21 +81,21 @@ def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
 
 
 class PendingDevice(Struct, frozen=True):
-    """Something that the hypervisor has yet to plug in."""
+    """A device to which the hypervisor has yet to assign an address."""
 
-    gap_text: str  # in words
-    line: int  # in the document
+    gap_text: str  # the reason, for a message
+    line: int  # line in the definition
 
 
 STARTED = PendingDevice("a file that more options may follow", 1)
-"""For any file but libvirt's: devices added at the start count on the root bus only."""
+"""For files of other hypervisors: devices added at the start are on the root bus."""
 
 
 def left_to_libvirt(document: Document) -> PendingDevice | None:
-    """The first device that libvirt has yet to plug in, or the first that it would add.
+    """Return the first device without an address, or the first that libvirt would add.
 
-    None if the document says it all, as that of `virsh dumpxml` does. Source: libvirt adds a
-    memory balloon to every domain without one, and on x86 a USB controller
+    None if the definition is complete, as from `virsh dumpxml`. Source: libvirt adds a memory
+    balloon to every domain without one, and on x86 a USB controller
     (qemuDomainDefAddDefaultDevices).
     """
     devices = document.root.child("devices")
@@ -120,8 +120,7 @@ def _place(controller: GuestPciController) -> tuple[int, int, int]:
 
 
 def _is_on_pci(element: Element) -> bool:
-    """Return whether libvirt would plug a device in on PCI, on the machines that have expander
-    buses."""
+    """Return whether libvirt would put a device on PCI, on machine types with expander buses."""
     address = element.child("address")
     if address is not None and address.get("type") in _NOT_PCI_TYPES:
         return False
@@ -151,7 +150,7 @@ def _model_type(element: Element) -> str | None:
 
 
 class GuestSide(Struct, frozen=True, kw_only=True):
-    """What a topology file needs of the guest."""
+    """A guest's facts for its topology file."""
 
     vcpu_pins: tuple[CpuSet | None, ...]  # CPUs of each vCPU in vCPU order, None if it floats
     cells: tuple[VmCell, ...]  # () for a flat guest
@@ -166,12 +165,11 @@ class GuestSide(Struct, frozen=True, kw_only=True):
 def guest_side(
     facts: Vm, loose: PendingDevice | None, *, plan: Plan | None = None, guest: Host | None = None
 ) -> GuestSide:
-    """The guest's side of a VM whose file says where its devices are plugged in.
+    """Return the guest's facts of a VM whose file has the addresses of its devices.
 
-    loose: what will be plugged in besides. plan: whose pins and cells count, where it is at hand.
-    guest: the guest's own view, which says what its kernel really numbered. Raises InputError if
-    a device's bus id cannot be determined, and where plan, guest and file are not of one VM; each
-    names the device.
+    loose: a device without an address. plan: if given, its pins and cells count. guest: a capture
+    from inside the guest, with the kernel's numbers. Raises InputError, which names the device, if
+    a bus id cannot be determined, or if plan, guest and file are not of one VM.
     """
     if plan is not None:
         _refuse_other_plan(plan, facts)
@@ -216,8 +214,8 @@ def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
 
 
 def nodes_in_order(cells: Sequence[VmCell]) -> tuple[int, ...]:
-    """The guest's node of each cell: Linux numbers nodes as it meets their vCPUs; cells without
-    vCPUs come last."""
+    """Return the guest's node of each cell: Linux numbers nodes in the order of their vCPUs; cells
+    without vCPUs come last."""
     order = sorted(
         range(len(cells)), key=lambda i: (not cells[i].vcpus, cells[i].vcpus.first() or 0, i)
     )
@@ -308,7 +306,7 @@ def _not_plugged_in(bdf: Bdf, source: str) -> InputError:
 
 
 def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
-    """Host node -> the vCPUs that run there: by their pins, else by their cell's memory.
+    """Map each host node to the vCPUs that run there, by their pins, else by their cell's memory.
 
     vCPUs that float run on every node that has CPUs.
     """
@@ -331,7 +329,7 @@ def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
 
 
 def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, CpuSet]) -> CpuSet:
-    """vCPUs of the nodes nearest to one that runs none; all where the host gives no distances."""
+    """vCPUs of the nodes nearest to a node without vCPUs; all if the host reports no distances."""
     far = {other: host.distance(node, other) or 0 for other in vcpus_of_node}
     least = min(far.values(), default=0)
     bits = 0
@@ -342,10 +340,10 @@ def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, Cp
 
 
 def numa_ids(used: Sequence[NodeIndex], guest: GuestSide) -> dict[NodeIndex, int]:
-    """Host node -> the guest's node for it: the lowest one whose memory is there.
+    """Map each host node to the lowest guest node whose memory is on it.
 
-    A host node that the guest has no node for gets the next number that no node of the guest has:
-    NCCL takes any, as long as the vCPUs are given with it.
+    A host node without a guest node gets the next unused number: NCCL accepts any number that comes
+    with its vCPUs.
     """
     numbers: dict[NodeIndex, int] = {}
     for cell, number in zip(guest.cells, guest.node_of_cell, strict=True):

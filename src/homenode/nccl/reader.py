@@ -1,9 +1,8 @@
 """StrictReader: a topology file as NCCL's own parser reads it, quirks and limits included.
 
-NCCL does not read XML: it reads characters, and an error there ends ncclCommInitRank. This is the
-same automaton written again, so that a file is judged where it is made. Other XML tools accept
-more. It refuses one thing that NCCL lets pass: closing tags with nothing open, which NCCL takes in
-pairs.
+NCCL does not use an XML library: it reads characters, and a syntax error makes ncclCommInitRank
+fail. This parser follows the same automaton, so that a file can be checked on the host. XML tools
+accept more. It rejects one thing that NCCL accepts: closing tags without an open element.
 
 Source: xmlGetNode, xmlGetToken, xmlGetValue, xmlSkipComment and xmlLoadSub in src/graph/xml.cc.
 """
@@ -24,7 +23,7 @@ MOST_ATTRIBUTES = 16
 MOST_CHILDREN = 640
 LARGEST_FILE = 1 << 20
 MOST_DEPTH = 255
-"""More than buses of a machine, and less than what Python can count down."""
+"""More levels than a machine has buses, and fewer than Python can recurse."""
 
 _CHILDREN = {
     None: ("system",),
@@ -34,7 +33,7 @@ _CHILDREN = {
     "gpu": ("nvlink", "c2c", "xgmi"),
     "nic": ("net", "gin", "rma"),
 }
-"""Elements that are read below each; anything else is ignored with all that is in it."""
+"""Elements that are read below each element; others are ignored with their content."""
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
 _BLANK = " \n\r"
@@ -46,30 +45,30 @@ class XmlNode(Struct, frozen=True, kw_only=True):
 
     name: str
     line: int
-    attributes: tuple[tuple[str, str], ...]  # (name, value), in order; a lost slot is ("", "")
+    attributes: tuple[tuple[str, str], ...]  # in order; a lost slot is ("", "")
     children: tuple["XmlNode", ...]
     surplus: int = 0  # attributes beyond the 16 that it keeps
 
     def get(self, name: str) -> str | None:
-        """The value of an attribute, or None."""
+        """Return the value of an attribute, or None."""
         return next((value for key, value in self.attributes if key == name), None)
 
     def walk(self) -> Iterator["XmlNode"]:
-        """This and everything below it, in document order."""
+        """Yield this element and all elements below it, in document order."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 class IgnoredElement(Struct, frozen=True):
-    """An element that NCCL leaves out."""
+    """An element that NCCL ignores."""
 
     name: str
     line: int
 
 
 class ReadTopology(Struct, frozen=True, kw_only=True):
-    """What NCCL has after reading."""
+    """The file as NCCL keeps it."""
 
     source: str
     systems: tuple[XmlNode, ...]  # usually one
@@ -78,13 +77,13 @@ class ReadTopology(Struct, frozen=True, kw_only=True):
     single_quotes: tuple[int, ...] = ()  # lines with values in single quotes, ascending
 
     def walk(self, name: str | None = None) -> Iterator[XmlNode]:
-        """All elements, or those of a name, in document order."""
+        """Yield all elements, or all with a name, in document order."""
         nodes = (node for system in self.systems for node in system.walk())
         return (node for node in nodes if name in (None, node.name))
 
 
 def read_topology(data: bytes, source: str) -> ReadTopology:
-    """The file as NCCL reads it. Raises ParseError, with the line, where NCCL would fail."""
+    """Parse the file as NCCL does. Raises ParseError, with the line, where NCCL would fail."""
     if len(data) > LARGEST_FILE:
         raise ParseError(source, f"at most {LARGEST_FILE} bytes", f"{len(data)} bytes")
     reader = _Reader(text=data.decode("latin-1"), source=source)
@@ -100,7 +99,7 @@ def read_topology(data: bytes, source: str) -> ReadTopology:
 
 
 def read_number(text: str | None) -> int | None:
-    """A number as NCCL's strtol reads it, base 0 and as far as it goes; None if it is none.
+    """Return a number as NCCL's strtol reads it, with base 0 and trailing text ignored; else None.
 
     >>> [read_number(text) for text in ("16", "0x10", "010", "08", "-1x", "x")]
     [16, 16, 8, 0, -1, None]
@@ -114,8 +113,8 @@ def read_number(text: str | None) -> int | None:
 
 
 def read_link_speed(text: str) -> float | None:
-    """GT/s of a link_speed: the first of NCCL's words that the text begins with; None if none
-    is, which NCCL counts as Gen3. Source: kvConvertToInt, kvDictPciGen in topo.cc."""
+    """Return a link_speed in GT/s, by the first of NCCL's words that it begins with; None if
+    unknown, which NCCL treats as Gen3. Source: kvConvertToInt, kvDictPciGen in topo.cc."""
     for word in (*OLD_LINK_SPEEDS, *LINK_SPEEDS.values()):
         if text.startswith(word):
             return float(word.partition(" ")[0])
@@ -193,7 +192,7 @@ class _Reader(Struct, kw_only=True):
             raise self.error(f"at most {MOST_DEPTH} levels", "more")
 
     def tag(self) -> _Tag | None:
-        """The next tag, comments skipped; None at the end of the file."""
+        """Return the next tag, comments skipped; None at the end of the file."""
         while True:
             while self.at < len(self.text) and self.text[self.at] in _BLANK:
                 self.take()
@@ -232,7 +231,7 @@ class _Reader(Struct, kw_only=True):
         )
 
     def token(self, *, with_value: bool) -> tuple[str, str, str]:
-        """(name, value, the character that ended it)."""
+        """Return (name, value, the character that ended the token)."""
         start = self.at
         while True:
             character = self.take()

@@ -19,10 +19,10 @@ LINK_SPEEDS = {
     32.0: "32.0 GT/s PCIe",
     64.0: "64.0 GT/s PCIe",
 }
-"""GT/s a lane -> the text that NCCL knows, as kernels since 5.7 print it."""
+"""GT/s per lane and the text that NCCL knows, as kernels since 5.7 print it."""
 
 OLD_LINK_SPEEDS = ("2.5 GT/s", "5 GT/s", "8 GT/s", "16 GT/s", "32 GT/s")
-"""As kernels up to 5.6 print them. NCCL compares with what a text starts with."""
+"""The texts of kernels up to 5.6. NCCL compares prefixes."""
 
 SWITCH_CLASS = 0x060400
 ADDED_FOR_GPU = 2  # NCCL adds <gpu>, and at least one <nvlink>
@@ -32,34 +32,34 @@ NO_DEVICE = 0xFFFF
 
 
 class NcclVariant(StrEnum):
-    """Which library reads the file."""
+    """The library that reads the file."""
 
     NCCL = "nccl"
     RCCL = "rccl"
 
     @property
     def version(self) -> str:
-        """The only <system version> that it takes. Source: NCCL_TOPO_XML_VERSION of each."""
+        """The only <system version> that it accepts. Source: NCCL_TOPO_XML_VERSION of each."""
         return "1" if self is NcclVariant.NCCL else "2"
 
     @property
     def most_nodes(self) -> int:
-        """Elements that a file may have: of 256 places (8,192 in RCCL) the parser needs one for the
-        closing tag. Source: NCCL_TOPO_XML_MAX_NODES, RCCL's MAX_NODES, xmlLoadSub."""
+        """Limit of elements in a file: of 256 slots (8,192 in RCCL) one is for the closing tag.
+        Source: NCCL_TOPO_XML_MAX_NODES, RCCL's MAX_NODES, xmlLoadSub."""
         return 255 if self is NcclVariant.NCCL else 8191
 
 
 class NcclPci(Struct, frozen=True, kw_only=True):
     """A <pci>: a switch with children, or a GPU or NIC without."""
 
-    bus_id: str  # the guest kernel's address, or one that no guest has for a virtual switch
+    bus_id: str  # address in the guest's kernel; an unused one for a virtual switch
     class_code: int  # 24 bits
     gt_per_s: float | None  # a lane
-    width: int | None  # lanes; each None if the guest's own sysfs is to say
+    width: int | None  # lanes; None = the guest's sysfs decides
     children: tuple["NcclPci", ...] = ()
 
     def walk(self) -> Iterator["NcclPci"]:
-        """This and everything below it, in document order."""
+        """Yield this element and all elements below it, in document order."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -70,9 +70,9 @@ class NcclPci(Struct, frozen=True, kw_only=True):
 
 
 class NcclCpu(Struct, frozen=True, kw_only=True):
-    """A <cpu>: the part of the guest's vCPUs that runs on one host node, and what hangs there."""
+    """A <cpu>: the guest's vCPUs that run on one host node, and the devices of that node."""
 
-    numa_id: int  # the guest's node where it has one for it
+    numa_id: int  # the guest's node, if it has one for the host node
     affinity: CpuSet  # vCPUs
     architecture: str | None  # NCCL's word ("x86_64", "arm64", "ppc64")
     vendor: str | None  # of the real CPU, None if not known
@@ -93,14 +93,14 @@ class NcclTopology(Struct, frozen=True):
         return 1 + len(self.cpus) + sum(1 for _ in self.pcis())
 
     def pcis(self) -> Iterator[NcclPci]:
-        """Every <pci>, in document order."""
+        """Yield every <pci>, in document order."""
         for cpu in self.cpus:
             for child in cpu.children:
                 yield from child.walk()
 
 
 def write_topology(topology: NcclTopology) -> str:
-    """The file, ASCII, with a newline at its end."""
+    """Return the file's text: ASCII, with a newline at the end."""
     lines = [f'<system version="{topology.flavour.version}">']
     vcpus = max((cpu.affinity.bits.bit_length() for cpu in topology.cpus), default=0)
     for cpu in topology.cpus:
@@ -112,7 +112,7 @@ def write_topology(topology: NcclTopology) -> str:
 
 
 def format_affinity(vcpus: CpuSet, size: int) -> str:
-    """A mask of at least `size` bits in groups of 32, the highest first, as NCCL reads it.
+    """Format a mask of at least `size` bits in groups of 32, the highest first, as NCCL reads it.
 
     >>> format_affinity(CpuSet(range(32, 48)), 64)
     '0000ffff,00000000'
@@ -124,7 +124,7 @@ def format_affinity(vcpus: CpuSet, size: int) -> str:
 
 
 def link_speed_text(gt_per_s: float) -> str:
-    """NCCL's text for a speed; for one that it does not know, that of the next lower one.
+    """Return NCCL's text for a speed; for an unknown speed that of the next lower one.
 
     >>> link_speed_text(32.0), link_speed_text(128.0)
     ('32.0 GT/s PCIe', '64.0 GT/s PCIe')
@@ -184,11 +184,11 @@ _RUN_PATH = DEFAULT_PATH.removeprefix("/var")
 
 
 def cloud_config(topology: str) -> str:
-    """The cloud-config of a file's text; to be merged with others that a VM may have.
+    """Return the cloud-config for a file's text; merge it with the VM's other cloud-configs.
 
-    NCCL and RCCL look at NCCL_TOPO_FILE, else at DEFAULT_PATH. That is on a tmpfs, so the file
-    itself lies in /etc, and systemd-tmpfiles copies it at each boot. A copy, because a symbolic
-    link would lead nowhere in a container that mounts the directory.
+    NCCL and RCCL read NCCL_TOPO_FILE, else DEFAULT_PATH. That is on a tmpfs, so the file itself is
+    in /etc, and systemd-tmpfiles copies it at each boot. A symbolic link would be broken in a
+    container that mounts the directory.
 
     The text is indented, so it must have no tabs and no control characters: write_topology's has
     none.

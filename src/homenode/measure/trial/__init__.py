@@ -1,1 +1,1 @@
-"""Trial: each layout defined, booted, verified, measured and undone, in a fair order."""
+"""Trial: define, boot, verify, measure and undo each layout, in a seeded order."""

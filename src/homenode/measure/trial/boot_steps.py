@@ -1,7 +1,7 @@
-"""Boot steps: what a boot of a trial changes, as steps that the next homenode undoes. [I/O]
+"""Boot steps: the changes that a trial's boot makes, as steps that a later homenode can undo. [I/O]
 
-The copy made, a layout defined, a guest started; undone in the other order, from their entries
-alone: at the end, after an interrupt, and by the next homenode after a crash. An impatient second
+Steps make the copy, define a layout and start a guest. They are undone in reverse order, from the
+journal alone: at the end, after an interrupt, or by the next homenode after a crash. A second
 Ctrl-C must not leave a VM half restored.
 """
 
@@ -51,12 +51,12 @@ _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
-    """The first of them inside is answered with words; the next one raises KeyboardInterrupt.
+    """Report the first interrupt within the block; the next one raises KeyboardInterrupt.
 
-    What nohup ignores stays ignored.
+    A signal that nohup ignores stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # only the main thread handles signals
         return
     is_repeated = False
 
@@ -85,9 +85,9 @@ class TrialDomain(Struct, frozen=True):
     virsh: Virsh
     head: TrialHead
     journal: TrialJournal
-    root: Path  # of apply's records
-    stop_s: float  # how long its guest may take to be off
-    # gets a line about everything that is worth one
+    root: Path  # directory of apply's records
+    stop_s: float  # time limit for its guest to shut down
+    # gets a line for each event worth reporting
     notify: Callable[[str], None] = lambda line: None
 
     def retry(self, work: Callable[[], T]) -> T:
@@ -95,8 +95,8 @@ class TrialDomain(Struct, frozen=True):
         return retry_while_unavailable(work, self.head.argument, self.notify)
 
     def host_locked(self) -> AbstractContextManager[tuple[int, ...]]:
-        """The lock of the host, for one change of it: not from boot to boot, so that others may
-        change it meanwhile."""
+        """Hold the host's lock for one change only: between boots other programs may change the
+        host."""
         return host_locked(
             self.root,
             self.head.connect,
@@ -106,22 +106,22 @@ class TrialDomain(Struct, frozen=True):
 
     @property
     def is_there(self) -> bool:
-        """False for a copy that is gone: it has nothing to be stopped or restored."""
+        """Return False for a copy that is gone: nothing is left to stop or restore."""
         return self.head.copy is None or self.retry(lambda: is_there(self.virsh, self.head.uuid))
 
     def step_of(self, entry: ChangeEntry, machine: Machine | None = None) -> ChangeStep:
-        """The step that undoes what an entry says. machine: the guest, where it is reached."""
+        """Return the step that undoes an entry. machine: the guest, if it is reachable."""
         if entry.kind == COPY:
             return CopyStep(self)
         return LayoutStep(self) if entry.kind == LAYOUT else BootStep(self, machine=machine)
 
     def undo(self, *kinds: str, machine: Machine | None = None) -> None:
-        """Undo the steps of these kinds, the last first; () = all.
+        """Undo the steps of these kinds, the latest first; () = all.
 
-        A full disk must not keep anything from being undone: what is not written down as undone is
-        looked at once more, which does no harm. Raises HostError if libvirt does not answer,
-        InputError or UsageError if somebody else changed or started the domain meanwhile: the
-        journal then says what is left.
+        A full disk must not prevent an undo: a step that is not recorded as undone is checked
+        again, which is harmless. Raises HostError if libvirt does not answer, InputError or
+        UsageError if someone else changed or started the domain meanwhile: the journal then lists
+        the remaining steps.
         """
         for entry in reversed(self.journal.changes.to_undo()):
             if not kinds or entry.kind in kinds:
@@ -175,8 +175,8 @@ class CopyStep(Struct, frozen=True):
 
 
 class LayoutStep(Struct, frozen=True):
-    """A layout's definition in the place of the domain's; apply's own record keeps the first
-    original. See ChangeStep."""
+    """A layout's definition in place of the domain's; apply's record keeps the original. See
+    ChangeStep."""
 
     on: TrialDomain
     document: bytes = b""
@@ -210,7 +210,7 @@ class LayoutStep(Struct, frozen=True):
         return not same_definition(now, self.on.journal.read_kept(ORIGINAL))
 
     def _give_back(self) -> str:
-        """The definition from before the trial, whatever had been applied before that; says how."""
+        """Restore the definition from before the trial; return how."""
         virsh, uuid, root = self.on.virsh, self.on.head.uuid, self.on.root
         before = self.on.journal.read_kept(ORIGINAL)
         first = saved_original(virsh, uuid, root)
@@ -219,7 +219,7 @@ class LayoutStep(Struct, frozen=True):
             return "nothing had been changed"
         with self.on.host_locked():
             done = restore_definition(virsh, uuid, root)
-            if not is_first:  # the user had applied a layout: that is what the trial found
+            if not is_first:  # the user had applied a layout before the trial
                 apply_definition(virsh, uuid, before, done.definition, root)
         if not is_first:
             return "as it was applied before the trial"
@@ -227,14 +227,13 @@ class LayoutStep(Struct, frozen=True):
 
 
 class BootStep(Struct, frozen=True):
-    """A guest that runs. See ChangeStep. Its facts: the domain's `name`, `number` of the boot in
-    the trial, libvirt's `run_id` of the instance, `boot` and `host_boot` as the guest and the host
-    call theirs."""
+    """A running guest. See ChangeStep. Its facts: the domain's `name`, the `number` of the boot in
+    the trial, libvirt's `run_id` of the instance, and the boot ids of guest (`boot`) and host."""
 
     on: TrialDomain
     number: int = 0
-    locks: tuple[int, ...] = ()  # that the daemon's program keeps
-    machine: Machine | None = None  # the guest, where it is reached still
+    locks: tuple[int, ...] = ()  # descriptors that the daemon's program inherits
+    machine: Machine | None = None  # the guest, if it is still reachable
 
     def do(self, note: Note) -> ChangeEntry:
         virsh, uuid = self.on.virsh, self.on.head.uuid
@@ -252,7 +251,7 @@ class BootStep(Struct, frozen=True):
             virsh.start(uuid, self.locks)
         except HostError as error:
             if any(phrase in error.message for phrase in _ALREADY):
-                # It is not ours: somebody else started it.
+                # Someone else started this instance.
                 note(
                     _with_fact(entry, "how", "another program had started it", ChangeState.REFUSED)
                 )
@@ -287,7 +286,7 @@ class BootStep(Struct, frozen=True):
 
 
 def with_boot(entry: ChangeEntry, boot: str) -> ChangeEntry:
-    """The step of a guest that has answered. boot: its own identity of this boot."""
+    """Return the step for a guest that has answered. boot: the guest's boot id."""
     return _with_fact(entry, "boot", boot, ChangeState.DONE)
 
 

@@ -1,4 +1,4 @@
-"""Copying: a domain for the trial alone: name, UUID, NVRAM and disks of its own. [I/O]"""
+"""Copying: a copy of a domain for a trial, with its own name, UUID, NVRAM and disks. [I/O]"""
 
 import errno
 import os
@@ -37,7 +37,7 @@ _BLOCK_DIRECTORY = Path("/var/lib/libvirt/images")
 
 
 class PreparedCopy(Struct, frozen=True):
-    """A copy that is still to be made."""
+    """A copy that is prepared, but not created yet."""
 
     copy: TrialCopy
     document: bytes  # its definition
@@ -46,11 +46,11 @@ class PreparedCopy(Struct, frozen=True):
 
 
 def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> PreparedCopy:
-    """Return the copy that would be made of a domain; nothing is created.
+    """Return the copy to make of a domain, without creating anything.
 
-    Devices, sockets and host interfaces are the original's: it is off meanwhile, and libvirt lets
-    only one of them run. Raises UsageError for another machine's libvirt and where such a copy is
-    there, InputError for disks that cannot have an overlay.
+    The copy has the original's devices, sockets and host interfaces, so only one of the two can
+    run. Raises UsageError for another machine's libvirt and if the copy exists, InputError for
+    disks that cannot have an overlay.
     """
     if not is_local(virsh.connect):
         raise UsageError(
@@ -62,8 +62,8 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     disks = writable_disks(original, state.name)
     overlays = {disk.target: str(_overlay(disk, id)) for disk in disks}
     document = with_overlays(original, overlays, state.name)
-    # With another MAC, a guest whose network is set up for its own has none (cloud-init writes
-    # such files), and a DHCP server with reservations gives it no address.
+    # With a new MAC, a guest configured for the old one has no network (cloud-init writes such
+    # files), and a DHCP server with reservations gives it no address.
     document = copy_domain(document, name, state.name, has_own_macs=False)
     uuid = copied_uuid(state.uuid, name)
     if is_there(virsh, name) and not is_there(virsh, uuid):
@@ -86,8 +86,8 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
 
 
 def make_copy(virsh: Virsh, prepared: PreparedCopy, host_lock: Sequence[int] = ()) -> None:
-    """Make the overlays and define the copy. Raises HostError, or InputError for disks that are
-    other ones by now; `remove_copy` undoes what was made before."""
+    """Make the overlays and define the copy. Raises HostError, or InputError for disks that have
+    changed since; `remove_copy` removes a partial copy."""
     for disk, overlay in zip(prepared.disks, prepared.copy.overlays, strict=True):
         _make_overlay(disk, Path(overlay))
     if prepared.nvram is not None:
@@ -109,7 +109,7 @@ def _check_nvram(before: str, after: str, name: str) -> None:
 
 
 def _copy_nvram(before: str, after: str) -> None:
-    """Nothing where the original has none yet: libvirt makes one of the template."""
+    """Copy the NVRAM, if the original has one; else libvirt creates it from the template."""
     if before.startswith("/") and not os.path.lexists(before):
         return
     with host_file(before, _NVRAM) as original:
@@ -123,10 +123,10 @@ def _copy_nvram(before: str, after: str) -> None:
 
 
 def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
-    """Raises HostError. The file is made by us, and exclusively: qemu-img would write to whatever a
-    link of that name points at, in a directory that may be another user's. It has no data yet.
+    """Raises HostError. The file is created exclusively, before qemu-img runs: qemu-img would
+    follow a link of that name in a directory that another user may own.
 
-    qemu-img opens nothing but the new file: the size of what is under it is given.
+    qemu-img opens only the new file, as the size of its backing file is given.
     """
     with host_file(disk.path, f"disk {disk.target}") as original:
         try:
@@ -148,8 +148,8 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
 
 
 def _size_of(disk: WritableDisk, original: HostFile) -> int:
-    """Bytes that the guest sees of a disk. Raises InputError if a file under it is none of this
-    host's, or has a name that QEMU would not take for one's path."""
+    """Return the virtual size of a disk in bytes. Raises InputError if a backing file is not on
+    this host, or has a name that QEMU would not read as a path."""
     if disk.format == "raw":
         return -(-original.size_bytes // _SECTOR) * _SECTOR
     subject = f"disk {disk.target}"
@@ -159,7 +159,7 @@ def _size_of(disk: WritableDisk, original: HostFile) -> int:
 
 
 def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int) -> None:
-    """Every file under an image, each by the header of the one above it."""
+    """Check the backing chain of an image, each file by the header of the overlay above it."""
     problem = None
     name = header.backing or ""
     if header.is_encrypted:
@@ -195,7 +195,7 @@ def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int
 
 
 def remove_copy(virsh: Virsh, copy: TrialCopy) -> None:
-    """Undefine the copy, which is shut off, and remove its files, as far as they are there."""
+    """Undefine the copy, which is shut off, and remove those of its files that exist."""
     if is_there(virsh, copy.uuid):
         virsh.undefine(copy.uuid)
     for text in (*copy.overlays, *(() if copy.nvram is None else (copy.nvram,))):
@@ -209,7 +209,7 @@ def remove_copy(virsh: Virsh, copy: TrialCopy) -> None:
 
 
 def _overlay(disk: WritableDisk, id: str) -> Path:
-    """By the original, where QEMU's user gets in; of a block device where libvirt has files."""
+    """Return the overlay's path: next to the image; of a block device in libvirt's directory."""
     with host_file(disk.path, f"disk {disk.target}") as original:
         _size_of(disk, original)
         directory = _BLOCK_DIRECTORY if original.is_block else Path(disk.path).parent

@@ -1,4 +1,4 @@
-"""Fitting: every layout of a trial planned, and what of it would not fit, before the first boot."""
+"""Fitting: plan every layout of a trial, and report before the first boot which do not fit."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _STAND_AGAINST = frozenset(
     device-of-no-host memory-of-no-node pin-of-no-pu pin-of-offline-pu pin-of-disallowed-pu
 """.split()
 )
-"""Findings with which a VM does not start, or takes from another what it has."""
+"""Findings with which a VM does not start, or takes resources of another VM."""
 
 _STREAM_BYTES = 3 * (130 << 20)
 """Three arrays of 128 MiB, the least that the probe takes, and room to align each; more where the
@@ -36,11 +36,11 @@ _LEAST_GUEST_MIB = math.ceil(_STREAM_BYTES / _SHARE_OF_STREAM / MIB)
 
 
 class PlannedLayout(Struct, frozen=True):
-    """A layout planned."""
+    """A planned layout."""
 
     layout: str
     tuning: PlannedFile | None  # None if no placement fits
-    # why it cannot be booted, the planner's answer if there is no tuning
+    # why it cannot be booted; without tuning the planner's rejection
     against: tuple[str, ...]
 
 
@@ -51,12 +51,12 @@ def fit(
     layouts: Sequence[str],
     host: Host,
 ) -> tuple[PlannedLayout, ...]:
-    """Each layout planned for a domain that is shut off, and what stands against each.
+    """Plan each layout for a domain that is shut off, with the obstacles to each.
 
     Memory and huge pages are compared with what is free on the host now. Raises like tune, except
-    Unplannable, which is an answer here.
+    Unplannable, which becomes an obstacle.
     """
-    # Its own pins, where it is defined with some, are not taken from it.
+    # Pins of the domain's own definition do not count as used by others.
     alone = host_without(host, name)
     return tuple(
         _fit(original, name, structs.replace(options, layout=layout), alone) for layout in layouts
@@ -64,13 +64,13 @@ def fit(
 
 
 def host_without(host: Host, name: str) -> Host:
-    """The host as if it had no domain of that name."""
+    """Return the host without the domain of that name."""
     domains = tuple(domain for domain in host.domains if domain.name != name)
     return structs.replace(host, domains=domains)
 
 
 def short_memory(fitted: Sequence[PlannedLayout], groups: Sequence[Group]) -> tuple[str, ...]:
-    """Layouts whose guest has too little memory for STREAM, where that is to be measured."""
+    """Layouts whose guest has too little memory for STREAM, if STREAM is to be measured."""
     if groups and Group.MEMORY_BANDWIDTH not in groups:
         return ()
     plans = [
@@ -97,7 +97,7 @@ def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Planne
 
 
 def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:
-    """Return the obstacles to a layout that have appeared on its host since it was planned."""
+    """Return the obstacles to a layout that have arisen on its host since it was planned."""
     if host.fingerprint != plan.host_fingerprint:
         return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)
     alone = host_without(host, name)
@@ -133,7 +133,7 @@ def _anywhere(plan: Plan, host: Host) -> list[str]:
         free: int | None = sum(pool.page_bytes * pool.free_pages for pool in pools)
         resource, name = "free huge pages", "huge-pages-short"
         if not any(node.page_pools for node in nodes):
-            free = None  # the source gives none of any size
+            free = None  # the source lists no pools
     else:
         sizes = [
             node.memory_bytes if node.memory_free_bytes is None else node.memory_free_bytes

@@ -1,4 +1,4 @@
-"""Guest: one boot of a domain: started, waited for, and off again whatever happened to it. [I/O]"""
+"""Guest: start a domain, wait for its guest, and shut it down whatever happened. [I/O]"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,30 +27,30 @@ _BETWEEN_S = 1.0
 _POWER_OFF_S = 15.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DAEMON_S = 20.0
-"""How long a libvirt that does not answer is waited for, before it counts as gone."""
+"""Time to wait for a libvirt that does not answer, before it counts as gone."""
 
 
 class Reach(Protocol):
-    """How guests are reached; in tests, how simulated ones are."""
+    """The way to reach guests; tests use simulated guests."""
 
     def machine(self, uuid: str) -> Machine:
-        """The guest of a running domain. Raises ToolError as long as it does not answer."""
+        """Return the guest of a running domain. Raises ToolError until it answers."""
 
     def equip(self, machine: Machine) -> None:
-        """Put what is measured with into the guest. Raises ToolError."""
+        """Copy the measuring programs into the guest. Raises ToolError."""
 
     def leave(self, machine: Machine) -> None:
-        """Take it out again, as far as the guest still answers."""
+        """Remove them, if the guest still answers."""
 
 
 class GuestReach(Struct, frozen=True):
-    """Guests by ssh or through their agent. See Reach."""
+    """Reach guests by ssh or through their agent. See Reach."""
 
     virsh: Virsh
     how: GuestAccess
-    # a file of the trial's own: the host key of its guest, which it keeps through all of its boots
+    # the trial's known_hosts: the guest keeps its host key through all boots
     known_hosts: Path
-    probe: bytes  # the program to put there
+    probe: bytes  # the program to copy into the guest
 
     def machine(self, uuid: str) -> Machine:
         channels = self._channels(uuid)
@@ -62,7 +62,7 @@ class GuestReach(Struct, frozen=True):
             except ToolError as error:
                 if number == len(channels):
                     if isinstance(error, HostKeyError) and number > 1:
-                        # It may be at another address by and by.
+                        # Its address may change.
                         raise ToolError(error.message, hint=error.hint) from None
                     raise
         return machine
@@ -81,8 +81,8 @@ class GuestReach(Struct, frozen=True):
         machine.clean_up()
 
     def _channels(self, uuid: str) -> Sequence[Channel]:
-        """One at least; by ssh one to each address that libvirt knows: a guest may have several
-        networks of which one leads here."""
+        """Return at least one channel; by ssh one for each address that libvirt reports, as the
+        host may reach only one of a guest's networks."""
         how = self.how
         if how.transport is Transport.AGENT:
             return (GuestAgent(self.virsh, uuid, self.virsh.domain(uuid).name),)
@@ -103,11 +103,11 @@ def wait_for_answer(
     timeout_s: float,
     on_wait: Callable[[float, float], None] = lambda waited_s, timeout_s: None,
 ) -> Machine:
-    """The guest, as soon as it answers. on_wait: called after a try in vain (waited_s, timeout_s).
+    """Return the guest once it answers. on_wait: called after each failed try (waited_s,
+    timeout_s).
 
-    Raises ToolError if it ends before, ToolTimeoutError with the last thing that was in the way,
-    HostKeyError at once where another machine answers, and InputError if there is no way to it
-    at all.
+    Raises ToolError if the guest ends first, ToolTimeoutError with the last failure, HostKeyError
+    at once if another machine answers, and InputError if no channel to it exists.
     """
     started = time.monotonic()
     deadline = started + timeout_s
@@ -133,13 +133,13 @@ def wait_for_answer(
 
 
 def boot_of(machine: Machine) -> str:
-    """The identity of the guest's present boot. Raises ToolError."""
+    """Return the guest's boot id. Raises ToolError."""
     return machine.run(("cat", _BOOT_ID), _HELLO_S).stdout_or_raise().strip()
 
 
 def host_boot(virsh: Virsh) -> str | None:
-    """The identity of the present boot of the host that domains run on; None if it is another
-    machine's, or not given. libvirt's numbers of running instances begin again with each."""
+    """Return the boot id of the host that domains run on; None if that is another machine, or
+    unknown. libvirt's numbers of running instances restart with each boot."""
     if not is_local(virsh.connect):
         return None
     content = read_kernel_file(_BOOT_ID)
@@ -147,17 +147,17 @@ def host_boot(virsh: Virsh) -> str | None:
 
 
 def is_same_host_boot(virsh: Virsh, boot_id: str | None) -> bool:
-    """Return whether the host was not started again since, as far as that is known."""
+    """Return whether the host has not rebooted since, as far as that is known."""
     return boot_id is None or host_boot(virsh) in (None, boot_id)
 
 
 def stop(
     virsh: Virsh, uuid: str, machine: Machine | None, timeout_s: float, run_id: int | None = None
 ) -> str:
-    """Have the domain off; returns how, for people.
+    """Shut the domain down; return how, for people.
 
-    It is asked by libvirt, then from inside, and at last ended. run_id: leave it alone where
-    another instance runs. Raises HostError if libvirt cannot end it.
+    libvirt requests a shutdown, then the guest powers off from inside, then it is destroyed.
+    run_id: do nothing if another instance runs. Raises HostError if libvirt cannot end it.
     """
     if not _runs(virsh, uuid, run_id):
         return "was off"
@@ -169,7 +169,7 @@ def stop(
     if machine is not None:
         try:
             reason = machine.run(("poweroff",), _POWER_OFF_S).failure()
-        except ToolError as error:  # the way breaks while it goes down
+        except ToolError as error:  # the connection breaks during shutdown
             reason = error.message
         if virsh.is_off_within(uuid, timeout_s / 2):
             return "powered off from inside"
@@ -185,8 +185,7 @@ def stop(
 def retry_while_unavailable(
     work: Callable[[], T], trial: str | None = None, notify: Callable[[str], None] | None = None
 ) -> T:
-    """Return the result of the work; while libvirt does not answer, it is tried again for some
-    time.
+    """Return the result of the work; retry it for some time while libvirt does not answer.
 
     trial: its name. notify: gets one line as soon as libvirt does not answer.
     """
@@ -207,13 +206,12 @@ def retry_while_unavailable(
 
 
 def again(trial: str, action: str) -> str:
-    """The command that resumes or undoes a trial, or shows its status."""
+    """Return the command that resumes or undoes a trial, or shows its status."""
     return command_line("homenode", "trial", action, trial)
 
 
 def is_there(virsh: Virsh, uuid: str) -> bool:
-    """Return whether such a domain is defined or runs. Raises HostError if libvirt does not
-    answer."""
+    """Return whether a domain is defined or runs. Raises HostError if libvirt does not answer."""
     return virsh.find(uuid) is not None
 
 

@@ -1,8 +1,8 @@
-"""Journal: what came of each boot of a trial, and the steps by which its domain is undone. [I/O]
+"""Journal: the outcome of each boot of a trial, and the steps that restore its domain. [I/O]
 
-One directory for each trial: journal.jsonl (a head, then what came of each boot), changes.jsonl
-(the steps of a boot, see boot_steps), .lock, known_hosts, and the plan and document of each layout.
-Only their owner may read them: documents hold passwords.
+Each trial has a directory: journal.jsonl (a head, then the outcome of each boot), changes.jsonl
+(the steps of a boot, see boot_steps), .lock, known_hosts, and the plan and definition of each
+layout. Only the owner may read them: definitions can hold passwords.
 """
 
 import re
@@ -32,7 +32,7 @@ COPY, LAYOUT, BOOT = "copy", "layout", "boot"
 
 
 class EntryKind(StrEnum):
-    """What a line says. Of a boot the last line that gives its state counts."""
+    """The kind of a line. The last line with a boot's state counts."""
 
     MEASURING = "measuring"
     MEASURED = "measured"
@@ -62,12 +62,12 @@ class TrialCopy(Struct, frozen=True):
 
     uuid: str
     name: str
-    overlays: tuple[str, ...]  # files that were made for it
-    nvram: str | None = None  # a file that was made for it
+    overlays: tuple[str, ...]  # files created for it
+    nvram: str | None = None  # a file created for it
 
 
 class TrialHead(Struct, frozen=True, omit_defaults=True):
-    """What a trial is."""
+    """The description of a trial."""
 
     id: str  # its own name
     connect: str
@@ -81,7 +81,7 @@ class TrialHead(Struct, frozen=True, omit_defaults=True):
     bare: bool = False
     copy: TrialCopy | None = None
     source_uuid: str = ""  # the domain that the user named
-    objective: Objective = Objective.MEMORY_BANDWIDTH  # what is to be decided
+    objective: Objective = Objective.MEMORY_BANDWIDTH  # what to choose a layout for
 
     @property
     def argument(self) -> str:
@@ -97,26 +97,26 @@ class TrialEntry(Struct, frozen=True, omit_defaults=True):
     number: int | None = None  # of the boot, None if it is about all of them
     detail: str = ""
     run: str | None = None  # name of the results
-    samples: int | None = None  # how many were measured
+    samples: int | None = None  # number of samples measured
     findings: tuple[str, ...] = ()  # why a guest was not measured, or which tests failed
-    boots: int | None = None  # of each layout from now on
+    boots: int | None = None  # number of boots of each layout from now on
 
 
 class State(Struct, frozen=True):
-    """How a trial stands."""
+    """The state of a trial."""
 
-    outcomes: dict[int, TrialEntry]  # what came of each boot, by its number
-    # steps that are to be undone, in the order in which they were begun
+    outcomes: dict[int, TrialEntry]  # the outcome of each boot, by its number
+    # steps to undo, in the order in which they began
     changes: tuple[ChangeEntry, ...]
-    ended: bool  # nothing is left to undo or to do
-    boots: int | None = None  # of each layout, where more were ordered since; else None
+    ended: bool  # nothing is left to do or to undo
+    boots: int | None = None  # of each layout, if more were ordered since; else None
 
     @property
     def to_undo(self) -> bool:
         return bool(self.changes)
 
     def change(self, kind: str) -> ChangeEntry | None:
-        """The step of this kind that is to be undone."""
+        """Return the step of this kind that is still to be undone."""
         return next((entry for entry in self.changes if entry.kind == kind), None)
 
     @property
@@ -131,7 +131,7 @@ class State(Struct, frozen=True):
 
     @property
     def with_figures(self) -> frozenset[int]:
-        """Boots that left a run, whole or not."""
+        """Boots that left results, complete or not."""
         return self._that_came_to(EntryKind.MEASURED, EntryKind.INCOMPLETE)
 
     def _that_came_to(self, *kinds: EntryKind) -> frozenset[int]:
@@ -139,7 +139,7 @@ class State(Struct, frozen=True):
 
 
 def state_of(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ()) -> State:
-    """The state that these lines lead to. changes: those to undo.
+    """Return the state after these lines. changes: the steps to undo.
 
     >>> whats = ((EntryKind.FAILED, 0), (EntryKind.AGAIN, 0), (EntryKind.MEASURED, 1))
     >>> lines = [TrialEntry("", what, number) for what, number in whats]
@@ -163,13 +163,13 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
 
 
 class StoredTrial(Struct, frozen=True):
-    """A trial that is on disk."""
+    """A trial on disk."""
 
     directory: Path
     head: TrialHead | None
     entries: tuple[TrialEntry, ...]
     changes: tuple[ChangeEntry, ...] = ()
-    reason: str | None = None  # why it cannot be read; then there is no head
+    reason: str | None = None  # why it cannot be read; then it has no head
 
     @property
     def state(self) -> State:
@@ -194,20 +194,20 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
 
     @contextmanager
     def hold(self) -> Iterator[int]:
-        """Only one homenode at work on a trial: a descriptor for programs that must keep the lock
-        to their end. Raises HostError if another is, or what one left behind."""
+        """Lock the trial; yield a descriptor for programs that must hold the lock until they end.
+        Raises HostError if another homenode, or a program that it started, holds the lock."""
         with _own_directory(self, "this trial") as lock:
             yield lock
 
     def note(
         self, kind: EntryKind, number: int | None = None, detail: str = "", **fields: Any
     ) -> None:
-        """Write a line; it is on disk when this returns. fields: others of TrialEntry."""
+        """Write a line to disk and sync it. fields: further fields of TrialEntry."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.add(TrialEntry(at=at, what=kind, number=number, detail=detail, **fields))
 
     def load(self) -> StoredTrial:
-        """The journal on disk."""
+        """Read the journal from disk."""
         try:
             head, entries = self.contents()
             changes = self.changes.to_undo()
@@ -216,7 +216,7 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
         return StoredTrial(self.path, head, entries, changes)
 
     def read_kept(self, name: str) -> bytes:
-        """A file that was kept."""
+        """Read a file of the trial."""
         content = self.read(name)
         if content is None:
             raise HostError(f"{self.path / name}: no such file")
@@ -225,8 +225,8 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
 
 @contextmanager
 def domain_locked(root: Path, uuid: str) -> Iterator[None]:
-    """Only one homenode with a trial of this domain, from its look at it on: two that both saw no
-    other would boot it in turns. Raises HostError if another is, or InputError for no UUID."""
+    """Lock the domain before its state is read: else two trials of it could start and boot it in
+    turns. Raises HostError if it is locked, InputError for an invalid UUID."""
     if not _ID.match(uuid):
         raise InputError(f"domain: expected a UUID, found {uuid!r}")
     with _own_directory(
@@ -236,7 +236,7 @@ def domain_locked(root: Path, uuid: str) -> Iterator[None]:
 
 
 def known_trials(root: Path, domain: str | None = None) -> tuple[StoredTrial, ...]:
-    """Trials on disk, the oldest first. domain: only those of this domain, or of this id."""
+    """Trials on disk, the oldest first. domain: only trials of this domain, or with this id."""
     try:
         directories = [
             directory for directory in (root / "trials").iterdir() if (directory / JOURNAL).exists()

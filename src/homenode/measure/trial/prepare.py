@@ -1,4 +1,4 @@
-"""Prepare: what is looked at and kept before the first boot, and read to go on. [I/O]"""
+"""Prepare: check and store a trial before its first boot, and read it back to resume. [I/O]"""
 
 import shutil
 from collections import Counter
@@ -41,7 +41,7 @@ _BEGUN, _COPY = "begun.json", "copy.xml"
 
 
 class TrialRequest(Struct, frozen=True):
-    """What the user asks for."""
+    """The user's request."""
 
     id: str  # the trial's name
     layouts: tuple[str, ...]  # of the schedule
@@ -50,7 +50,7 @@ class TrialRequest(Struct, frozen=True):
     bare: bool
     as_copy: bool
     results: Path
-    placing: PlanOptions  # of the placement; the layout in it is replaced
+    placing: PlanOptions  # options of the placement; its layout is replaced
     apply_words: tuple[str, ...]  # `placing` as options of homenode apply
     measuring: MeasureOptions
     reaching: GuestAccess
@@ -58,19 +58,19 @@ class TrialRequest(Struct, frozen=True):
 
 
 class Preflight(Struct, frozen=True):
-    """What a trial would be: nothing is written yet."""
+    """A checked trial of which nothing is written yet."""
 
     head: TrialHead
     begun: TrialConfig
     original: bytes
     fitted: tuple[PlannedLayout, ...]
     copy: PreparedCopy | None
-    obstacles: tuple[str, ...]  # why it cannot be
+    obstacles: tuple[str, ...]  # why it cannot run
     unchecked: tuple[str, ...]
 
 
 def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: Path) -> Preflight:
-    """Plan every layout and say what stands against any. Changes nothing, writes nothing.
+    """Plan every layout and collect the obstacles. Changes and writes nothing.
 
     Raises UsageError if the VM runs or an earlier trial of it is not undone, and as tune,
     preview_definition and prepare_copy do.
@@ -83,7 +83,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     copy = prepare_copy(virsh, state, original, request.id) if request.as_copy else None
     document = original if copy is None else copy.document
     domain = state.name if copy is None else copy.copy.name
-    # What the VM keeps while it is shut off is its copy's.
+    # The copy gets the resources that the VM keeps while it is shut off.
     alone = host_without(host, state.name)
     fitted = fit(document, domain, request.placing, request.layouts, alone)
     unchecked = [
@@ -141,7 +141,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
 
 
 def prepare(checked: Preflight, journal: TrialJournal) -> None:
-    """Keep all of it, the head last: a trial without one has not begun. Raises HostError."""
+    """Store the trial, its head last: without a head it has not begun. Raises HostError."""
     if journal.has_journal:
         raise HostError(
             f"{journal.journal_path}: a trial of this name exists",
@@ -162,8 +162,7 @@ def prepare(checked: Preflight, journal: TrialJournal) -> None:
 
 
 def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
-    """Return the files that `prepare` stored. Raises InputError or HostError if it is not there any
-    more."""
+    """Return the files that `prepare` stored. Raises InputError or HostError if one is gone."""
     source = str(journal.path / _BEGUN)
     config = formats.decode(journal.read_kept(_BEGUN), "trial-config", TrialConfig, source)
     layouts = {
@@ -180,7 +179,7 @@ def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
 
 
 def latest(root: Path, name: str) -> StoredTrial:
-    """The trial of a domain, or of that id, that was begun last. Raises InputError."""
+    """Return the latest trial of a domain, or the trial with that id. Raises InputError."""
     trials = known_trials(root, name)
     readable = [trial for trial in trials if trial.head is not None]
     if trials and not readable:
@@ -221,17 +220,17 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
 
 
 def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
-    """The option of apply with which the GPUs that a VM has need be no NVLink partition: as they
-    were planned here."""
+    """Return apply's option to accept GPUs that are not an NVLink partition, if they were planned
+    so."""
     return ("--allow-no-nvlink",) if read_vm(original, name).hostdevs else ()
 
 
 _ROOM_OF_DISK, _ROOM_OF_RESULTS = 1 << 30, 64 << 20
-"""Bytes: what a guest writes in its boots, and what is measured."""
+"""Bytes that a guest writes in its boots, and bytes of results."""
 
 
 def _missing_here(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[str]:
-    """Programs and room on disks that a trial needs, each with what to do."""
+    """Programs and disk space that a trial lacks, each with a fix."""
     programs = ["ssh"] if request.reaching.transport is Transport.SSH else []
     programs += ["qemu-img"] if copy is not None and copy.disks else []
     for program in programs:
@@ -254,8 +253,7 @@ _AGENT = "org.qemu.guest_agent.0"
 
 
 def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None:
-    """Return the obstacle to reaching a domain this way, with its remedy; None if there is no
-    obstacle."""
+    """Return the obstacle to reaching a domain this way, with its fix; None without one."""
     devices = open_domain(document, name).root.child("devices")
     children = () if devices is None else devices.children
     if transport is Transport.AGENT and not any(

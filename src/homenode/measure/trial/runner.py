@@ -1,8 +1,7 @@
-"""Runner: a trial from its first boot to its last, each step written down before it is done. [I/O]
+"""Runner: a trial from its first boot to its last; each step is recorded before it is done. [I/O]
 
-The executor of `trial`: a task is one boot of a VM, or a measurement of the bare host. A boot that
-fails is reported, and the rest goes on. Whatever happens, the domain has its original definition at
-the end.
+The executor of `trial`: a task is one boot of a VM, or a measurement of the bare host. After a
+failed boot the trial continues. At the end the domain always has its original definition.
 """
 
 import shutil
@@ -79,33 +78,32 @@ class TunedCopy(Struct, frozen=True):
 
 
 class TrialSetup(Struct, frozen=True):
-    """A trial that was begun, as it was."""
+    """A trial as it was begun."""
 
     head: TrialHead
     config: TrialConfig
     layouts: Mapping[str, TunedCopy]
-    copy: PreparedCopy | None  # what is to be made first, None in place
+    copy: PreparedCopy | None  # the copy to create first, None in place
 
 
 class Trial(TrialSetup, frozen=True, kw_only=True):
-    """What every boot needs."""
+    """The trial's settings and records, for every boot."""
 
     virsh: Virsh
     journal: TrialJournal
     root: Path  # of the state directory
     reach: Reach
     on_boot: Callable[[Progress], None]  # called before each boot, and at the end
-    on_progress: Callable[[Progress], None]  # before each step of what is measured in it
-    # while a guest boots, with the seconds since its start and those that it may take
+    on_progress: Callable[[Progress], None]  # called before each test of a boot
+    # called while a guest boots, with the seconds since its start and the limit
     on_wait: Callable[[float, float], None]
-    notify: Callable[[str], None]  # gets a line about everything that is worth one
-    host: Host | None = None  # that the guests run on, for their NCCL files
-    # the same as it is now, None if it cannot be read: whether a layout still fits is not
-    # checked then
+    notify: Callable[[str], None]  # gets a line for each event worth reporting
+    host: Host | None = None  # the guests' host, for their NCCL files
+    # returns the host's present state; None if it cannot be read, and layouts are not checked then
     read_host: Callable[[], Host] | None = None
-    # of a boot of each variant, as far as that is known beforehand
+    # duration of a boot of each variant, if known beforehand
     boot_s: Mapping[str, float] = field(default_factory=dict)
-    # a further round is begun only where it will be over by then; None = as long as it takes
+    # a round begins only if it will end by then; None = no limit
     within_s: float | None = None
 
     @property
@@ -115,18 +113,18 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
 
 
 def steps_of(head: TrialHead, state: State | None = None) -> tuple[ScheduledTask, ...]:
-    """The schedule of a trial, with the boots that were ordered since it was begun."""
+    """Return the schedule of a trial, with boots that were ordered after it began."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
     ordered = None if state is None else state.boots
     return trial_schedule(layouts, ordered or head.boots, head.seed)
 
 
 def run_trial(trial: Trial, lock: int) -> None:
-    """Run what is left of a trial, and take everything back.
+    """Run the rest of a trial, then undo every change.
 
-    lock: the journal's, of the caller; what is started keeps it. A guest that runs still, in
-    the boot in which the trial was killed, is measured on. Raises KeyboardInterrupt after all is
-    undone, HostError if libvirt has gone for good, and whatever stands against taking back.
+    lock: the caller's lock of the journal; child processes inherit it. If the trial was killed and
+    the guest still runs in the same boot, its measurement continues. Raises KeyboardInterrupt after
+    all is undone, HostError if libvirt stays away, and the errors of `undo`.
     """
     vm = _BootedVm(trial, lock)
     if vm.alive is None:
@@ -149,7 +147,7 @@ def run_trial(trial: Trial, lock: int) -> None:
 
 
 def _refuse_edited(trial: Trial) -> None:
-    """Layouts that were made from another definition than the VM has are no layouts of it."""
+    """Reject layouts that were made from another definition than the VM has now."""
     if trial.head.copy is not None:
         return
     now = trial.domain.retry(lambda: trial.virsh.definition(trial.head.uuid))
@@ -162,9 +160,9 @@ def _refuse_edited(trial: Trial) -> None:
 
 
 class _BootedVm:
-    """A VM that is booted for each task. See Executor.
+    """A VM that boots for each task. See Executor.
 
-    alive: the boot and the guest that a killed trial left behind, in which it is measured on.
+    alive: the boot and guest that a killed trial left running; its measurement continues.
     """
 
     def __init__(self, trial: Trial, lock: int) -> None:
@@ -210,7 +208,7 @@ class _BootedVm:
         return [step for step in steps if step.round <= last]
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
-        """Set the results of an interrupted boot aside: a boot is measured as a whole."""
+        """Move the results of an interrupted boot aside, as a boot is measured as a whole."""
         for task in tasks:
             step = self._steps[task.id]
             directory = self._run_there(step)
@@ -228,12 +226,12 @@ class _BootedVm:
         self._pace.took(step.variant, time.monotonic() - begun)
 
     def _next(self, steps: Sequence[ScheduledTask]) -> ScheduledTask | None:
-        """The boot whose guest is running comes first."""
+        """Return the tasks, the boot whose guest is running first."""
         alive = None if self.alive is None else self.alive[0]
         return min(steps, key=lambda step: (step.number != alive, step.number), default=None)
 
     def _alive(self) -> tuple[int, Machine] | None:
-        """Where the guest of a killed trial is in the same boot, and answers."""
+        """Return the boot and guest of a killed trial, if the guest still answers."""
         trial = self._trial
         state = trial.journal.load().state
         entry, number = state.change(BOOT), state.running
@@ -256,15 +254,15 @@ class _BootedVm:
         return run_named(Path(self._trial.head.results), run_name(self._trial.head.id, step))
 
     def _boot_and_measure(self, step: ScheduledTask, machine: Machine | None) -> None:
-        """One boot and its measurement. What fails is written down; the daemon's end is raised.
-        machine: the guest, where it runs already."""
+        """Boot and measure once. Failures are recorded; the daemon's end is raised. machine: the
+        guest, if it runs already."""
         trial = self._trial
         name = run_name(trial.head.id, step)
         directory = self._run_there(step)
         is_alive = machine is not None
         if directory is not None and not is_alive:
             run = read_finished(directory)
-            if run is not None:  # it was killed after the last sample, before it said so
+            if run is not None:  # the trial was killed between the last sample and its record
                 count = len(run.samples)
                 trial.journal.note(EntryKind.MEASURED, step.number, run=name, samples=count)
                 return
@@ -282,19 +280,19 @@ class _BootedVm:
         except HomenodeError as error:
             trial.journal.note(EntryKind.FAILED, step.number, error.message_with_hint)
             trial.notify(f"{_name(step)}: {error.message_with_hint}")
-            # Raises where libvirt has gone for good: the other boots cannot be made either.
+            # Raises if libvirt stays away: the other boots would fail too.
             trial.domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
         finally:
             if step.variant != BARE:
                 _stop(trial, machine)
 
     def _boot(self, step: ScheduledTask) -> Machine | None:
-        """The guest of a layout, up and equipped; None if libvirt or the host refuses it."""
+        """Boot and equip the guest of a layout; None if libvirt or the host rejects it."""
         trial, domain = self._trial, self._trial.domain
         _refuse_running_original(trial)
         note = trial.journal.changes.write
         tuned = trial.layouts[step.variant]
-        # From the look at the host to the guest's start no other VM gets what the layout needs.
+        # The lock keeps other VMs from the layout's resources until the guest has started.
         with domain.host_locked() as host_lock:
             try:
                 LayoutStep(domain, tuned.document, lambda: _refuse_taken(trial, tuned)).do(note)
@@ -318,7 +316,7 @@ def _name(step: ScheduledTask) -> str:
 
 
 def _refuse_taken(trial: Trial, tuned: TunedCopy) -> None:
-    """Another VM may have got what the layout was planned to take. Raises InputError."""
+    """Reject a layout whose resources another VM has taken. Raises InputError."""
     if trial.read_host is None:
         return
     host = host_without(trial.read_host(), trial.head.source)
@@ -378,7 +376,7 @@ def _measure(
 def _refuse_rebooted(
     trial: Trial, step: ScheduledTask, machine: Machine, orders: BenchOptions
 ) -> None:
-    """A boot is the unit of every comparison: figures of two of them are no figures."""
+    """Reject a guest that rebooted: each result belongs to one boot."""
     try:
         now = boot_of(machine)
     except ToolError as error:
@@ -401,7 +399,7 @@ def _orders(trial: Trial, step: ScheduledTask, machine: Machine) -> BenchOptions
 
 
 def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions:
-    """With the guest's NCCL file, where its all-reduces are measured."""
+    """Add the guest's NCCL topology file, if all-reduce is measured."""
     suite, host = trial.config.measuring.suite, trial.host
     if suite.topology is not None or host is None or not reduces_all(suite, plan, host):
         return trial.config.measuring
@@ -415,7 +413,7 @@ def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions
 
 
 def reduces_all(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
-    """Return whether all-reduces are measured in a guest: between two GPUs or more."""
+    """Return whether all-reduce is measured in a guest: it needs two GPUs or more."""
     devices = (host.device(hostdev.bdf) for hostdev in plan.vm.hostdevs)
     gpus = sum(device is not None and device.kind is DeviceKind.GPU for device in devices)
     return gpus > 1 and (not suite.groups or Group.NCCL in suite.groups)
@@ -439,7 +437,7 @@ def _stop(trial: Trial, machine: Machine | None) -> None:
 
 
 def _set_aside(trial: Trial, step: ScheduledTask, directory: Path) -> None:
-    """A boot that is gone is measured again as a whole; what there was of it is kept apart."""
+    """Move the results of a boot that is gone aside; it is measured again as a whole."""
     number = 0
     while (aside := trial.journal.path / "set-aside" / f"{directory.name}-{number}").exists():
         number += 1
@@ -452,13 +450,13 @@ def _set_aside(trial: Trial, step: ScheduledTask, directory: Path) -> None:
 
 
 def is_emulated(document: bytes) -> bool:
-    """Return whether a domain runs without the processor's help: no figure of it means anything."""
+    """Return whether a domain runs without KVM: its results are meaningless."""
     return open_domain(document, "the domain").root.get("type") == "qemu"
 
 
 def outcome_code(state: State) -> int:
-    """The exit code that a trial comes to: 3 where a boot failed, 1 where a guest was not as
-    planned or a test failed in it, else 0."""
+    """Return a trial's exit code: 3 if a boot failed, 1 if a guest was not as planned or a test
+    failed, else 0."""
     kinds = {entry.what for entry in state.outcomes.values()}
     if kinds & {EntryKind.FAILED, EntryKind.REFUSED}:
         return 3
@@ -466,7 +464,7 @@ def outcome_code(state: State) -> int:
 
 
 def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
-    """The text of the file. document: as libvirt has defined it, with every address.
+    """Return the text of the file. document: the definition from libvirt, with every address.
 
     Raises InputError if a device's place in the guest cannot be determined.
     """

@@ -1,4 +1,4 @@
-"""TrialConfig: what a trial measures and in which order, stored with its journal for resuming.
+"""TrialConfig: the tests of a trial and their order, stored with its journal for resuming.
 
 Every layout is booted once a round, in a seeded order.
 """
@@ -20,13 +20,13 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan
 
 BARE = "bare"
-"""In the place of a layout: the host itself, on the plan's CPUs and nodes, no guest."""
+"""In place of a layout: the host itself, on the plan's CPUs and nodes, without a guest."""
 
 MAX_BOOTS = 100
 
 
 def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[ScheduledTask, ...]:
-    """Every layout (and BARE, where it is among them) once a round, each round in its own order.
+    """Schedule every layout, and BARE if requested, once a round; each round has its own order.
 
     >>> [s.variant for s in trial_schedule(["pin", "default"], 2, seed=1)].count("pin")
     2
@@ -38,18 +38,18 @@ def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[Sched
 
 
 class MeasureOptions(Struct, frozen=True):
-    """What is measured in each boot."""
+    """The tests of each boot and their limits."""
 
     suite: SuiteOptions
     repeats: int = 3
     seed: int = 1  # of the order of tests
     app: AppOrder | None = None
-    answer_s: float = ANSWER_S  # how long a guest may take until it answers
-    stop_s: float = STOP_S  # until it is off
+    answer_s: float = ANSWER_S  # time limit for a guest to answer
+    stop_s: float = STOP_S  # time limit for a guest to shut down
 
 
 class TrialConfig(Struct, frozen=True):
-    """Everything but the documents and the plans."""
+    """A trial's settings, without its definitions and plans."""
 
     measuring: MeasureOptions
     reaching: GuestAccess
@@ -60,11 +60,11 @@ class TrialConfig(Struct, frozen=True):
     apply_words: tuple[str, ...] = ()
     disks: tuple[WritableDisk, ...] = ()  # of the copy, see PreparedCopy
     nvram: tuple[str, str] | None = None  # of the copy, see PreparedCopy
-    report: str | None = None  # the file that the user asked for
+    report: str | None = None  # the report file that the user requested
 
 
 def run_name(trial: str, step: ScheduledTask) -> str:
-    """The results directory's name of a boot.
+    """Return the name of a boot's results directory.
 
     >>> run_name("vm7", ScheduledTask(4, 1, "pin"))
     'vm7-pin-2'
@@ -80,9 +80,9 @@ def boot_orders(
     boot: str,
     document: bytes | None = None,
 ) -> BenchOptions:
-    """The orders of one boot of a layout; the suite verifies the guest against the plan first.
+    """Return the orders for one boot of a layout; its guest is verified against the plan first.
 
-    document: None = of no guest, but of the host on the CPUs and nodes of a plan that pins.
+    document: None = no guest: the host itself on the CPUs and nodes of a plan that pins.
     """
     measuring = config.measuring
     orders = BenchOptions(

@@ -167,12 +167,6 @@ class DefineStep:
         note(entry)
         return entry
 
-    def is_done(self, entry: ChangeEntry) -> bool:
-        """Whether libvirt has the definition of a step that was begun."""
-        replaced = self.store.document(last_known(entry))
-        now = self.virsh.definition(self.state.uuid)
-        return is_printed(self.store.document(entry.after), replaced, now)
-
     @property
     def _is_untouched(self) -> bool:
         return self._now is not None and same_definition(self._now, self._original)

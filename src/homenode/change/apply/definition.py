@@ -24,7 +24,7 @@ from homenode.change.apply.define_step import (
     renamed_domain_error,
     with_facts,
 )
-from homenode.change.apply.store import DomainStore, other_daemons, saved_originals
+from homenode.change.apply.store import DomainStore, recorded_connections, saved_originals
 from homenode.change.host_lock import host_locked
 from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
@@ -163,7 +163,7 @@ def preview_restore(
 
 def _where_else(virsh: Virsh, state: DomainState, root: Path) -> str:
     """Return the place of an original that is not found under the domain's UUID."""
-    elsewhere = other_daemons(root, virsh.connect, state.uuid)
+    elsewhere = recorded_connections(root, state.uuid)
     if elsewhere:
         return f"it was applied with --connect {elsewhere[0]}"
     saved = saved_originals(root, virsh.connect, state.name)

@@ -112,15 +112,13 @@ class DomainStore:
             raise InputError(error.message, hint=_DAMAGED) from None
 
 
-def other_daemons(root: Path, connect: str, uuid: str) -> tuple[str, ...]:
-    """Return the other connections that have a record of the same domain."""
-    own_directory = DomainStore(root, connect, uuid).directory
-    connections = []
-    for journal in journals_of_domains(root, f"{uuid}@*"):
-        entry = None if journal.files.path == own_directory else journal.last(DEFINE, uuid)
-        if entry is not None:
-            connections.append(journal.stored_head().connect)
-    return tuple(connections)
+def recorded_connections(root: Path, uuid: str) -> tuple[str, ...]:
+    """Return the connections that have a record of a domain's definition."""
+    return tuple(
+        journal.stored_head().connect
+        for journal in journals_of_domains(root, f"{uuid}@*")
+        if journal.last(DEFINE, uuid) is not None
+    )
 
 
 def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:

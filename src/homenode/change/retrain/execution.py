@@ -161,9 +161,6 @@ class RetrainStep:
         self.result = RetrainResult(self._train(), tuple(self._log), ())
         return _note_state(entry, ChangeState.UNDONE, note)
 
-    def is_done(self, entry: ChangeEntry) -> bool:
-        return str(read_registers(self._space, self._plan.port).target_code) == entry.after
-
     def _set_target(self, code: int) -> None:
         """Masked read-modify-write of the target speed."""
         port, offset = self._plan.port, control_2_at(self._plan.before.at)

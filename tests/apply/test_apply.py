@@ -34,7 +34,7 @@ from homenode.change.apply.live_pins import (
     restore_live_pins,
     run_mark,
 )
-from homenode.change.apply.store import DomainStore, sha256
+from homenode.change.apply.store import DomainStore, saved_originals, sha256
 from homenode.change.journal import default_root
 from homenode.change.paused_start import PausedStart, end_paused, paused_journal
 from homenode.change.step import ChangeState
@@ -246,8 +246,9 @@ def test_edits_after_a_step_that_was_cut_short_are_never_dropped(
         (lambda: restore_definition(Virsh(URI), NAME, root), "--keep-edits"),
         (lambda: apply(root, "pin"), "--forget"),
     ):
-        with pytest.raises(InputError, match=rf"edited after .*\n  hint: .* {option}"):
+        with pytest.raises(InputError, match=rf"edited after .*\n  hint: .* {option}") as refused:
             work()
+        assert edit != "a title" or "homenode apply: title" in refused.value.message
         assert daemon.definition() == edited
     current.write_bytes(there)
     restore_definition(Virsh(URI), NAME, root)
@@ -342,6 +343,11 @@ def test_a_restore_with_nothing_saved_says_where_something_is(daemon: StandIn, r
     apply(root)
     with pytest.raises(InputError, match="applied with --connect qemu:///system"):
         restore_definition(Virsh("qemu:///session"), NAME, root)
+    (saved,) = saved_originals(root, URI, NAME)
+    damaged = DomainStore(root, URI, UUID.replace("6", "0"))  # of another domain
+    damaged.save(ORIGINAL)
+    (damaged.directory / "journal.jsonl").write_text("{}\n")
+    assert saved_originals(root, URI, NAME) == (saved,)
 
 
 def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root: Path) -> None:

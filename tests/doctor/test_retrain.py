@@ -358,6 +358,11 @@ def test_a_training_that_takes_most_of_a_second_is_waited_for(space: SimulatedCo
     step = RetrainStep(plan, space, Clock())
     step.do(lambda entry: None)
     assert step.result.findings == ()
+    space.spaces[GPU], waited = SimulatedConfig(sick()).spaces[GPU], -1000.0
+    space.spaces[plan.port] = SimulatedConfig(sick()).spaces[plan.port]
+    endless = RetrainStep(plan, space, Clock())
+    endless.do(lambda entry: None)
+    assert [finding.id for finding in endless.result.findings] == ["retrain-failed"]
 
 
 @pytest.mark.parametrize("cut_at", [1, 2, 3, 4])

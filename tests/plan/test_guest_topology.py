@@ -369,7 +369,11 @@ def test_topoext_comes_with_the_models_that_have_it(model: str, brings: bool) ->
 
 
 def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
-    for model, cores, cache in ((1, 4, GuestCache.DISABLED), (49, 4, GuestCache.EMULATED)):
+    cases = (
+        *((model, 4, GuestCache.DISABLED) for model in (1, 0x1F)),
+        (49, 4, GuestCache.EMULATED),
+    )
+    for model, cores, cache in cases:
         host = even_host(1, 1, 2, cores, 1)
         host = structs.replace(host, cpu=structs.replace(host.cpu, family=0x17, model=model))
         pins = pins_of(host, (0, cores), (1, cores))

@@ -171,7 +171,11 @@ whatever the guest is shown beyond that can mislead it. It is the study's advice
 
 
 def preset_of(switches: Switches) -> str | None:
-    """Return the simplest preset that agrees with every known switch; None if none is."""
+    """Return the simplest preset that agrees with every known switch; None if none is.
+
+    >>> preset_of(structs.replace(Switches.of_layout(PRESETS["pin"]), memory=None))
+    'pin'
+    """
     if switches == UNKNOWN_SWITCHES:
         return None
     for name in _SIMPLEST:

@@ -61,9 +61,8 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
         values: dict[SampleKey, list[float]] = {}
         for run in self.runs:
             for key, samples in run.groups.items():
-                is_copy = key.metric.startswith(("h2d-", "d2h-")) and key.peer is None
                 if (
-                    is_copy
+                    key.metric.startswith(("h2d-", "d2h-"))
                     and key.size_bytes is None
                     and (key.device, key.position) != (None, None)
                 ):

@@ -144,6 +144,9 @@ def test_apertures_are_at_least_as_large_as_asked_for() -> None:
     small = Aperture(1 * GIB, 40, 1024, 0, 0)
     xml, plan = planned("qemu-commandline", "pin", aperture=small)
     assert b"string=65536" in rewrite(xml, plan)
+    whole = b"<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>"
+    xml = re.sub(rb"<cpu mode.*?/>", whole, sample("study"))
+    assert whole in rewrite(xml, hand_plan(read_vm(xml, "x"), "pin", aperture=wider))
     bare = tuned("one-line", "pin", aperture=Aperture(64 * GIB, None, None, 0, 0))
     assert read_vm(bare.to_bytes(), "bare").pcihole64_bytes == 64 * GIB
 

@@ -64,9 +64,7 @@ sys.addaudithook(_record)
 def read_rows() -> dict[str, Row]:
     """The page's table by command."""
     text = PAGE.read_text()
-    of_hosts = frozenset(
-        _CODE.findall(text.partition("These programs")[0].partition("machine: ")[2])
-    )
+    of_hosts = frozenset(_CODE.findall(text.partition("describe a machine: ")[2].partition(".")[0]))
     rows = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]

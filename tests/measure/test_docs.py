@@ -24,7 +24,7 @@ def test_every_metric_of_the_probe_is_documented(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("record", "heading"),
-    [(RunRecord, "The head: what was ordered"), (LookRecord, "look"), (StepRecord, "step")],
+    [(RunRecord, "The head: the requested run"), (LookRecord, "look"), (StepRecord, "step")],
 )
 def test_every_field_of_a_record_is_documented(record: type, heading: str) -> None:
     sections = read_page("docs/developer/formats/bench.md").sections()

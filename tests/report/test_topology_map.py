@@ -13,8 +13,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Gap
 from homenode.machine.description.parse import shipped_hosts
-from homenode.machine.discover.listings import host_of_nothing
 from homenode.machine.pci import DeviceKind
+from homenode.machine.topology import host_of_nothing
 from homenode.show.device_groups import address_text, short_addresses
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, css
 from homenode.show.topology_map import topology_map

@@ -178,7 +178,7 @@ def test_a_job_that_is_submitted_again_waits_for_those_behind_it(queue: StandIn)
             ("--nodes", "5"),
             "--nodes 5: expected as many nodes with GPUs in partition whole, found 2",
         ),
-        (("--nodelist", "n9"), "--nodelist: no node n9"),
+        (("--nodelist", "n8,n9"), "--nodelist: no node n8"),
         (("--poll", "nan"), "--poll: 'nan' is not a number"),
         (("--patience", "inf"), "--patience: 'inf' is not a number"),
         (("--minutes", "0"), "--minutes: 0 is out of range"),
@@ -210,8 +210,8 @@ def test_a_study_goes_on_with_its_own_options_and_names_others(queue: StandIn) -
 def test_a_directory_that_cannot_be_written_is_said(queue: StandIn) -> None:
     queue.study.write_text("a file")
     code, said = queue.run(*NEW)
-    assert code == 3
-    assert "cannot read and write: " in said
+    assert code == 2
+    assert "a file, not a directory" in said
 
 
 def test_without_sbatch_every_job_is_refused_by_name(queue: StandIn) -> None:

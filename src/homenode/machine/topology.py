@@ -512,6 +512,22 @@ def with_certain_nodes(host: Host) -> Host:
     )
 
 
+def host_of_nothing(name: str, gaps: tuple[Gap, ...]) -> Host:
+    """Return a host of which only the name is known."""
+    return Host(
+        name=name,
+        architecture=None,
+        cpu=CpuModel(None, None),
+        packages=(),
+        nodes=(),
+        distances=None,
+        llcs=(),
+        cores=(),
+        pus=(),
+        gaps=gaps,
+    )
+
+
 HostPart = Literal["CPUs", "cores", "memory", "PCI"]
 
 

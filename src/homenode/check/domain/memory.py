@@ -344,10 +344,8 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
                 "<numatune>",
                 expected=f"memory on {nodes_text(vcpu_nodes)}, where the vCPUs are",
                 observed=observed,
-                values={
-                    "verb": "apply" if facts.source == facts.name else "plan",
-                    "vm": facts.source,
-                },
+                case=None if facts.source == facts.name else "file",
+                values={"vm": facts.source},
             )
 
 

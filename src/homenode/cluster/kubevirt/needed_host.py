@@ -10,7 +10,6 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.indices import NodeIndex
-from homenode.machine.discover.listings import host_of_nothing
 from homenode.machine.discover.nodes import NODE, read_distances
 from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.discover.pci_tree import PCI, TreePlace, place_by_path
@@ -25,7 +24,7 @@ from homenode.machine.pci import (
     port_types_by_structure,
 )
 from homenode.machine.snapshot.protocol import Snapshot
-from homenode.machine.topology import Host, NumaNode
+from homenode.machine.topology import Host, NumaNode, host_of_nothing
 from homenode.plan.shape.guest_numa import GRACE_GPUS, initiator_nodes
 
 _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers have it"

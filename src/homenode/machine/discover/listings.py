@@ -20,31 +20,15 @@ from homenode.machine.tools.xl_info import TOOL, XlInfo
 from homenode.machine.topology import (
     Core,
     CoreId,
-    CpuModel,
     Host,
     Llc,
     NumaNode,
     Package,
     assemble_pus,
+    host_of_nothing,
 )
 
 Key = TypeVar("Key", int, tuple[int, int])
-
-
-def host_of_nothing(name: str, gaps: tuple[Gap, ...]) -> Host:
-    """Return a host of which only the name is known."""
-    return Host(
-        name=name,
-        architecture=None,
-        cpu=CpuModel(None, None),
-        packages=(),
-        nodes=(),
-        distances=None,
-        llcs=(),
-        cores=(),
-        pus=(),
-        gaps=gaps,
-    )
 
 
 def host_from_numactl(read: NumactlHardware, name: str) -> Host:

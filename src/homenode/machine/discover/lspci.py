@@ -12,7 +12,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import NO_VMS, Gap, GapKind
 from homenode.indices import NodeIndex
-from homenode.machine.discover.listings import host_of_nothing
 from homenode.machine.discover.pci_nodes import Locality, root_complexes, several
 from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,
@@ -25,7 +24,7 @@ from homenode.machine.pci import (
     port_types_by_structure,
 )
 from homenode.machine.tools.lspci import LspciFunction, ends_within_a_line, parse
-from homenode.machine.topology import Host
+from homenode.machine.topology import Host, host_of_nothing
 from homenode.text import plural
 
 

@@ -52,8 +52,7 @@ def function_of(at, element, base):  # what /sys has of it: its node and kind
 
 
 def ports_of(functions, cell_of):
-    """Return the functions of each port, cell by cell and kind by kind; a GPU's slot has one
-    port."""
+    """Return the functions of each port, by cell and kind; a GPU's slot has one port."""
     groups = []
     for _, slot in groupby(functions, key=lambda f: f.at if f.is_virtual else f.at[:3]):
         members = sorted(slot, key=lambda f: f.kind != 0)
@@ -146,8 +145,7 @@ class PciControllers:
 
 
 def cells_of_nodes(root, cells, nodes):
-    """Return the cell of each host node: by <memnode>, else the cell with most vCPUs pinned to the
-    node."""
+    """Return the cell of each host node: by <memnode>, else with most vCPUs pinned to it."""
     memory, pinned = root.findall("numatune/memnode"), root.findall("cputune/vcpupin")
     bound = {int(element.get("cellid")): numbers(element.get("nodeset")) for element in memory}
     pins = {int(element.get("vcpu")): numbers(element.get("cpuset")) for element in pinned}

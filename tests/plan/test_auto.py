@@ -396,7 +396,7 @@ def test_a_vm_that_cells_do_not_hold_is_planned_flat(
     host = host_of(nodes, devices=[DeviceSpec("11:00.0", node=1)])
     size = {"vcpus": 12, "memory_bytes": 16 * GIB, **wanted}
     resolved = resolve_layout(small_guest(), PlanOptions("auto", **size), host)  # type: ignore[arg-type]
-    assert "do not hold the VM" in resolved.reasons[0]
+    assert "does not fit" in resolved.reasons[0]
     made = plan(host, request_for(small_guest(), resolved.options, host))
     assert made.layout == PRESETS["pin-bound"]
     named = replace(resolved.options, layout="auto", cells=GuestCells.HOST, memory_binding=None)

@@ -79,7 +79,7 @@ def test_switches_that_make_no_preset_are_called_custom() -> None:
     [
         (PlanOptions("nonsense"), "unknown layout"),
         (PlanOptions("auto"), "unknown layout"),
-        (PlanOptions("pin", siblings=Siblings.EXPOSED), "leaves no sibling to expose"),
+        (PlanOptions("pin", siblings=Siblings.EXPOSED), "no siblings can be exposed"),
         (PlanOptions("default", siblings=Siblings.HIDDEN), "if vCPUs are pinned"),
         (PlanOptions("default", cells=GuestCells.HOST), "pinned to their host nodes"),
         (PlanOptions("pin", pcie=GuestPcie.HOST), "buses of guest NUMA nodes"),

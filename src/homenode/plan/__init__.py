@@ -1,1 +1,1 @@
-"""Planning: from a host and a request to a plan. Pure and deterministic."""
+"""Planning: make a plan from a host and a request. Pure and deterministic."""

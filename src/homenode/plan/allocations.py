@@ -1,10 +1,10 @@
-"""Allocations: what other domains have of a host, and the gaps that floating ones leave.
+"""Allocations: the host's resources that other domains use, and gaps for floating domains.
 
-A pinned vCPU takes its whole core: one VM shares no core with another. A core with nothing but
-emulator threads or IOThreads of others may serve further emulators. A domain that is shut off keeps
-what it has where homenode has placed it. The domain that is planned itself, known by its name or
-UUID, holds nothing, and neither do those that the user says it replaces: planning a VM again gives
-it back what it has. Of a redacted capture no domain is known by its name.
+A pinned vCPU takes its whole core: VMs do not share cores. A core that runs only emulator threads
+or IOThreads of other domains may serve further emulators. A domain that is shut off keeps its
+resources if homenode has placed it. The domain being planned, found by name or UUID, holds nothing,
+nor do the domains that it replaces: a VM that is planned again gets its resources back. In a
+redacted capture no domain can be found by name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ from homenode.text import command_line, first_few, plural
 from homenode.vm.gpu_parts import free_parts
 
 MOST_NAMED = 8
-"""Domains or jobs that a message names; further ones are counted."""
+"""Number of domains or jobs that a message names; the rest are counted."""
 
 
 class DomainCores(Struct, frozen=True):
-    """The whole cores that the pins of one domain take: those of vCPUs, and all of them."""
+    """The whole cores that the pins of one domain take: vCPU cores and all cores."""
 
     domain: str
     vcpu_cores: CpuSet
@@ -36,7 +36,7 @@ class DomainCores(Struct, frozen=True):
 
 
 class Allocations(Struct, frozen=True):
-    """What others have."""
+    """The resources of other domains."""
 
     vcpu_cores: CpuSet  # CPUs of cores with pinned vCPUs
     service_cores: CpuSet  # CPUs of cores with emulators or IOThreads only
@@ -47,21 +47,21 @@ class Allocations(Struct, frozen=True):
     shut_off: frozenset[str] = frozenset()  # names of the domains that are shut off
 
     def label(self, domain: str) -> str:
-        """The name of a holder in messages; of one that is shut off with what frees its share."""
+        """A domain's name in messages; if it is shut off, with the option that frees its share."""
         if domain not in self.shut_off:
             return repr(domain)
         return f"{domain!r} (shut off; {command_line('--ignore-domain', domain)})"
 
     def holder(self, device: Bdf | str) -> str | None:
-        """The domain that has the function, or the mediated device of that UUID; None = none."""
+        """The domain that has the function, or the mediated device of that UUID; None if free."""
         return next(
             (name for part, name in (*self.devices, *self.mediated) if part == device), None
         )
 
 
 def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
-    """Domains that count: running and planned ones, those that homenode has placed, and with
-    reserve_defined every one that is shut off."""
+    """Domains that hold resources: running, planned or placed by homenode; with reserve_defined
+    also every domain that is shut off."""
     for domain in host.domains:
         counts = domain.has_claim or request.options.reserve_defined
         if counts and not _is_own(domain, request):
@@ -75,7 +75,7 @@ def held_uuids(host: Host | None, request: GuestRequest) -> frozenset[str]:
 
 
 def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> str | None:
-    """The mediated device that the VM gets at a function: the one that it names, or the first free
+    """Return the mediated device that the VM gets at a function: the named one, else the first free
     one of its profile; None if it gets the function itself."""
     if function in request.devices or host is None:
         return dict(request.mediated).get(function)
@@ -85,7 +85,7 @@ def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> s
 
 
 def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:
-    """The domain being planned, where it is running already, and those that it replaces."""
+    """The domain being planned, if it exists already, and the domains that it replaces."""
     return tuple(domain for domain in host.domains if domain.running and _is_own(domain, request))
 
 
@@ -97,13 +97,13 @@ def _is_own(domain: RunningDomain, request: GuestRequest) -> bool:
 
 
 def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
-    """That one of the domains that count may be the one being planned, where names are redacted."""
+    """Return a gap if names are redacted: another domain may be the one being planned."""
     strangers = [domain.name for domain in other_domains(host, request) if domain.has_pseudonym]
     if not strangers or request.options.replaces:
         return None
     return Gap(
         f"whether domain {request.guest.name!r} is on the host already",
-        f"its domains' names are redacted, so all of them count as others; if it is one of "
+        f"the domains' names are redacted, so all of them count as other VMs; if it is one of "
         f"{first_few(strangers, MOST_NAMED)}, say so with --ignore-domain NAME",
     )
 
@@ -153,7 +153,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
             gaps.append(
                 Gap(
                     f"memory of domain {domain.name!r}",
-                    "it is bound to no node, so it may lie on any",
+                    "it is not bound, so it may be on any node",
                 )
             )
     for name, over in ranges:
@@ -164,8 +164,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
         gaps.append(
             Gap(
                 f"load of domain {name!r}",
-                f"{plural(len(over), 'vCPU')} may run on several cores, so as many cores count as "
-                "taken, whichever they run on",
+                f"{plural(len(over), 'vCPU')} may run on several cores, and as many cores count",
             )
         )
     return Allocations(
@@ -180,21 +179,21 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
 
 
 def _copies(host: Host, request: GuestRequest, counted: Sequence[RunningDomain]) -> Iterator[Gap]:
-    """A gap for each copy of a placed domain that is another's and does not count."""
+    """Yield a gap for each copy of a placed domain; a copy holds nothing."""
     for domain in host.domains:
         is_copy = domain.mark is DomainMark.COPY
         if is_copy and domain not in counted and not _is_own(domain, request):
             yield Gap(
                 f"CPUs of domain {domain.name!r}",
-                "it is a copy of a VM that homenode placed, so what it names counts as free; "
+                "it is a copy of a VM that homenode placed, so its CPUs count as free; "
                 f"{command_line('homenode', 'apply', domain.name)} gives it separate CPUs",
             )
 
 
 def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, int, list[int]]:
-    """(CPUs that the pins name, vCPUs that float anywhere, CPUs of each vCPU that floats over the
-    cores that it shares with others of the domain). A pin to every CPU is not a pin. widest: CPUs
-    of the largest core."""
+    """Return (pinned CPUs, number of vCPUs that float anywhere, CPUs of each vCPU that floats over
+    a range that it shares with other vCPUs). A pin to every CPU is not a pin. widest: CPUs of the
+    largest core."""
     pins = [0 if pin is None else pin.bits & online for pin in domain.vcpu_pins]
     pinned, floats, over = 0, 0, []
     for bits in pins:
@@ -203,14 +202,14 @@ def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, in
         else:
             pinned |= bits
             over.append(bits)
-    # vCPUs that share a range of more cores than there are vCPUs float over it.
+    # vCPUs float over a range that has more cores than vCPUs.
     if pinned.bit_count() > len(over) and min([bits.bit_count() for bits in over]) > widest:
         return 0, floats, over
     return pinned, floats, []
 
 
 def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) -> int:
-    """A core for each floating vCPU, from the end of its range, that no one has yet."""
+    """Take a free core for each floating vCPU, from the end of its range."""
     shares = 0
     for bits in over:
         free = (c for c in reversed(cores) if c & bits and not c & (in_use | shares))
@@ -219,6 +218,6 @@ def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) ->
 
 
 def _cores_of_pus(host: Host, pus: int) -> int:
-    """The cores of these CPUs (bits)."""
+    """Return the whole cores of these CPUs (bits)."""
     used = [host.core_at[pu].pus.bits for pu in members(pus) if pu in host.core_at]
     return reduce(or_, used, 0)

@@ -1,4 +1,4 @@
-"""Auto: the layout that `--layout auto` stands for, by a table of uses, machines and VMs."""
+"""Auto: the layout that `--layout auto` chooses, by a table of uses, machines and VMs."""
 
 from collections.abc import Callable
 
@@ -52,7 +52,7 @@ LAYOUTS = {  # a test compares the numbers with demo/published
 
 
 class LayoutInputs(Struct, frozen=True, kw_only=True):
-    """What counts besides the use. None = unknown."""
+    """The facts that decide besides the objective. None = unknown."""
 
     nodes: int | None  # of the host, with CPUs
     has_siblings: bool
@@ -64,17 +64,17 @@ class LayoutInputs(Struct, frozen=True, kw_only=True):
 
 
 class LayoutChoice(Struct, frozen=True, kw_only=True):
-    """A layout and why."""
+    """A layout and the reason for it."""
 
     layout: str
     reason: str
     keep_vcpus: bool = False  # siblings take half the cores rather than double the vCPUs
-    floating: bool = False  # vCPUs float over the nodes of their memory: pins were worse
+    floating: bool = False  # vCPUs float over the nodes of their memory, as pins were slower
     caveats: tuple[str, ...] = ()
 
 
 class ResolvedLayout(Struct, frozen=True):
-    """Options with a layout."""
+    """Options with the layout chosen."""
 
     options: PlanOptions
     reasons: tuple[str, ...] = ()  # lines for people; () if the user named the layout
@@ -84,13 +84,13 @@ Choose = Callable[[Host, Objective, LayoutInputs], LayoutChoice]
 
 
 def layout_for(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
-    """The layout of the table."""
+    """Return the layout from the table."""
     layout, reason = LAYOUTS[objective]
     if objective is Objective.DENSITY:
         if not inputs.has_siblings:
             layout, reason = FLAT, "the host's cores have one thread each"
     elif inputs.nodes == 1:
-        layout, reason = FLAT, "the host has one NUMA node: there are none to show to the guest"
+        layout, reason = FLAT, "the host has one NUMA node"
     if PRESETS[layout].pcie is GuestPcie.HOST and not inputs.expander_buses:
         layout, reason = FLAT, "the VM's machine type does not support expander buses"
     layout, reason = needed_layout(layout, objective, inputs) or (layout, reason)
@@ -101,7 +101,7 @@ def layout_for(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
 def needed_layout(
     layout: str, objective: Objective, inputs: LayoutInputs
 ) -> tuple[str, str] | None:
-    """The layout that the VM's memory or devices need instead, and why; None: this one serves."""
+    """Return the layout that the VM's memory or devices require, with the reason; else None."""
     preset = PRESETS[layout]
     if inputs.private_memory:
         if preset.cells is GuestCells.SINGLE:
@@ -126,7 +126,7 @@ def needed_layout(
 
 
 def host_inputs(host: Host) -> LayoutInputs:
-    """Return the facts of a host that decide."""
+    """Return the host's facts for the choice."""
     return LayoutInputs(
         nodes=sum(bool(node.pus) for node in host.nodes),
         has_siblings=any(len(core.pus) > 1 for core in host.cores),
@@ -138,9 +138,9 @@ def host_inputs(host: Host) -> LayoutInputs:
 def resolve_layout(
     guest: Vm, options: PlanOptions, host: Host, choose: Choose | None = None
 ) -> ResolvedLayout:
-    """The options with `auto` replaced, for the use that was named or that the devices suggest.
+    """Replace `auto` in the options, for the objective given or suggested by the devices.
 
-    choose: in place of the table.
+    choose: used instead of the table.
     """
     if options.layout != AUTO:
         return ResolvedLayout(options)
@@ -195,7 +195,7 @@ def _named_devices(guest: Vm, options: PlanOptions, host: Host) -> set[Bdf]:
 
 
 def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
-    """GPUs that the VM gets."""
+    """Return the number of GPUs that the VM gets."""
     if options.gpu_count is not None:
         return options.gpu_count
     gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
@@ -219,7 +219,7 @@ def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
 
 
 def _reason_for_flat(guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Host) -> str | None:
-    """The reason to stay flat: cells do not hold the VM, or only with memory of the host."""
+    """Return the reason to stay flat: cells do not fit, or only without the host's reserve."""
 
     def try_plan(options: PlanOptions, *, brief: bool = True) -> Plan | HomenodeError:
         try:
@@ -234,11 +234,11 @@ def _reason_for_flat(guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Ho
     if isinstance(plain, HomenodeError):
         return None
     if isinstance(shaped, Plan):
-        reason = "guest NUMA nodes hold the VM only with memory that the host needs for itself"
+        reason = "the VM fits in guest NUMA nodes only with the memory that the host reserves"
         return None if _takes_host_memory(plain) else reason
     error = try_plan(chosen, brief=False)
     nearest = error.nearest if isinstance(error, Unplannable) else None
-    return f"guest NUMA nodes do not hold the VM ({nearest.detail if nearest else error})"
+    return f"the VM does not fit in guest NUMA nodes ({nearest.detail if nearest else error})"
 
 
 def _takes_host_memory(plan: Plan) -> bool:
@@ -248,9 +248,9 @@ def _takes_host_memory(plan: Plan) -> bool:
 def _with_choice(
     options: PlanOptions, choice: LayoutChoice, objective: Objective, *, has_pairs: bool = False
 ) -> PlanOptions:
-    """The options with the layout. A switch that the user gives stays as given, and the others
-    follow: there are cells where PCIe is mirrored, with switches if a GPU and its NIC share one, no
-    expander bus where the guest is flat, and memory is bound, per cell where there are cells."""
+    """Return the options with the layout. A switch that the user gives is kept, and the others
+    follow: mirrored PCIe requires cells, and gets switches if a GPU and its NIC share one; a flat
+    guest gets no expander bus; memory is bound, per cell if there are cells."""
     preset = PRESETS[choice.layout]
     mirrors = GuestCells.HOST if options.pcie is GuestPcie.HOST else preset.cells
     cells = options.cells or mirrors

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1 << 14)
 def members(mask: int) -> tuple[int, ...]:
-    """The positions of the set bits, ascending. Remembered: a search asks for the same ones often.
+    """The positions of the set bits, ascending. Cached, as a search needs the same sets often.
 
     >>> members(0b1010)
     (1, 3)

@@ -1,4 +1,4 @@
-"""Findings on devices: what a VM takes of the host, leaves in it, or cannot get as a whole."""
+"""Findings on devices that a VM takes from the host, leaves there, or gets only in part."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from homenode.vm.gpu_parts import is_divided
 from homenode.vm.layout import Pinning
 
 _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
-"""Host and ISA bridges, which have no driver that VFIO minds."""
+"""Host and ISA bridges, whose drivers VFIO accepts."""
 
 
 def device_findings(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
-    """Findings on the devices, and on a VM of more vCPUs than the host has CPUs."""
+    """Yield findings on the devices, and on a VM with more vCPUs than the host has CPUs."""
     mediated = dict(request.mediated)
     for bdf in devices:
         device = mediated.get(bdf, bdf)
@@ -30,7 +30,7 @@ def device_findings(
             yield finding(
                 "device-in-use",
                 str(device),
-                observed=f"domain {allocations.label(holder)} has it, so the VM cannot start while "
+                observed=f"domain {allocations.label(holder)} uses it, so the VM cannot start while "
                 "that runs",
                 severity=Severity.WARNING,
             )
@@ -54,7 +54,7 @@ def device_findings(
 def _nics_without_gpu(
     host: Host, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
-    """NICs whose GPUs the VM does not get, while it gets other GPUs."""
+    """Find NICs whose paired GPUs the VM does not get, though it gets other GPUs."""
     ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
     gpus = [device for device in ours if device.kind is DeviceKind.GPU]
     nics = [device for device in ours if device.kind is DeviceKind.NIC]
@@ -92,7 +92,7 @@ def _nics_without_gpu(
 def _check_companions(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
-    """NICs that GPUs bring while the host may use them, and GPUs that bring none."""
+    """Yield findings on NICs that come with GPUs and may be in use, and on GPUs without a NIC."""
     if not request.options.with_nics:
         return
     ours = [host.device_at[bdf] for bdf in devices]
@@ -100,11 +100,11 @@ def _check_companions(
     brought = [nic for nic in nics if nic.bdf not in request.devices]
     in_use = [nic for nic in brought if nic.driver is not None and not is_viable_driver(nic.driver)]
     unknown = [nic for nic in brought if nic.driver is None] if _drivers_are_unknown(host) else []
-    leave = "leave the host with the VM's start, and so does what they carry for it"
+    leave = "leave the host when the VM starts, with the host's traffic on them"
     drivers = ", ".join(sorted({nic.driver for nic in in_use if nic.driver is not None}))
     for group, severity, reason in (
-        (in_use, Severity.WARNING, f"{drivers} of the host has them"),
-        (unknown, Severity.INFO, "the host's source does not say which drivers have them"),
+        (in_use, Severity.WARNING, f"the host's driver {drivers} is bound to them"),
+        (unknown, Severity.INFO, "the host's source does not list their drivers"),
     ):
         if group:
             yield finding(
@@ -118,19 +118,19 @@ def _check_companions(
             continue
         pairs = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
         users = [f"{nic.bdf} by {who!r}" for nic in pairs if (who := allocations.holder(nic.bdf))]
-        text = f"in use: {', '.join(users)}" if users else "none is on its switch or root complex"
+        text = f"in use: {', '.join(users)}" if users else "no NIC is on its switch or root complex"
         yield finding(
             "gpu-without-nic",
             str(gpu.bdf),
-            observed=f"--with-nics found no NIC for it: {text}",
+            observed=f"no free NIC for --with-nics: {text}",
         )
 
 
 def _nvswitches_left_out(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
-    """All GPUs of a board without its NVSwitches, unless another VM has these: it runs Fabric
-    Manager for all."""
+    """Yield a finding if a VM gets all GPUs of a board without its NVSwitches. If another VM has
+    the NVSwitches, it runs Fabric Manager."""
     for board in () if request.options.without_nvlink else switched_gpus(host):
         missing = board.left_out(devices)
         if missing and all(allocations.holder(bdf) is None for bdf in board.switches):
@@ -165,9 +165,9 @@ def _parts_of_gpus(
             yield finding(
                 "gpu-and-its-parts",
                 str(gpu.bdf),
-                observed=f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
+                observed=f"passing the whole GPU removes its {_parts_counted(gpu)}"
                 + (f" ({first_few(users, MOST_NAMED)})" if users else "")
-                + ": they end when its driver lets go of it",
+                + ": they end when its driver is unbound",
             )
         elif parts:
             shared = sum(part.is_for_vms for part in gpu.parts) - len(parts)
@@ -176,14 +176,14 @@ def _parts_of_gpus(
                 ", ".join(map(str, parts)),
                 observed=f"part of GPU {gpu.bdf}, which {shared} other parts share"
                 + (f", some of {first_few(users, MOST_NAMED)}" if users else "")
-                + ": memory bandwidth, link and copies are one GPU's",
+                + ": they share one GPU's memory bandwidth, link and copy engines",
             )
 
 
 def _without_vgpu(
     host: Host, gpu: PciDevice, devices: Sequence[Bdf], mediated: Mapping[Bdf, str]
 ) -> Iterator[Finding]:
-    """Virtual functions of a GPU with vGPUs, passed by their address, that are none themselves."""
+    """Yield findings on virtual functions of a GPU with vGPUs that have no vGPU themselves."""
     parts = {part.bdf: part for part in gpu.parts if part.is_for_vms and part.profile is not None}
     for bdf in devices:
         function = host.device_at[bdf]
@@ -224,14 +224,14 @@ def _endpoints(host: Host) -> list[PciDevice]:
 
 
 def _drivers_are_unknown(host: Host) -> bool:
-    """Return whether the host's source names no endpoint's driver."""
+    """Return whether the host's source lists no drivers of endpoints."""
     return all(device.driver is None for device in _endpoints(host))
 
 
 def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
-    """VFIO gives away whole IOMMU groups: a function that stays must have no driver of the host.
+    """Yield findings on IOMMU groups: VFIO needs the whole group free of host drivers.
 
-    A source that names no endpoint's driver is silent, so that a driver has to be assumed.
+    If a source lists no drivers, host drivers are assumed.
     """
     ours = set(devices)
     endpoints = _endpoints(host)
@@ -254,5 +254,5 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
                 "iommu-group-incomplete",
                 str(first),
                 observed=f"its IOMMU group {group} also holds {first_few(holders, 4)}: "
-                "VFIO rejects the start while a driver of the host has one of these",
+                "VFIO rejects the start while a host driver is bound to one of these",
             )

@@ -1,6 +1,6 @@
 """Manual: a placement from CPU lists that the user gives, with no host to check them against.
 
-The study's generator worked so; this is the way to its listings. The planner never comes here.
+This module reproduces the study's listings; the planner does not use it.
 """
 
 from homenode.cpuset import CpuSet
@@ -15,7 +15,7 @@ from homenode.vm.plan_options import ManualRanges
 
 
 def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
-    """vCPU i on CPU i of the lists, siblings adjacent where the layout pins all CPUs.
+    """Place vCPU i on CPU i of the lists, siblings adjacent if the layout pins all CPUs.
 
     Cell i lies on host node i, as the study's listings have it. Raises UsageError for lists that
     overlap, that do not pair up, or that the layout cannot use.

@@ -1,10 +1,10 @@
 """NodeMemory: the memory that each node can give to one VM, in pages.
 
-What is allocated counts, touched or not: of a node's size, its page pools and what running domains
-have bound there are taken off, and never more counts as free than the kernel reports. The host
-keeps a share (HostReserve), and what QEMU and the IOMMU need for the VM comes on top of its memory.
-Memory of a GPU never counts; that of another node without CPUs counts only when asked for, and then
-with the node of CPUs that is nearest.
+Allocated memory counts as used, touched or not: free is a node's size less its page pools and the
+memory that running domains have bound there, and at most what the kernel reports. The host keeps a
+share (HostReserve), and the VM needs memory for QEMU and the IOMMU besides its own. GPU memory
+never counts; memory of other nodes without CPUs counts only if allowed, and then with the nearest
+node that has CPUs.
 """
 
 from collections import defaultdict
@@ -36,11 +36,11 @@ _OVERHEAD_STEP_BYTES = 64 * MIB
 
 
 class NodeMemory(Struct, frozen=True):
-    """What one node of CPUs can give, its attached nodes of memory included."""
+    """The memory that a node with CPUs can give, its attached memory nodes included."""
 
-    pages: int | None  # pages that are free or can be made so; None = unknown, so no limit
-    pool_pages: int  # of those, huge pages that are free already
-    nodes: tuple[NodeIndex, ...]  # where they lie, own node first
+    pages: int | None  # pages that are free or can be freed; None = unknown, so no limit
+    pool_pages: int  # huge pages among them that are free already
+    nodes: tuple[NodeIndex, ...]  # nodes of the pages, own node first
 
 
 def overhead_bytes(request: GuestRequest) -> int:
@@ -53,8 +53,7 @@ def overhead_bytes(request: GuestRequest) -> int:
 
 
 def _overhead_on_node(domain: RunningDomain, size: int) -> int:
-    """The same of a VM that does not run yet: the share of a node that has `size` bytes of it, in
-    whole steps: it is an estimate."""
+    """Estimate the overhead on a node that has `size` bytes of a VM's memory, in whole steps."""
     memory = None if domain.page_bytes is not None else domain.memory_bytes
     total = qemu_bytes(len(domain.vcpu_pins), memory, bool(domain.devices or domain.mediated))
     share = total * size // (sum(node_bytes for _, node_bytes in domain.memory_by_node) or 1)
@@ -78,7 +77,7 @@ def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
 
 
 def page_size_bytes(request: GuestRequest) -> int:
-    """Bytes that each cell's memory is a multiple of: huge pages as asked, or ordinary granules.
+    """Return the granule of each cell's memory in bytes: the huge page size, or a default.
 
     Raises InputError if the memory is not whole pages.
     """
@@ -86,12 +85,12 @@ def page_size_bytes(request: GuestRequest) -> int:
 
 
 def cell_pages_wanted(request: GuestRequest) -> int:
-    """Whole pages that the guest's memory takes, without its memory devices."""
+    """Return the number of pages of the guest's memory, without its memory devices."""
     return -(-request.memory_bytes // page_size_bytes(request))
 
 
 def device_pages(request: GuestRequest) -> tuple[tuple[int, int], ...]:
-    """(guest cell, whole pages) of each memory device that lies where its cell lies."""
+    """Return (guest cell, whole pages) of each memory device that is on its cell's node."""
     page = page_size_bytes(request)
     return tuple(
         (device.cell, -(-device.size_bytes // page))
@@ -101,7 +100,7 @@ def device_pages(request: GuestRequest) -> tuple[tuple[int, int], ...]:
 
 
 def memory_text(request: GuestRequest) -> str:
-    """The guest's memory for a message: "8 GiB", "8 GiB and 4 GiB in memory devices"."""
+    """Format the guest's memory: "8 GiB", "8 GiB and 4 GiB in memory devices"."""
     text = format_bytes(request.memory_bytes)
     devices = request.guest.memory_devices
     device_bytes = sum(d.size_bytes for d in devices if d.lies_with_cell(request.layout))
@@ -109,8 +108,8 @@ def memory_text(request: GuestRequest) -> str:
 
 
 def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
-    """For each node of CPUs, the nodes whose memory it may give: itself, then the allowed CPU-less
-    nodes that are nearer to it than to any other node of CPUs (the lowest index among equals).
+    """Map each node with CPUs to the nodes whose memory it may give: itself, then the allowed nodes
+    without CPUs that are nearest to it (ties go to the lowest index).
 
     Raises InputError for an allowed node that the host lacks, UsageError for memory of a GPU.
     """
@@ -138,7 +137,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
 def node_memory(
     host: Host, request: GuestRequest, *, keeps_reserve: bool
 ) -> dict[NodeIndex, NodeMemory]:
-    """The memory of every node of CPUs. keeps_reserve: without what the host keeps."""
+    """Return the memory of every node with CPUs. keeps_reserve: without the host's reserve."""
     page = page_size_bytes(request)
     result: dict[NodeIndex, NodeMemory] = {}
     by_index = host.node_at
@@ -162,15 +161,17 @@ def node_memory(
 
 
 class HeldMemory(Struct, frozen=True):
-    """What domains have on each node: (domain, bytes)."""
+    """The memory of domains on each node: (domain, bytes)."""
 
-    of_others: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]  # those that count
-    # the VM that is planned, where it runs, and what it replaces
+    of_others: Mapping[
+        NodeIndex, Sequence[tuple[RunningDomain, int]]
+    ]  # domains that hold resources
+    # the VM being planned, and VMs that it replaces
     of_vm: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
 
 
 def held_memory(host: Host, request: GuestRequest) -> HeldMemory:
-    """The memory that domains have of the host, in one pass over them."""
+    """Return the memory of domains on each node, in one pass over them."""
 
     def by_node(
         domains: Iterable[RunningDomain],
@@ -191,9 +192,9 @@ def free_memory(
     page: int,
     domain_memory: HeldMemory | None = None,
 ) -> tuple[int | None, int]:
-    """(ordinary memory free on the node in bytes, None = unknown; free huge pages of that size).
+    """Return (free ordinary memory in bytes, None = unknown; free huge pages of that size).
 
-    held: of the host and the request; None = it is worked out.
+    held: of the host and the request; None = computed here.
     """
     if node.memory_kind is MemoryKind.GPU:
         return 0, 0
@@ -206,7 +207,7 @@ def free_memory(
         if domain.page_bytes is not None:
             own_page = domain.page_bytes or default_huge_page_bytes(host)
             (running if domain.running else planned)[own_page] += -(-size // own_page)
-        # The kernel's counters know what a running domain has touched, and no other domain.
+        # The kernel's counters include only memory that running domains have touched.
         elif domain.running:
             bound += size
         else:
@@ -219,7 +220,7 @@ def free_memory(
         for p in node.page_pools
     }
     for size, pages in planned.items():
-        # Pages that the pool has not got are yet to be reserved, from ordinary memory.
+        # Pages that the pool lacks have to be reserved from ordinary memory.
         untouched += size * min(pages, max(0, -free_of_size.get(size, -pages)))
     huge = request.page_bytes is not None
     pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)

@@ -1,6 +1,6 @@
-"""Pipeline: a VM's file, the plan for it on a host, and the file that follows from it.
+"""Pipeline: read a VM's file, plan it on a host, and write the resulting file.
 
-The whole main job as one pure step, for the command line and everything else that places VMs.
+The main job as one pure step, for the command line and other callers that place VMs.
 """
 
 from collections.abc import Sequence
@@ -41,15 +41,15 @@ from homenode.vm.targets.target import (
 
 
 class PlannedFile(Struct, frozen=True, kw_only=True):
-    """A plan and the file that follows from it."""
+    """A plan and the resulting file."""
 
     plan: Plan
     target: str  # LIBVIRT or the name of another target
-    original: bytes  # the file that was edited, as given or copied; b"" = a new file
+    original: bytes  # the edited file, as given or copied; b"" = a new file
     rendering: Rendering
-    findings: tuple[Finding, ...]  # on the file, what the target cannot express included
-    notes: tuple[str, ...]  # warnings and worse as lines, after what was wrong with the file before
-    host: Host | None = None  # on what it was planned; None: CPU lists of the user
+    findings: tuple[Finding, ...]  # on the file, settings that the target cannot express included
+    notes: tuple[str, ...]  # faults of the input file, then warnings and errors, as lines
+    host: Host | None = None  # the host of the plan; None = CPU lists of the user
 
     @property
     def document(self) -> bytes:
@@ -58,7 +58,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
 
     @property
     def plan_to_show(self) -> Plan:
-        """The plan with the file's findings of severity info, which `notes` lacks."""
+        """Return the plan with the file's findings of severity info, which `notes` lacks."""
         infos = (f for f in self.findings if f.severity is Severity.INFO)
         shown = structs.replace(self.plan, findings=(*self.plan.findings, *infos))
         if self.target == LIBVIRT or target_named(self.target).runs_qemu:
@@ -72,8 +72,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
 
 
 def _without_qemu(plan: Plan) -> Plan:
-    """The plan without what only a host with QEMU does: its threads, its locked memory, and huge
-    pages that someone reserves."""
+    """Return the plan without QEMU's threads, its locked memory, and huge pages to reserve."""
     return structs.replace(
         plan,
         vm=structs.replace(plan.vm, emulator_pus=None, iothread_pins=()),
@@ -88,9 +87,9 @@ def plan_file(
 ) -> PlannedFile:
     """Plan a document's VM on a host and rewrite the document.
 
-    source: what to call the document in messages. copy_name: rewrite a copy with its own name,
-    UUID, NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting
-    options, Unplannable with every rejection, and as libvirt.render.
+    source: the document's name in messages. copy_name: rewrite a copy with its own name, UUID,
+    NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting options,
+    Unplannable with every rejection, and as libvirt.render.
     """
     document, shared = _source_document(original, source, copy_name)
     guest = vm_of(open_domain(document, source))
@@ -106,9 +105,9 @@ def plan_manually(
     *,
     copy_name: str | None = None,
 ) -> PlannedFile:
-    """The same with CPU lists that the user gives, and no host: the study's listings.
+    """Plan with CPU lists of the user and without a host, as in the study's listings.
 
-    The vCPU count follows the lists. Raises like plan_file.
+    The vCPU count is that of the lists. Raises like plan_file.
     """
     document, shared = _source_document(original, source, copy_name)
     guest = vm_of(open_domain(document, source))
@@ -158,20 +157,19 @@ def _sentence(finding: Finding) -> str:
 
 
 class FileRequest(Struct, frozen=True, kw_only=True):
-    """A VM that is planned with others."""
+    """A VM that is planned together with other VMs."""
 
-    name: str  # what to call its document in messages
+    name: str  # its document's name in messages
     original: bytes
     options: PlanOptions
 
 
 def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFile, ...]:
-    """Plan VMs for one host, none of which gets what another one has: in the order of `requests`.
+    """Plan VMs for one host without shared resources, in the order of `requests`.
 
-    They are planned one after the other: as they are given, then the one with the most memory
-    first, then that with the most vCPUs, each time with emulators on cores of their own and then on
-    those of their VMs, until all fit. Raises like plan_file; Unplannable of the order in which the
-    most VMs fit.
+    VMs are planned one after the other in several orders until all fit: as given, by memory, by
+    vCPUs (largest first), each with emulators on their own cores, then on vCPU cores. Raises like
+    plan_file; Unplannable of the order in which the most VMs fit.
     """
 
     def size(request: FileRequest) -> tuple[int, int]:
@@ -185,7 +183,7 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
         sorted(requests, key=lambda one: sizes[one.name][1]),
     )
     best: tuple[int, Unplannable] | None = None
-    # One VM has one order, and the policy that was asked for.
+    # One VM has one order, and the requested policy.
     shared = (False, True) if len(requests) > 1 else (False,)
     for is_shared, order in product(shared, orders[: 1 if len(requests) == 1 else None]):
         planned_files: dict[str, PlannedFile] = {}
@@ -211,8 +209,8 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
 
 
 def size_of_options(options: PlanOptions) -> tuple[int, int]:
-    """vCPUs and bytes of memory of a VM of which only options say something; those of --guest-node
-    are summed. Raises UsageError if they say neither."""
+    """Return the vCPUs and bytes of memory of a VM given by options only, summed over --guest-node.
+    Raises UsageError without either."""
     vcpus, memory_bytes = options.vcpus, options.memory_bytes
     if options.explicit_cells:
         vcpus, memory_bytes = size_of_cells(options.explicit_cells)
@@ -231,7 +229,7 @@ def size_of_options(options: PlanOptions) -> tuple[int, int]:
 def vm_of_options(
     options: PlanOptions, architecture: str | None, name: str = DEFAULT_NAME
 ) -> VmFile:
-    """A VM of which only options say something. Raises UsageError without vCPUs and memory."""
+    """Make a VM from options only. Raises UsageError without vCPUs and memory."""
     vcpus, memory_bytes = size_of_options(options)
     architecture = architecture or "x86_64"
     vm = Vm(
@@ -248,7 +246,7 @@ def vm_of_options(
 
 
 def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -> PlannedFile:
-    """Plan a VM and write it for a target. The VM's file is edited where it is of that target.
+    """Plan a VM and write it for a target. A file of that target is edited.
 
     Raises like plan_file, and InputError if the target cannot take the plan.
     """
@@ -287,7 +285,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
 
 
 def _not_encrypted(guest: Vm, target: str) -> Finding:
-    """A file of another hypervisor says nothing of keys and measurements."""
+    """Return a finding for a guest with launch security: other targets' files have none."""
     return finding(
         "target-not-carried",
         f"launch security {guest.launch_security}",
@@ -298,7 +296,7 @@ def _not_encrypted(guest: Vm, target: str) -> Finding:
 
 
 def _refuse_lost_vgpus(plan: Plan, target: Target) -> None:
-    """A file that cannot say a vGPU would pass its GPU, which ends the vGPUs of other VMs."""
+    """Reject vGPUs for a target without them: the file would pass the whole GPU."""
     support = target.support[Feature.VGPUS]
     if support.level is Level.LOST and Feature.VGPUS in features_of(plan):
         names = ", ".join(d.uuid or str(d.bdf) for d in plan.vm.hostdevs if is_vgpu(d))
@@ -309,16 +307,16 @@ def _refuse_lost_vgpus(plan: Plan, target: Target) -> None:
 
 
 def _without_addresses(guest: Vm, target: Target, source: str) -> Vm:
-    """A VM of another hypervisor: its vCPUs, memory and devices, without its PCI addresses.
+    """Reduce a VM to vCPUs, memory and devices, without PCI addresses, for another hypervisor.
 
-    Raises InputError for memory devices, which have no like there.
+    Raises InputError for memory devices, which have no equivalent there.
     """
     if guest.has_dimms:
         raise InputError(
             f"{source}: expected a VM without memory devices for target {target.title}, found some",
             hint="add their memory to --memory, in a copy of the definition without them",
         )
-    # A file of ours names the host's CPU, or all that TCG has, where the VM's names none.
+    # A new file uses the host's CPU, or TCG's maximum, if the VM names no CPU model.
     mode = guest.cpu_mode or ("host-passthrough" if guest.domain_type == "kvm" else "maximum")
     guest = structs.replace(guest, cpu_mode=mode)
     if target.keeps_addresses:

@@ -1,4 +1,4 @@
-"""Placement: which CPUs of which nodes one VM gets. The planner's choice, before the guest's shape.
+"""Placement: the CPUs, nodes and devices that the planner chose for a VM, before the guest's shape.
 
 place.py and manual.py make placements; assemble.py turns one into a Plan.
 """
@@ -27,37 +27,37 @@ class Placement(Struct, frozen=True):
     vcpu_pins: tuple[CpuSet, ...]
     vcpu_nodes: tuple[int, ...]  # index into `nodes` per vCPU
     memory_nodes: tuple[NodeIndex, ...]  # nodes that give memory, () = not bound
-    threads_per_core: int  # siblings shown to the guest, 1 = hidden
+    threads_per_core: int  # siblings exposed to the guest, 1 = hidden
     emulator_pus: CpuSet | None
     iothread_pus: tuple[CpuSet, ...]
     devices: tuple[Bdf, ...]  # functions that the VM gets, chosen GPUs included, host order
     fallback: str
     cost: tuple[CostTerm, ...] = ()
-    optimal: bool | None = True  # None if the search ended before all were compared
+    optimal: bool | None = True  # None if the search ended before all placements were compared
     runners_up: tuple[RunnerUp, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
     cell_memory_bytes: tuple[int, ...] = ()  # memory of each cell, () = as its vCPUs
-    relaxations: tuple[Relaxation, ...] = ()  # what gave way, as in the fallback's name
-    # what the VM gets where that is not the layout asked for, as siblings have to share cores
+    relaxations: tuple[Relaxation, ...] = ()  # as in the fallback's name
+    # the layout that the VM gets instead of the requested one, as vCPUs have to share cores
     layout: Layout | None = None
-    # vCPUs run on siblings as the document shows them, for want of whole cores
+    # vCPUs run on siblings as the definition shows them, as whole cores are lacking
     takes_siblings: bool = False
-    lacks_siblings: bool = False  # these do not fit either, so that the host's last core is taken
+    lacks_siblings: bool = False  # siblings do not fit either, so the host's last core is used
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """The relaxations, and whole cores where siblings were taken."""
+        """Return the relaxations, and whole cores if siblings were used."""
         siblings = ("whole cores",) * self.takes_siblings + (_CORE_OF_HOST,) * self.lacks_siblings
         return (*self.relaxations, *siblings)
 
     @property
     def concerns(self) -> list[tuple[str, int]]:
-        """The criteria that decide between hosts, by name, as between the fallbacks of one host.
-        Relaxations come first, the severest first; so do whole cores, even if the siblings of
-        another host are nearer. The host's last core and even memory follow the criteria that
-        they are relaxed for; equal cells follow the nodes. The other terms of the cost are last."""
+        """Return the criteria that decide between hosts, by name, as between fallbacks on one host.
+        Relaxations come first, the severest first, and whole cores, even if siblings on another
+        host are nearer. The host's last core and even memory follow the criteria that they are
+        relaxed for; equal cells follow the nodes. The other cost terms are last."""
         terms = [
             (term.name, term.value)
             for term in self.cost
@@ -79,7 +79,7 @@ class Placement(Struct, frozen=True):
         ]
 
 
-_CORE_OF_HOST = "host's last core, for want of siblings"
+_CORE_OF_HOST = "host's last core, as siblings are lacking"
 _OF_NODES = ("nodes_spanned", "minus_nodes_spanned")
 _GIVEN_FIRST: tuple[str, ...] = (
     Relaxation.HOST_MEMORY,
@@ -95,7 +95,7 @@ _GIVEN_FOR_NEARNESS: tuple[str, ...] = (Relaxation.HOST_CORE, Relaxation.UNEVEN_
 
 
 def _severity(order: tuple[str, ...], relaxations: Collection[str]) -> int:
-    """One bit for each that gave way, the severest first."""
+    """Return a bit for each relaxation, the severest first."""
     return sum(
         1 << place for place, relaxation in enumerate(reversed(order)) if relaxation in relaxations
     )

@@ -1,5 +1,5 @@
-"""Findings on a placement: what gave way, what is away from what it serves, and what whole cores
-and siblings cost a VM whose document shows siblings."""
+"""Findings on a placement: relaxations, remote devices and memory, and the cost of whole cores or
+siblings for a VM whose definition shows siblings."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,8 +30,8 @@ from homenode.vm.plan import Relaxation
 
 
 def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
-    """More memory than all nodes have free, or than they have next to what the host needs, for a VM
-    whose memory no node was asked for."""
+    """Yield a finding if a VM without bound memory needs more than all nodes have free, with or
+    without the host's reserve."""
     page, needed_pages = page_size_bytes(request), cell_pages_wanted(request)
     needed_pages += sum(pages for _, pages in device_pages(request))
     free = _free_pages(host, request, keeps_reserve=False)
@@ -45,7 +45,7 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
             case="of a plan",
         )
         return
-    # Of huge pages what QEMU needs is off already.
+    # With huge pages, QEMU's own memory is already subtracted.
     needed = 0 if request.page_bytes is not None else -(-overhead_bytes(request) // page)
     free = _free_pages(host, request, keeps_reserve=True)
     if free is not None and free < needed_pages + needed:
@@ -53,7 +53,7 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
 
 
 def _free_pages(host: Host, request: GuestRequest, *, keeps_reserve: bool) -> int | None:
-    """Free pages of all nodes together; None if one is unknown."""
+    """Return the free pages of all nodes together; None if a node's are unknown."""
     memory = node_memory(host, request, keeps_reserve=keeps_reserve).values()
     page_counts = [node.pages for node in memory if node.pages is not None]
     return sum(page_counts) if page_counts and len(page_counts) == len(memory) else None
@@ -73,9 +73,8 @@ def placement_findings(
     threads: int,
     isolated: CpuSet,
 ) -> Iterator[Finding]:
-    """Findings on devices, and on what gave way for the VM to fit. threads: siblings of a core that
-    the guest is shown."""
-    # Long because it yields each finding with its words in place.
+    """Yield findings on devices and relaxations. threads: siblings per core that the guest sees."""
+    # Long because it yields each finding with its text in place.
     yield from device_findings(host, request, devices, allocations)
     yield from _bound_elsewhere(request, nodes)
     yield from _away_from_home(host, request, devices, nodes)
@@ -88,7 +87,7 @@ def placement_findings(
             "memory-from-other-nodes",
             nodes_text(further),
             observed=f"node {', '.join(map(str, nodes))} cannot hold the memory next to the vCPUs, "
-            f"so {'it is bound to' if bound else 'some will lie on'} further nodes",
+            f"so {'it is bound to' if bound else 'some is allocated on'} further nodes",
         )
     elif fallback.memory is not MemoryRule.FOLLOWS:
         mirrored = request.layout.cells is GuestCells.HOST
@@ -127,7 +126,7 @@ def placement_findings(
 
 
 def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> Finding:
-    """A topology has as many threads on each core: what is not so cannot be shown."""
+    """Return a finding if cores differ in siblings, so the guest cannot be shown them."""
     threads, packs = fallback.grouping.threads, fallback.grouping.counts_pus
     shown = "so the guest sees one thread per core"
     shared = f"{shown}, also where two of its vCPUs share one"
@@ -189,8 +188,8 @@ def _host_memory_taken(host: Host, request: GuestRequest) -> Finding:
 def _away_from_home(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
-    """GPUs whose own node has no vCPU; of a guest that does not see its devices' nodes those of
-    the VM's own packages cost little."""
+    """Yield findings on GPUs whose node has no vCPU. In a flat guest, GPUs of the VM's packages
+    cost little."""
     mirrored = request.layout.pcie is GuestPcie.HOST
     package_of = {node.index: node.package for node in host.nodes if node.pus}
     packages = {package_of.get(node) for node in nodes}
@@ -211,7 +210,8 @@ def _away_from_home(
 def _nics_in_other_packages(
     host: Host, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
-    """NICs that are paired with a GPU of the VM and lie in a package that it is not in."""
+    """Yield findings on NICs that are paired with the VM's GPUs, but in a package without its
+    vCPUs."""
     package_of = {node.index: node.package for node in host.nodes}
     packages = {package_of.get(node) for node in nodes}
     ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
@@ -230,7 +230,7 @@ def _nics_in_other_packages(
 
 
 def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Iterator[Finding]:
-    """A binding that the layout keeps, and that leaves out nodes of the vCPUs."""
+    """Yield a finding if the layout keeps a binding that omits nodes of the vCPUs."""
     bound = request.guest.bound_nodes
     if bound is None or request.layout.memory is not MemoryBinding.KEEP:
         return
@@ -241,7 +241,7 @@ def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Itera
             "memory-bound-elsewhere",
             nodes_text(without),
             observed=f"the definition binds all memory to {bound_text}, and layout "
-            f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
+            f"{request.layout.name} keeps that binding: these vCPUs have no local memory",
         )
 
 
@@ -253,8 +253,8 @@ _COSTS_OF_CORES = {
 
 
 def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
-    """Yield the extra cost of a whole core for each vCPU, in words: "whole cores would ...".
-    placement: that of whole cores."""
+    """Yield the extra cost of a whole core for each vCPU, as text: "whole cores would ...".
+    placement: with whole cores."""
     allowed = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()
     for relaxation, words in _COSTS_OF_CORES.items():
         if relaxation in placement.relaxations and relaxation not in allowed:
@@ -265,7 +265,7 @@ def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) ->
     used = CpuSet.union(placement.vcpu_pins) | vcpu_cores
     idle = sum(core.pus.isdisjoint(used) for core in host.cores)
     if idle <= request.host_reserve.cores and Relaxation.HOST_CORE not in placement.relaxations:
-        yield f"leave the host only the {plural(idle, 'core')} that it keeps"
+        yield f"leave the host only its reserve of {plural(idle, 'core')}"
 
 
 def document_siblings(
@@ -275,8 +275,8 @@ def document_siblings(
     other: Placement | None,
     costs: Sequence[str],
 ) -> Iterator[Finding]:
-    """Yield the finding on siblings or whole cores for a document with siblings, with the cost of
-    the other choice. other: the placement of the other choice; None = it has none."""
+    """Yield the finding on siblings or whole cores for a definition with siblings, with the cost of
+    the alternative. other: the alternative placement, or None."""
     cores = len(_cores_of(host, placement))
     threads = request.guest.threads_per_core
     slower = "40 to 75 % slower under full load"
@@ -333,7 +333,7 @@ def _more_spans(host: Host, wide: Placement | None, narrow: Placement | None) ->
 
 
 def _most_with_whole_cores(host: Host, request: GuestRequest) -> int:
-    """vCPUs that could have a whole core each, and leave the host more than it keeps."""
+    """Return the most vCPUs with a whole core each that leave the host more than its reserve."""
     vcpu_cores = allocations(host, request).vcpu_cores
     free = [core for core in host.cores if core.pus.isdisjoint(vcpu_cores)]
     fast = [core for core in free if core.kind is not CoreKind.EFFICIENCY]

@@ -1,4 +1,4 @@
-"""Planner: from a host and a request to the plan of one VM."""
+"""Planner: make the plan of one VM from a host and a request."""
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from homenode.vm.plan import Plan, Unplannable
 
 
 def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
-    """The plan of least cost on the first fallback that holds the VM. brief: without explanations.
+    """Return the plan of least cost on the first fallback that fits. brief: without explanations.
 
     Raises Unplannable with every rejection, UsageError for options that contradict each other,
     InputError for what the host lacks, NotKnownError if its cores are unknown.
@@ -27,8 +27,8 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
             refuse_unshown(certain, "PCI")
         if certain.pus and not certain.cores:
             raise NotKnownError(
-                f"{host.name}: which CPUs share a core is not known, and it decides the plan",
-                hint="lscpu -e on the host, or homenode capture, is a source that shows cores",
+                f"{host.name}: the CPUs of each core are unknown, so no plan can be made",
+                hint="use lscpu -e of the host, or homenode capture, as the source",
             ) from None
         unknown = own_is_unknown(certain, request)
         if unknown is None:
@@ -45,7 +45,7 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
 
 
 def as_placed(request: GuestRequest, placed: Placement) -> GuestRequest:
-    """The request with the layout that the VM gets, where siblings have to share cores."""
+    """Return the request with the layout that the VM gets, if vCPUs have to share cores."""
     if placed.layout is None:
         return request
     return replace(request, layout=placed.layout, keep_vcpus=True)

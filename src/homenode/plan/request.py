@@ -1,4 +1,4 @@
-"""GuestRequest: one VM to be placed, of its document and its user's options."""
+"""GuestRequest: one VM to be placed, from its definition and the user's options."""
 
 from collections.abc import Sequence
 
@@ -47,30 +47,30 @@ _X86 = frozenset({"x86_64", "i686"})
 class GuestRequest(Struct, frozen=True, kw_only=True):
     """One VM to be placed."""
 
-    guest: Vm  # the document's own facts
-    layout: Layout  # `options` names the one asked for
-    # as the user has them; what the document, the layout or the host's description settle stands in
-    # the fields below, and counts instead
+    guest: Vm  # the facts of the definition
+    layout: Layout  # the layout to use; `options` has the requested one
+    # options as given; values resolved from the definition, the layout or the host's description
+    # are in the fields below and take precedence
     options: PlanOptions
     page_bytes: int | None = None  # huge pages to back the memory; None = ordinary pages
-    # host functions that the VM gets, host order: those of the document, or of --gpus
+    # host functions that the VM gets, host order: from the definition, or chosen for --gpus
     devices: tuple[Bdf, ...] = ()
     mediated: tuple[tuple[Bdf, str], ...] = ()  # (function, UUID) of mediated devices among them
-    # with siblings exposed keep the vCPUs and halve the cores, rather than double
+    # with siblings exposed, keep the vCPUs and halve the cores
     keep_vcpus: bool = False
-    # whether siblings as the document shows them take the place of whole cores
+    # whether siblings as in the definition may replace whole cores
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
-    host_reserve: HostReserve = DEFAULT_HOST_RESERVE  # what is left to the host
-    # the CPUs that serve the emulators of several VMs, empty = the host names none
+    host_reserve: HostReserve = DEFAULT_HOST_RESERVE  # resources reserved for the host
+    # the housekeeping CPUs for emulators of several VMs; empty = none are configured
     housekeeping_pus: CpuSet = CpuSet()
-    # with siblings exposed, so many of a core at most; None = all that it has
+    # maximum siblings per core if siblings are exposed; None = all
     most_threads: int | None = None
-    # homenode exposed them before: the host's reserved memory gives way first
+    # homenode exposed siblings before: the host's memory reserve is relaxed first
     keeps_siblings: bool = False
 
     @property
     def vcpus(self) -> int:
-        """The guest's own unless the user has others."""
+        """Return the user's vCPU count, else the definition's."""
         return self.options.vcpus or self.guest.vcpus
 
     @property
@@ -79,12 +79,12 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
 
 
 def with_vcpus(request: GuestRequest, vcpus: int) -> GuestRequest:
-    """The request for another number of vCPUs."""
+    """Return the request with another number of vCPUs."""
     return replace(request, options=replace(request.options, vcpus=vcpus))
 
 
 def layout_for(options: PlanOptions) -> Layout:
-    """The layout with every switch applied.
+    """Return the layout with every switch applied.
 
     Raises UsageError for an unknown preset, for `auto`, which plan/auto.py replaces first,
     and for switches that contradict each other.
@@ -119,7 +119,7 @@ def _refuse_contradictions(layout: Layout) -> None:
         ),
         (
             layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.EXPOSED,
-            "one CPU per core leaves no sibling to expose",
+            "with one CPU per core no siblings can be exposed",
             "use --pinning all-cpus",
         ),
         (
@@ -164,14 +164,13 @@ def default_huge_page_bytes(host: Host | None) -> int:
 
 
 def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequest:
-    """The request for a document and its user's options, on a host (None in manual mode).
+    """Make the request from a definition and the user's options, on a host (None in manual mode).
 
-    The document's own passed-through devices are asked for, and --device adds to them; --gpus
-    takes the place of the document's GPUs, so these are omitted then.
-    Raises UsageError as layout_for does, and for counts below 1; InputError for a KVM guest of
-    another architecture.
+    It includes the definition's passed-through devices, and --device adds further devices; --gpus
+    replaces the definition's GPUs. Raises UsageError as layout_for does, and for counts below 1;
+    InputError for a KVM guest of another architecture.
     """
-    # Long because options change one another: each line needs those before it.
+    # Long because options depend on each other, in this order.
     _refuse_other_architecture(guest, host)
     layout = layout_for(options)
     pins = layout.pinning not in (Pinning.NONE, Pinning.NODE)
@@ -221,7 +220,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     if options.explicit_cells:
         vcpus, memory_bytes = size_of_cells(options.explicit_cells)
         options = replace(options, vcpus=vcpus, memory_bytes=memory_bytes)
-        # A cell says how many vCPUs the guest sees there, siblings included.
+        # The vCPUs of a cell include siblings.
         keep_vcpus = layout.pinning is Pinning.ALL_PUS
     return GuestRequest(
         guest=guest,
@@ -241,8 +240,8 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
 
 def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
     """Return whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads
-    already, shown or hidden, or homenode has tuned it. One with an -smt layout and no siblings was
-    not doubled: it did not fit.
+    already, shown or hidden, or homenode has tuned it. An -smt definition without siblings did not
+    fit twice the vCPUs.
     """
     layout = guest.record.layout if guest.record else None
     if guest.threads_per_core > 1 or (layout and layout.pinning is not Pinning.ALL_PUS):
@@ -260,8 +259,8 @@ def fills_cores(guest: Vm, host: Host) -> bool:
 
 
 def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
-    """The layout with the siblings that the document shows, or without any. exposed: it showed them
-    before homenode tuned it, though the host may have had none to give."""
+    """Return the layout with the definition's siblings, or without siblings. exposed: the
+    definition had siblings before homenode tuned it."""
     if layout.pinning in (Pinning.NONE, Pinning.NODE):
         raise UsageError(
             f"--siblings keep: expected a layout that pins each vCPU, found {layout.name}",
@@ -277,7 +276,7 @@ def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
 
 
 def _may_weigh_siblings(guest: Vm, options: PlanOptions, layout: Layout) -> bool:
-    """Return whether siblings as the document shows them can take the place of whole cores."""
+    """Return whether siblings as in the definition may replace whole cores."""
     hides_siblings = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
     vcpus = options.vcpus or guest.vcpus
     threads = guest.threads_per_core
@@ -307,7 +306,7 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
 
 
 def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | None) -> None:
-    """Reject options for NICs or NVSwitches of GPUs without GPUs, or with parts of GPUs."""
+    """Reject options for companion NICs or NVSwitches without GPUs, or with parts of GPUs."""
     gpus = {gpu.bdf for gpu in (() if host is None else host.devices_of_kind(DeviceKind.GPU))}
     for option, is_set in (
         ("--with-nics", options.with_nics),
@@ -349,7 +348,7 @@ def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -
 
 
 def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> None:
-    """Explicit cells need a layout that has cells, nodes that can hold them, and agreeing sums."""
+    """Reject explicit cells for flat layouts, with wrong sums, or on unknown nodes."""
     cells = options.explicit_cells
     if not cells:
         return
@@ -395,7 +394,7 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
 
 
 def _refuse_same_name(guest: Vm, host: Host | None) -> None:
-    """A planned VM of the same name would not count, and libvirt takes a name once."""
+    """Reject the name of a planned VM: that VM would not count, and libvirt names are unique."""
     for domain in () if host is None else host.domains:
         if domain.planned and domain.name == guest.name:
             raise UsageError(
@@ -406,7 +405,7 @@ def _refuse_same_name(guest: Vm, host: Host | None) -> None:
 
 
 def _check_counts(options: PlanOptions, threads: int) -> None:
-    """threads: siblings of a core that the guest shall see, 1 = none."""
+    """threads: siblings per core that the guest sees, 1 = none."""
     for option, count in (
         ("--vcpus", options.vcpus),
         ("--memory", options.memory_bytes),
@@ -435,7 +434,7 @@ def _check_counts(options: PlanOptions, threads: int) -> None:
 
 
 def _check_page_size(options: PlanOptions, guest: Vm) -> None:
-    """Raises UsageError for what is no huge page of the guest's architecture.
+    """Raises UsageError for a huge page size that the guest's architecture lacks.
 
     Source: Documentation/admin-guide/mm/hugetlbpage.rst; on arm64 64 KiB is the smallest.
     """
@@ -455,7 +454,7 @@ def _check_page_size(options: PlanOptions, guest: Vm) -> None:
 
 
 def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
-    """CPUs that the user names must be there: libvirt takes others and the VM fails to start."""
+    """Reject CPUs that are not online: libvirt accepts them, but the VM fails to start."""
     if options.emulator_pus is not None:
         if not options.emulator_pus:
             raise UsageError("--emulator-cpus: missing CPUS", hint="--emulator-cpus 0,64")
@@ -485,7 +484,7 @@ def _check_replaced(options: PlanOptions, host: Host | None) -> None:
     unshown = [] if host is None else [gap for gap in host.gaps if gap.subject == NO_VMS]
     if options.reserve_defined and unshown:
         raise UsageError(
-            f"--reserve-defined: the source of the host shows no VMs: {unshown[0].reason}",
+            f"--reserve-defined: the host's source lists no VMs: {unshown[0].reason}",
             hint="omit it, or name a capture of the host: homenode capture -o host.tar.gz",
         )
     for name in options.replaces:
@@ -497,7 +496,7 @@ def _check_replaced(options: PlanOptions, host: Host | None) -> None:
 
 
 def _without_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:
-    """Remove GPUs and the other functions of the same cards (audio, USB-C)."""
+    """Remove GPUs and the other functions of their cards (audio, USB-C)."""
     cards = {
         (gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device)
         for gpu in host.devices_of_kind(DeviceKind.GPU)
@@ -506,7 +505,7 @@ def _without_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:
 
 
 _RUNS_ON = {"i686": {"x86_64"}, "armv7l": {"aarch64"}}
-"""Guest architectures that KVM runs on hosts of another name."""
+"""Guest architectures that KVM runs on hosts of another architecture."""
 
 
 def _refuse_other_architecture(guest: Vm, host: Host | None) -> None:

@@ -1,1 +1,1 @@
-"""Devices: which functions of the host a VM gets, and what goes with them."""
+"""Devices: the host functions that a VM gets, and their companions."""

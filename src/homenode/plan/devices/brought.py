@@ -1,7 +1,7 @@
-"""Brought: the NICs and NVSwitches that a VM's GPUs bring along, where the user asks for them.
+"""Brought: the NICs and NVSwitches that a VM gets with its GPUs, if the user requests them.
 
-Each GPU brings the one NIC that is nearest to it, and all GPUs of a board together bring its
-NVSwitches: in Fabric Manager's full passthrough a VM has both, or neither.
+A VM gets the nearest NIC of each GPU, and with all GPUs of a board its NVSwitches: in Fabric
+Manager's full passthrough mode a VM has both, or neither.
 
 Source: NVIDIA, Fabric Manager User Guide (2025), chapter Full Passthrough Virtualization.
 """
@@ -27,10 +27,10 @@ def are_paired(gpu: PciDevice, nic: PciDevice) -> bool:
 
 
 def own_nics(devices: Iterable[PciDevice], switches: Mapping[Bdf, Bdf | None]) -> dict[Bdf, Bdf]:
-    """One NIC for each GPU: of its switch, else of its root complex; the fastest, then the nearest.
+    """Choose each GPU's NIC: on its switch, else its root complex; the fastest, then the nearest.
 
     An HGX board has more NICs than GPUs below some switches (a storage NIC next to the Gen5 one).
-    switches: the switch above each device. Returns GPU -> NIC, without GPUs that get none.
+    switches: the switch above each device. Returns each GPU's NIC; GPUs without a NIC are omitted.
     """
     devices = list(devices)
     nics: dict[str, list[PciDevice]] = {}
@@ -54,7 +54,7 @@ def own_nics(devices: Iterable[PciDevice], switches: Mapping[Bdf, Bdf | None]) -
 
 
 def _link_rate(device: PciDevice) -> float:
-    """GT/s over all lanes at best; 0 if unknown, which sorts last."""
+    """Return the maximum GT/s over all lanes; 0 if unknown, which sorts last."""
     link = device.link
     if link is None or link.max_gt_per_s is None or link.max_width is None:
         return 0.0
@@ -68,16 +68,16 @@ class SwitchedGpus(Struct, frozen=True):
     switches: tuple[Bdf, ...]
 
     def left_out(self, devices: Collection[Bdf]) -> tuple[Bdf, ...]:
-        """The NVSwitches that a VM of these devices lacks though it has all GPUs of the board."""
+        """Return the NVSwitches that the VM lacks though it has all GPUs of the board."""
         if not self.gpus <= set(devices):
             return ()
         return tuple(bdf for bdf in self.switches if bdf not in devices)
 
 
 def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
-    """The host's boards; () if it shows no NVSwitch (those of B200 are on no PCI bus).
+    """Return the host's boards; () without NVSwitches on the PCI bus (as with B200).
 
-    Where no source says which links end at which NVSwitch, all of them count as one board.
+    If the links to NVSwitches are unknown, all GPUs count as one board.
     """
     switches = [device.bdf for device in host.devices_of_kind(DeviceKind.NVSWITCH)]
     whole_gpus = host.whole_gpus
@@ -93,7 +93,7 @@ def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
             )
             for board in boards
         )
-    # Cards in slots of their own are of another model than the modules of a board.
+    # PCIe cards have another model name than the modules of a board.
     models = [(gpu.vendor_id, gpu.device_id) for gpu in whole_gpus]
     model = max(models, key=models.count)
     gpus = (gpu.bdf for gpu in whole_gpus if (gpu.vendor_id, gpu.device_id) == model)
@@ -101,7 +101,7 @@ def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
 
 
 def link_groups(host: Host) -> dict[Bdf, Bdf]:
-    """For each function with NVLink or xGMI, the lowest function that its links reach."""
+    """Map each function with NVLink or xGMI to the lowest function that its links reach."""
     linked: dict[Bdf, set[Bdf]] = {}
     for link in host.links:
         if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):
@@ -119,7 +119,7 @@ def link_groups(host: Host) -> dict[Bdf, Bdf]:
 
 
 class CompanionDevices(Struct, frozen=True, dict=True):
-    """What GPUs bring to one VM on a host where others have devices already."""
+    """The devices that come with GPUs, on a host where other domains have devices already."""
 
     host: Host
     request: GuestRequest
@@ -127,8 +127,8 @@ class CompanionDevices(Struct, frozen=True, dict=True):
 
     @cached_property
     def nics(self) -> dict[Bdf, Bdf]:
-        """NICs that a VM can get -> the function that it gets: the NIC, or its first free virtual
-        function where it has any, as these end with its driver."""
+        """Map each NIC that a VM can get to the function to pass: the NIC, or its first free
+        virtual function if it has any, as these end with its driver."""
         if not self.request.options.with_nics:
             return {}
         nics = self.host.devices_of_kind(DeviceKind.NIC)
@@ -153,12 +153,12 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         return self.allocations.holder(bdf) is None
 
     def next_to(self, gpu: PciDevice) -> tuple[Bdf, ...]:
-        """The NICs that the GPU can bring."""
+        """Return the NICs that can come with the GPU."""
         at = self.host.device_at
         return tuple(function for nic, function in self.nics.items() if are_paired(gpu, at[nic]))
 
     def companions_of(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
-        """Yield the devices that these GPUs, and the requested ones, bring."""
+        """Yield the devices that come with these GPUs and with the requested ones."""
         if not (self.nics or self.boards):
             return
         at = self.host.device_at
@@ -170,7 +170,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
             yield from board.left_out(gpus)
 
     def _nics_of(self, gpus: Sequence[PciDevice]) -> Iterator[Bdf]:
-        """Return the NICs of GPUs that have no NIC of the document near them."""
+        """Return NICs for the GPUs that have no NIC of the definition near them."""
         at = self.host.device_at
         named = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
         passed = [*gpus, *named]
@@ -184,9 +184,9 @@ class CompanionDevices(Struct, frozen=True, dict=True):
     def board_choices(
         self, named: Collection[Bdf], free: Collection[Bdf], count: int
     ) -> list[frozenset[Bdf]]:
-        """The sets of `count` free GPUs that are whole boards together with the named ones.
+        """Return the sets of `count` free GPUs that form whole boards with the named GPUs.
 
-        Raises Unplannable if there is none, or another VM has a board's NVSwitches.
+        Raises Unplannable without such a set, or if another VM has a board's NVSwitches.
         """
         users = [
             f"{bdf} by {self.allocations.label(name)}"

@@ -1,9 +1,9 @@
-"""Fabric: which of a host's GPUs may go to one VM together, where NVSwitches join them.
+"""Fabric: the GPUs of an NVSwitch board that may go to one VM together.
 
-Where VMs share the NVSwitches, or get vGPUs, Fabric Manager activates one of its partitions for
-each. GPUs that are no partition of it have no NVLink between them. In the full passthrough model
-other rules hold: on H100 and later boards a VM gets all eight GPUs and the NVSwitches, or one GPU.
-Where the host's source does not give the GPUs' modules, only the number of GPUs can be judged.
+If VMs share the NVSwitches, or get vGPUs, Fabric Manager activates one partition for each VM. GPUs
+that are not a partition have no NVLink to each other. In the full passthrough model other rules
+hold: on H100 and later boards a VM gets all eight GPUs and the NVSwitches, or one GPU. If the
+host's source lacks the GPUs' module ids, only the number of GPUs is checked.
 
 Source: NVIDIA, Fabric Manager User Guide (2025), chapter GPU Partitions.
 """
@@ -24,7 +24,7 @@ from homenode.text import first_few, plural
 
 
 class Board(StrEnum):
-    """A GPU baseboard with NVSwitches, by the table of partitions that it has."""
+    """A GPU baseboard with NVSwitches, by its table of partitions."""
 
     HGX_A100 = "hgx-a100"  # DGX A100 too; one or two baseboards
     HGX_H100 = "hgx-h100"  # DGX H100; H200, H800 and H20 boards
@@ -32,17 +32,17 @@ class Board(StrEnum):
 
 
 class FabricPartition(Struct, frozen=True):
-    """One default partition."""
+    """A default partition."""
 
     id: int
     modules: frozenset[int]  # physical (module) ids of its GPUs, 1-based
-    nvlinks: int  # links of each GPU that are up; 0 for a single GPU
+    nvlinks: int  # active links of each GPU; 0 for a single GPU
 
 
 def _partitions(
     first_id: int, nvlinks: int, modules: int, joined: str
 ) -> tuple[FabricPartition, ...]:
-    """Sets of modules that are joined, each a list, then single modules, which have no links."""
+    """Return the partitions of joined modules, then single modules, which have no links."""
     sets = [*joined.split(), *map(str, range(1, modules + 1))]
     return tuple(
         FabricPartition(
@@ -75,9 +75,9 @@ _BOARD_OF_NAME = (
 
 
 def board_of(names: Iterable[str | None]) -> Board | None:
-    """The board of a host by its GPUs' names, as nvidia-smi prints them.
+    """Return the board of a host by its GPUs' names, as nvidia-smi prints them.
 
-    None for GPUs on no NVSwitch board, such as PCIe cards, and for those of several kinds.
+    None for GPUs without an NVSwitch board, such as PCIe cards, and for mixed models.
 
     >>> board_of(["NVIDIA H100 80GB HBM3"] * 8), board_of(["NVIDIA H100 PCIe"])
     (<Board.HGX_H100: 'hgx-h100'>, None)
@@ -90,7 +90,7 @@ def board_of(names: Iterable[str | None]) -> Board | None:
 
 
 def partition_sizes(board: Board) -> tuple[int, ...]:
-    """How many GPUs a partition of the board may have, ascending.
+    """Return the sizes of the board's partitions in GPUs, ascending.
 
     >>> partition_sizes(Board.HGX_B200)
     (1, 2, 4, 8)
@@ -99,7 +99,7 @@ def partition_sizes(board: Board) -> tuple[int, ...]:
 
 
 def partition_of(board: Board, modules: Iterable[int]) -> FabricPartition | None:
-    """The partition that is exactly these GPUs, or None."""
+    """Return the partition of exactly these GPUs, or None."""
     module_set = frozenset(modules)
     return next((row for row in PARTITIONS[board] if row.modules == module_set), None)
 
@@ -107,9 +107,9 @@ def partition_of(board: Board, modules: Iterable[int]) -> FabricPartition | None
 def partitions_of_size(
     board: Board, count: int, free: Mapping[Bdf, int]
 ) -> tuple[tuple[Bdf, ...], ...]:
-    """The sets of `count` of these GPUs that are partitions, in the order of their ids.
+    """Return the partitions of `count` of these GPUs, in the order of their ids.
 
-    free: GPU -> its module. Each set ascending.
+    free: the module id of each GPU. Each set ascending.
     """
     gpu_of = {module: bdf for bdf, module in free.items()}
     return tuple(
@@ -133,14 +133,14 @@ Source: pci.ids; NVIDIA, Optimizing VM Configuration for AI Inference (H200).
 
 
 class Fabric(Struct, frozen=True):
-    """NVSwitches that join a host's GPUs."""
+    """The NVSwitch fabric of a host's GPUs."""
 
     board: Board
-    gpus: int  # how many there are
-    module_of_gpu: Mapping[Bdf, int]  # the modules that are known, by function
+    gpus: int  # number of GPUs
+    module_of_gpu: Mapping[Bdf, int]  # known module ids, by function
 
     def no_partition(self, gpus: Sequence[PciDevice]) -> Finding | None:
-        """A warning where these GPUs are known to be no partition."""
+        """Return a warning if these GPUs are known not to be a partition."""
         bdfs = _physical(gpus)
         if len(bdfs) < 2 or (
             any(bdf not in self.module_of_gpu for bdf in bdfs) and len(bdfs) in self.sizes()
@@ -161,10 +161,10 @@ class Fabric(Struct, frozen=True):
         count: int,
         allocations: Allocations,
     ) -> tuple[tuple[tuple[Bdf, ...], ...] | None, Finding | None]:
-        """The sets of `count` free GPUs that are a partition together with the named ones.
+        """Return the sets of `count` free GPUs that form a partition with the named GPUs.
 
-        None if any GPUs will do: for a single one, where too few modules are known, and, with a
-        warning, where no partition of so many GPUs is free.
+        None if any GPUs are allowed: for a single GPU, if too few module ids are known, and, with a
+        warning, if no partition of that size is free.
         """
         owned = set(_physical(named))
         total = count + len(owned)
@@ -194,7 +194,7 @@ class Fabric(Struct, frozen=True):
         return None, self._finding(detail, self._of_size(total))
 
     def all_partitions(self) -> list[tuple[Bdf, ...]]:
-        """The GPUs of each default partition of two or more, as far as their modules are known."""
+        """Return the GPUs of each default partition of two or more whose module ids are known."""
         sizes = [size for size in self.sizes() if size > 1]
         return [partition for size in sizes for partition in self._of_size(size)]
 
@@ -202,8 +202,8 @@ class Fabric(Struct, frozen=True):
         return partitions_of_size(self.board, size, self.module_of_gpu)
 
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
-        """A gap if it is not known whether these GPUs are a partition; one GPU is, and so are
-        all of a board."""
+        """Return a gap if it is unknown whether these GPUs are a partition, as one GPU or a board
+        is."""
         bdfs = _physical(gpus)
         unknown = [bdf for bdf in bdfs if bdf not in self.module_of_gpu]
         if not unknown or len(bdfs) < 2 or len(bdfs) == self.gpus in self.sizes():
@@ -236,7 +236,7 @@ class Fabric(Struct, frozen=True):
 
 
 def fabric_of_host(host: Host) -> Fabric | None:
-    """The host's, whatever a VM needs of it; None for boards without NVSwitches."""
+    """Return the host's fabric; None for boards without NVSwitches."""
     board = board_of_host(host)
     if board is None:
         return None
@@ -244,15 +244,15 @@ def fabric_of_host(host: Host) -> Fabric | None:
 
 
 def modules_of_host(host: Host) -> dict[Bdf, int]:
-    """The modules of the host's GPUs, as far as its source gives them."""
+    """Return the known module ids of the host's GPUs."""
     gpus = host.whole_gpus
     modules = {gpu.bdf: gpu.module_id for gpu in gpus if gpu.module_id is not None}
-    # Two boards that number alike: a module says nothing.
+    # Two boards use the same numbers, so module ids are ambiguous.
     return modules if len(set(modules.values())) == len(modules) else {}
 
 
 def board_of_host(host: Host) -> Board | None:
-    """The board with NVSwitches that the host's GPUs are on; None if they are on none."""
+    """Return the NVSwitch board that the host's GPUs are on, or None."""
     gpus = host.whole_gpus
     if not may_have_nvswitches(host):
         return None
@@ -261,7 +261,7 @@ def board_of_host(host: Host) -> Board | None:
 
 
 def may_have_nvswitches(host: Host) -> bool:
-    """Boards of four GPUs join them without NVSwitches; those of B200 show none on the bus."""
+    """Return whether NVSwitches may be on the PCI bus: not for four GPUs or B200."""
     many = len(host.whole_gpus) > _MOST_WITHOUT_SWITCHES
     return many or bool(host.devices_of_kind(DeviceKind.NVSWITCH))
 

@@ -1,4 +1,4 @@
-"""GpuTies: which of GPUs that are equally near are chosen, by the GPU sets that they break."""
+"""GpuTies: the choice among equally near GPUs, by the GPU sets that it breaks."""
 
 from collections.abc import Iterator, Sequence
 from heapq import nsmallest
@@ -9,38 +9,38 @@ from msgspec import Struct
 from homenode.plan.bit_sets import members
 
 MOST_COMPARED_STATES = 5_000
-"""Ways to break GPU sets that are compared at a time; GPUs of a tree of sets have far fewer."""
+"""Limit of states compared at a time; GPUs in a tree of sets have far fewer."""
 
 KEPT_STATES = 200
-"""The best of these, with which a choice among more goes on."""
+"""Number of best states kept beyond that limit."""
 
 _State = tuple[int, int, int]
-"""(GPUs still to choose, sets begun (bits), sets of which a GPU is left (bits))."""
+"""(GPUs still to choose, sets begun (bits), sets with a GPU left over (bits))."""
 
 _Value = tuple[int, int, int]
-"""(sets broken, rank, GPUs (bits)): of one state the least is kept."""
+"""(sets broken, rank, GPUs (bits)); each state keeps its least value."""
 
 
 class _EqualGpus(Struct, frozen=True):
-    """GPUs of the same sets (bits)."""
+    """GPUs that belong to the same sets (bits)."""
 
     sets: int
-    firsts: tuple[tuple[int, int], ...]  # (rank, bits) of none, the first, the first two …
+    firsts: tuple[tuple[int, int], ...]  # (rank, bits) of the first 0, 1, 2 … GPUs
 
 
 class GpuTies(Struct, frozen=True):
-    """GPUs are bits."""
+    """The GPU sets of a search; GPUs are bits."""
 
-    sets: tuple[int, ...]  # of which a VM should take all or none
-    ranks: tuple[int, ...]  # of each GPU; of equals the least sum counts
+    sets: tuple[int, ...]  # GPU sets that a VM should take as a whole or not at all
+    ranks: tuple[int, ...]  # of each GPU; ties go to the least sum
 
     def fewest_broken(self, sure: int, tied: Sequence[tuple[int, int]]) -> tuple[int, bool]:
-        """(so many of each of the `tied` sets (GPUs, number), whether all choices were compared).
+        """Return (GPUs chosen of the `tied` sets (GPUs, number), whether all choices were
+        compared).
 
-        Fewest sets broken, with the GPUs `sure`. A choice is made for some GPUs after the others;
-        of choices that have begun and left the same of the sets that have GPUs to come, only the
-        best goes on. So the work grows with the square of the GPUs where the sets are a tree, as
-        those of switches and nodes are.
+        The choice breaks the fewest sets together with the GPUs `sure`. Groups of GPUs are decided
+        one after the other; of choices that lead to the same state only the best is kept. So the
+        work is quadratic in the GPUs if the sets form a tree, as for switches and nodes.
         """
         reach = sum(gpus for gpus, _ in tied)
         if all(gpus.bit_count() == number for gpus, number in tied):
@@ -72,8 +72,7 @@ class GpuTies(Struct, frozen=True):
         return min(states.values())[2], is_complete
 
     def _group_by_sets(self, gpus: int, counted: Sequence[int]) -> Iterator[_EqualGpus]:
-        """These GPUs by the sets that they belong to; GPUs of one set follow one another, those of
-        a set within it too."""
+        """Group these GPUs by their sets; GPUs of a set, and of a set within it, are adjacent."""
         sets_of_gpus = [(1 << i, gpu_set) for i, gpu_set in enumerate(counted) if gpu_set & gpus]
         of_sets: dict[int, list[int]] = {}
         for number in members(gpus):
@@ -95,8 +94,8 @@ class GpuTies(Struct, frozen=True):
 def _extend_states(
     group: _EqualGpus, states: dict[_State, _Value], remaining: int, later: int
 ) -> dict[_State, _Value]:
-    """The states with so many of these GPUs chosen as can be. rest: GPUs of the tied set after
-    them. later: sets that GPUs after them belong to."""
+    """Extend the states by each possible number of these GPUs. rest: later GPUs of the tied set.
+    later: sets of later GPUs."""
     result: dict[_State, _Value] = {}
     all_of_them = len(group.firsts) - 1
     for (missing, begun, left_out), (broken, rank, gpus) in states.items():

@@ -1,8 +1,7 @@
-"""Devices: near which devices a VM should be, and which GPUs may be chosen for it.
+"""Devices: the devices that a VM should be near, and the GPUs to choose from.
 
-GPUs count, and so do the NICs paired with the GPUs that the VM gets: those on a GPU's switch or on
-its root complex. GPUs are chosen together with the nodes (solve.py); here stands what there is to
-choose from.
+GPUs count, and so do the VM's NICs that are paired with its GPUs: those on a GPU's switch or root
+complex. GPUs are chosen together with the nodes, in solve.py.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,19 +27,19 @@ from homenode.vm.plan import Unplannable
 
 
 class GpuCandidate(Struct, frozen=True):
-    """A GPU of the host that no other VM has."""
+    """A free GPU of the host."""
 
     bdf: Bdf
-    number: int  # its position among these, and its bit
-    position: int  # among all GPUs of the host, those next to a NIC of the VM first
-    home: NodeIndex | None  # its node, None if the firmware gives none
-    weight: int  # functions that come with it
+    number: int  # its position among the candidates, and its bit
+    position: int  # position among the host's GPUs, GPUs next to a NIC of the VM first
+    home: NodeIndex | None  # its node, None if the firmware reports none
+    weight: int  # number of functions that come with it
     companions: tuple[Bdf, ...]
     nic_nodes: frozenset[NodeIndex]  # of the VM's NICs that are paired with it, where known
 
 
 class GpuChoice(NamedTuple):
-    """GPUs (bits), what they come to, and whether all that are as near were compared."""
+    """GPUs (bits), the GPU sets that they break, and whether all equals were compared."""
 
     gpus: int
     sets_lost: int
@@ -48,31 +47,31 @@ class GpuChoice(NamedTuple):
 
 
 class DeviceOptions(Struct, frozen=True, dict=True):
-    """The functions that a VM gets, and the GPUs that it may get."""
+    """The functions that a VM gets, and the GPUs to choose from."""
 
-    named: tuple[Bdf, ...]  # functions that it gets in any case, host order
-    named_gpus: int  # as bits of `gpus`, as far as they are among them
+    named: tuple[Bdf, ...]  # functions that the VM gets in any case, host order
+    named_gpus: int  # the named GPUs that are in `gpus`, as bits
     named_positions: tuple[int, ...]
-    # of each named device with a known node: (node, whether it is a GPU or a NIC paired with a
+    # for each named device with a known node: (node, whether it is a GPU or a NIC paired with a
     # named GPU, whether it is a GPU)
     homes: tuple[tuple[NodeIndex, bool, bool], ...]
     gpus: tuple[GpuCandidate, ...]
     count: int  # how many GPUs to choose
-    # GPUs (bits) of one of which all are chosen: of an NVLink partition, of a package, or all that
-    # are free
+    # groups of GPUs (bits), all chosen from one group: NVLink partitions, packages, or all free
+    # GPUs
     groups: tuple[int, ...]
     sets: tuple[int, ...]  # GPU sets (bits) that are wholly free now
     without_node: frozenset[Bdf]  # functions whose node is unknown
     findings: tuple[Finding, ...]
     gaps: tuple[Gap, ...]
-    brought: CompanionDevices  # what the GPUs bring along
+    brought: CompanionDevices  # devices that come with the GPUs
 
     @property
     def has_gpus(self) -> bool:
         return bool(self.count or self.named_positions)
 
     def functions_with(self, gpus: int) -> tuple[Bdf, ...]:
-        """All functions of the VM, with these GPUs (bits) chosen; host order."""
+        """Return all functions of the VM with these GPUs (bits) chosen; host order."""
         functions = set(self.named)
         picked = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
         for gpu in picked:
@@ -80,22 +79,22 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         return tuple(sorted(functions.union(self.brought.companions_of(gpu.bdf for gpu in picked))))
 
     def among(self, groups: Iterable[int]) -> "DeviceOptions | None":
-        """The options with these groups of GPUs to choose from; None if all have too few."""
+        """Return the options for these groups of GPUs; None if each group is too small."""
         enough = tuple(group for group in groups if group.bit_count() >= self.count)
         return replace(self, groups=enough) if enough else None
 
     def positions(self, gpus: int) -> tuple[int, ...]:
-        """Positions among the host's GPUs of the named and these chosen ones."""
+        """Return the positions of the named and these chosen GPUs among the host's GPUs."""
         chosen = (gpu.position for gpu in self.gpus if gpus >> gpu.number & 1)
         return tuple(sorted({*self.named_positions, *chosen}))
 
     def sets_lost(self, gpus: int) -> int:
-        """Sets of which these GPUs and the named ones are a part, and not all."""
+        """Return the number of GPU sets that these and the named GPUs break."""
         mine = gpus | self.named_gpus
         return sum(bool(gpu_set & mine) and bool(gpu_set & ~mine) for gpu_set in self.sets)
 
     def node_gaps(self, devices: Iterable[Bdf]) -> Iterator[Gap]:
-        """A gap for each of these functions whose node is unknown."""
+        """Yield a gap for each of these functions whose node is unknown."""
         for bdf in devices:
             if bdf in self.without_node:
                 yield Gap(
@@ -103,8 +102,8 @@ class DeviceOptions(Struct, frozen=True, dict=True):
                 )
 
     def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
-        """The GPUs `sure` and so many of each of the `tied` sets: those of which the rest of the
-        host loses the fewest sets; of equals the first."""
+        """Choose the GPUs `sure` and some of each `tied` set, such that the host loses the fewest
+        GPU sets; ties go to the first."""
         picked, is_complete = self._ties.fewest_broken(sure | self.named_gpus, tied)
         gpus = sure | picked
         return GpuChoice(gpus, self.sets_lost(gpus), is_complete)
@@ -116,7 +115,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         return GpuTies(self.sets, tuple([-1 << last - gpu.position for gpu in self.gpus]))
 
     def of_least_loss(self) -> int:
-        """The GPUs of a VM that is on no certain nodes."""
+        """Choose the GPUs of a VM that is not on fixed nodes."""
         if not self.count:
             return 0
         picks = (
@@ -129,8 +128,8 @@ class DeviceOptions(Struct, frozen=True, dict=True):
 def device_options(host: Host, request: GuestRequest, allocations: Allocations) -> DeviceOptions:
     """Return the devices to choose from.
 
-    GPUs of unknown node are omitted while there are enough others. Raises InputError for a
-    function that the host lacks; Unplannable for too few free GPUs.
+    GPUs of unknown node are omitted if the other GPUs suffice. Raises InputError for a function
+    that the host lacks; Unplannable for too few free GPUs.
     """
     # Long because it fills a record whose fields need one another: GPUs, then their sets.
     by_bdf = host.device_at
@@ -238,7 +237,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
 
 
 class _Choices(Struct, frozen=True):
-    """GPUs (bits) of which all are chosen, None = of all; and what to know of them."""
+    """Groups of GPUs (bits) to choose from, None = all GPUs; with findings and gaps."""
 
     groups: tuple[int, ...] | None
     findings: tuple[Finding, ...]
@@ -281,11 +280,10 @@ def _choices(
 def _of_one_package(
     host: Host, named: Sequence[PciDevice], free: Sequence[PciDevice], count: int
 ) -> tuple[tuple[Bdf, ...], ...] | None:
-    """The free GPUs of each package that has `count`, of the named ones' package alone.
+    """Return the free GPUs of each package with `count` of them; named GPUs fix the package.
 
-    NVSwitches join halves of a board, and each half is one package's: GPUs of two packages have no
-    NVLink to each other, and their VM spans both. None if no package of the host has so many
-    GPUs, free or not, so that to wait for them is no use; and where a GPU's package is unknown.
+    Each package has half of a board, and NVLink joins only GPUs of one half. None if no package of
+    the host has `count` GPUs, free or not, or if a GPU's package is unknown.
     """
     home = _package_of_gpu(host)
     total = count + len(named)
@@ -303,7 +301,7 @@ def _of_one_package(
 
 
 def _gpu_sets(host: Host, gpus: Sequence[PciDevice], fabric: Fabric | None) -> set[frozenset[Bdf]]:
-    """GPU sets of two or more: those of a node, a switch, NVLink or xGMI, or a partition."""
+    """Return GPU sets of two or more: by node, switch, NVLink or xGMI, or partition."""
     links = link_groups(host)
     groups: dict[tuple[str, object], list[Bdf]] = {}
     for gpu in gpus:
@@ -316,7 +314,7 @@ def _gpu_sets(host: Host, gpus: Sequence[PciDevice], fabric: Fabric | None) -> s
 
 
 def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> tuple[Bdf, ...]:
-    """The other functions of a GPU's slot (its audio, USB): they leave the host together."""
+    """Return the other functions of a GPU's slot (audio, USB): they leave the host together."""
     functions = (
         Bdf(gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device, number)
         for number in range(8)
@@ -332,8 +330,8 @@ def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> tuple[Bdf, ...]
 def _free_gpus(
     host: Host, request: GuestRequest, allocations: Allocations, also: Sequence[Bdf] = ()
 ) -> list[PciDevice]:
-    """GPUs that may be chosen, or parts of the profile asked for; `also`: named functions that
-    count as well. A GPU that is divided cannot leave the host as a whole."""
+    """Return the free GPUs, or free parts of the requested profile; `also`: named functions that
+    count as well. A divided GPU cannot be passed as a whole."""
     owned = {bdf for bdf, _ in allocations.devices} | set(request.devices) - set(also)
     used_uuids = frozenset(uuid for uuid, _ in allocations.mediated)
     profile = request.options.gpu_profile
@@ -365,7 +363,7 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
     gpus = ", ".join(str(gpu.bdf) for gpu in host.devices_of_kind(DeviceKind.GPU)[:16])
     return InputError(
         f"device {bdf}: expected a PCI function of host {host.name!r}, which has "
-        + (f"none there; nearest: {nearest}" if nearest else "no PCI functions"),
+        + (f"none at that address; nearest: {nearest}" if nearest else "no PCI functions"),
         hint=f"GPUs of the host: {gpus}"
         if gpus
         else None
@@ -375,7 +373,7 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
 
 
 def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
-    """The package of each whole GPU, None if it is unknown."""
+    """Map each whole GPU to its package, None if unknown."""
     package_of = {node.index: node.package for node in host.nodes}
     return {
         gpu.bdf: None if gpu.node is None else package_of.get(gpu.node) for gpu in host.whole_gpus
@@ -390,7 +388,7 @@ def _in_no_package(
         f"{count} GPUs of one package needed, as NVLink does not join packages; {free} free, "
         f"not so many in any package{in_use}"
     )
-    hint = "name GPUs with --device, or let them do without NVLink: --allow-no-nvlink"
+    hint = "name GPUs with --device, or accept GPUs without NVLink: --allow-no-nvlink"
     return Unplannable(
         f"{name} does not fit {host.name}: {detail}",
         (Rejection("gpu-packages", (), detail, hint),),

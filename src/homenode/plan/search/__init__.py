@@ -1,1 +1,1 @@
-"""Search: which nodes, cores, CPUs and GPUs a VM gets. place.py is the way in."""
+"""Search: choose nodes, cores, CPUs and GPUs for a VM. Entry point: place.py."""

@@ -1,7 +1,7 @@
-"""Attempt: one fallback of a search, from its problem to the placement that comes of it.
+"""Attempt: one fallback of a search, from its problem to the resulting placement.
 
-What a search for one VM works with is a PlacementSearch (problem.py), whatever the fallback. Here
-stand the solution of a fallback, and the CPUs, the memory and QEMU's threads that follow from it.
+The input for all fallbacks is a PlacementSearch (problem.py). This module holds a fallback's
+solution, and the CPUs, memory and QEMU threads that follow from it.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ from homenode.vm.plan_options import EmulatorPolicy
 
 
 class PinnedCell(Struct, frozen=True, kw_only=True):
-    """A guest cell to be: the node's position, its sibling groups, and the CPUs of each vCPU."""
+    """A future guest cell: the node's position, its sibling groups, and the CPUs of each vCPU."""
 
     node: int
     groups: tuple[SiblingGroup, ...]
@@ -60,7 +60,7 @@ class PinnedCell(Struct, frozen=True, kw_only=True):
 
 
 class Attempt:
-    """One fallback. What is asked of it is worked out when it is first asked for."""
+    """One fallback. Its results are computed at first use."""
 
     def __init__(self, search: PlacementSearch, fallback: Fallback) -> None:
         self.search, self.fallback = search, fallback
@@ -73,14 +73,13 @@ class Attempt:
 
     @property
     def supply(self) -> tuple[int, ...]:
-        """Groups that are needed, and those of each node, whatever their memory."""
+        """Return the required sibling groups, and the groups of each node regardless of memory."""
         supplies = self.search.supplies(self.fallback)
         return (self.fallback.groups, *(node.groups for node in supplies))
 
     @property
     def cores(self) -> tuple[object, ...]:
-        """Return the key of the reasons to reject single nodes: equal if the same cores are
-        counted."""
+        """Return the key of rejections of single nodes: equal if the same cores are counted."""
         grouping = self.fallback.grouping
         return grouping.threads, grouping.counts_pus, self.supply[1:]
 
@@ -88,7 +87,7 @@ class Attempt:
 
     @cached_property
     def _solution(self) -> tuple[Solution | None, bool]:
-        """(the solution, whether none fits if there is none)."""
+        """Return (the solution or None, whether it is certain that none fits)."""
         if not self.request.options.explicit_cells:
             return solve(self.problem)
         ways, are_all = self._nodes_of_cells
@@ -97,23 +96,23 @@ class Attempt:
 
     @property
     def solution(self) -> Solution | None:
-        """The placing of least cost; None if none was found."""
+        """The solution of least cost; None if none was found."""
         return self._solution[0]
 
     @property
     def knows_refusal(self) -> bool:
-        """Whether it is known that none fits where none was found."""
+        """Whether it is certain that nothing fits, if no solution was found."""
         return self._solution[1]
 
     @property
     def best(self) -> Candidate:
-        assert self.solution is not None, "asked of a fallback that holds the VM"
+        assert self.solution is not None, "called for a fallback that has a solution"
         return self.solution.best
 
     @cached_property
     def _nodes_of_cells(self) -> tuple[dict[Split, tuple[int, ...]], bool]:
-        """The splits that the cells given allow, with the node of each cell; whether these are
-        all."""
+        """Return the splits for the requested cells, with the node of each cell; whether all are
+        listed."""
         page = page_size_bytes(self.request)
         cells = self.request.options.explicit_cells
         return splits_of_cells(self.problem, cells, self._groups_of_cells, page)
@@ -126,14 +125,14 @@ class Attempt:
 
     @property
     def vcpus_of_group(self) -> int:
-        """As far as vCPUs were asked for, and not cores."""
+        """Return the vCPUs of each group, if vCPUs and not cores were requested."""
         return self.fallback.grouping.threads if self.request.keep_vcpus else 1
 
     # Why it is not taken.
 
     @property
     def takes_host_core(self) -> bool:
-        """Whether whole cores for all groups would leave the host too few without vCPUs."""
+        """Whether whole cores for all groups would leave the host too few cores."""
         if (
             not self.fallback.keeps_core
             or self.fallback.grouping.counts_pus
@@ -147,7 +146,7 @@ class Attempt:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the solution leaves the host its core, of fallbacks on which CPUs are counted."""
+        """Whether the solution leaves the host its core, if the fallback counts CPUs."""
         if not self.fallback.grouping.counts_pus or not self.fallback.keeps_core:
             return True
         if self.request.layout.pinning is Pinning.NONE:
@@ -160,7 +159,7 @@ class Attempt:
 
     @cached_property
     def placement(self) -> Placement:
-        """The placement of the solution, without what only explains it."""
+        """The placement of the solution, without explanations."""
         request, problem, best = self.request, self.problem, self.best
         floats = request.layout.pinning is Pinning.NONE
         assert self.solution is not None
@@ -218,13 +217,13 @@ class Attempt:
 
     @property
     def _own_nodes(self) -> tuple[NodeIndex, ...]:
-        """In the order of the cells."""
+        """Return the host node of each cell, in cell order."""
         nodes = (cell.node for cell in self._cells)
         return tuple(self.problem.supplies[node].cores.index for node in dict.fromkeys(nodes))
 
     @property
     def _layout(self) -> Layout | None:
-        """The layout that the VM gets where it is not the one asked for: vCPUs share cores."""
+        """Return the layout that the VM gets instead of the requested one, as vCPUs share cores."""
         if not self.fallback.shares or self.request.layout.pinning is Pinning.NODE:
             return None
         siblings = Siblings.EXPOSED if self._threads > 1 else Siblings.HIDDEN
@@ -241,7 +240,7 @@ class Attempt:
         return "one package" if cost.packages_spanned == 1 else "across packages"
 
     def _runners_up(self) -> tuple[RunnerUp, ...]:
-        """Other sets of nodes, and the best that other GPUs would have given on the same nodes."""
+        """Return other sets of nodes, and the best placement with other GPUs on the same nodes."""
         problem, names = self.problem, (*self.problem.first, *self.problem.later)
         assert self.solution is not None
         cost_terms = self.placement.cost
@@ -285,7 +284,7 @@ class Attempt:
         return CpuSet.from_bits(sum(g.pus for cell in self._cells for g in cell.groups))
 
     def _pin(self) -> Iterator[PinnedCell]:
-        """Node by node; mixed kinds make two cells of a node, performance cores first."""
+        """Pin node by node; with mixed kinds a node has two cells, performance cores first."""
         idle = self.fallback.idle_siblings(self.request)
         for node, number in self.best.split:
             groups = self.problem.supplies[node].allocate(number)
@@ -297,7 +296,7 @@ class Attempt:
                     yield self._cell(node, part, idle if last else 0)
 
     def _assign(self) -> Iterator[PinnedCell]:
-        """As the user gives them, in that order; those of one node share its groups out."""
+        """Assign groups to the user's cells in order; cells of a node divide its groups."""
         best, nodes = self.best, self._nodes_of_cells[0][self.best.split]
         groups = {node: self.problem.supplies[node].allocate(number) for node, number in best.split}
         for node, number in zip(nodes, self._groups_of_cells, strict=True):
@@ -305,7 +304,7 @@ class Attempt:
             yield self._cell(node, part)
 
     def _cell(self, node: int, part: tuple[SiblingGroup, ...], idle: int = 0) -> PinnedCell:
-        """idle: the last so many CPUs get no vCPU."""
+        """idle: number of last CPUs without a vCPU."""
         if self.request.layout.pinning is Pinning.NODE:
             return PinnedCell(node=node, groups=part, pins=(self._node_pus(node),) * len(part))
         pins = tuple([CpuSet([pu]) for group in part for pu in members(group.pus)])
@@ -313,7 +312,7 @@ class Attempt:
 
     @cached_property
     def _threads(self) -> int:
-        """Siblings of a core that the guest is shown: as many on each core, or none."""
+        """Return the siblings per core that the guest sees: equal on all cores, or 1."""
         request, grouping = self.request, self.fallback.grouping
         if request.layout.siblings is not Siblings.EXPOSED and not self.fallback.shares:
             return 1
@@ -329,8 +328,8 @@ class Attempt:
         return counts.pop() if len(counts) == 1 else 1
 
     def _node_pus(self, node: int) -> CpuSet:
-        """The CPUs of a node that its vCPUs may float over: all that are free, less a core for the
-        host where the VM has every other core of it."""
+        """Return the CPUs of a node that vCPUs may float over: all free CPUs, less a core for the
+        host if the VM would get all of its cores."""
         free, fallback, split = self.free, self.fallback, self.best.split
         kinds = fallback.grouping.kinds
         cores = [pus for pus, shape in free.nodes[node].cores if shape.kind in kinds]
@@ -348,8 +347,8 @@ class Attempt:
 
     @cached_property
     def _memory_nodes(self) -> tuple[NodeIndex, ...]:
-        """Nodes that hold the memory: the VM's own and the fewest others that it takes, of these
-        the nearest. The search has seen that they hold it (holds_memory)."""
+        """Return the nodes for the memory: the VM's own and as few others as needed, the nearest
+        first. The search has checked that they suffice (holds_memory)."""
         search, own_nodes = self.search, self._own_nodes
         memory = search.memory_on(self.fallback)
         chosen = list(own_nodes)
@@ -379,7 +378,7 @@ class Attempt:
 
     @property
     def _cell_memory(self) -> tuple[int, ...]:
-        """Bytes of each cell where they cannot follow the vCPUs: as near to that as the nodes
+        """Return the bytes of each cell if they cannot follow the vCPUs: as even as the nodes
         allow, or as the user gives them; () if they follow."""
         request, fallback, cells = self.request, self.fallback, self._cells
         if request.options.explicit_cells:
@@ -451,8 +450,8 @@ class Attempt:
         return thread_places(self.free, order, len(own_nodes), thread_request)
 
     def _own_cores(self, node: int) -> int:
-        """Cores of a node that an emulator may have to itself: those that the node's free GPUs do
-        not need, at the node's number of cores for each of its GPUs."""
+        """Return the number of a node's cores that an emulator may have alone: the node's free GPUs
+        keep their share of its cores."""
         search, cores = self.search, self.problem.supplies[node].cores
         gpus = self.best.gpus | search.options.named_gpus
         taken = self._vcpu_pus.bits

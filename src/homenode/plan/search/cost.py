@@ -1,7 +1,7 @@
-"""Cost: what a placement costs, and the order of concerns of each policy, in one place.
+"""Cost: the cost terms of a placement, and their order in each policy.
 
-Terms are whole numbers and smaller is better; they are compared one after the other, without
-weights. The last ones are indices, so no two placements cost the same. Decision 0010.
+Terms are integers, smaller is better; they are compared one after the other, without weights. The
+last terms are indices, so no two placements cost the same. Decision 0010.
 """
 
 from typing import NamedTuple
@@ -19,10 +19,10 @@ class Cost(NamedTuple):
     gpus_away_from_home: int  # GPUs whose node is known and not chosen
     nodes_spanned: int
     node_distance: int  # of the worst pair of chosen nodes
-    distance_sum: int  # over the pairs of chosen nodes: of equal worst pairs, the nearer on average
-    guest_sockets: int  # where no cell may share one with another
+    distance_sum: int  # over the pairs of chosen nodes, as a tie-break for node_distance
+    guest_sockets: int  # counted if no two cells may share a socket
     unevenness: int  # sum of the squares of the groups on each node
-    device_distance: int  # sum over devices and nodes: groups there times the distance
+    device_distance: int  # sum over devices and nodes: groups on the node times the distance
     gpu_sets_lost: int  # sets broken that were wholly free; without GPUs: nodes with free GPUs
     unisolated_cores: int  # groups outside isolcpus and nohz_full; 0 if the host isolates none
     llcs_spanned: int  # counted on each node
@@ -50,14 +50,14 @@ _REST = (
     *INDICES,
 )
 
-# By policy: the first terms, which depend on the set of nodes alone; but for gpus_away_from_home,
-# which comes after the packages where the guest sees its PCIe tree, else last.
+# The first terms of each policy, which depend on the set of nodes alone. gpus_away_from_home
+# follows the packages if the guest sees its PCIe tree; else it is last.
 _FIRST: dict[Policy, tuple[str, ...]] = {
     Policy.CORES_FIRST: (*_SPANS, "nodes_spanned", *_NODES),
     Policy.MEMORY_FIRST: ("nodes_spanned", *_SPANS, *_NODES),
-    # minus_nodes_spanned counts downwards: as many nodes as there are.
+    # minus_nodes_spanned is negative: more nodes are better.
     Policy.SPREAD: ("minus_nodes_spanned", *_SPANS, *_NODES),
-    # Where the nodes lie is no concern: distances and devices are not compared.
+    # The policy ignores locality: distances and devices are not compared.
     Policy.ANY: ("nodes_spanned",),
 }
 
@@ -70,9 +70,9 @@ def order(
     counts_sockets: bool,
     shares: bool = False,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the terms in the order of comparison: those that the set of nodes alone decides,
-    and the rest. even_splits: vCPUs are shared out evenly before they are put next to devices,
-    in the fewest sockets of the guest if counts_sockets. shares: whole cores give way.
+    """Return the names of the terms in the order of comparison: those that the set of nodes alone
+    decides, and the rest. even_splits: even splits of vCPUs come before nearness to devices, with
+    the fewest guest sockets if counts_sockets. shares: vCPUs may share cores.
 
     >>> order(Policy.CORES_FIRST, shows_pcie=True, even_splits=True, counts_sockets=True)[0][:4]
     ('device_class', 'packages_spanned', 'gpus_away_from_home', 'nodes_spanned')
@@ -89,15 +89,15 @@ def order(
         first.insert(0, "vcpus_beyond_cores")
     later: tuple[str, ...] = _REST[policy is Policy.ANY :]  # any: without device_distance
     if even_splits:
-        # Before the devices: a GPU's own node is chosen by now, and vCPUs moved to it from the
-        # others save a few steps of distance for some of the memory.
+        # Splits come before devices: a GPU's node is already chosen, and moving vCPUs to it would
+        # bring only some of the memory slightly nearer.
         later = ("unevenness", *(name for name in later if name != "unevenness"))
         later = ("guest_sockets", *later) if counts_sockets else later
     return tuple(first), later
 
 
 def terms(cost: Cost, names: tuple[str, ...]) -> tuple[CostTerm, ...]:
-    """The cost as a plan records it: named terms in this order."""
+    """Return the cost as a plan records it: named terms in this order."""
     values = cost._asdict()
     values["minus_nodes_spanned"] = -cost.nodes_spanned
     return tuple([CostTerm(name, values[name]) for name in names])

@@ -1,7 +1,7 @@
-"""SearchDevices: the devices of one search, by their homes, and what a set of nodes is to them.
+"""SearchDevices: the devices of one search by home node, and their distances to sets of nodes.
 
-The GPUs to choose from count with the NICs of the VM that are paired with them. What is worked out
-for some packages or nodes is remembered: the problems of all fallbacks have the same devices.
+Candidate GPUs count together with the VM's NICs that are paired with them. Results are cached by
+packages or nodes, as all fallbacks have the same devices.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from homenode.plan.search.distances import DistanceMatrix
 
 
 class Home(Struct, frozen=True, kw_only=True):
-    """A node that devices lie on, seen from the nodes of the problem."""
+    """A node with devices, and its distances to the nodes of the problem."""
 
     node: int  # its bit, 0 if it has no CPUs
     to_package: tuple[int, ...]  # package-level SLIT distance to each package
@@ -27,7 +27,7 @@ class Home(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def at_distances(cls, node: int, to_package: Sequence[int], to_node: Sequence[int]) -> "Home":
-        """The home at these distances."""
+        """Return the home at these distances."""
         at: dict[int, int] = {}
         for package, distance in enumerate(to_package):
             at[distance] = at.get(distance, 0) | 1 << package
@@ -41,7 +41,7 @@ class Home(Struct, frozen=True, kw_only=True):
         )
 
     def class_to(self, packages: int) -> int:
-        """Package-level distance to the nearest of these packages (bits)."""
+        """Return the package-level distance to the nearest of these packages (bits)."""
         for distance, near_packages in self.packages_by_class:
             if near_packages & packages:
                 return distance
@@ -49,7 +49,7 @@ class Home(Struct, frozen=True, kw_only=True):
 
 
 class NamedDevice(Struct, frozen=True, kw_only=True):
-    """A device that the VM gets in any case."""
+    """A device that the VM gets whatever GPUs are chosen."""
 
     home: Home
     pulls: bool  # whether its class counts
@@ -57,17 +57,17 @@ class NamedDevice(Struct, frozen=True, kw_only=True):
 
 
 class HomeGpus(Struct, frozen=True, kw_only=True):
-    """The GPUs (bits) of one home that may be chosen, by the functions that each brings to it."""
+    """The candidate GPUs (bits) of one home, by the number of functions that come with each."""
 
     home: Home | None
-    # homes in other packages of the VM's NICs that are paired with each of these
+    # homes of the VM's NICs that are paired with each GPU, if in other packages
     nics: tuple[Home, ...]
     by_weight: tuple[tuple[int, int], ...]
-    count: int  # the GPUs
-    weight: int  # their functions
+    count: int  # number of GPUs
+    weight: int  # number of their functions
 
     def device_class(self, packages: int) -> int:
-        """The class of one of these GPUs with its NICs; 0 if no node is known."""
+        """Return the class of one of these GPUs with its NICs; 0 if no node is known."""
         gpu_class = 0 if self.home is None else self.home.class_to(packages)
         if not self.nics:
             return gpu_class
@@ -75,11 +75,11 @@ class HomeGpus(Struct, frozen=True, kw_only=True):
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True):
-    """GPUs of which all that the VM gets may be chosen."""
+    """A group of GPUs; the VM gets all its GPUs from one group."""
 
     homes: tuple[HomeGpus, ...]  # its GPUs by home
-    homeless: int  # how many are of no known node
-    nodes: tuple[tuple[int, int], ...]  # (count, nodes with so many of them)
+    homeless: int  # number of GPUs without a known node
+    nodes: tuple[tuple[int, int], ...]  # (number of GPUs, nodes with that number)
 
     @classmethod
     def from_homes(cls, homes: Iterable[HomeGpus]) -> "GpuGroup":
@@ -96,17 +96,17 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
         return cls(homes=home_gpus, homeless=homeless, nodes=tuple(nodes_of_count.items()))
 
     def away(self, count: int, nodes: int) -> int:
-        """How many are away from home, at least, if `count` are chosen for these nodes (bits)."""
+        """Return the least number of `count` GPUs that are not at home on these nodes (bits)."""
         count_at_home = sum([number * (homes & nodes).bit_count() for number, homes in self.nodes])
         return max(0, count - self.homeless - count_at_home)
 
     def classes(self, packages: int) -> list[int]:
-        """The device class of the GPUs of each home, for nodes of these packages (bits)."""
+        """Return the device class of each home's GPUs, for nodes of these packages (bits)."""
         return [home.device_class(packages) for home in self.homes]
 
     def least_class(self, count: int, classes: Sequence[int]) -> int | None:
-        """The class of the worst of the `count` that are nearest; None if there are not so
-        many. classes: of the GPUs of each home."""
+        """Return the worst class among the `count` nearest GPUs; None if there are fewer. classes:
+        of the GPUs of each home."""
         for limit, home in sorted(zip(classes, self.homes, strict=True), key=itemgetter(0)):
             count -= home.count
             if count <= 0:
@@ -114,7 +114,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
         return None
 
     def split_by_home(self, nodes: int) -> tuple[list[HomeGpus], list[HomeGpus]]:
-        """(GPUs at home on these nodes or anywhere, the others)."""
+        """Return (GPUs whose home is on these nodes or unknown, the other GPUs)."""
         at_home: list[HomeGpus] = []
         far: list[HomeGpus] = []
         for home in self.homes:
@@ -125,10 +125,10 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
 class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     """The devices of a search, as its nodes see them."""
 
-    options: DeviceOptions  # what there is to choose from
-    named: tuple[NamedDevice, ...]  # what the VM gets in any case
-    # of each of the GPUs to choose from, and nic_homes of the VM's NICs that are paired with it,
-    # where they are of another package
+    options: DeviceOptions  # candidates
+    named: tuple[NamedDevice, ...]  # devices that the VM gets in any case
+    # home of each candidate GPU, and nic_homes of the VM's NICs paired with it, if in another
+    # package
     gpu_homes: tuple[Home | None, ...]
     nic_homes: tuple[tuple[Home, ...], ...]
     gpu_nodes: int  # nodes with free GPUs
@@ -138,19 +138,19 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def groups(self) -> tuple[GpuGroup, ...]:
-        """Groups from one of which all GPUs are chosen; () if none is to be chosen."""
+        """Return the groups of GPUs, one of which is used; () if no GPU is to be chosen."""
         if not self.options.count:
             return ()
         return tuple([self._group(gpus) for gpus in self.options.groups])
 
     def _group(self, gpus: int) -> GpuGroup:
-        """These GPUs (bits)."""
+        """Return the group of these GPUs (bits)."""
         by_home: dict[tuple[int, ...], tuple[Home | None, tuple[Home, ...], dict[int, int]]] = {}
         for number in members(gpus):
             home, nics = self.gpu_homes[number], self.nic_homes[number]
             key = (id(home), *map(id, nics))
             weights = by_home.setdefault(key, (home, nics, {}))[2]
-            # Functions that are near to nothing do not count.
+            # Functions without a home do not count.
             weight = 0 if home is None else self.options.gpus[number].weight
             weights[weight] = weights.get(weight, 0) | 1 << number
         return GpuGroup.from_homes(
@@ -166,31 +166,31 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def homes(self) -> tuple[Home, ...]:
-        """The homes of all of them, each once."""
+        """Return the homes of all devices, each once."""
         homes_by_id = {id(device.home): device.home for device in self.named}
         homes_by_id |= {id(home): home for home in self.gpu_homes if home is not None}
         return tuple(homes_by_id.values())
 
     @cached_property
     def home_nodes(self) -> int:
-        """The nodes (bits) that any of them lies on."""
+        """Return the nodes (bits) that have a device."""
         return sum({home.node for home in self.homes})
 
     @cached_property
     def named_rows(self) -> tuple[int, ...]:
-        """The distances of what the VM gets in any case to each node, in sum."""
+        """Return the sum of the distances from the named devices to each node."""
         nodes = range(len(self.distances.packages))
         return tuple([sum([device.home.to_node[node] for device in self.named]) for node in nodes])
 
     def rows(self, gpus: int) -> list[tuple[int, ...]]:
-        """The distances to each node of what the VM gets in any case, and of these GPUs (bits)."""
+        """Return the distances to each node of the named devices, and of these GPUs (bits)."""
         homes = (home for i, home in enumerate(self.gpu_homes) if gpus >> i & 1)
         named = [device.home.to_node for device in self.named]
         return named + [home.to_node for home in homes if home is not None]
 
     @cached_property
     def _named_gpus(self) -> dict[int, int]:
-        """GPUs that the VM gets in any case, by their node (a bit, 0 = none with CPUs)."""
+        """Return the named GPUs by node (a bit, 0 = not on a node with CPUs)."""
         count_of_node: dict[int, int] = {}
         for device in self.named:
             if device.is_gpu:
@@ -206,22 +206,22 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return {}
 
     def least_class(self, packages: int) -> int:
-        """The least class of the worst device that nodes of these packages (bits) can come to."""
+        """Return the least class of the worst device for nodes of these packages (bits)."""
         return self._class([(group, group.classes(packages)) for group in self.groups], packages)
 
     def _class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
-        """The least that one of these groups, with its classes, can come to."""
+        """Return the least class of these groups."""
         worst = max([home.class_to(packages) for home in self._pulling_homes], default=0)
         least_classes = [group.least_class(self.options.count, levels) for group, levels in classes]
         return max(worst, min([least for least in least_classes if least is not None], default=0))
 
     def device_class(self, nodes: int) -> int:
-        """The class of the worst device, for a set of nodes (bits)."""
+        """Return the class of the worst device for a set of nodes (bits)."""
         return self._class_and_groups(nodes)[0]
 
     def near_groups(self, nodes: int) -> tuple[GpuGroup, ...]:
-        """The groups of which enough GPUs are near enough to these nodes (bits), with those alone;
-        none if GPUs must be at home and are not."""
+        """Return the groups with enough GPUs near these nodes (bits), reduced to those GPUs; () if
+        GPUs must be at home and are not."""
         return self._class_and_groups(nodes)[1]
 
     def home_groups(self, nodes: int) -> Sequence[GpuGroup]:
@@ -234,7 +234,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return [group for group, number in zip(groups, away, strict=True) if number == least]
 
     def _class_and_groups(self, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
-        # GPUs that must be at home are chosen by the nodes, others by their packages alone.
+        # GPUs that must be at home are chosen by node, other GPUs by package.
         key = self.distances.packages_of(nodes), nodes if self.requires_home else 0
         if key not in self._near_groups:
             self._near_groups[key] = self._near_packages(*key)
@@ -245,7 +245,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         if self.requires_home:
             groups = tuple([GpuGroup.from_homes(group.split_by_home(nodes)[0]) for group in groups])
         classes = [(group, group.classes(packages)) for group in groups]
-        # What named devices cost anyway costs nothing more.
+        # GPUs no farther than the worst named device add no cost.
         limit = self._class(classes, packages)
         for group, levels in classes:
             if self.compares_classes and max(levels, default=0) > limit:
@@ -256,7 +256,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return limit, tuple(near_groups)
 
     def away(self, nodes: int) -> int:
-        """GPUs away from home, for a set of nodes (bits) that near_groups() has groups for."""
+        """Return the GPUs away from home for nodes (bits) that near_groups() has groups for."""
         away = sum([n for home, n in self._named_gpus.items() if not home & nodes])
         if not self.options.count:
             return away

@@ -1,7 +1,7 @@
 """DistanceMatrix: distances between nodes, and between packages, as the planner reads them.
 
-A pair counts with the worse of its two directions. 255 means unreachable (ACPI 6.5, 5.2.17): such
-nodes never serve one VM together.
+A pair's distance is the worse of its two directions. 255 means unreachable (ACPI 6.5, 5.2.17): such
+nodes are never used for the same VM.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
 
     # shape (nodes, nodes), symmetric, in the order of host.nodes; SLIT
     between: tuple[tuple[int, ...], ...]
-    # a number per node; a node without one package is a package of its own. Sets of nodes are bits
+    # package of each node; a node in no single package is its own package. Sets of nodes are bits
     # here.
     packages: tuple[int, ...]
 
     @cached_property
     def _spreads(self) -> dict[int, tuple[int, int]]:
-        """What spread() has been asked for."""
+        """The cache of spread()."""
         return {}
 
     @cached_property
     def nodes_of_package(self) -> dict[int, int]:
-        """The nodes of each package."""
+        """Return the nodes of each package."""
         nodes: dict[int, int] = {}
         for position, package in enumerate(self.packages):
             nodes[package] = nodes.get(package, 0) | 1 << position
@@ -39,7 +39,7 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
 
     @cached_property
     def _from_packages(self) -> dict[int, dict[int, int]]:
-        """Least distance between a node of the one package and a node of the other; 10 within."""
+        """Return the least distance between nodes of two packages; 10 within a package."""
         result = {}
         for home, nodes in self.nodes_of_package.items():
             rows = [self.between[node] for node in members(nodes)]
@@ -52,12 +52,12 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
         return result
 
     def to_packages(self, position: int) -> dict[int, int]:
-        """Package-level distance from one node to each package: 10 to its own, else the least
-        distance between a node of the one package and a node of the other."""
+        """Return the package-level distance from a node to each package: 10 to its own, else the
+        least distance between nodes of the two packages."""
         return self._from_packages[self.packages[position]]
 
     def among(self, positions: Sequence[int]) -> "DistanceMatrix":
-        """The same of these nodes alone, their packages numbered from 0."""
+        """Return the matrix of these nodes alone, their packages numbered from 0."""
         number: dict[int, int] = {}
         for position in positions:
             number.setdefault(self.packages[position], len(number))
@@ -68,7 +68,7 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
 
     @cached_property
     def unreachable(self) -> tuple[int, ...]:
-        """For each node, the nodes that it cannot reach."""
+        """Return the nodes that each node cannot reach."""
         return tuple(
             sum(1 << other for other, distance in enumerate(row) if distance == UNREACHABLE)
             if UNREACHABLE in row
@@ -77,15 +77,15 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
         )
 
     def packages_of(self, nodes: int) -> int:
-        """Packages (bits) of a set of nodes, where packages are numbered from 0."""
+        """Return the packages (bits) of a set of nodes; packages are numbered from 0."""
         if len(self.nodes_of_package) == len(self.packages):
             return nodes
         of_package = self.nodes_of_package.items()
         return sum([1 << package for package, mask in of_package if mask & nodes])
 
     def spread(self, nodes: int) -> tuple[int, int]:
-        """(the worst distance between two nodes of a set, 10 for one node; the sum over all pairs,
-        0 for one node)."""
+        """Return (the worst distance between two nodes of a set, 10 for one node; the sum over all
+        pairs, 0 for one node)."""
         if nodes not in self._spreads:
             row_of, positions = self.between, members(nodes)
             pairs = [
@@ -100,7 +100,7 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
 
 
 def distance_matrix(host: Host) -> DistanceMatrix:
-    """Distances of a host, symmetric and complete."""
+    """Return the distances of a host, symmetric and complete."""
     packages = tuple(
         -1 - position if node.package is None else int(node.package)
         for position, node in enumerate(host.nodes)

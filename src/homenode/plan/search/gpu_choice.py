@@ -1,8 +1,8 @@
-"""NearestGpus: the GPUs and the splits of the vCPUs that are nearest to each other on some nodes.
+"""NearestGpus: the GPUs and splits of the vCPUs that are nearest to each other on given nodes.
 
-Which GPUs are nearest depends on how many vCPUs each node gets, and the best split on the GPUs. One
-split is given its nearest GPUs. Of several, all numbers of GPUs by home are tried, each with the
-split that suits it; where these are too many, one split is tried: that nearest to all GPUs.
+The nearest GPUs depend on the split of the vCPUs over nodes, and the best split depends on the
+GPUs. A single split gets its nearest GPUs. With several splits, all numbers of GPUs by home are
+tried, each with its best split; beyond a limit only the split nearest to all GPUs is tried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,27 +16,26 @@ from homenode.plan.search.devices import HomeGpus
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.supply import GroupRange
 
-MOST_EQUAL = 100  # numbers of GPUs by home that are equally near and are kept
-MOST_NUMBERS = 5_000  # of GPUs by home that are tried for one set of nodes
+MOST_EQUAL = 100  # equally near combinations of GPU counts by home that are kept
+MOST_NUMBERS = 5_000  # combinations of GPU counts by home tried for one set of nodes
 
 Ranges = tuple[GroupRange, ...]
 
 
 class Choice(NamedTuple):
-    """GPUs for a set of nodes, complete but for ties, and the splits that keep all devices
-    nearest."""
+    """GPUs for a set of nodes, complete except for ties, and the splits nearest to all devices."""
 
     device_distance: int
     sure: int  # GPUs (bits)
-    tied: tuple[tuple[int, int], ...]  # (GPUs that are equally near, how many of them)
+    tied: tuple[tuple[int, int], ...]  # (equally near GPUs, number to choose)
     ranges: Ranges
 
 
 class _Home(NamedTuple):
-    """The GPUs that are as far from each of the nodes."""
+    """GPUs with the same distance to each node."""
 
     row: tuple[int, ...]  # these distances
-    # (functions that each GPU brings, GPUs as bits), ascending
+    # (functions that come with each GPU, GPUs as bits), ascending
     by_weight: tuple[tuple[int, int], ...]
     total: int
 
@@ -50,12 +49,12 @@ class _Home(NamedTuple):
         return cls(row, tuple(sorted(weights.items())), sum([home.count for home in homes]))
 
     def times(self, number: int) -> tuple[int, ...]:
-        """The row of so many of its GPUs, the lightest first."""
+        """Return the row of a number of its GPUs, the lightest first."""
         weight = self.first(number)[1]
         return self.row if weight == 1 else tuple([weight * far for far in self.row])
 
     def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
-        """(sure GPUs, their weight with the tied ones, (tied GPUs, how many of them))."""
+        """Return (sure GPUs, their weight with the tied GPUs, (tied GPUs, number to choose))."""
         sure, weight = 0, 0
         for load, gpus in self.by_weight:
             count = gpus.bit_count()
@@ -68,13 +67,13 @@ class _Home(NamedTuple):
 
 
 class _Splits(NamedTuple):
-    """The splits within these ranges."""
+    """All splits within these ranges."""
 
     ranges: Ranges
-    low: tuple[int, ...]  # the least groups of each node, and how many more it may get
+    low: tuple[int, ...]  # further groups that each node may get
     room: tuple[int, ...]  # the least groups of each node, and how many more it may get
-    extra: int  # groups beyond the least ones
-    wide: tuple[int, ...]  # the nodes with room
+    extra: int  # groups beyond the minimum
+    wide: tuple[int, ...]  # nodes that may get more groups
 
     @classmethod
     def from_ranges(cls, ranges: Ranges, groups: int) -> "_Splits":
@@ -84,7 +83,7 @@ class _Splits(NamedTuple):
         return cls(ranges, low, room, groups - sum(low), wide)
 
     def distance(self, weights: Sequence[int]) -> int:
-        """The least sum of groups times the weight of their node."""
+        """Return the least sum of groups times the weight of their node."""
         total: int = sum(map(mul, self.low, weights))
         extra = self.extra
         for i in sorted(self.wide, key=weights.__getitem__) if extra else ():
@@ -95,7 +94,7 @@ class _Splits(NamedTuple):
         return total
 
     def nearest(self, weights: Sequence[int]) -> list[int]:
-        """The first split that comes to distance()."""
+        """Return the first split whose sum is distance()."""
         split, extra = list(self.low), self.extra
         for _, i in sorted(zip(weights, range(len(split)), strict=True)) if extra else ():
             added = min(self.room[i], extra)
@@ -106,7 +105,7 @@ class _Splits(NamedTuple):
         return split
 
     def all_nearest(self, weights: Sequence[int]) -> Ranges:
-        """The ranges narrowed to the splits that come to distance()."""
+        """Return the ranges narrowed to the splits whose sum is distance()."""
         extra = self.extra
         if not extra:
             return self.ranges
@@ -128,18 +127,18 @@ class _Case(NamedTuple):
     """One set of nodes and one group of GPUs."""
 
     splits: _Splits
-    row: tuple[int, ...]  # distances of what the VM gets in any case to each node, in sum
-    certain: int  # the GPUs of it
-    homes: tuple[_Home, ...]  # of the GPUs of which some are chosen
-    missing: int  # how many of these
+    row: tuple[int, ...]  # sum of the distances from the named devices to each node
+    certain: int  # GPUs of the group that are chosen in any case
+    homes: tuple[_Home, ...]  # homes of which some GPUs are chosen
+    missing: int  # number of GPUs to choose from `homes`
 
     def choice(self, row: Sequence[int], sure: int, tied: tuple[tuple[int, int], ...]) -> Choice:
-        """These GPUs, with all splits that are nearest to this row."""
+        """Return these GPUs with all splits that are nearest to this row."""
         return Choice(self.splits.distance(row), sure, tied, self.splits.all_nearest(row))
 
 
 class NearestGpus:
-    """Choices of GPUs for one search. exact: so far none that is as near was omitted."""
+    """Choices of GPUs for one search. exact: no equally near choice has been omitted so far."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.exact = True
@@ -157,13 +156,13 @@ class NearestGpus:
         return min(bounds)
 
     def choices(self, nodes: int, ranges: Ranges) -> list[Choice]:
-        """The nearest for these nodes (bits), within these ranges."""
+        """Return the nearest choices for these nodes (bits), within these ranges."""
         problem = self.problem
         count = problem.devices.options.count
         if not problem.compares_devices:
             if not count:
                 return [Choice(0, 0, (), ranges)]
-            # No GPU of those that may go together is nearer than another to this policy.
+            # This policy ignores distances, so the GPUs of a group are equal.
             groups = problem.devices.home_groups(nodes)
             all_gpus = (sum(gpus for h in g.homes for _, gpus in h.by_weight) for g in groups)
             return [Choice(0, 0, ((gpus, count),), ranges) for gpus in all_gpus]
@@ -172,9 +171,9 @@ class NearestGpus:
         return [choice for choice in choices if choice.device_distance == least]
 
     def _homes(self, nodes: int) -> Iterator[tuple[list[HomeGpus], list[HomeGpus], int]]:
-        """(homes of which the VM gets all GPUs, homes of which it gets some, and how many) for each
-        group of GPUs of which all may be chosen. GPUs at home on the nodes come before all others:
-        all of them where they are not too many."""
+        """Yield (homes of which the VM gets all GPUs, homes of which it gets some, and how many)
+        for each group of GPUs. GPUs at home on the nodes come first, all of them if they are not
+        too many."""
         devices = self.problem.devices
         count = devices.options.count
         if not count:
@@ -188,7 +187,7 @@ class NearestGpus:
             )
 
     def _cases(self, nodes: int, ranges: Ranges) -> Iterator[_Case]:
-        """What is asked of each group of GPUs of which all may be chosen."""
+        """Yield the case of each group of GPUs."""
         positions, named = tuple(members(nodes)), self.problem.devices.named_rows
         splits = _Splits.from_ranges(ranges, self.problem.groups)
         for certain, open_homes, missing in self._homes(nodes):
@@ -231,7 +230,7 @@ class NearestGpus:
 
 
 def _merge_homes(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_Home, ...]:
-    """The homes, as one those that are as far from each of these nodes."""
+    """Merge homes that have the same distance to each of these nodes."""
     nowhere = (0,) * len(positions)
     homes_by_row: dict[tuple[int, ...], list[HomeGpus]] = {}
     for home in homes:
@@ -247,13 +246,13 @@ def _of_each(home: _Home, distance: int) -> list[int]:
 
 
 def _add_rows(row: tuple[int, ...], rows: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, ...]:
-    """The sum of a row and of others, each so many times."""
+    """Return the sum of a row and of further rows, each multiplied by its count."""
     added = [far_row if times == 1 else [times * far for far in far_row] for times, far_row in rows]
     return tuple(map(sum, zip(row, *added, strict=True))) if added else row
 
 
 def _nearest_to_split(case: _Case, split: Sequence[int]) -> Choice:
-    """The GPUs that are nearest to a split."""
+    """Return the GPUs that are nearest to a split."""
     total, tied = sum(map(mul, case.row, split)), 0
     sure, missing = case.certain, case.missing
     level, tied_count = -1, 0

@@ -1,16 +1,15 @@
-"""Ladder: the steps from what was asked to what still works, each with a name that the plan bears.
+"""Ladder: the fallbacks from the full request to the most relaxed one, each with a name.
 
-The first fallback that holds the VM is used; the order of concerns (cost.py) decides within it.
-What gives way, the last of these first: the memory that the host keeps; a whole core for each vCPU;
-one kind of core; the number of siblings of a core; the host's last core; memory next to the vCPUs
-that use it.
+The first fallback that fits is used; within it the cost (cost.py) decides. Relaxed in this order,
+the first last: the host's memory reserve; a whole core for each vCPU; one kind of core; the number
+of siblings per core; the host's last core; memory local to its vCPUs.
 
-More vCPUs never get fewer cores. So whole cores give way after all others but the host's memory,
-and of the fallbacks on which vCPUs share cores that with the most cores is used, whichever others
-give way on it: the VM gets every core of its nodes, and shares as few as it must.
+More vCPUs never get fewer cores. So whole cores are relaxed last but for the host's memory, and of
+the fallbacks with shared cores the one with the most cores is used, whatever else it relaxes: the
+VM gets every core of its nodes, and shares as few as possible.
 
-Over mixed kinds each vCPU gets a whole core, for no guest can be shown that some cores have
-siblings and others none.
+With mixed kinds of core each vCPU gets a whole core, as a guest cannot be shown siblings on only
+some cores.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,20 +29,20 @@ from homenode.vm.plan_options import Policy
 
 
 class MemoryRule(StrEnum):
-    """How the memory of a VM relates to the nodes of its vCPUs."""
+    """The relation of a VM's memory to the nodes of its vCPUs."""
 
     FOLLOWS = "follows"  # each node holds its vCPUs' share
     UNEVEN = "uneven"  # the nodes of the vCPUs hold it together
-    ELSEWHERE = "elsewhere"  # further nodes help
+    ELSEWHERE = "elsewhere"  # further nodes give memory
 
 
 class Fallback(Struct, frozen=True, kw_only=True):
-    """One step."""
+    """A step of the ladder."""
 
-    grouping: Grouping  # what a sibling group is
-    groups: int  # how many the VM needs
+    grouping: Grouping  # the kind of sibling group
+    groups: int  # number of groups that the VM needs
     mixed: bool  # of several kinds of core
-    shares: bool  # there are more vCPUs than whole cores, so that some share one
+    shares: bool  # more vCPUs than whole cores, so some share a core
     memory: MemoryRule = MemoryRule.FOLLOWS
     equal: bool  # equal cells are preferred
     keeps_core: bool = True  # the host keeps its share
@@ -51,12 +50,12 @@ class Fallback(Struct, frozen=True, kw_only=True):
     relaxations: tuple[Relaxation, ...]
 
     def idle_siblings(self, request: GuestRequest) -> int:
-        """CPUs of the last sibling group that no vCPU is left for."""
+        """Return the number of CPUs without a vCPU in the last sibling group."""
         return -request.vcpus % self.grouping.threads if request.keep_vcpus else 0
 
     def is_like(self, other: "Fallback") -> bool:
-        """Return whether they differ at most in the host's last core and in where the memory lies;
-        of two on which vCPUs share cores, also in the kinds of core."""
+        """Return whether two fallbacks differ at most in the host's last core and the memory rule;
+        if vCPUs share cores on both, also in the kinds of core."""
         if self.keeps_memory is not other.keeps_memory or self.shares is not other.shares:
             return False
         return self.shares or (self.grouping, self.groups) == (other.grouping, other.groups)
@@ -80,7 +79,7 @@ def check_layout(layout: Layout, policy: Policy) -> None:
 
 
 def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
-    """The fallbacks for this request, highest first."""
+    """Yield the fallbacks for this request, highest first."""
     shapes = {shape for node in free.nodes for shape, _ in node.shapes}
     kinds = frozenset(shape.kind for shape in shapes)
     hybrid = CoreKind.EFFICIENCY in kinds and CoreKind.PERFORMANCE in kinds
@@ -93,7 +92,7 @@ def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
         whole_cores += _ways(request, widest, of_kinds, mixed=mixed)
         shared_cores += _sharing_ways(request, of_kinds, mixed=mixed)
     ways = [*whole_cores, *shared_cores]
-    # Nothing is pinned that could leave the host without a core.
+    # Without pins the host always keeps a core.
     keeps_core = (True,) if request.layout.pinning is Pinning.NONE else (True, False)
     rules = tuple(product(keeps_core, _memory_rules(request)))
     steps: Iterable[tuple[bool, Fallback]] = product((True, False), ways)
@@ -119,8 +118,7 @@ _OF_RULE = {
 
 
 def _counts_pus(request: GuestRequest) -> bool:
-    """Return whether the policy leaves cores uncounted, and the layout does not ask for one a
-    vCPU."""
+    """Return whether CPUs are counted instead of cores, by the policy and the layout."""
     counts = request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     return counts and request.layout.pinning is not Pinning.ONE_PER_CORE
 
@@ -128,8 +126,8 @@ def _counts_pus(request: GuestRequest) -> bool:
 def _ways(
     request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[Fallback]:
-    """Groups as the layout wants them, then of fewer siblings. vCPUs that are no multiple of a
-    group leave siblings of the last one idle, and the guest is shown none: no topology says so."""
+    """Yield the layout's sibling groups, then groups of fewer siblings. If they do not divide the
+    vCPUs, the last group has idle siblings, and the guest is shown no siblings."""
     counts_pus, keeps = _counts_pus(request), request.keep_vcpus
     pins_all = request.layout.pinning is Pinning.ALL_PUS
     widest = min(widest, request.most_threads or widest)
@@ -148,7 +146,7 @@ def _ways(
 def _sharing_ways(
     request: GuestRequest, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[Fallback]:
-    """More vCPUs than cores. Where CPUs are counted anyway, the layout's own groups were all."""
+    """Yield groups for more vCPUs than cores; if CPUs are counted anyway, none are left to try."""
     if request.layout.pinning is not Pinning.NONE and not _counts_pus(request):
         grouping, shared = Grouping(1, kinds, counts_pus=True), (Relaxation.SHARED_CORES,)
         yield _way(request, grouping, request.vcpus, shared, mixed=mixed)
@@ -162,7 +160,7 @@ def _way(
     *,
     mixed: bool,
 ) -> Fallback:
-    """One on which nothing gives way but these."""
+    """Return a fallback that relaxes nothing else."""
     options, cells = request.options, request.layout.cells
     return Fallback(
         grouping=grouping,
@@ -185,7 +183,7 @@ def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
 
 
 def fallback_name(span: str, relaxations: tuple[Relaxation, ...]) -> str:
-    """The name that a plan bears: how far it spans, and what gave way.
+    """Return the fallback's name in a plan: the span, then the relaxations.
 
     >>> fallback_name("one node", (Relaxation.MIXED_KINDS, Relaxation.HOST_CORE))
     "one node, mixed core kinds, host's last core"

@@ -174,7 +174,7 @@ def test_a_job_without_results_is_not_done_and_names_what_its_node_lacks(
     assert status // 10 == code if code == 12 else status == code
     assert "done" not in files
     study = a_study(StudyOptions(), one)
-    _, exits = StudyDirectory(tmp_path / "study").done_and_exits(study)
+    _, exits = StudyDirectory(tmp_path / "study").collect_outcomes(study)
     (text,) = exits.values()
     assert text.startswith(f"{status}: ") and reason in text
     (line,) = read_study(tmp_path / "study", study).missing

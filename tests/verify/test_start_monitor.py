@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.verify.start import MonitorView, made_files, read_view, view_findings
+from homenode.check.verify.start import MonitorView, created_files, read_view, view_findings
 from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.machine.pci import PciBar
@@ -132,4 +132,4 @@ def test_files_that_a_start_makes_are_those_that_the_document_names(
     os: str, devices: str, more: str, files: list[tuple[str, bool]]
 ) -> None:
     document = parse_document(DOMAIN.format(os, devices, more).encode(), "vm.xml")
-    assert [(file.path, file.is_emptied) for file in made_files(document)] == files
+    assert [(file.path, file.is_emptied) for file in created_files(document)] == files

@@ -23,8 +23,8 @@ from homenode.cli.plan import (
     choose_by,
     hosts_after,
     note_critical,
-    note_sick_links,
     say_why_not,
+    warn_slow_links,
 )
 from homenode.cli.restore import changing_host, is_file_target
 from homenode.cli.terminal import (
@@ -194,7 +194,7 @@ def tuned_together(
     """Plan VMs by name on one host, or exit. show: called with each explanation."""
     # Where they run already, their own pins do not count as allocated.
     (machine,) = hosts_after((machine.without_domains(originals),), after)
-    note_sick_links(machine, options)
+    warn_slow_links(machine, options)
     choose = choose_by(results)
     chosen = {}
     for name, original in originals.items():

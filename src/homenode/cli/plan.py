@@ -229,7 +229,7 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         new = new_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
         vm, name = read_vm(new, source.name), None
     vm = on_host(vm, host)
-    note_sick_links(host, options)
+    warn_slow_links(host, options)
     resolved = resolve_layout(vm.guest, options, host, choose_by(arguments.results))
     if source.target != LIBVIRT:
         planned = plan_for_target(vm, resolved.options, host, source.target)
@@ -291,7 +291,7 @@ def choose_by(results: Sequence[str]) -> "Choose | None":
     return by_results([run for named in load_sources(results) for run in named.runs])
 
 
-def note_sick_links(host: "Host", options: PlanOptions) -> None:
+def warn_slow_links(host: "Host", options: PlanOptions) -> None:
     """Warn about the host's slow links if homenode chooses the layout: they slow every layout."""
     if options.layout != AUTO:
         return

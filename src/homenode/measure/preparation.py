@@ -85,7 +85,7 @@ def prepare_run(
             if are_bad((finding,))
         )
     pus = restricted_to(orders)
-    usable = confine(kept_to(host, own_pus), pus, orders.nodes)
+    usable = confine(restrict_host(host, own_pus), pus, orders.nodes)
     usable = _with_memory(usable, orders.nodes, memory_nodes)
     suite = _suite(orders, usable, installed, shown)
     if orders.vantage is Vantage.JOB and orders.experiment is not None:
@@ -306,8 +306,8 @@ def _listed_numbers(snapshot: Snapshot, field: str) -> CpuSet | None:
     return None
 
 
-def kept_to(host: Host, pus: CpuSet | None) -> Host:
-    """The machine of which only these CPUs are allowed; None = as it is."""
+def restrict_host(host: Host, pus: CpuSet | None) -> Host:
+    """Return the host with only these CPUs allowed; None = unchanged."""
     if pus is None:
         return host
     return replace(

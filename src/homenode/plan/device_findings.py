@@ -30,8 +30,8 @@ def device_findings(
             yield finding(
                 "device-in-use",
                 str(device),
-                observed=f"domain {allocations.label(holder)} uses it, so the VM cannot start while "
-                "that runs",
+                observed=f"domain {allocations.label(holder)} uses it, so the VM cannot start "
+                "while that runs",
                 severity=Severity.WARNING,
             )
     # A mediated device has an IOMMU group of its own.

@@ -51,8 +51,8 @@ def unknown_mediated(guest: Vm, host: Host | None) -> tuple[str, ...]:
     return tuple(device.uuid for device in guest.mediated if device.uuid not in functions)
 
 
-def mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
-    """Gaps for mediated devices that the host does not show."""
+def find_mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
+    """Return gaps for mediated devices that the host does not have."""
     return tuple(
         Gap(
             f"mediated device {uuid}",

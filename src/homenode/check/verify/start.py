@@ -73,7 +73,7 @@ def startable(connect: str, name: str) -> PausedLook:
             hint=command_line("virsh", "-c", connect, "managedsave-remove", state.uuid),
         )
     document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
-    for file in made_files(document):
+    for file in created_files(document):
         path = Path(file.path)
         if file.is_emptied and path.is_file() and path.stat().st_size:
             raise UsageError(
@@ -98,7 +98,7 @@ _PATH_OPTIONS = frozenset(
 )
 
 
-def made_files(document: Document) -> Iterator[MadeFile]:
+def created_files(document: Document) -> Iterator[MadeFile]:
     """Yield the files and sockets that a start creates or truncates."""
     root = document.root
     nvram = root.find("os/nvram")
@@ -143,7 +143,7 @@ def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[Mad
 def _makes(document: Document, name: str) -> list[str]:
     """Yield these paths, and the default paths of unnamed files."""
     root = document.root
-    paths = [file.path for file in made_files(document)]
+    paths = [file.path for file in created_files(document)]
     if root.value("os/@firmware") == "efi" and root.find("os/nvram") is None:
         paths.append(f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd")
     return paths + [

@@ -8,7 +8,7 @@ from homenode.cli.plan import (
     check_tuned_output,
     choose_by,
     hosts_after,
-    note_sick_links,
+    warn_slow_links,
     write_document,
 )
 from homenode.cli.terminal import (
@@ -120,7 +120,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         error_console().print(no_place_text(guest.name, ranking.refusing))
         _note_unread(named)
         raise SystemExit(UNPLANNABLE)
-    note_sick_links(best.entry.host, options)
+    warn_slow_links(best.entry.host, options)
     if foreign := gpus_of_others(best.entry, hosts, guest):
         note(f"warning: {foreign}; remove their <hostdev> and add --gpus")
     lines = []

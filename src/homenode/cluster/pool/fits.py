@@ -136,7 +136,7 @@ def blank_request(host: Host) -> GuestRequest:
     return request_for(blank_vm(host, "\0"), PlanOptions("pin"), host)
 
 
-def alike_key(host: Host, vm: str = "") -> object:
+def equivalence_key(host: Host, vm: str = "") -> object:
     """Return a key that is equal for hosts with the same placement of a VM: equal machines with the
     same resources in use, and free memory that differs by less than 1 GiB. vm: name of a VM whose
     running instance does not count."""
@@ -235,7 +235,7 @@ def examine_pool(
     hosts = []
     for number, entry in enumerate(named.hosts, start=1):
         host = with_certain_nodes(entry.host)
-        key = alike_key(host)
+        key = equivalence_key(host)
         if key not in fits_of:
             fits_of[key] = tuple(
                 SizeFits(size=str(size), count=count_fits(host, size)) for size in sizes

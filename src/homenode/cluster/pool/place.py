@@ -6,7 +6,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.pool.fits import FreeOfNode, alike_key, free_by_node, sum_of
+from homenode.cluster.pool.fits import FreeOfNode, equivalence_key, free_by_node, sum_of
 from homenode.errors import HomenodeError, InputError, NotKnownError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
@@ -77,7 +77,7 @@ def rank_hosts(
     taking: list[PoolPlace] = []
     refusals: dict[str, tuple[list[str], HomenodeError]] = {}
     for number, entry in enumerate(hosts, start=1):
-        key = alike_key(entry.host, guest.name)
+        key = equivalence_key(entry.host, guest.name)
         if key not in planned:
             planned[key] = _plan_on(entry, guest, options_on)
         progress(number, len(hosts))

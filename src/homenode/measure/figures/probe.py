@@ -15,7 +15,7 @@ from homenode.findings import Finding, Gap, finding
 from homenode.machine.tools.homenode_probe import SOURCE, Pages, ProbeDocument
 from homenode.measure.figures.sample import sample
 from homenode.measure.results.model import Condition, Sample
-from homenode.measure.results.placement_states import Bracket, with_passing
+from homenode.measure.results.placement_states import Bracket, mark_passing
 
 LEVEL_DRAM = "DRAM"
 _HIDDEN_PLACES = ("llc-not-shared", "siblings-not-shown")
@@ -178,7 +178,7 @@ def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
     for pair in document.handoffs:
         first, second = pair.pus
         team, name = str(CpuSet((first, second))), f"{first} to {second}"
-        for number, (value, is_passing) in enumerate(with_passing(pair.samples_ns)):
+        for number, (value, is_passing) in enumerate(mark_passing(pair.samples_ns)):
             end = (None if is_passing else value,)
             bracket = Bracket(team, end, end)
             yield _sample_of("core-to-core-latency", "ns", value, bracket, number, variant=name)

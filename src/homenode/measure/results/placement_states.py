@@ -145,11 +145,11 @@ def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int
     return ends
 
 
-def with_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
+def mark_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
     """Return values in the order of time, each with whether its state did not last. A latency that
     occurs only once may be a state, a disturbed hand-over, or the mean of two states.
 
-    >>> with_passing([27.0, 28.0, 60.0, 110.0, 112.0])
+    >>> mark_passing([27.0, 28.0, 60.0, 110.0, 112.0])
     ((27.0, False), (28.0, False), (60.0, True), (110.0, False), (112.0, False))
     """
     classes = classes_of(values)

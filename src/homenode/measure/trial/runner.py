@@ -401,7 +401,7 @@ def _orders(trial: Trial, step: ScheduledTask, machine: Machine) -> BenchOptions
 def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions:
     """Add the guest's NCCL topology file, if all-reduce is measured."""
     suite, host = trial.config.measuring.suite, trial.host
-    if suite.topology is not None or host is None or not reduces_all(suite, plan, host):
+    if suite.topology is not None or host is None or not measures_all_reduce(suite, plan, host):
         return trial.config.measuring
     try:
         guest = discover(machine.snapshot())
@@ -412,7 +412,7 @@ def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions
     return replace(trial.config.measuring, suite=suite)
 
 
-def reduces_all(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
+def measures_all_reduce(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
     """Return whether all-reduce is measured in a guest: it needs two GPUs or more."""
     devices = (host.device(hostdev.bdf) for hostdev in plan.vm.hostdevs)
     gpus = sum(device is not None and device.kind is DeviceKind.GPU for device in devices)

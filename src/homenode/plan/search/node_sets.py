@@ -1,8 +1,8 @@
 """NodeSets: the sets of nodes that can hold a VM, in an order that lets a search stop early.
 
-Of each package and of all packages: up to MOST_LISTED_NODES nodes, every set. Beyond, sets that are
-grown from each node outwards: the nearest nodes, package by package. Where the distances are
-hierarchical these are the clusters of the hierarchy; that nothing better exists is not known then.
+Up to MOST_LISTED_NODES nodes of a package, or of all packages, every set is listed. Beyond that
+sets grow from each node outwards: the nearest nodes, package by package. With hierarchical
+distances these are the clusters; it is then unknown whether a better set exists.
 """
 
 from collections import Counter
@@ -21,23 +21,22 @@ Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
 
 Counts = tuple[tuple[int, int], ...]
-"""(a number of nodes, the nodes that may be among so many), ascending."""
+"""(set size, nodes that may be in a set of that size), ascending."""
 
 
 class CellSplits(NamedTuple):
-    """Splits that are as uneven as each other: all ways in which the ranges, one for each node,
-    come to the groups of the VM."""
+    """Equally uneven splits: all choices within the ranges, one for each node, that sum to the VM's
+    groups."""
 
     unevenness: int  # as in the cost; 0 if the devices come first
     ranges: tuple[GroupRange, ...]
 
 
 def least_uneven(limits: Sequence[int], groups: int, *, whole_sockets: bool) -> CellSplits:
-    """The least uneven splits over nodes that hold so many groups each, together as many as the
-    groups at least: all nodes filled to one level, as far as they go. whole_sockets: of those that
-    make the fewest sockets, in steps of one. Where no cell may share a socket with another, a
-    socket has as many cores as divide each cell: cells of 11 and 10 make 21 sockets of one core,
-    cells of 14 and 7 three of seven.
+    """Return the least uneven splits over nodes with these capacities, which hold the groups
+    together: all nodes are filled to one level, as far as they go. whole_sockets: minimise the
+    guest's sockets first. If cells may not share a socket, a socket has as many cores as divide
+    each cell: cells of 11 and 10 make 21 sockets of one core, cells of 14 and 7 three of seven.
 
     >>> [tuple(one) for one in least_uneven((16, 4, 16), 21, whole_sockets=False).ranges]
     [(8, 9, 1), (4, 4, 1), (8, 9, 1)]
@@ -55,7 +54,7 @@ def least_uneven(limits: Sequence[int], groups: int, *, whole_sockets: bool) -> 
 
 
 def _largest_socket(limits: Sequence[int], groups: int) -> int:
-    """The most groups of a socket if each node gets whole ones, one at least."""
+    """Return the most groups per socket if each node gets at least one whole socket."""
     for size in range(min(groups // len(limits), *limits), 1, -1):
         if groups % size == 0 and sum([limit // size for limit in limits]) * size >= groups:
             return size
@@ -63,9 +62,9 @@ def _largest_socket(limits: Sequence[int], groups: int) -> int:
 
 
 class NodeSets:
-    """Sets of nodes (bits) that hold the VM. equal: with the same number of groups on each.
+    """The sets of nodes (bits) that hold the VM. equal: with the same number of groups on each.
 
-    exact: every set was listed so far.
+    exact: every set has been listed so far.
     """
 
     def __init__(self, problem: SearchProblem, *, equal: bool) -> None:
@@ -77,12 +76,11 @@ class NodeSets:
         self._unreachable = unreachable if any(unreachable) else ()
 
     def groups(self) -> Iterator[Bounded]:
-        """The sets in groups of ascending lower bound; some may be in two groups.
+        """Yield the sets in groups of ascending lower bound; a set may be in two groups.
 
-        A group is so many nodes of a package that holds the VM alone, or of all packages, which
-        are at least as many as hold it together. Policies that compare no packages first have no
-        groups of packages. Where nodes are too many, sets of two and more are one group; where
-        vCPUs share cores, all sets are.
+        A group has a set size, within a package that holds the VM alone, or over all packages.
+        Policies that do not compare packages first have no groups by package. With too many nodes,
+        all sets of two and more are one group; if vCPUs share cores, all sets are.
         """
         problem = self.problem
         lots: list[tuple[tuple[int, ...], int]] = [((), problem.eligible)]
@@ -110,8 +108,8 @@ class NodeSets:
             yield bound, self._sets(nodes, counts)
 
     def _package_sets(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """(device class and packages at least, nodes) of each package that holds the VM alone, and
-        of all."""
+        """Yield (least device class and packages, nodes) for each package that holds the VM alone,
+        and for all."""
         problem = self.problem
         device_class, groups_held = problem.devices.least_class, problem.groups_of_package
         of_package, owned = problem.distances.nodes_of_package, 0
@@ -126,7 +124,7 @@ class NodeSets:
                 return
 
     def any_set(self) -> Iterator[int]:
-        """A set that holds the VM, if there is one: a few sums where distances forbid nothing."""
+        """Yield a set that holds the VM, if any exists; cheap if all nodes reach each other."""
         if sum(self._capacity) < self.problem.groups:
             return
         nodes, owned = 0, 0
@@ -139,8 +137,8 @@ class NodeSets:
         yield from self._sets(self.problem.eligible, ())
 
     def splits(self, nodes: int) -> CellSplits:
-        """The splits over the chosen nodes (bits) that may be the best, whatever the devices: the
-        least uneven ones, or all where the devices come first."""
+        """Return the splits over the chosen nodes (bits) that may be best for some devices: the
+        least uneven splits, or all if devices come first."""
         problem, positions = self.problem, members(nodes)
         number = len(positions)
         if self.equal:
@@ -159,7 +157,7 @@ class NodeSets:
         return CellSplits(0, tuple([GroupRange(1, min(limit, size)) for size in capacities]))
 
     def _shared_ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
-        """All whole cores of each node, and of what is left to each as much as to the others."""
+        """Return ranges with all whole cores of each node, and the other groups split evenly."""
         groups = self.problem.groups
         limits = self._capacities(nodes)
         least = [
@@ -205,13 +203,12 @@ class NodeSets:
 
     @cached_property
     def _able_to(self) -> Callable[[int], int]:
-        """The nodes that can have an equal share among so many, memory devices aside."""
+        """Return the nodes that can have an equal share in a set of this size, without devices."""
         groups, limits = self.problem.groups, list(enumerate(self._capacity))
         return cache(lambda number: sum([1 << n for n, size in limits if size >= groups // number]))
 
     def counts(self, nodes: int) -> Iterator[tuple[int, int]]:
-        """(a number of these nodes that may do, those of them that may be among so many),
-        ascending."""
+        """Yield (possible set size, nodes that may be in a set of that size), ascending."""
         capacity = self._capacity
         limits = sorted((capacity[node] for node in members(nodes)), reverse=True)
         owned = 0
@@ -228,7 +225,7 @@ class NodeSets:
                     yield number, able
 
     def _sets(self, nodes: int, counts: Counts) -> Iterator[int]:
-        """The sets of so many of these nodes that hold the VM; () = of any number, smaller sets
+        """Yield the sets of this many nodes that hold the VM; () = any number, smaller sets
         first."""
         if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
@@ -236,7 +233,7 @@ class NodeSets:
         if nodes.bit_count() > MOST_LISTED_NODES and [size for size, _ in counts] != [1]:
             yield from self._grow_sets(nodes)
             return
-        # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
+        # Of equal nodes the first are chosen: other choices differ only in the index.
         earlier_equals = self.problem.earlier_equals
         equals = {1 << node: twin for node in members(nodes) if (twin := earlier_equals[node])}
         for size, able in counts or self.counts(nodes):
@@ -252,9 +249,9 @@ class NodeSets:
         return sum(1 << node for node in having[: self.most_nodes])
 
     def _grow_sets(self, nodes: int) -> Iterator[int]:
-        """Sets that are grown from each of these nodes outwards, and from those that have the most
-        devices, groups and pages: for each number of nodes the first ones of an order that can be
-        among so many. A node that an earlier one cannot reach is passed over."""
+        """Yield sets grown from each of these nodes outwards, and from the nodes with the most
+        devices, groups and pages: for each set size the first suitable nodes of an order. A node
+        that an earlier node cannot reach is skipped."""
         numbers = list(self.counts(nodes))
         if not numbers:
             return  # no number of these nodes holds the VM
@@ -272,7 +269,7 @@ class NodeSets:
                         yield grown
 
     def _first(self, order: Sequence[int], number: int, able: int) -> int:
-        """The first so many able nodes of an order that reach one another (bits); 0 = too few."""
+        """Return the first suitable nodes of an order that reach each other (bits); 0 = too few."""
         chosen, unreachable = 0, self._unreachable
         for node in order:
             if able >> node & 1 and not (unreachable and unreachable[node] & chosen):
@@ -283,8 +280,8 @@ class NodeSets:
         return 0
 
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
-        """These nodes by their distance from each of them, package by package; then by what they
-        have. Of nodes that are as far the largest come first, or those that cost the least."""
+        """Yield the nodes by distance from each node, package by package; then by their capacities.
+        At equal distance the largest come first, or the cheapest."""
         problem, positions, packages = self.problem, members(nodes), self.problem.distances.packages
         cheapest = sorted(positions, key=self._weights.__getitem__)
         largest = sorted(cheapest, key=lambda node: -self._capacity[node])
@@ -313,8 +310,8 @@ class NodeSets:
 
     @cached_property
     def _weights(self) -> list[tuple[int, int, int]]:
-        """The cost of a VM on each node, as far as one node says it: GPUs that it does not want, or
-        none of those that it does; then what --balance compares."""
+        """Return the part of the cost that each node decides alone: unused or missing GPUs, then
+        the terms of --balance."""
         problem, devices = self.problem, self.problem.devices
         avoided = ~devices.home_nodes if devices.options.has_gpus else devices.gpu_nodes
         sign = 1 if problem.pack else -1

@@ -1,4 +1,4 @@
-"""Place: from a host and a request to a placement, or to every reason why there is none.
+"""Place: find a placement for a request on a host, or report every reason against it.
 
 The fallbacks of the ladder (ladder.py) are attempted one after the other (attempt.py): the supply
 of each node (supply.py, memory.py), the search (solve.py), then the CPUs and QEMU's own threads.
@@ -39,7 +39,7 @@ MOST_REFUSED_NODES = 16
 
 
 def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
-    """The search for a VM on this host."""
+    """Return the search for a VM on this host."""
     allocated = allocations(host, request)
     free = with_service = free_cpus(host, request, allocated)
     if allocated.service_cores:
@@ -55,8 +55,8 @@ def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
 
 
 def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placement:
-    """The placement of least cost on the first fallback that holds the VM. brief: without what only
-    explains it: runners-up, rejections, findings, gaps.
+    """Return the placement of least cost on the first fallback that fits. brief: without
+    explanations: runners-up, rejections, findings, gaps.
 
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
     InputError for devices or nodes that the host lacks.
@@ -74,8 +74,8 @@ def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placemen
 
 
 def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Placement:
-    """A whole core for each vCPU, unless that costs the host its last core, leaves it no more than
-    it keeps, or mixes kinds of core: then siblings as the document shows them, where they fit."""
+    """Return a placement with a whole core for each vCPU, unless that takes the host's last core or
+    its whole reserve, or mixes kinds of core: then siblings as in the definition, if they fit."""
     for_cores = replace(request, document_siblings=DocumentSiblings.IGNORED)
     layout = with_siblings(request.layout)
     threads = request.guest.threads_per_core
@@ -93,7 +93,7 @@ def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Pla
             on_siblings = None
     if on_siblings is not None and (
         on_siblings.threads_per_core == 1
-        # Siblings that lie on one core by chance are not those of the document.
+        # Only siblings as in the definition count, not vCPUs that share a core by chance.
         or {Relaxation.SHARED_CORES, Relaxation.SIBLINGS_NOT_EXPOSED} & {*on_siblings.relaxations}
     ):
         on_siblings = None
@@ -103,7 +103,7 @@ def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Pla
         lacks = bool(costs) and Relaxation.HOST_CORE in on_cores.relaxations
         placement, other = replace(on_cores, lacks_siblings=lacks), on_siblings
     else:
-        assert refusal is not None, "neither whole cores nor siblings hold the VM"
+        assert refusal is not None, "the VM fits neither on whole cores nor on siblings"
         raise refusal
     if brief:
         return placement
@@ -114,7 +114,7 @@ def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Pla
 def _place_devices_only(
     host: Host, request: GuestRequest, allocated: Allocations, options: DeviceOptions
 ) -> Placement:
-    """A VM that is neither pinned nor bound; only its GPUs are to be chosen."""
+    """Place a VM that is neither pinned nor bound: only its GPUs are chosen."""
     devices = options.functions_with(options.of_least_loss())
     return Placement(
         nodes=(),
@@ -136,9 +136,9 @@ def _place_devices_only(
 
 
 class _LadderSearch:
-    """One walk down the ladder. misses: fallbacks on which the VM fits on no nodes, each with its
-    reason. rejections: these, and why single nodes of those that do hold it do not; none if brief.
-    is_sure: whatever was passed over is known to be impossible or no better."""
+    """One walk down the ladder. misses: fallbacks that do not fit, each with its reason.
+    rejections: of the misses, and of single nodes on fallbacks that fit; none if brief. is_sure:
+    all skipped fallbacks are known to be impossible or no better."""
 
     def __init__(self, search: PlacementSearch, *, brief: bool) -> None:
         self.search, self.brief = search, brief
@@ -148,7 +148,7 @@ class _LadderSearch:
         self.is_sure = True
 
     def placement(self) -> Placement:
-        """The placement on the first fallback that holds the VM, or on one that is better.
+        """Return the placement on the first fallback that fits, or on a better one.
 
         Raises Unplannable.
         """
@@ -158,7 +158,7 @@ class _LadderSearch:
         attempts = (Attempt(self.search, fallback) for fallback in ladder)
         for attempt in attempts:
             supply = attempt.supply
-            # Whatever of the memory gives way; and where nothing gave way that counts here.
+            # Skipped if only memory was relaxed, or nothing that counts here.
             if supply in too_few or (refused and attempt.problem.key() in refused):
                 continue
             if attempt.takes_host_core:
@@ -180,7 +180,7 @@ class _LadderSearch:
         raise refusal(self.search, self.rejections, self.misses)
 
     def _reject_single_nodes(self, attempt: Attempt) -> None:
-        """Return why one node does not do, where there are few and it takes several."""
+        """Record the rejections of single nodes, if the VM spans several of few nodes."""
         is_one, nodes = len(attempt.best.split) == 1, attempt.problem.supplies
         if not (self.brief or is_one) and len(nodes) <= MOST_REFUSED_NODES:
             self.rejections += single_nodes(attempt)
@@ -201,13 +201,13 @@ class _LadderSearch:
             self.rejections.append(host_rejection)
 
     def _better(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
-        """A later fallback that is better, where only the host's last core or memory next to its
-        vCPUs give way for it; None if none is.
+        """Return a better later fallback that relaxes only the host's last core or local memory;
+        else None.
 
-        Better: where vCPUs share cores, by the cores that the VM gets. Then by what comes first
-        with cores-first, class of device distance, packages and, where the guest sees its PCIe
-        tree, GPUs away from home; then, for a VM with GPUs, by the GPU sets that it breaks, where
-        it is known that this fallback cannot break fewer.
+        Better: if vCPUs share cores, by the cores that the VM gets; then by the first terms of
+        cores-first: class of device distance, packages and, if the guest sees its PCIe tree, GPUs
+        away from home; then by the GPU sets broken, if it is known that this fallback cannot break
+        fewer.
         """
         # Long because three conditions, each with its reason, stop the comparison early.
         cores_first = self.request.options.policy is Policy.CORES_FIRST
@@ -229,7 +229,7 @@ class _LadderSearch:
         limits = (*(least.get(name, 0) for name in names), 0)
         if all(mine <= limit for mine, limit in zip(concerns(best), limits, strict=True)):
             return None
-        # Where nodes hold as much as before, alone and together, no other set holds the VM.
+        # If nodes hold as much as before, alone and together, the same sets hold the VM.
         roomier = [
             other
             for other in later

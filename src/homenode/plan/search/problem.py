@@ -1,4 +1,4 @@
-"""SearchProblem: one search for nodes and GPUs, as numbers: what there is, and what the VM needs.
+"""SearchProblem: the numbers of one search for nodes and GPUs: supply and demand.
 
 PlacementSearch states one problem per fallback of the ladder; solve.py solves it.
 """
@@ -43,15 +43,15 @@ Split = tuple[tuple[int, int], ...]
 
 
 class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
-    """Nodes are positions in `supplies` here, which ascend by node index; sets of them are bits."""
+    """Nodes are positions in `supplies` here, ascending by node index; sets of nodes are bits."""
 
     pack: bool
     first: tuple[str, ...]  # names of the terms in the order of comparison
     later: tuple[str, ...]  # names of the terms in the order of comparison
-    even_splits: bool  # vCPUs are shared out evenly before they are put next to devices
-    huge: bool  # pages are huge ones, so pools matter
+    even_splits: bool  # even splits come before nearness to devices
+    huge: bool  # huge pages, so pools matter
     page_bytes: int  # bytes of a page
-    most_nodes: int  # at most so many
+    most_nodes: int  # maximum number of nodes
     distances: DistanceMatrix  # between the nodes; their packages are numbered from 0
     hosts_isolation: bool
     devices: SearchDevices
@@ -59,32 +59,32 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     memory: tuple[NodeMemory, ...]
     groups: int  # sibling groups that the VM needs
     equal: bool  # equal cells are preferred
-    # pages that follow the groups, what QEMU needs included; 0 if memory is no limit
+    # pages that follow the groups, QEMU's memory included; 0 if memory is not limited
     pages: int = 0
-    # pages that the nodes must hold together, pages_anywhere: that all nodes must, 0 = no limit
+    # pages that the chosen nodes must hold together, pages_anywhere: all nodes; 0 = no limit
     pages_together: int = 0
     pages_anywhere: int = 0
     # (guest cell, pages) of each memory device, next to `pages`; the n-th cell is on the n-th of
     # the nodes
     device_pages: tuple[tuple[int, int], ...] = ()
-    # there are more groups than whole cores, so each node gives all of its whole cores first
+    # more groups than whole cores, so each node gives all of its whole cores first
     shares: bool = False
 
     @property
     def compares_devices(self) -> bool:
-        """Whether it counts how far devices are, and there are any."""
+        """Whether device distances count, and the VM has devices."""
         return "device_distance" in self.later and bool(
             self.devices.named or self.devices.gpu_homes
         )
 
     @cached_property
     def capacities(self) -> tuple[int, ...]:
-        """Groups that each node can hold, as its memory allows."""
+        """The groups that each node can hold, limited by its memory."""
         return tuple(self.capacity(node) for node in range(len(self.supplies)))
 
     @cached_property
     def whole_cores(self) -> tuple[int, ...]:
-        """Free whole cores of each node, as far as its memory allows them."""
+        """The free whole cores of each node, limited by its memory."""
         return tuple(
             min(supply.whole_cores, groups)
             for supply, groups in zip(self.supplies, self.capacities, strict=True)
@@ -97,7 +97,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def groups_of_package(self) -> dict[int, int]:
-        """Groups that the nodes of each package can hold."""
+        """The groups that the nodes of each package can hold."""
         return {
             package: sum(self.capacities[node] for node in members(nodes))
             for package, nodes in self.distances.nodes_of_package.items()
@@ -105,8 +105,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def earlier_equals(self) -> tuple[int, ...]:
-        """For each node, the last node before it (as a bit) that is alike in all that a search
-        compares; 0 if there is none. Nodes that devices lie on are like no other."""
+        """For each node, the last earlier node (as a bit) that is equal in all that a search
+        compares; 0 if none is. Nodes with devices equal no other node."""
         of_devices, homes = self.devices.home_nodes, self.devices.homes
         between = self.distances.between
         result: list[int] = []
@@ -139,11 +139,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _shapes(self) -> list[tuple[object, ...]]:
-        """Equal for nodes of which as many groups come to the same cost."""
+        """Keys that are equal for nodes whose groups cost the same."""
         return [node_supply.shape() for node_supply in self.supplies]
 
     def key(self) -> tuple[object, ...]:
-        """Equal for problems of one host of which all or none have a solution."""
+        """A key, equal for problems of a host that all have a solution, or all have none."""
         return (
             tuple([supply.groups for supply in self.supplies]),
             tuple([memory.pages for memory in self.memory]),
@@ -156,12 +156,12 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def beyond_cores(self, nodes: Iterable[int]) -> int:
-        """Groups that get no whole core of these nodes."""
+        """Return the number of groups without a whole core on these nodes."""
         return max(0, self.groups - sum(self.whole_cores[node] for node in nodes))
 
     def capacity(self, node: int, devices: int = 0) -> int:
-        """Groups that the node can hold, as its memory allows. devices: pages of memory devices
-        that it has to hold as well."""
+        """Return the groups that the node can hold, limited by its memory. devices: pages of memory
+        devices on the same node."""
         supply = self.supplies[node]
         pages = self.memory[node].pages
         if pages is None:
@@ -171,12 +171,12 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         return min(supply.groups, max(0, pages - devices) * self.groups // self.pages)
 
     def share(self, groups: int) -> int:
-        """Pages of so many groups, rounded up."""
+        """Return the pages of a number of groups, rounded up."""
         return -(-self.pages * groups // self.groups)
 
     def holds_memory(self, nodes: int) -> bool:
-        """Return whether the nodes (bits) have the memory that need not lie next to its vCPUs;
-        where it may lie on any node, with as many more as are allowed."""
+        """Return whether the nodes (bits) have the memory that need not be local to its vCPUs; if
+        it may be on any node, further allowed nodes count too."""
         needed, pages = self._pages_of_nodes
         if not needed:
             return True
@@ -189,7 +189,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _pages_of_nodes(self) -> tuple[int, list[int]]:
-        """(pages that need not lie next to their vCPUs, what each node has for them)."""
+        """Return (pages that need not be local to vCPUs, free pages of each node for them)."""
         needed = self.pages_together or self.pages_anywhere
         if needed:
             needed += sum(pages for _, pages in self.device_pages)
@@ -199,16 +199,16 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         ]
 
     def devices_of_cells(self, cells: int) -> tuple[int, ...]:
-        """Pages of each cell's memory devices; those of a cell that no longer exists are cell
-        0's."""
+        """Return the pages of each cell's memory devices; devices of removed cells count for cell
+        0."""
         owned = [0] * cells
         for cell, pages in self.device_pages:
             owned[cell if cell < cells else 0] += pages
         return tuple(owned)
 
     def first_terms(self, nodes: int, limit: tuple[int, ...] = ()) -> tuple[int, ...] | None:
-        """The terms that a set of nodes (bits) alone decides, with the GPUs that suit it; None
-        if a GPU must not be away and is, and where they are more than `most`."""
+        """Return the terms that a set of nodes (bits) alone decides, with its best GPUs; None if a
+        GPU is away from home and must not be, or if they exceed `most`."""
         devices = self.devices
         if devices.options.count and not devices.near_groups(nodes):
             return None
@@ -243,8 +243,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def cost_of(self) -> Callable[[int, int], AllocationCost]:
-        """Return the result of a number of groups on a node. Cached: a search needs it often, for
-        many nodes of one shape."""
+        """Return the result of a number of groups on a node. Cached, as nodes of one shape
+        repeat."""
         supplies, isolation = self.supplies, self.hosts_isolation
         first_of_shape: dict[tuple[object, ...], int] = {}
         like = [first_of_shape.setdefault(shape, node) for node, shape in enumerate(self._shapes)]
@@ -252,7 +252,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         return lambda node, groups: of_first(like[node], groups)
 
     def short_pages(self, node: int, groups: int) -> int:
-        """Huge pages that are still to be reserved there."""
+        """Return the huge pages that still have to be reserved on a node."""
         if not self.huge or not self.pages:
             return 0
         return max(0, self.share(groups) - self.memory[node].pool_pages)
@@ -260,7 +260,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     def cost(
         self, split: Split, gpus: GpuChoice, nearness: tuple[int, int], device_distance: int
     ) -> Cost:
-        """The whole cost. nearness: (device class, GPUs away from home)."""
+        """Return the complete cost. nearness: (device class, GPUs away from home)."""
         unisolated, llcs, more_packages, short = 0, 0, 0, 0
         for node, groups in split:
             node_cost = self.cost_of(node, groups)
@@ -296,15 +296,14 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
 
 class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
-    """What a search for one VM works with, whatever the fallback: the problem of each fallback."""
+    """The input of a search for one VM, and the problem of each fallback."""
 
     host: Host
     request: GuestRequest
     allocations: Allocations
     options: DeviceOptions
     distances: DistanceMatrix
-    # without and with the cores that serve other emulators. What several fallbacks share is
-    # remembered.
+    # without and with the cores that serve other emulators. Values shared by fallbacks are cached.
     free: tuple[FreeCpus, FreeCpus]
 
     @cached_property
@@ -335,15 +334,15 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         return self._supplies(fallback.keeps_core or not has_service, fallback.grouping)
 
     def problem(self, fallback: Fallback) -> SearchProblem:
-        """The problem of a fallback."""
+        """Return the problem of a fallback."""
         host, request, options = self.host, self.request, self.options
         even_splits = not (fallback.shares or request.options.unequal_cells)
         first, later = order(
             request.options.policy,
             shows_pcie=request.layout.pcie is GuestPcie.HOST,
             even_splits=even_splits,
-            # Cells of mixed kinds are two for each node. Where CPUs are counted, fewer sockets
-            # would give more vCPUs fewer cores: those of the node with the smaller share.
+            # With mixed kinds each node has two cells. If CPUs are counted, fewer sockets could
+            # give more vCPUs fewer cores: those of the node with the smaller share.
             counts_sockets=request.layout.cells is GuestCells.HOST
             and not (may_share_sockets(host, request) or fallback.mixed)
             and not (fallback.grouping.counts_pus or fallback.idle_siblings(request)),
@@ -376,7 +375,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             memory=tuple([memory[cores.index] for cores in self.free[0].nodes]),
             groups=fallback.groups,
             equal=fallback.equal and not fallback.shares and not fallback.idle_siblings(request),
-            # Cells that are given have each its own memory.
+            # Cells given by the user have their own memory sizes.
             pages=pages
             if fallback.memory is MemoryRule.FOLLOWS and not request.options.explicit_cells
             else 0,
@@ -388,7 +387,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def _most_nodes(self) -> int:
-        """As the user allows; each guest cell has a huge page at least."""
+        """Return the user's limit of nodes; each guest cell needs at least one huge page."""
         request, node_count = self.request, len(self.free[0].nodes)
         most_nodes = min(node_count, request.options.max_nodes or node_count)
         has_cells = request.layout.cells is GuestCells.HOST and not request.options.explicit_cells
@@ -398,7 +397,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _node_distances(self) -> DistanceMatrix:
-        """The distances between the nodes with CPUs."""
+        """Return the distances between the nodes with CPUs."""
         return self.distances.among([cores.position for cores in self.free[0].nodes])
 
     @cached_property
@@ -438,7 +437,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def _homes(self, nodes: set[NodeIndex], bit: dict[NodeIndex, int]) -> dict[NodeIndex, Home]:
-        """These nodes as those with CPUs, which have these bits, see them."""
+        """Return the homes of these nodes, with distances to the nodes with CPUs."""
         distances, positions = self.distances, [cores.position for cores in self.free[0].nodes]
         packages = dict.fromkeys(distances.packages[position] for position in positions)
         homes = {}
@@ -454,7 +453,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
-    """Return whether two nodes are as far from every other node."""
+    """Return whether two nodes have the same distance to every other node."""
     if between[a] == between[b]:
         return True
     first, second = list(between[a]), list(between[b])

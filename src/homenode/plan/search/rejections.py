@@ -1,6 +1,6 @@
-"""Rejections: why nodes cannot hold a VM, by name, with what was needed and what was found.
+"""Rejections: named reasons why nodes cannot hold a VM, with the required and free amounts.
 
-Hints come from the same sums as the refusal itself; no search is made to word one.
+Hints use the numbers of the rejection itself, without a further search.
 """
 
 from bisect import bisect_left
@@ -27,11 +27,11 @@ from homenode.vm.plan_options import DeviceLocality
 
 
 def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
-    """Nodes and CPUs that can take no vCPU, whatever is free: one rejection per reason."""
+    """Yield rejections of nodes and CPUs that can never run a vCPU, one per reason."""
     homeless = host.online_pus - CpuSet.union(node.pus for node in host.nodes)
     if homeless:
         yield Rejection(
-            "no-node", (), f"CPUs {homeless}: on no node that the source of the host names"
+            "no-node", (), f"CPUs {homeless}: not on a node that the host's source lists"
         )
     without_pus = tuple(node for node in host.nodes if not node.pus)
     of_gpus = tuple(node.index for node in without_pus if node.memory_kind is MemoryKind.GPU)
@@ -53,7 +53,7 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
 
 
 def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
-    """Why one node does not do, for each node that does not."""
+    """Yield a rejection for each single node that does not suffice."""
     problem, request = attempt.problem, attempt.request
     page = page_size_bytes(request)
     pages = problem.pages or problem.pages_together
@@ -83,7 +83,7 @@ def _memory_rejection(
 
 
 def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
-    """Nodes without CPUs whose memory the user may allow, but did not."""
+    """Return nodes without CPUs whose memory the user has not allowed."""
     return tuple(
         node.index
         for node in host.nodes
@@ -180,7 +180,7 @@ def whole_host(attempt: Attempt) -> Rejection:
 
 
 def _with_memory(attempt: Attempt, memory_bytes: int) -> SearchProblem:
-    """The problem of a VM that has so much memory, on the same terms."""
+    """Return the problem of the same VM with another memory size."""
     problem, page = attempt.problem, page_size_bytes(attempt.request)
     for name in ("pages", "pages_together", "pages_anywhere"):
         if pages := getattr(problem, name):
@@ -190,7 +190,7 @@ def _with_memory(attempt: Attempt, memory_bytes: int) -> SearchProblem:
 
 
 def _memory_hint(attempt: Attempt) -> str:
-    """The option with the most memory that has space, in GiB."""
+    """Return the --memory option with the largest size that fits, in GiB."""
 
     def has_space(gib: int) -> bool:
         return fits(_with_memory(attempt, gib * GIB))
@@ -201,7 +201,7 @@ def _memory_hint(attempt: Attempt) -> str:
 
 
 def _free_memory(attempt: Attempt) -> str | None:
-    """The memory that all nodes have free, if that is too little and known; else None."""
+    """Return the free memory of all nodes, if it is known and too small; else None."""
     problem = attempt.problem
     page_counts = [memory.pages for memory in problem.memory]
     pages_by_node = [pages for pages in page_counts if pages is not None]
@@ -213,7 +213,7 @@ def _free_memory(attempt: Attempt) -> str | None:
 
 
 def host_core(attempt: Attempt) -> Rejection:
-    """That the host would keep no core."""
+    """Return the rejection for a host that would keep no core."""
     return Rejection(
         "host-core",
         (),
@@ -223,7 +223,7 @@ def host_core(attempt: Attempt) -> Rejection:
 
 
 def _most_vcpus(attempt: Attempt, problem: SearchProblem) -> int:
-    """The most vCPUs, fewer than were asked for, that the fallback has space for; 0 = none."""
+    """Return the largest number of vCPUs below the request that fits on the fallback; 0 = none."""
 
     def do(groups: int) -> bool:
         most_nodes = min(problem.most_nodes, groups)
@@ -239,9 +239,9 @@ def refusal(
     rejections: Sequence[Rejection],
     misses: Sequence[tuple[Attempt, Rejection]],
 ) -> Unplannable:
-    """What to raise: the nearest miss in the message, with how many vCPUs would fit where it has no
-    other hint, every rejection in the value. The nearest is the first that more cores would not
-    cure; else the fallback whose cores come nearest."""
+    """Return the exception: its message has the nearest miss, with the number of vCPUs that would
+    fit if it has no other hint; its value has every rejection. The nearest is the first that more
+    cores would not fix; else the fallback that lacks the fewest cores."""
     host, request, unique = search.host, search.request, tuple(dict.fromkeys(rejections))
     shown = next(iter(unique), None)
     if misses:
@@ -286,7 +286,7 @@ def _groups_text(fallback: Fallback, groups: int) -> str:
 
 
 def _owners_text(attempt: Attempt, supply: Supply) -> str:
-    """Who has the node's other CPUs."""
+    """Describe who uses the node's other CPUs."""
     request, allocations, pus = attempt.request, attempt.search.allocations, supply.cores.pus
     parts = []
     reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus

@@ -1,9 +1,9 @@
-"""Solve: the nodes, the groups on each and the GPUs of least cost, for one search problem.
+"""Solve: find the nodes, their groups and the GPUs of least cost for one search problem.
 
-The first terms of the cost depend on the set of nodes alone, once each set is given the GPUs that
-suit it best. So sets of nodes are compared by these first (node_sets.py lists them). Those of the
-least terms are worked out, the split over the nodes and the GPUs, in the order of what they cost at
-least, until none of the others can cost less. Decision 0010.
+The first terms of the cost depend on the set of nodes alone, if each set gets its best GPUs. So
+sets of nodes (listed by node_sets.py) are compared by these terms first. For the sets with the
+least terms the split and the GPUs are computed, in the order of a lower bound of their cost, until
+no other set can cost less. Decision 0010.
 """
 
 from bisect import insort
@@ -28,7 +28,7 @@ MOST_RUNNERS_UP = 3
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One possible placement."""
+    """A possible placement."""
 
     split: Split
     gpus: int  # bits of problem.devices.options.gpus that were chosen
@@ -36,7 +36,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> int:
-        """As bits."""
+        """The nodes as bits."""
         return sum(1 << node for node, _ in self.split)
 
 
@@ -44,23 +44,22 @@ class Solution(Struct, frozen=True, kw_only=True):
     """The candidate of least cost."""
 
     best: Candidate
-    optimal: bool | None  # None if not all were compared
-    # works out other sets of nodes, best first, at most MOST_RUNNERS_UP
+    optimal: bool | None  # None if not all candidates were compared
+    # returns other sets of nodes, best first, at most MOST_RUNNERS_UP
     runners_up: Callable[[], Sequence[Candidate]]
 
 
 _COSTS_OF_EQUALITY = frozenset(
     "device_class packages_spanned gpus_away_from_home nodes_spanned minus_nodes_spanned".split()
 )
-"""Terms of which equal cells may cost no more than unequal ones, as far as the policy has them."""
+"""Terms of the policy in which equal cells may not cost more than unequal cells."""
 
 
 def solve(problem: SearchProblem) -> tuple[Solution | None, bool]:
-    """(the solution of least cost, None if none was found; whether it is known that none fits
-    where none was found).
+    """Return (the solution of least cost or None; whether it is certain that nothing fits).
 
-    Equal cells are preferred while they cost no class of device distance, no package, no GPU its
-    home and no further node, nor, where many are wanted, one fewer. Else they are a runner-up.
+    Equal cells are preferred if they do not worsen the class of device distance, the packages, the
+    GPUs at home or the number of nodes. Else they are a runner-up.
     """
     if sum(problem.capacities) < problem.groups:
         return None, True
@@ -70,8 +69,8 @@ def solve(problem: SearchProblem) -> tuple[Solution | None, bool]:
 
 
 def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
-    """The solution with equal cells, where these cost no more than they may; else that of all. The
-    sets of nodes are compared first, so that only one of the two is worked out."""
+    """Return the solution with equal cells, if they cost no more than allowed; else of all cells.
+    Sets of nodes are compared first, so that only one of the two is computed."""
     equal = _Search(problem, equal=True)
     if not problem.equal or not equal.node_sets_by_terms:
         solution = uneven.solution()
@@ -79,7 +78,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
         return solution if is_sure or solution is None else replace(solution, optimal=None)
     least, nodes = equal.node_sets_by_terms[0]
     if nodes.bit_count() == 1 and least[: len(uneven.bound)] <= uneven.bound:
-        return equal.solution()  # any split over one node is equal, and none over several is nearer
+        return equal.solution()  # one node is always equal, several nodes are not nearer
     is_sure = uneven.node_sets.exact
     first = uneven.node_sets_by_terms[0][0] if uneven.node_sets_by_terms else least
     costs = zip(problem.first, least, first, strict=True)
@@ -90,7 +89,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
     assert solution is not None, "the nodes of equal guest NUMA nodes hold the VM"
 
     def runners_up() -> tuple[Candidate, ...]:
-        equal_candidate = equal.best_on(nodes)  # it may be the same where a search ended
+        equal_candidate = equal.best_on(nodes)  # it may be the same if a search ended early
         unequal = [
             candidate
             for candidate in solution.runners_up()
@@ -104,18 +103,18 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
-    """Return whether the problem may have a candidate of nearer devices or of fewer packages than
-    this; a few sums, without a search."""
+    """Return whether the problem may have a candidate with nearer devices or fewer packages than
+    this one, without a search."""
     return not _Search(problem, equal=False).cannot_be_nearer(cost._asdict())
 
 
 def fits(problem: SearchProblem) -> bool:
-    """Return whether any set of nodes holds the VM; a few sums, without comparing."""
+    """Return whether any set of nodes holds the VM, without comparing sets."""
     return any(True for _ in NodeSets(problem, equal=False).any_set())
 
 
 def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | None:
-    """The best of these splits, with the GPUs that suit it best."""
+    """Return the best of these splits with its best GPUs."""
     search = _Search(problem, equal=False)
     node_sets_by_terms = []
     for split in splits:
@@ -142,8 +141,8 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | N
 def without_first_gpu(
     problem: SearchProblem, best: Candidate, *, keeps_split: bool
 ) -> Candidate | None:
-    """The best on the same nodes without the first of the GPUs that were chosen; None if there
-    is none. keeps_split: cells are given one by one; else it may be another one."""
+    """Return the best candidate on the same nodes without the first chosen GPU, or None.
+    keeps_split: keep the split, as the user gave the cells."""
     options, without = problem.devices.options, best.gpus & -best.gpus
     fewer = options.among(group & ~without for group in options.groups) if without else None
     if fewer is None:
@@ -163,7 +162,7 @@ def _exact_ranges(split: Split) -> tuple[GroupRange, ...]:
 
 
 class _Search:
-    """One search, over equal splits or over all. exact: so far no candidate was omitted unseen."""
+    """A search over equal or all splits. exact: no candidate has been skipped so far."""
 
     def __init__(self, problem: SearchProblem, *, equal: bool) -> None:
         self.problem, self.exact = problem, True
@@ -171,16 +170,17 @@ class _Search:
         self.nearest = NearestGpus(problem)
         self._terms_of_nodes: dict[int, tuple[int, ...]] = {}
         self._least: list[tuple[int, ...]] = []  # terms of the best and its runners-up
-        self._ranked = 0  # groups of sets of which the terms are known
+        self._ranked = 0  # number of groups of sets whose terms are known
 
     @cached_property
     def node_sets_by_terms(self) -> list[tuple[tuple[int, ...], int]]:
-        """(first terms, nodes) of sets of nodes that hold the VM, the least first: at least all of
-        the least terms."""
+        """Return (first terms, nodes) of sets that hold the VM, the least first: at least all sets
+        with the least terms."""
         return self._rank_node_sets(only_least=True)
 
     def _rank_node_sets(self, *, only_least: bool) -> list[tuple[tuple[int, ...], int]]:
-        """The same; unless only_least at least all of the terms of the best and its runners-up."""
+        """Rank sets of nodes; unless only_least, include all sets whose terms the runners-up
+        have."""
         terms_of_nodes, least = self._terms_of_nodes, self._least
         for bound, sets in self._groups[self._ranked :]:
             limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()
@@ -199,7 +199,7 @@ class _Search:
 
     @property
     def knows_refusal(self) -> bool:
-        """Whether none holds the VM where no set of nodes was found."""
+        """Whether it is certain that no set of nodes holds the VM."""
         return bool(self.node_sets_by_terms) or self.node_sets.exact
 
     def cannot_be_nearer(self, cost: Mapping[str, int]) -> bool:
@@ -219,10 +219,10 @@ class _Search:
     def _groups(self) -> Sequence[Bounded]:
         return tuple(self.node_sets.groups())
 
-    # The rest: the split and the GPUs of one set of nodes.
+    # Below: the split and the GPUs of one set of nodes.
 
     def solution(self) -> Solution | None:
-        """The candidate of least cost. Not kept: its runners-up ask this search."""
+        """Return the candidate of least cost. Not cached, as its runners-up use this search."""
         node_sets_by_terms = self.node_sets_by_terms
         if not node_sets_by_terms:
             return None
@@ -249,14 +249,14 @@ class _Search:
 
     @cached_property
     def _key(self) -> Callable[[Cost], tuple[Any, ...]]:
-        """The terms of a cost in their order, up to the indices of the nodes; of sets of as many
-        nodes, so that minus_nodes_spanned compares nothing."""
+        """Return the terms of a cost in order, up to the node indices, for sets of equal size, so
+        that minus_nodes_spanned is ignored."""
         names = [name for name in (*self.problem.first, *self.problem.later) if name[:5] != "minus"]
         return attrgetter(*names[: names.index("nodes") + 1])
 
     @cached_property
     def rest_of(self) -> Callable[[Cost], tuple[object, ...]]:
-        """The terms of a cost that come after the first ones."""
+        """Return the terms of a cost after the first terms."""
         return attrgetter(*self.problem.later)
 
     def _least_key(self, nodes: int) -> tuple[Any, ...]:
@@ -279,11 +279,11 @@ class _Search:
         return 0 if devices.options.has_gpus else (nodes & devices.gpu_nodes).bit_count()
 
     def ranges(self, nodes: int) -> tuple[GroupRange, ...]:
-        """The splits over these nodes (bits) that may be the best."""
+        """Return the splits over these nodes (bits) that may be best."""
         return self.node_sets.splits(nodes).ranges
 
     def _runners_up(self, done: Sequence[Candidate], untried: Sequence[int]) -> list[Candidate]:
-        """Sets of nodes next to the best one: those worked out, then others, best first."""
+        """Return the best other sets of nodes: computed sets, then further sets, best first."""
         runners = list(done[1 : 1 + MOST_RUNNERS_UP])
         passed = {candidate.nodes for candidate in done}
         if len(runners) + len(untried) < MOST_RUNNERS_UP:
@@ -294,12 +294,12 @@ class _Search:
         return runners
 
     def best_on(self, nodes: int) -> Candidate:
-        """The best on one set of nodes (bits)."""
+        """Return the best candidate on one set of nodes (bits)."""
         return self.work_out(nodes, self.nearest.choices(nodes, self.ranges(nodes)))
 
     def work_out(self, nodes: int, choices: Sequence[Choice]) -> Candidate:
-        """The best on one set of nodes, of choices that are equally near. What GPU sets lose comes
-        before the terms of the split, so that few splits are compared."""
+        """Return the best candidate on one set of nodes among equally near choices. Lost GPU sets
+        come before the terms of the split, so few splits are compared."""
         problem = self.problem
         positions = members(nodes)
         nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))

@@ -1,7 +1,6 @@
-"""Split: how many sibling groups each of the chosen nodes gets.
+"""Split: the number of sibling groups on each of the chosen nodes.
 
-Where that is left open, the split of least cost; or the splits of cells that the user gives one by
-one (--guest-node).
+The split of least cost, or the splits for cells that the user gives one by one (--guest-node).
 """
 
 from collections import Counter
@@ -12,17 +11,17 @@ from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.supply import GroupRange, even_split
 from homenode.vm.model import VmCell
 
-MOST_ASSIGNMENTS = 5_040  # of cells to nodes: all of seven unlike cells to seven nodes
-MOST_SUMS = 60_000  # that are compared for one split; beyond, the even split is used
+MOST_ASSIGNMENTS = 5_040  # of cells to nodes: seven different cells on seven nodes
+MOST_SUMS = 60_000  # compared for one split; beyond that the even split is used
 
 
 def least_split(
     problem: SearchProblem, nodes: Sequence[int], ranges: Sequence[GroupRange]
 ) -> tuple[Split, bool]:
-    """(the split within these ranges of least cost, whether all were compared).
+    """Return (the split of least cost within these ranges, whether all were compared).
 
-    Cores outside isolcpus first, then LLCs, then huge pages to reserve, then evenness; of equals
-    the one with the larger parts on the lower nodes.
+    Cores outside isolcpus first, then LLCs, then huge pages to reserve, then evenness; ties go to
+    the split with larger parts on lower nodes.
     """
     spread = problem.groups - sum([bounds.lowest for bounds in ranges])
     even = even_split(ranges, problem.groups)
@@ -40,7 +39,7 @@ def least_split(
 def _cheapest_split(
     problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """The groups of each node that come to the groups of the VM at the least cost; each node gets
+    """Return the groups of each node that sum to the VM's groups at the least cost; each node gets
     one of its choices. The terms of a split are compared as a tuple, the split last."""
     groups = problem.groups
     upper, lower = groups - sum(map(min, choices)), groups - sum(map(max, choices))
@@ -69,7 +68,7 @@ def _cheapest_split(
 def _sums(
     problem: SearchProblem, nodes: Sequence[int], split: Sequence[int]
 ) -> tuple[int, int, int]:
-    """Unisolated, LLCs, short pages."""
+    """Return the sums of unisolated cores, LLCs and short pages."""
     costs = [problem.cost_of(node, groups) for node, groups in zip(nodes, split, strict=True)]
     short = sum(problem.short_pages(node, n) for node, n in zip(nodes, split, strict=True))
     return sum(c.unisolated for c in costs), sum(c.llcs for c in costs), short
@@ -81,9 +80,9 @@ def _sums(
 def splits_of_cells(
     problem: SearchProblem, cells: Sequence[VmCell], groups: Sequence[int], page_bytes: int
 ) -> tuple[dict[Split, tuple[int, ...]], bool]:
-    """(the splits that hold the cells, of so many groups each, with the node of each cell; whether
-    these are all). Cells that name no node get nodes of their own, those near devices first; of
-    equal cells the first ones get the lower nodes."""
+    """Return (the splits that hold cells of these sizes, with the node of each cell; whether all
+    are listed). Cells without a given node get separate nodes, near devices first; of equal cells
+    the first get the lower nodes."""
     number = {supply.cores.index: i for i, supply in enumerate(problem.supplies)}
     pages = [-(-cell.memory_bytes // page_bytes) for cell in cells]
     named = {i: number[node] for i, cell in enumerate(cells) for node in cell.host_nodes}
@@ -118,8 +117,8 @@ def splits_of_cells(
 
 
 def _choices(options: Sequence[list[int]], are_equal: Sequence[bool]) -> Iterator[tuple[int, ...]]:
-    """All ways to take another one of each. alike: the next is like this one, and of all that are
-    alike each takes one after that of the one before."""
+    """Yield all choices of a different item for each. alike: equal to the next, and equal ones
+    choose in ascending order."""
     if not options:
         yield ()
         return
@@ -135,7 +134,7 @@ def _choices(options: Sequence[list[int]], are_equal: Sequence[bool]) -> Iterato
 
 
 def _can_differ(options: Sequence[list[int]]) -> bool:
-    """Return whether one of each can be taken, all different."""
+    """Return whether each can get a different choice."""
     if all(len(nodes) > i for i, nodes in enumerate(sorted(options, key=len))):
         return True
     taken: dict[int, int] = {}
@@ -153,7 +152,7 @@ def _can_differ(options: Sequence[list[int]]) -> bool:
 
 
 def pages_within(total: int, weights: Sequence[int], space: Sequence[int]) -> tuple[int, ...]:
-    """Pages of each cell: as the weights, as far as each has room, and at least one.
+    """Return the pages of each cell: by weight, within its room, and at least one.
 
     >>> pages_within(36, (10, 10), (6, 30)), pages_within(7, (4, 4), (4, 3))
     ((6, 30), (4, 3))

@@ -1,13 +1,13 @@
-"""Supply: the sibling groups that each node can give to a VM, by LLC.
+"""Supply: the sibling groups of each node that a VM can use, by LLC.
 
-A sibling group is what one guest core gets: one CPU of a core, or several. The tiers of a node are
-used in order, each to its end before the next: performance cores before efficiency cores,
-and of either the isolated ones (isolcpus, nohz_full) first. Of the last tier: the fewest further
-LLCs; where these allow it, as many groups of each LLC in use; else the LLCs that are in use already
-to their ends. Further LLCs are the larger ones, of these the tightest.
+A sibling group is the CPUs of one guest core: one CPU of a host core, or several. The tiers of a
+node are used up in order: performance cores before efficiency cores, and isolated cores (isolcpus,
+nohz_full) first in each. In the last tier the fewest further LLCs are used; if possible with equal
+groups on each LLC, else LLCs already in use are filled first. The largest further LLCs are taken,
+of these the tightest fit.
 
-Where CPUs are counted and not cores, each core gives a group before any gives its second: whole
-cores first, then those of which others have a part. Second groups are shared out over the LLCs.
+If CPUs and not cores are counted, each core gives a group before any core gives a second: whole
+cores first, then partly used cores. Second groups are spread over the LLCs.
 """
 
 from bisect import bisect_right
@@ -29,29 +29,29 @@ UNKNOWN_LLC = 1 << 20
 
 
 class CoreShape(NamedTuple):
-    """Key of cores that are interchangeable for the planner."""
+    """Key of cores that the planner treats as equal."""
 
-    pus: int  # free ones of each
-    is_whole: bool  # no one else may use any of them
+    pus: int  # free CPUs of each core
+    is_whole: bool  # no other VM may use its CPUs
     isolated: bool
     llc: int
     package: PackageIndex
     kind: CoreKind | None
-    llc_bytes: int = 0  # of their LLC, 0 = unknown
+    llc_bytes: int = 0  # size of their LLC, 0 = unknown
 
 
 FreeCore = tuple[int, CoreShape]
-"""A core with CPUs that the VM may use: those that are free, as bits."""
+"""A core that the VM may use: its free CPUs, as bits."""
 
 
 class NodeCores(Struct, frozen=True):
-    """A node of CPUs."""
+    """A node with CPUs."""
 
     position: int
     index: NodeIndex
     pus: CpuSet
-    cores: tuple[FreeCore, ...]  # those with free CPUs, ascending
-    shapes: tuple[tuple[CoreShape, int], ...]  # how many there are of each
+    cores: tuple[FreeCore, ...]  # cores with free CPUs, ascending
+    shapes: tuple[tuple[CoreShape, int], ...]  # number of cores of each shape
 
 
 class FreeCpus(Struct, frozen=True):
@@ -60,7 +60,7 @@ class FreeCpus(Struct, frozen=True):
     pus: CpuSet
     isolated: CpuSet  # CPUs in isolcpus or nohz_full, usable or not
     nodes: tuple[NodeCores, ...]
-    cores_without_vcpus: int  # cores of the host, whosever, on which no vCPU is pinned
+    cores_without_vcpus: int  # cores of the host on which no VM's vCPU is pinned
 
 
 def free_cpus(
@@ -112,10 +112,10 @@ Rank = tuple[int, bool, bool]
 
 
 class SiblingGroup(NamedTuple):
-    """CPUs for one guest core, as bits; one vCPU is pinned to each, ascending."""
+    """The CPUs of one guest core, as bits; a vCPU is pinned to each, ascending."""
 
     pus: int
-    core: int  # the lowest CPU of its core that is free, as a bit
+    core: int  # the lowest free CPU of its core, as a bit
     llc: int
     package: PackageIndex
     kind: CoreKind | None
@@ -123,23 +123,23 @@ class SiblingGroup(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """How siblings are chosen: the lowest `threads` free CPUs of a core of these kinds."""
+    """The choice of siblings: the lowest `threads` free CPUs of a core of these kinds."""
 
     threads: int
     kinds: frozenset[CoreKind | None]
-    # of the free CPUs of any core, and several groups of one core, turn by turn; else one group of
-    # each free whole core that has enough CPUs
+    # free CPUs of any core, and several groups per core, in turns; else one group of each free
+    # whole core with enough CPUs
     counts_pus: bool
 
     def of_core(self, core: CoreShape) -> int:
-        """Groups that such a core gives."""
+        """Return the groups that such a core gives."""
         if core.kind not in self.kinds or not (self.counts_pus or core.is_whole):
             return 0
         count = core.pus // self.threads
         return count if self.counts_pus else min(count, 1)
 
     def groups(self, cores: Iterable[FreeCore]) -> Iterator[SiblingGroup]:
-        """The groups of these cores, in their order."""
+        """Yield the groups of these cores, in their order."""
         for free, shape in cores:
             first = free & -free
             for number in range(self.of_core(shape)):
@@ -150,7 +150,7 @@ class Grouping(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """Groups of one kind in a node."""
+    """Groups of one kind on a node."""
 
     rank: Rank  # order of use
     total: int
@@ -158,24 +158,24 @@ class Tier(NamedTuple):
 
 
 class AllocationCost(NamedTuple):
-    """How many groups are not isolated, and the LLCs and packages in use, for so many groups."""
+    """The unisolated groups, and the LLCs and packages in use, for a number of groups."""
 
     unisolated: int
     llcs: int
     packages: int
-    per_llc: int  # groups on each of these LLCs; 0 if they cannot have as many each
+    per_llc: int  # equal groups on each of these LLCs; 0 if not equal
 
 
 class Part(NamedTuple):
-    """The tiers of a node, or of one package's share of a node that spans packages."""
+    """The tiers of a node, or of one package's part of a node that spans packages."""
 
     package: PackageIndex | None
     total: int
     tiers: tuple[Tier, ...]
 
     def draw(self, count: int) -> dict[tuple[Rank, int], int]:
-        """Groups of each tier's LLCs for `count` in all, by the rule of this module; at most the
-        total."""
+        """Return the groups of each tier's LLCs for `count` groups, by this module's rule; at most
+        the total."""
         drawn: dict[tuple[Rank, int], int] = {}
         used: dict[int, int] = {}
         missing = count
@@ -210,7 +210,7 @@ class Part(NamedTuple):
         return drawn
 
     def cost(self, count: int, hosts_isolation: bool) -> AllocationCost:
-        """What draw() comes to."""
+        """Return the cost of draw()."""
         of_llc, unisolated = Counter[int](), 0
         for (rank, llc), groups in self.draw(count).items():
             of_llc[llc] += groups
@@ -221,8 +221,8 @@ class Part(NamedTuple):
 
 
 def _per_llc(count: int, llcs: int, used: Mapping[int, int], tier: Tier) -> int:
-    """Groups on each LLC where so many LLCs can have as many each, else 0. used: groups of earlier
-    tiers on each LLC, which stay; tier: what the others come from."""
+    """Return the groups per LLC if they can be equal on this many LLCs, else 0. used: groups of
+    earlier tiers on each LLC; tier: source of the other groups."""
     per_llc, remainder = divmod(count, llcs) if llcs else (0, 0)
     if remainder:
         return 0
@@ -238,13 +238,13 @@ class Supply(Struct, frozen=True):
 
     cores: NodeCores
     grouping: Grouping
-    parts: tuple[Part, ...]  # one per package, so several where it spans packages
+    parts: tuple[Part, ...]  # one per package that the node spans
     node_part: Part
-    groups: int  # all of them
-    whole_cores: int  # free whole cores, for the balance
+    groups: int  # total
+    whole_cores: int  # free whole cores, for --balance
 
     def shape(self) -> tuple[object, ...]:
-        """Equal for nodes of which as many groups come to the same cost."""
+        """A key, equal for nodes whose groups cost the same."""
         if len(self.parts) > 1:
             return (self.cores.position,)
         tiers = self.node_part.tiers
@@ -255,8 +255,8 @@ class Supply(Struct, frozen=True):
         )
 
     def allocate(self, count: int) -> tuple[SiblingGroup, ...]:
-        """That many groups, by LLC and CPU; LLCs of which more is drawn first, so that what is not
-        filled comes last."""
+        """Return `count` groups, by LLC and CPU; LLCs with more groups first, so that a partly
+        filled LLC is last."""
         part = self._part(count)
         to_draw = part.draw(count)
         of_llc = Counter[int]()
@@ -284,7 +284,7 @@ class Supply(Struct, frozen=True):
         return cost
 
     def _part(self, count: int) -> Part:
-        """The share of one package where one holds them all, the tightest; else the whole node."""
+        """Return the tightest package's part that holds all groups; else the whole node."""
         if len(self.parts) == 1:
             return self.parts[0]
         fitting = [part for part in self.parts if part.total >= count]
@@ -299,7 +299,7 @@ class Supply(Struct, frozen=True):
 
 
 def supply(cores: NodeCores, grouping: Grouping) -> Supply:
-    """Return the supply of the node in such groups."""
+    """Return the node's supply of groups."""
     counts = [
         (shape, count, groups_each)
         for shape, count in cores.shapes
@@ -320,17 +320,17 @@ def supply(cores: NodeCores, grouping: Grouping) -> Supply:
 
 
 _SECOND = 2
-"""The turn in which whole cores give their second group."""
+"""The turn for the second group of a whole core."""
 
 
 def _rank(core: CoreShape, number: int) -> Rank:
-    """The order of use of a core's group of that number, from 0."""
+    """Return the order of use of a core's n-th group, from 0."""
     is_weak = core.kind is CoreKind.EFFICIENCY
     return 2 * number + (not core.is_whole), is_weak, not core.isolated
 
 
 def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, int]]) -> Part:
-    """counts: shape of cores, how many there are, groups of each."""
+    """Make a part. counts: shape of cores, number of cores, groups of each."""
     tiers: dict[Rank, dict[int, int]] = {}
     sizes: dict[int, int] = {}
     for shape, count, groups_each in counts:
@@ -350,8 +350,8 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, i
 
 
 def _largest(llcs: Sequence[tuple[int, int, int]], count: int) -> tuple[int, ...]:
-    """Positions of the fewest LLCs of a tier that together hold `count`: of the largest LLCs of
-    which as few do."""
+    """Return the positions of the fewest LLCs of a tier that together hold `count`, the largest
+    first."""
     positions = fewest([groups for _, groups, _ in llcs], count)
     for size in sorted({llc_bytes for *_, llc_bytes in llcs}, reverse=True)[:-1]:
         large = [i for i, (*_, llc_bytes) in enumerate(llcs) if llc_bytes >= size]
@@ -362,11 +362,11 @@ def _largest(llcs: Sequence[tuple[int, int, int]], count: int) -> tuple[int, ...
 
 
 def fewest(counts: Sequence[int], total: int) -> tuple[int, ...]:
-    """Positions of the fewest groups that together hold `total`, ascending.
+    """Return the positions of the fewest groups that together hold `total`, ascending.
 
-    Among those the tightest, so that whole groups stay whole; among those the lowest positions.
-    () if all together hold too little, or total is 0. Polynomial: counts are added up as bits
-    of one integer per number of groups.
+    Ties go to the tightest fit, so that whole groups stay free, then to the lowest positions. () if
+    all together hold too little, or total is 0. Polynomial: sums are bits of one integer per number
+    of groups.
 
     >>> fewest([8, 8, 8], 16), fewest([8, 4, 8], 4), fewest([8, 4, 8], 12)
     ((0, 1), (1,), (0, 1))
@@ -380,7 +380,7 @@ def fewest(counts: Sequence[int], total: int) -> tuple[int, ...]:
             break
     if len(set(counts)) == 1:
         return tuple(range(number))
-    # sums[i][c]: bit s is set where c of the groups i.. can hold exactly s.
+    # sums[i][c]: bit s is set if c of the groups i.. can hold exactly s.
     sums = [[0] * (number + 1) for _ in range(len(counts) + 1)]
     sums[-1][0] = 1
     for i in range(len(counts) - 1, -1, -1):
@@ -399,7 +399,7 @@ def fewest(counts: Sequence[int], total: int) -> tuple[int, ...]:
 
 
 class GroupRange(NamedTuple):
-    """At least and at most so many groups on a node, in steps of so many."""
+    """Minimum and maximum groups on a node, and the step."""
 
     lowest: int
     highest: int
@@ -407,8 +407,8 @@ class GroupRange(NamedTuple):
 
 
 def fill_level(least: Sequence[int], limits: Sequence[int], total: int, step: int = 1) -> int:
-    """The highest level, in steps, to which all can be filled at least, each from its least to its
-    most, that comes to no more than the total.
+    """Return the highest level, in steps, to which all nodes can be filled within their ranges
+    without exceeding the total.
 
     >>> fill_level((0, 0, 4), (8, 1, 8), 8)
     3
@@ -422,7 +422,7 @@ def fill_level(least: Sequence[int], limits: Sequence[int], total: int, step: in
 
 
 def even_split(ranges: Sequence[GroupRange], total: int) -> tuple[int, ...]:
-    """The even-most split: all filled to one level as far as they go, extras on the first.
+    """Return the most even split: all filled to one level as far as they go, extras on the first.
 
     >>> even_split([GroupRange(0, 8), GroupRange(0, 1), GroupRange(0, 8)], 8)
     (4, 1, 3)

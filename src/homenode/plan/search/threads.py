@@ -1,4 +1,4 @@
-"""Threads: CPUs for QEMU's own threads and the IOThreads, after the vCPUs have theirs.
+"""Threads: CPUs for QEMU's own threads and the IOThreads, after the vCPUs are placed.
 
 Order of places for the emulator: cores without vCPUs on the chosen nodes that the node's free GPUs
 do not need, those nearest the devices first (on hybrid hosts efficiency cores first); cores that
@@ -33,7 +33,7 @@ EMULATOR_CORES = 2
 
 
 class ThreadPlaces(Struct, frozen=True):
-    """CPUs of the threads that are not vCPUs."""
+    """The CPUs of threads other than vCPUs."""
 
     emulator_pus: CpuSet | None  # None = not pinned
     iothread_pus: tuple[CpuSet, ...]  # per IOThread
@@ -41,31 +41,31 @@ class ThreadPlaces(Struct, frozen=True):
 
 
 class ThreadRequest(Struct, frozen=True):
-    """What to place."""
+    """The threads to place, and the CPUs for them."""
 
     vcpu_pus: CpuSet
     iothreads: int
     emulator_pus: CpuSet | None
-    # of a node (position), how many cores of its own an emulator may have there
+    # number of cores that an emulator may have alone on a node (position)
     own_cores: Callable[[int], int]
     service_cores: tuple[CpuSet, ...]  # CPUs of cores that serve other emulators, the nearest first
     housekeeping_pus: CpuSet
-    housekeeping: bool  # the emulator goes to those or to the host's core, wherever it is
+    housekeeping: bool  # the emulator uses `service_cores` or the host's core, on any node
     on_every_node: bool  # it needs a CPU on each of the VM's nodes
 
 
 def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
-    """Everything on the vCPUs' own CPUs."""
+    """Place all threads on the vCPUs' own CPUs."""
     return ThreadPlaces(vcpu_pus, (vcpu_pus,) * iothreads)
 
 
 def thread_places(
     free: FreeCpus, node_order: Sequence[int], chosen: int, request: ThreadRequest
 ) -> ThreadPlaces:
-    """Places next to the vCPUs.
+    """Return places next to the vCPUs.
 
     node_order: positions in free.nodes, the nearest to the devices first; the first `chosen` are
-    the VM's own.
+    the VM's nodes.
     """
     nodes = node_order[:chosen]
     spare_of_node = _own_spare_cores(free, nodes, request.vcpu_pus)
@@ -80,7 +80,7 @@ def thread_places(
             emulator, findings = _next_to_vcpus(free, nodes, request.vcpu_pus)
     if emulator is not None and request.on_every_node:
         findings = (*findings, *_off_nodes(free, emulator, nodes))
-    if emulator is None or not request.iothreads:  # not pinned: there is no core for IOThreads
+    if emulator is None or not request.iothreads:  # not pinned: no core is left for IOThreads
         return ThreadPlaces(emulator, (), findings)
     spare = chain(*spare_of_node.values(), _far_cores(free, node_order[chosen:], request.vcpu_pus))
     cores = list(islice((pus for pus in spare if not pus & emulator.bits), request.iothreads))
@@ -97,7 +97,7 @@ def thread_places(
 def _emulator(
     request: ThreadRequest, spare_of_node: dict[int, list[int]], far: Iterator[int]
 ) -> CpuSet | None:
-    """Cores without vCPUs for the emulator; None if there are none. own: of each node."""
+    """Return cores without vCPUs for the emulator, or None. own: cores of each node."""
     nodes = [node for node, cores in spare_of_node.items() if cores]
     if not request.housekeeping:
         chosen = list(islice((n for n in nodes if request.own_cores(n) > 0), EMULATOR_CORES))
@@ -114,7 +114,7 @@ def _emulator(
 def _on_every_node(
     free: FreeCpus, request: ThreadRequest, spare_of_node: dict[int, list[int]]
 ) -> tuple[CpuSet | None, tuple[Finding, ...]]:
-    """A core, or idle siblings, for the emulator on each node; None if one has neither."""
+    """Return a core or idle siblings for the emulator on each node; None if a node has neither."""
     bits, siblings = 0, 0
     for node, spare in spare_of_node.items():
         serving = [core.bits for core in request.service_cores if core <= free.nodes[node].pus]
@@ -138,8 +138,8 @@ def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[
         finding(
             "emulator-off-memory-node",
             nodes_text(without),
-            observed="QEMU's own threads may run on no CPU there, and they allocate that node's "
-            "huge pages: libvirt 9.0 and newer may fail to start the VM "
+            observed="QEMU's own threads have no CPU there, but allocate that node's huge "
+            "pages: libvirt 9.0 and newer may fail to start the VM "
             '("Setting CPU affinity failed")',
         ),
     )
@@ -162,7 +162,7 @@ def _next_to_vcpus(
 def _own_spare_cores(
     free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet
 ) -> dict[int, list[int]]:
-    """Spare cores of each of the VM's nodes: of the LLCs that it is in before others."""
+    """Return spare cores of each of the VM's nodes, cores of its own LLCs first."""
     mine = frozenset(
         shape.llc for node in nodes for pus, shape in free.nodes[node].cores if pus & vcpu_pus.bits
     )
@@ -170,14 +170,14 @@ def _own_spare_cores(
 
 
 def _far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterator[int]:
-    """Spare cores of further nodes."""
+    """Yield spare cores of other nodes."""
     for node in nodes:
         yield from _spare_cores(free, node, vcpu_pus, frozenset())
 
 
 def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]) -> list[int]:
-    """CPUs of the whole cores of a node without vCPUs and without isolated CPUs, in order of
-    preference: efficiency cores, then these LLCs, then the fullest, so that free LLCs stay whole.
+    """Return a node's whole cores without vCPUs and isolated CPUs, in order of preference:
+    efficiency cores, then these LLCs, then the fullest LLCs, so that free LLCs stay whole.
     """
     barred = vcpu_pus.bits | free.isolated.bits
     cores = [(p, shape) for p, shape in free.nodes[node].cores if shape.is_whole and not p & barred]
@@ -192,7 +192,7 @@ def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[in
 
 
 def _free_siblings(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> list[int]:
-    """Free CPUs next to a vCPU on its core, core by core."""
+    """Return free CPUs on the cores of vCPUs, core by core."""
     return [
         idle
         for node in nodes

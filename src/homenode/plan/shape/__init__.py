@@ -1,1 +1,1 @@
-"""Shape: what follows for the guest: cells, topology, PCIe tree. assemble.py is the way in."""
+"""Shape: the guest's cells, topology and PCIe tree. Entry point: assemble.py."""

@@ -1,4 +1,4 @@
-"""Aperture: address space, locked memory and IOMMU entries that the passed devices ask for.
+"""Aperture: address space, locked memory and IOMMU entries that passed-through devices need.
 
 Source: QEMU's q35 has 32 GiB of 64-bit PCI window by default and OVMF gives out as much; both take
 more (pcihole64; fw_cfg opt/ovmf/X-PciMmio64Mb). CPU models other than host and max have 40 physical
@@ -21,7 +21,7 @@ from homenode.vm.model import Vm
 from homenode.vm.plan import Aperture
 
 DEFAULT_WINDOW_BYTES = 32 * GIB
-"""64-bit PCI window of q35 and of OVMF if nothing else is said."""
+"""Default 64-bit PCI window of q35 and of OVMF."""
 
 VIRT_WINDOW_BYTES = 512 * GIB
 """High PCI window of the virt machine (aarch64)."""
@@ -30,18 +30,18 @@ DEFAULT_ADDRESS_BITS = 40
 """Physical address bits of QEMU's x86 models other than host and max."""
 
 QEMU_VERSION = "QEMU's version"
-"""The subject of its gap."""
+"""The subject of the gap."""
 
 _HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
 _HOST_BITS_QEMU = (6, 0, 0)
 _LOW_WINDOW_BYTES = 4 * GIB
 _SMALL_PAGE_BYTES = 4 * KIB
 _OWN_BARS = 6
-"""Beyond are the ROM and the space for virtual functions, which a guest does not map."""
+"""Later entries are the ROM and virtual functions' space, which a guest does not map."""
 
 
 class ApertureChoice(Struct, frozen=True):
-    """What to set and what it costs; None without devices."""
+    """The values to set, and their cost; None without devices."""
 
     aperture: Aperture | None
     findings: tuple[Finding, ...] = ()
@@ -54,10 +54,10 @@ def aperture(
     iommu_needed: bool,
     settings: HostSettings,
 ) -> ApertureChoice:
-    """The aperture of these devices.
+    """Return the aperture of these devices.
 
-    Sizes are set where the layout mirrors PCIe and where a device is not in the document yet.
-    Otherwise the tree stays as it was, and a finding says so if its window is too small.
+    Sizes are set if the layout mirrors PCIe or a device is not in the definition yet. Otherwise the
+    tree is kept, and a finding reports a window that is too small.
     """
     # Long because one window decides the hole, the address bits and the firmware's setting.
     passed = list(devices)
@@ -69,8 +69,7 @@ def aperture(
         gaps.append(
             Gap(
                 "64-bit PCI window",
-                f"BAR sizes of {first_few(unknown, 4)} are not known: what they need is not "
-                "counted",
+                f"BAR sizes of {first_few(unknown, 4)} are unknown, so they do not count",
             )
         )
     window = prefetchable_window_bytes(passed)
@@ -114,9 +113,9 @@ def aperture(
 
 
 def _small_window(guest: Vm, window: int) -> Finding:
-    """The document has these devices, but no space for them that is known.
+    """Return a finding if the definition has these devices, but no known space for them.
 
-    Firmware of 2023 sizes its window by the address bits where it sees the host's.
+    Firmware of 2023 sizes its window by the address bits, if it sees the host's.
     """
     has = format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0))
     sees_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
@@ -133,7 +132,7 @@ def _small_window(guest: Vm, window: int) -> Finding:
 
 
 def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
-    """Window for the 64-bit prefetchable BARs of these functions, a power of two; 0 without any.
+    """Return the window for these functions' 64-bit prefetchable BARs, a power of two or 0.
 
     A port's window starts at a multiple of its largest BAR, so each device is rounded up to that.
     """
@@ -153,10 +152,10 @@ def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
 def _address_bits(
     guest: Vm, memory_bytes: int, window: int, settings: HostSettings, gaps: list[Gap]
 ) -> int | None:
-    """Bits for <maxphysaddr>; None if the guest has enough of them."""
+    """Return the bits for <maxphysaddr>; None if the guest has enough."""
     if window <= DEFAULT_WINDOW_BYTES:
         return None
-    # Firmware puts the window at a multiple of its size above the memory.
+    # Firmware places the window above the memory, at a multiple of its size.
     start = -(-(max(memory_bytes, guest.max_memory_bytes or 0) + _LOW_WINDOW_BYTES) // window)
     needed = ((start + 1) * window - 1).bit_length()
     if guest.physical_address_bits is not None:

@@ -1,4 +1,4 @@
-"""Assemble: the guest's shape on a placement, and with it the whole Plan."""
+"""Assemble: the guest's shape on a placement, and the complete Plan."""
 
 from collections import Counter
 from functools import reduce
@@ -36,7 +36,7 @@ from homenode.plan.shape.guest_topology import (
 )
 from homenode.plan.shape.pcie import MirroredPcie, PcieDocument, mirror_pcie
 from homenode.text import plural
-from homenode.vm.gpu_parts import mediated_gaps, parts_at
+from homenode.vm.gpu_parts import find_mediated_gaps, parts_at
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.vm.model import (
     GuestAddress,
@@ -55,10 +55,10 @@ MOST_VCPUS_WITHOUT_IOMMU = 255
 
 
 def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> Plan:
-    """The plan for a placement. host None: manual mode, in which nothing is known of the host.
+    """Return the plan for a placement. host None: manual mode, without facts of the host.
 
-    Same input, same plan. Raises InputError or UsageError for a request that no guest can have,
-    Unplannable where the guest's PCI space does not suffice.
+    Same input, same plan. Raises InputError or UsageError for an impossible request, Unplannable if
+    the guest's PCI space does not suffice.
     """
     # Long because it fills the records of a VM and its plan, a field a line.
     layout = request.layout
@@ -168,7 +168,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *cache.gaps,
             *window.gaps,
             *initiators.gaps,
-            *mediated_gaps(request.guest, host),
+            *find_mediated_gaps(request.guest, host),
             *(() if host is None else host.gaps),
         ),
         mediated_removed=tuple(
@@ -181,7 +181,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
 
 
 def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> MirroredPcie | None:
-    """The mirrored tree; None if the layout leaves PCIe as it was."""
+    """Return the mirrored tree; None if the layout keeps the PCI tree."""
     if request.layout.pcie is GuestPcie.KEEP:
         return None
     if request.layout.cells is GuestCells.SINGLE:
@@ -192,7 +192,7 @@ def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> Mir
         )
     if host is None:
         raise UsageError(
-            f"layout {request.layout.name!r}: needs a host, whose PCI tree the guest gets",
+            f"layout {request.layout.name!r}: requires a host, whose PCI tree the guest gets",
             hint="name the host with --host, or choose pin, pin-numa or pin-numa-smt",
         )
     return mirror_pcie(host, request, placement)
@@ -237,7 +237,7 @@ def _devices(
 
 
 def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
-    """Cells on whose expander buses the document has devices already."""
+    """Return cells on whose expander buses the definition has devices already."""
     if request.layout.cells is GuestCells.SINGLE:
         return {}
     document = PcieDocument(request.guest, cells, ())
@@ -251,7 +251,7 @@ def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
 
 
 def _groups_stated(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
-    """Functions of one host device that the document has in one guest slot."""
+    """Return functions of one host device that the definition has in one guest slot."""
     first: dict[tuple[int, ...], Bdf] = {}
     groups: dict[Bdf, Bdf] = {}
     for bdf in sorted(before):
@@ -265,7 +265,7 @@ def _groups_stated(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
 def _memory_of_node(
     request: GuestRequest, placement: Placement, cells: tuple[VmCell, ...]
 ) -> dict[NodeIndex, int] | None:
-    """Bytes of the guest on each host node; None if that is left to the kernel."""
+    """Return the guest's bytes on each host node; None if the kernel decides."""
     if not placement.memory_nodes:
         return None
     total: dict[NodeIndex, int] = {}
@@ -302,7 +302,7 @@ def _aperture(
 
 
 def _binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] | None:
-    """How numatune binds; None = as it was."""
+    """Return the mode of <numatune>; None = unchanged."""
     if request.layout.memory is MemoryBinding.KEEP or not placement.memory_nodes:
         return None
     return str(request.options.memory_mode), CpuSet(placement.memory_nodes)
@@ -311,8 +311,8 @@ def _binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] 
 def _shared_cores(
     host: Host | None, request: GuestRequest, placement: Placement
 ) -> tuple[Finding, ...]:
-    """The cores that run several vCPUs, where the VM gave up whole cores or the policy does not
-    count them, and what that costs."""
+    """Return a finding on cores that run several vCPUs, if whole cores were relaxed or the policy
+    does not count them."""
     gave_up = Relaxation.SHARED_CORES in placement.relaxations
     counts_pus = request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     if host is None or not (gave_up or counts_pus):
@@ -354,7 +354,7 @@ def _shared_cores(
 
 
 def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
-    """vCPUs on each host package, in vCPU order; () if they are not one after the other."""
+    """Return the vCPUs on each host package, in vCPU order; () if not consecutive."""
     packages = [
         next((p.index for p in (host.packages if host else ()) if pins and pins <= p.pus), None)
         for pins in placement.vcpu_pins

@@ -1,7 +1,7 @@
-"""Guest caches: a guest is shown its true L3, or none.
+"""Guest caches: a guest is shown its real L3, or no L3.
 
-What QEMU lists and what Linux makes of it. Intel, leaf 4: the emulated L3 is shared by the APIC ids
-of a die; without it there is none. AMD with topoext, leaf 0x8000001D: shared by the threads of a
+How Linux reads the caches that QEMU lists. Intel, leaf 4: the emulated L3 is shared by the APIC ids
+of a die; without it there is no L3. AMD with topoext, leaf 0x8000001D: shared by the threads of a
 die; QEMU lists an L3 there even with l3-cache=off, and Linux then takes the socket for it. AMD
 without topoext, leaf 0x80000006: shared by the socket; with l3-cache=off there is none. Zen 1 and
 Hygon: eight APIC ids, whatever the leaf says. With host-cache-info the host's leaf: so many of the
@@ -30,7 +30,7 @@ PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})
 """CPU modes with which libvirt takes <cache mode='passthrough'/>."""
 
 _WITH_TOPOEXT = ("EPYC", "Dhyana")
-"""Models that bring the feature along. Source: builtin_x86_defs in QEMU's target/i386/cpu.c."""
+"""CPU models that include the feature. Source: builtin_x86_defs in QEMU's target/i386/cpu.c."""
 
 _OF_ZEN_1 = frozenset({"EPYC", "EPYC-IBPB", "Dhyana"})
 _ZEN_FAMILY, _LAST_ZEN_1_MODEL, _ZEN_1_BITS = 0x17, 0x1F, 3
@@ -40,18 +40,18 @@ Groups = tuple[CpuSet, ...]
 
 
 class GuestCpu(Struct, frozen=True):
-    """What decides how a Linux guest reads its L3."""
+    """The CPU facts that decide how a Linux guest reads its L3."""
 
     is_amd: bool | None  # by its CPUID vendor; None = not known
     has_topoext: bool  # the feature is on
-    llc_bits: int | None  # APIC ids of an LLC as bits, where the kernel asks no leaf for it
+    llc_bits: int | None  # APIC id bits of an LLC, if the kernel reads no leaf for it
 
 
 class CacheChoice(Struct, frozen=True):
-    """What the guest is shown of its L3, and what remains to be said."""
+    """The L3 that the guest is shown, with findings."""
 
     cache: GuestCache | None
-    # True = the guest needs the feature; False = it must not have it; None = as it was
+    # True = the guest needs the feature; False = it must not have it; None = unchanged
     topoext: bool | None
     findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -65,7 +65,7 @@ class SharedLlcs(Struct, frozen=True):
 
     @property
     def run_vcpus(self) -> int:
-        """vCPUs of each LLC where all have as many, with consecutive numbers; else 0."""
+        """Return the vCPUs per LLC if all have the same number of consecutive vCPUs; else 0."""
         sizes = {len(group) for group in self.groups}
         runs = all(group == CpuSet(range(min(group), max(group) + 1)) for group in self.groups)
         return sizes.pop() if runs and len(sizes) == 1 else 0
@@ -78,7 +78,7 @@ class SharedLlcs(Struct, frozen=True):
 
 
 def shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlcs | None:
-    """LLCs of pinned vCPUs; None if one is unknown, or a vCPU is not kept to one."""
+    """Return the LLCs of pinned vCPUs; None if an LLC is unknown, or a vCPU may use several."""
     if host is None:
         return None
     vcpus_of_llc: dict[LlcIndex, list[int]] = {}
@@ -92,8 +92,8 @@ def shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlc
 
 
 def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
-    """The CPU of a guest on this host. topoext: whether the feature is on; None = as the document
-    has it."""
+    """Return the CPU of a guest on this host. topoext: whether the feature is on; None = as in the
+    definition."""
     vendor = host.cpu.vendor
     is_amd = None if vendor is None else vendor in AMD_VENDORS
     named = guest.cpu_model if guest.cpu_mode == "custom" else None
@@ -116,8 +116,8 @@ def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
 def told_l3(
     cache: str, topology: GuestTopology, cpu: GuestCpu, host_threads: int | None = None
 ) -> Groups | None:
-    """vCPUs that a Linux guest takes to share each L3; () if it is shown none, None if that
-    is not known. host_threads: CPUs of each of the host's LLCs, for caches that are passed through.
+    """Return the vCPUs that share each L3 as a Linux guest sees it; () without an L3, None if
+    unknown. host_threads: CPUs of each host LLC, for passed-through caches.
 
     >>> zen = GuestCpu(is_amd=True, has_topoext=True, llc_bits=None)
     >>> told_l3(GuestCache.EMULATED, GuestTopology(1, 2, 2, 1), zen)
@@ -154,7 +154,7 @@ def told_l3(
 
 
 def stated_topology(guest: Vm, vcpus: int) -> GuestTopology:
-    """The document's topology; without one libvirt makes each vCPU a socket."""
+    """Return the definition's topology; without one libvirt makes each vCPU a socket."""
     topology = guest.cpu_topology
     return topology if topology and topology.vcpus == vcpus else GuestTopology(vcpus, 1, 1, 1)
 
@@ -172,12 +172,12 @@ def guest_cache(
     topology: GuestTopology | None,
     shared: SharedLlcs | None,
 ) -> CacheChoice:
-    """What to show a guest with this topology (None = the document's stays). Where nothing is
-    pinned, and on other architectures, which have no such setting, it stays as it was."""
+    """Return the caches to show a guest with this topology (None = the definition's). Without pins,
+    and on architectures without this setting, they stay unchanged."""
     guest, pins = request.guest, placement.vcpu_pins
     is_x86 = guest.architecture == "x86_64"
     vendor = None if host is None else host.cpu.vendor
-    # Without siblings the guest can do without it, and libvirt takes it only with a CPU model.
+    # Without siblings topoext is not needed, and libvirt accepts it only with a CPU model.
     can_say = guest.cpu_mode is not None or (topology is not None and topology.threads > 1)
     is_intel = guest.cpu_mode == "custom" and (guest.cpu_model or "").startswith(
         (*INTEL_MODELS, "Conroe", "Penryn", "core", "n270", "pentium")
@@ -202,7 +202,7 @@ def guest_cache(
 
 
 def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
-    """CPUs of each LLC under the vCPUs; None if they differ or are not known."""
+    """Return the CPUs of each LLC under the vCPUs; None if they differ or are unknown."""
     used = () if shared is None else shared.llcs
     sizes = {len(llc.pus) for llc in host.llcs if llc.index in used}
     return sizes.pop() if len(sizes) == 1 else None
@@ -233,16 +233,15 @@ def _ways(
 
 
 def _is_known_leaf(host: Host, llc: Llc, threads: int) -> bool:
-    """Return whether AMD's leaf surely counts the CPUs of the LLC: of a core complex with all its
-    cores, 4 of Zen 2 and 8 or 16 since, and both threads of each. Others may count those that are
-    off."""
+    """Return whether AMD's leaf is known to count the LLC's CPUs: with all cores of a core complex
+    (4 on Zen 2, 8 or 16 since) and both threads of each. Otherwise it may count offline CPUs."""
     least = 4 if host.cpu.family == _ZEN_FAMILY else 8
     cores, remainder = divmod(len(llc.pus), 2)
     return threads == 2 and not remainder and cores >= least and not cores & (cores - 1)
 
 
 def _bits(count: int) -> int:
-    """Bits of an APIC id that so many take."""
+    """Return the bits of an APIC id for `count` items."""
     return (count - 1).bit_length()
 
 

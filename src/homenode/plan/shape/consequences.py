@@ -1,4 +1,4 @@
-"""Consequences: what the guest's user will see change, one sentence each."""
+"""Consequences: the changes that the guest's user will see, one sentence each."""
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -24,8 +24,8 @@ from homenode.vm.model import (
 def consequences(
     host: Host | None, request: GuestRequest, vm: Vm, cells: tuple[VmCell, ...]
 ) -> tuple[str, ...]:
-    """Sentences in the order in which a user would meet them. vm: as planned; cells: its own, also
-    of a flat guest."""
+    """Return sentences in the order in which a user sees the changes. vm: as planned; cells: its
+    cells, also of a flat guest."""
     sentences: list[str] = []
     guest = request.guest
     if vm.vcpus != guest.vcpus:
@@ -132,7 +132,7 @@ def _address_changes(
 
 
 def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[GuestHostdev, ...]) -> list[str]:
-    """How much of the guest's memory is local to the GPUs' and NICs' own nodes, as ranges."""
+    """Return sentences on how much guest memory is local to GPUs and NICs."""
     shares: dict[tuple[str, float, NodeIndex | None], list[str]] = {}
     for device in devices:
         function = by_bdf.get(device.bdf)

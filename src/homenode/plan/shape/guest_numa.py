@@ -1,10 +1,10 @@
-"""Guest cells: vCPUs, memory and distances of each, and the huge pages to reserve for them.
+"""Guest cells: their vCPUs, memory and distances, and the huge pages to reserve.
 
-Initiators are the memory-less cells that a Grace GPU's memory and MIG instances go to in the guest.
-The driver there puts the GPU's memory online on nodes that belong to the GPU. Firmware gives the
-host some for each GPU (8 on GH200: its memory, and 7 MIG instances); the guest needs as many.
-Source: libvirt domain XML, <hostdev><acpi nodeset=>; QEMU acpi-generic-initiator; KubeVirt
-enhancement 199; ids of device_kinds in KubeVirt pkg/util/hardware/grace.go.
+Initiators are cells without memory, for a Grace GPU's memory and MIG instances in the guest. The
+guest's driver puts the GPU's memory online on the GPU's nodes. The host's firmware provides nodes
+for each GPU (8 on GH200: its memory, and 7 MIG instances); the guest needs the same number. Source:
+libvirt domain XML, <hostdev><acpi nodeset=>; QEMU acpi-generic-initiator; KubeVirt enhancement 199;
+ids of device_kinds in KubeVirt pkg/util/hardware/grace.go.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ from homenode.vm.plan_options import MemoryMode
 
 
 def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, ...]:
-    """Bytes of memory devices in each of so many cells, those that lie where their cell lies.
+    """Return the bytes of memory devices in each cell, for devices on their cell's node.
 
-    A device on a cell that no longer exists moves to cell 0, as the rewritten document says.
+    A device of a removed cell moves to cell 0, as in the rewritten definition.
     """
     owned = [0] * cells
     for device in guest.memory_devices:
@@ -41,21 +41,21 @@ def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, .
 
 
 def device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
-    """Return the memory devices on no node that a plan can name."""
+    """Return gaps for memory devices whose node a plan cannot name."""
     apart = sum(d.size_bytes for d in guest.memory_devices if not d.lies_with_cell(layout))
     if not apart:
         return ()
     return (
         Gap(
             "memory devices",
-            f"{format_bytes(apart)} have a file, host nodes or pages of their own: counted on no "
-            "node",
+            f"{format_bytes(apart)} have their own file, host nodes or page size, so they count "
+            "on no node",
         ),
     )
 
 
 def together(size_bytes: int) -> tuple[MemoryDevice, ...]:
-    """One device in place of all: a plan counts them together, and leaves where each is."""
+    """Merge the devices into one: a plan counts them together, and moves none."""
     if not size_bytes:
         return ()
     device = MemoryDevice(model="", cell=0, size_bytes=size_bytes, plugged_bytes=size_bytes)
@@ -63,14 +63,14 @@ def together(size_bytes: int) -> tuple[MemoryDevice, ...]:
 
 
 UNREACHABLE_DISTANCE = 255
-"""The largest SLIT entry: no path. Source: ACPI 6.5, 5.2.17; libvirt accepts 10 to 255."""
+"""The largest SLIT entry means unreachable. Source: ACPI 6.5, 5.2.17; libvirt accepts 10 to 255."""
 
 _ORDINARY_GRANULES = (MIB, 4 * KIB, KIB)
-"""libvirt rounds each cell up to 1 MiB on x86 and counts in KiB: finer sizes only where asked."""
+"""libvirt rounds each cell up to 1 MiB on x86 and counts in KiB: finer sizes only on request."""
 
 
 class GuestMemory(Struct, frozen=True):
-    """The cells of a guest, and what was found on the way."""
+    """The cells of a guest, with findings and gaps."""
 
     cells: tuple[VmCell, ...]
     reservations: tuple[PageReservation, ...]
@@ -81,7 +81,7 @@ class GuestMemory(Struct, frozen=True):
 def guest_memory(
     host: Host | None, request: GuestRequest, placement: Placement, vcpus: tuple[CpuSet, ...]
 ) -> GuestMemory:
-    """Cells of the placement, with the pages that each host node must have free. vcpus: of each.
+    """Return the placement's cells, with the pages that each host node needs. vcpus: of each cell.
 
     Raises InputError if the memory is not whole pages, or too few for a page in every cell.
     """
@@ -121,8 +121,7 @@ def guest_memory(
 def bind_cell(
     cell: VmCell, layout: Layout, binding: tuple[str, CpuSet] | None, page_bytes: int | None
 ) -> VmCell:
-    """The cell with where its memory comes from. One without memory of its own is bound where the
-    rest is."""
+    """Return the cell with its memory's nodes. A cell without memory is bound like the others."""
     mode, nodes = binding or (None, CpuSet())
     if layout.memory is MemoryBinding.BOUND_PER_CELL and cell.host_nodes and cell.memory_bytes:
         nodes = CpuSet(cell.host_nodes)
@@ -130,7 +129,7 @@ def bind_cell(
 
 
 def memory_granule(memory_bytes: int, page_bytes: int | None) -> int:
-    """Bytes that every cell's memory is a multiple of.
+    """Return the granule of every cell's memory in bytes.
 
     Raises InputError with the nearest sizes if the memory is not a multiple of it.
     """
@@ -152,7 +151,7 @@ def memory_granule(memory_bytes: int, page_bytes: int | None) -> int:
 
 
 def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Bytes of each cell: as the vCPUs, in whole granules, exact in sum.
+    """Return the bytes of each cell: in proportion to vCPUs, in whole granules, exact in sum.
 
     Equal counts get equal memory; granules that do not divide go to the first of the largest
     remainders, one each.
@@ -165,7 +164,7 @@ def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) 
     pages = memory_bytes // granule
     shares = _shares(pages, vcpu_counts)
     if 0 in shares:
-        # Each cell has one at the latest where the smallest share comes to a whole granule.
+        # Enough memory gives even the smallest share a whole granule.
         enough = max(pages + 1, len(vcpu_counts))
         while 0 in _shares(enough, vcpu_counts):
             enough += 1
@@ -180,7 +179,7 @@ def split_memory(memory_bytes: int, granule: int, vcpu_counts: tuple[int, ...]) 
 def _given_memory(
     request: GuestRequest, sizes: tuple[int, ...], granule: int, cells: int
 ) -> tuple[int, ...]:
-    """Sizes that the placement or the user gives cell by cell: whole granules, exact in sum."""
+    """Return the sizes given for each cell, by placement or user: whole granules, exact in sum."""
     if len(sizes) != cells or sum(sizes) != request.memory_bytes:
         raise InputError(
             f"memory of the guest NUMA nodes: expected {cells} sizes that come to "
@@ -202,7 +201,7 @@ def _given_memory(
 
 
 def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Pages of each cell by largest remainder; a cell may come out with none."""
+    """Return the pages of each cell by largest remainder; a cell may get none."""
     total = sum(vcpu_counts)
     shares = [pages * count // total for count in vcpu_counts]
     by_remainder = sorted(
@@ -214,9 +213,9 @@ def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeIndex, ...], ...]:
-    """Nodes that give each cell its memory: the cell's own, then nodes without CPUs near to it.
+    """Return the nodes of each cell's memory: its own node, then nearby nodes without CPUs.
 
-    A node of CPUs without memory of its own is omitted where another gives the memory.
+    A node without memory is omitted if another node gives the memory.
     """
     homes = [[node] for node in placement.nodes]
     if host is None:
@@ -235,9 +234,9 @@ def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeInd
 def guest_distances(
     host: Host | None, nodes: tuple[NodeIndex, ...], gaps: list[Gap]
 ) -> tuple[tuple[int, ...], ...]:
-    """The host's SLIT between the cells' nodes, [from][to]; () if the host gives none.
+    """Return the host's SLIT between the cells' nodes, [from][to]; () if the host reports none.
 
-    A cell is never as near to another as to itself: Linux would take the two for one.
+    A cell is always nearer to itself than to another: Linux would merge the two.
     """
     if host is None or len(nodes) < 2:
         return ()
@@ -260,7 +259,7 @@ def guest_distances(
         gaps.append(
             Gap(
                 "guest distances",
-                f"the host's SLIT says {', '.join(raised[:4])}: expected 11 to 255 between nodes; "
+                f"the host's SLIT has {', '.join(raised[:4])}: expected 11 to 255 between nodes; "
                 f"the guest is shown the nearest of these",
             )
         )
@@ -274,7 +273,7 @@ def _reserve(
     cells: tuple[VmCell, ...],
     page_bytes: int | None,
 ) -> tuple[tuple[PageReservation, ...], tuple[Finding, ...]]:
-    """Pages per bound node, and a finding for each node that has too few free."""
+    """Return the pages per bound node, and a finding for each node with too few free pages."""
     if page_bytes is None or not placement.memory_nodes:
         return (), ()
     pools = {
@@ -334,7 +333,7 @@ QEMU_WITH_INITIATORS = (9, 0, 0)
 
 
 class InitiatorCells(Struct, frozen=True):
-    """The guest's cells with those of initiators behind them, and which are each GPU's."""
+    """The guest's cells followed by initiator cells, and the initiator cells of each GPU."""
 
     cells: tuple[VmCell, ...]
     cells_of_gpu: dict[Bdf, CpuSet]
@@ -352,8 +351,8 @@ def initiator_cells(
     placement: Placement,
     cells: tuple[VmCell, ...],
 ) -> InitiatorCells:
-    """The cells that the Grace GPUs of the VM need, where the layout shows the guest its PCIe tree
-    and the host's libvirt and QEMU can give them; else a finding."""
+    """Return the cells that the VM's Grace GPUs need, if the guest sees its PCIe tree and the
+    host's libvirt and QEMU support them; else a finding."""
     functions = {} if host is None else host.device_at
     passed = [functions[bdf] for bdf in placement.devices if bdf in functions]
     grace = tuple(device for device in passed if is_grace(device))
@@ -373,7 +372,7 @@ def initiator_cells(
 
 
 def _can_give(host: Host) -> bool:
-    """libvirt is known to be new enough, and QEMU not known to be too old."""
+    """Return whether libvirt is known to be new enough, and QEMU not known to be too old."""
     libvirt, qemu = host.settings.libvirt_version, host.settings.qemu_version
     if libvirt is None or libvirt < LIBVIRT_WITH_INITIATORS:
         return False
@@ -420,8 +419,8 @@ def _missing_initiators(
 
 
 def initiator_nodes_of(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple[NodeIndex, ...]]:
-    """The generic initiator nodes without CPUs of each of these Grace GPUs of the host; none for
-    one that has none."""
+    """Return the generic initiator nodes of each of these Grace GPUs; () for a GPU without
+    nodes."""
     grace_gpus = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
     return initiator_nodes(host, grace_gpus, gpus)
 
@@ -429,10 +428,10 @@ def initiator_nodes_of(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple
 def initiator_nodes(
     host: Host, grace_gpus: Sequence[tuple[Bdf, int | None]], gpus: Sequence[PciDevice]
 ) -> dict[Bdf, tuple[NodeIndex, ...]]:
-    """The generic initiator nodes without CPUs of each of these GPUs; none for one that has none.
+    """Return the generic initiator nodes without CPUs of each of these GPUs; () for none.
 
-    every: (function, node) of all Grace GPUs of the host, ascending. They share the nodes, each
-    CPU's among the GPUs of that CPU: nothing in sysfs names the GPU of a node.
+    every: (function, node) of all Grace GPUs of the host, ascending. Each CPU's nodes are divided
+    among its GPUs, as sysfs does not link a node to a GPU.
     """
     initiators = {node.index for node in host.nodes if node.generic_initiator}
     home_of_node = {
@@ -456,10 +455,10 @@ def with_initiator_cells(
     host: Host,
     gaps: list[Gap],
 ) -> tuple[tuple[VmCell, ...], dict[Bdf, CpuSet]]:
-    """The cells and, behind them, one without CPUs or memory for each host node of each GPU; these
-    by GPU. homes: the node of each cell before.
+    """Return the cells followed by an empty cell for each host node of each GPU; these by GPU.
+    homes: the node of each original cell.
 
-    Distances are the host's. What the document gives between its own cells stays.
+    Distances are the host's; those between the definition's own cells are kept.
     """
     added: list[NodeIndex] = []
     cells_of_gpu: dict[Bdf, CpuSet] = {}

@@ -1,16 +1,16 @@
-"""Guest topology: sockets x dies x cores x threads, such that a booted guest prints no warning.
+"""Guest topology: sockets x dies x cores x threads without warnings at the guest's boot.
 
-Linux complains where CPUs of one last-level cache are on two nodes ("sched: CPU #4's llc-sibling
-CPU #0 is not on the same node!"). Booted under QEMU 7.2 with Linux 6.1, cells of 4 and 3, of 6 and
-4, of 29 and 28 vCPUs in one socket: with an Intel model it is silent, for there it expects sub-NUMA
-clusters (Linux 5.15, commit 2c88d45edbb8), and the cell bounds the cache. With an AMD model it
-complains, with dies and without the L3 (<cache mode='disable'/>) as well: only sockets that no cell
-cuts are silent there.
+Linux warns if CPUs of one last-level cache are on two nodes ("sched: CPU #4's llc-sibling CPU #0 is
+not on the same node!"). Booted under QEMU 7.2 with Linux 6.1, cells of 4 and 3, of 6 and 4, of 29
+and 28 vCPUs in one socket: with an Intel model it is silent, for there it expects sub-NUMA clusters
+(Linux 5.15, commit 2c88d45edbb8), and the cell bounds the cache. With an AMD model it warns, with
+dies and without the L3 (<cache mode='disable'/>) as well: only sockets within one cell avoid the
+warning there.
 
 vCPU numbers: one cell after the other, unless the document starts some vCPUs offline (<vcpu
-current=>, <vcpus>) and the first cells would have the others: then the cells take turns, socket by
-socket, so that the online vCPUs are spread over them as all are. A socket has consecutive numbers,
-in QEMU as in Linux.
+current=>, <vcpus>) and the first cells would have all online vCPUs: then the cells take turns,
+socket by socket, so that online vCPUs are spread over them in proportion. A socket has consecutive
+numbers, in QEMU as in Linux.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ from homenode.vm.layout import GuestCells, Siblings
 from homenode.vm.model import GuestTopology
 
 MOST_SOCKETS_PER_CELL = 4
-"""Beyond, a vCPU more or less online in a cell is better than more sockets."""
+"""Beyond this an imbalance of one online vCPU is better than more sockets."""
 
 
 class Numbering(Struct, frozen=True):
@@ -40,13 +40,13 @@ class Numbering(Struct, frozen=True):
 
     placement: Placement  # in the order of the numbers
     cells: tuple[CpuSet, ...]  # vCPUs of each guest cell
-    # size of the sockets where they are what the cells took turns by; None = left open
+    # size of the sockets by which the cells take turns; None = open
     socket_vcpus: int | None = None
 
 
 def numbering(request: GuestRequest, placement: Placement, *, may_share_sockets: bool) -> Numbering:
-    """The numbers of a placement that has its vCPUs cell by cell. may_share_sockets: sockets may
-    hold parts of several cells.
+    """Return the numbering for a placement with its vCPUs cell by cell. may_share_sockets: sockets
+    may hold parts of several cells.
 
     Raises InputError as cell_counts.
     """
@@ -69,16 +69,16 @@ def numbering(request: GuestRequest, placement: Placement, *, may_share_sockets:
 
 
 def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
-    """vCPUs of each guest cell, in cell order. A flat guest has one cell.
+    """Return the number of vCPUs of each guest cell, in cell order. A flat guest has one cell.
 
-    Raises InputError if a cell has none, or its vCPUs are not one after the other.
+    Raises InputError if a cell has no vCPU, or its vCPUs are not consecutive.
     """
     total = len(placement.vcpu_nodes) or len(placement.vcpu_pins) or request.vcpus
     if request.layout.cells is GuestCells.SINGLE:
         return (total,)
     cells = len(placement.nodes)
     if not placement.vcpu_nodes:
-        # Cells without pins: nothing says which vCPU belongs where, so the counts are even.
+        # Without pins vCPUs belong to no particular cell, so the counts are even.
         if cells == 0 or total % cells:
             raise InputError(
                 f"{total} vCPUs on {cells} guest NUMA nodes: expected equal guest NUMA nodes "
@@ -97,7 +97,7 @@ def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
 
 
 def offline_vcpus(request: GuestRequest, vcpus: int) -> CpuSet:
-    """vCPUs that are not there at the start; none if the document is of another number."""
+    """Return the vCPUs that are offline at the start; none if the vCPU count changes."""
     return request.guest.offline_vcpus if vcpus == request.guest.vcpus else CpuSet()
 
 
@@ -112,7 +112,7 @@ def online_text(vcpus: CpuSet, offline: CpuSet) -> str:
 
 
 def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[Finding]:
-    """A warning for each cell in which the guest starts without a CPU."""
+    """Yield a warning for each cell without an online vCPU at the start."""
     for cell, vcpus in enumerate(cells):
         if vcpus and vcpus <= offline:
             yield finding(
@@ -129,7 +129,7 @@ class _Way(Struct, frozen=True):
     socket_vcpus: int | None
 
     def deviation(self, counts: Sequence[int], offline: CpuSet) -> Fraction:
-        """How far a cell is at most from its share of the online vCPUs, in vCPUs."""
+        """Return the largest deviation of a cell from its share of online vCPUs, in vCPUs."""
         online = [len(cell - offline) for cell in self.cells]
         return max(
             abs(n - Fraction(sum(online) * count, sum(counts)))
@@ -140,9 +140,9 @@ class _Way(Struct, frozen=True):
 def _best(
     ways: Sequence[_Way], counts: Sequence[int], offline: CpuSet, *, may_share_sockets: bool
 ) -> _Way:
-    """Return the first way, the largest sockets first, that spreads the online vCPUs as all are, to
-    less than a vCPU; to a vCPU rather than with many sockets; else the nearest to that. A cell
-    without an online vCPU comes last."""
+    """Return the first numbering, from the largest sockets down, that spreads the online vCPUs to
+    within less than a vCPU; to within a vCPU rather than with many sockets; else the closest. A
+    numbering with a cell without online vCPUs comes last."""
     far = {way: way.deviation(counts, offline) for way in ways}
     idle = {way: sum(cell <= offline for cell in way.cells) for way in ways}
     least = min(idle.values())
@@ -161,7 +161,7 @@ def _best(
 
 
 def _sizes(counts: Sequence[int], threads: int) -> Iterator[int]:
-    """Sizes of sockets that no cell cuts, the largest first."""
+    """Yield sizes of sockets within cells, the largest first."""
     step = gcd(*counts)
     for size in range(step, 0, -1):
         if not step % size and not size % threads:
@@ -176,8 +176,8 @@ def _runs(counts: Sequence[int]) -> Iterator[CpuSet]:
 
 
 def _turns(counts: Sequence[int], offline: CpuSet, size: int) -> _Way:
-    """Sockets of so many numbers: those with the most online vCPUs first, each for a cell without
-    any, then for the one that lacks most of its share; those without for the emptiest cell."""
+    """Assign sockets of this size: those with the most online vCPUs first, to a cell without any,
+    then to the cell that lacks most of its share; offline sockets go to the emptiest cell."""
     total = sum(counts)
     cells: list[list[int]] = [[] for _ in counts]
     online = [0] * len(counts)
@@ -201,20 +201,20 @@ def _turns(counts: Sequence[int], offline: CpuSet, size: int) -> _Way:
 
 INTEL_VENDOR = "GenuineIntel"
 AMD_VENDORS = frozenset({"AuthenticAMD", "HygonGenuine"})
-"""CPUID vendors whose siblings are given by leaf 0x8000001E, which QEMU shows with topoext only."""
+"""CPUID vendors whose siblings are in leaf 0x8000001E, which QEMU exposes only with topoext."""
 INTEL_MODELS = tuple(
     """
     Nehalem Westmere SandyBridge IvyBridge Haswell Broadwell Skylake Cascadelake Cooperlake
     Icelake Snowridge SapphireRapids GraniteRapids SierraForest Denverton KnightsMill
 """.split()
 )
-"""How the names of Intel's CPU models begin in QEMU: they have no topoext to ask for."""
+"""Prefixes of Intel's CPU models in QEMU, which have no topoext."""
 
 
 class TopologyChoice(Struct, frozen=True):
     """A CPU topology for the guest."""
 
-    topology: GuestTopology | None  # None = the document's stays
+    topology: GuestTopology | None  # None = keep the definition's
     findings: tuple[Finding, ...] = ()
 
 
@@ -234,9 +234,9 @@ def guest_topology(
     package_vcpus: tuple[int, ...] = (),
     shares_llc: bool = False,
 ) -> TopologyChoice:
-    """The topology for these cells. llc_vcpus: consecutive vCPUs on each LLC where all have as
-    many; 0 = dies say nothing. package_vcpus: vCPUs on each host package, in vCPU order; () = not
-    known, or not one after the other. shares_llc: an LLC has vCPUs of several cells.
+    """Return the topology for these cells. llc_vcpus: consecutive vCPUs on each LLC if equal on
+    all; 0 = no dies. package_vcpus: vCPUs on each host package, in vCPU order; () = unknown or not
+    consecutive. shares_llc: an LLC has vCPUs of several cells.
 
     Raises InputError if a cell's vCPUs are not whole cores.
     """
@@ -255,7 +255,7 @@ def guest_topology(
 
 
 def _with_dies(topology: GuestTopology | None, llc_vcpus: int) -> GuestTopology | None:
-    """The sockets as dies of so many vCPUs each, where they divide."""
+    """Divide the sockets into dies of this many vCPUs, if divisible."""
     if topology is None or not llc_vcpus or llc_vcpus % topology.threads:
         return topology
     dies, remainder = divmod(topology.cores * topology.threads, llc_vcpus)
@@ -270,8 +270,8 @@ def _flat(
     threads: int,
     package_vcpus: tuple[int, ...],
 ) -> GuestTopology | None:
-    """What a flat guest is shown: nothing new, unless what it was given is no longer true, or
-    nothing was and its layout is chosen for it: without a topology each vCPU is a socket."""
+    """Return a flat guest's topology: unchanged, unless the definition's no longer fits, or it has
+    none and homenode chose the layout: without a topology each vCPU is a socket."""
     documented = request.guest.cpu_topology
     fits = documented is None or documented.vcpus == vcpus
     siblings = request.layout.siblings
@@ -279,7 +279,7 @@ def _flat(
     if siblings is Siblings.EXPOSED and threads > 1:
         _check_threads((vcpus,), threads)
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
-    # Exposed ones come here too, where the host had none to give.
+    # Exposed siblings end here too, if the host has none.
     hides = siblings is not Siblings.KEEP and documented is not None and documented[3] > 1
     is_chosen = documented is None and request.options.objective is not None and vcpus > 1
     if fits and not hides and not is_chosen:
@@ -288,7 +288,7 @@ def _flat(
 
 
 def _sockets(package_vcpus: tuple[int, ...], vcpus: int, threads: int) -> int:
-    """Packages under the vCPUs, where each has as many whole cores; else 1."""
+    """Return the number of packages under the vCPUs if whole cores are equal on each; else 1."""
     sizes = set(package_vcpus)
     if len(sizes) != 1 or sum(package_vcpus) != vcpus or sizes.pop() % threads:
         return 1
@@ -314,11 +314,11 @@ def _sockets_of_cells(
     *,
     shares_llc: bool,
 ) -> tuple[int, tuple[Finding, ...]]:
-    """How many sockets, and what is to be said of them: one for each cell where these are equal.
+    """Return the number of sockets, with findings: one for each cell if cells are equal.
 
-    On Intel cells that are not, or lie on one LLC, share the sockets of the host's packages, or
-    one. Elsewhere sockets are of the greatest size that divides every cell, or of that by which
-    cells take turns: a cell is then several sockets.
+    On Intel, unequal cells, or cells on one LLC, share the sockets of the host's packages, or one.
+    Elsewhere sockets have the greatest size that divides every cell, or the size by which cells
+    take turns: a cell then has several sockets.
     """
     counts = tuple(map(len, numbers.cells))
     threads = numbers.placement.threads_per_core

@@ -160,7 +160,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         self.add(entry)
         return _apply(study, entry, str(self.journal_path))
 
-    def done_and_exits(
+    def collect_outcomes(
         self, study: Study
     ) -> tuple[Mapping[tuple[str, int], float | None], Mapping[tuple[str, int], str]]:
         """Return finished tasks with their seconds, and the exit statuses of the other tasks'

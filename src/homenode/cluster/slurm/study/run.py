@@ -134,7 +134,7 @@ class SlurmQueue:
     def _tasks(self) -> tuple[TaskStatus, ...]:
         """Return every task. A job that has just ended counts as running, because its files may
         still arrive. Jobs that ended before our first poll have written all their files."""
-        self._seconds, exits = self._directory.done_and_exits(self.study)
+        self._seconds, exits = self._directory.collect_outcomes(self.study)
         now = time.monotonic()
         first = now if self._has_looked else -math.inf
         tasks = []

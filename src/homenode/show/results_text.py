@@ -158,6 +158,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
     for name, answers in systems.items():
         rows = _objective_rows(answers, everything)
         is_shown = is_shown or rows is not None or _is_passed(answers, comparison)
+        is_shown = is_shown or any(answer.layout is not None for answer in answers)
         table = () if rows is None else (rows,)
         reasons = _reasons(answers, comparison, everything)
         parts.append(Section(first_line(name, answers), (Text(""), *table, *reasons), look="bold"))

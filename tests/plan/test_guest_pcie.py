@@ -225,7 +225,7 @@ def test_arm_needs_the_virt_machine() -> None:
 
 def test_a_flat_guest_or_no_host_cannot_have_a_mirrored_tree() -> None:
     request = small_request(4, layout="pin-numa-pci")
-    with pytest.raises(UsageError, match="needs a host"):
+    with pytest.raises(UsageError, match="requires a host"):
         assemble(None, request, placed((2, 2)))
     flat = replace(request, layout=structs.replace(request.layout, cells=GuestCells.SINGLE))
     with pytest.raises(UsageError, match="has one node"):

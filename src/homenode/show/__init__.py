@@ -1,1 +1,1 @@
-"""What people see: the host on a screen, as a tree and as a picture, plans and presets as text."""
+"""Output for people: the host as screen, tree and picture; plans, presets and results as text."""

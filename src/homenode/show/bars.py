@@ -1,4 +1,4 @@
-"""Bars: figures of alternatives on one axis, effects with their intervals, and the axes."""
+"""Bars: bar charts of results, forest charts of effects with intervals, and their axes."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ _SCALES = {
 class Scale(Struct, frozen=True):
     """An axis from start to end (user units)."""
 
-    low: float  # figures at its ends
-    high: float  # figures at its ends
+    low: float  # values at its ends
+    high: float  # values at its ends
     start: float
     end: float
     log: bool = False  # both above 0
 
     def position(self, value: float) -> float:
-        """The place of a figure; what lies outside is put at the end."""
+        """Return the position of a value; values outside are placed at the end."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(value)
@@ -34,7 +34,7 @@ class Scale(Struct, frozen=True):
 
 
 def log_steps(low: float, high: float, base: float = 10.0, count: int = 6) -> tuple[float, ...]:
-    """Powers of the base between two values, ends included, thinned to about `count`.
+    """Return the powers of the base between two values, ends included, thinned to about `count`.
 
     >>> log_steps(0.8, 240)
     (1.0, 10.0, 100.0)
@@ -46,12 +46,12 @@ def log_steps(low: float, high: float, base: float = 10.0, count: int = 6) -> tu
 
 
 def bounds(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the greatest of figures above 0, with some space on a logarithmic axis."""
+    """Return the least and the greatest value above 0, with some space on a logarithmic axis."""
     return min(values) / 1.15, max(values) * 1.15
 
 
 def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
-    """Return the divisor of all figures of a chart, and their resulting unit.
+    """Return the divisor for all values of a chart, and the resulting unit.
 
     >>> chart_scale("bytes_per_s", [77e9, 561e9]), chart_scale("ns", [101.0])
     ((1000000000.0, 'GB/s'), (1.0, 'ns'))
@@ -59,13 +59,13 @@ def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
     largest = max(values, default=0.0)
     scales = _SCALES.get(unit, ((1.0, unit),))
     if unit == "bytes_per_s" and largest < 1e14:
-        scales = scales[1:]  # people compare GB/s; 812.7 and 1,200 GB/s stand next to each other
+        scales = scales[1:]  # people compare GB/s, so 812.7 and 1,200 keep one unit
     divisor, name = next((scale for scale in scales if largest >= scale[0]), scales[-1])
     return (1e3, name) if name == "us" else (divisor, name)
 
 
 def short_figure(value: float) -> str:
-    """A figure of a chart in a few letters.
+    """Format a chart's value in a few characters.
 
     >>> short_figure(561.17), short_figure(0.5312), short_figure(740449.0), short_figure(8.0)
     ('561.2', '0.531', '740,449', '8')
@@ -82,7 +82,7 @@ def short_figure(value: float) -> str:
 
 
 def range_figures(low: float, high: float) -> str:
-    """Two figures of a range, with as many decimals as the finer one has.
+    """Format the ends of a range with the decimals of the finer value.
 
     >>> range_figures(24.0, 24.1), range_figures(55.0, 56.0), range_figures(2.25, 30.0)
     ('24.0\u201324.1', '55\u201356', '2.25\u201330.00')
@@ -92,7 +92,7 @@ def range_figures(low: float, high: float) -> str:
 
 
 def alike_figures(values: Sequence[float]) -> list[str]:
-    """Figures that stand next to each other, with as many decimals as the finest one has.
+    """Format adjacent values with the decimals of the finest value.
 
     >>> alike_figures((410.7, 412.0, 88.25)), alike_figures((739.0, 1109.0))
     (['410.7', '412.0', '88.2'], ['739', '1,109'])
@@ -105,7 +105,7 @@ def alike_figures(values: Sequence[float]) -> list[str]:
 
 
 def size_text(size_bytes: float) -> str:
-    """A message or working set on an axis.
+    """Format a message size or working set for an axis.
 
     >>> size_text(8), size_text(32768), size_text(2**30), size_text(1.5 * 2**20)
     ('8 B', '32 KiB', '1 GiB', '1.5 MiB')
@@ -120,7 +120,7 @@ def size_text(size_bytes: float) -> str:
 
 _ROW, _TALL_ROW, _GROUP, _GAP = 16.0, 31.0, 16.0, 4.0
 _MOST_LABEL = 130.0
-"""Wider labels stand above their bars."""
+"""Wider labels are placed above their bars."""
 
 _LEAST_PLOT = 90.0
 _SPACE = 8.0
@@ -128,17 +128,17 @@ _HEIGHT = 11.0
 
 
 class Bar(Struct, frozen=True):
-    """One alternative's figure."""
+    """The bar of one alternative."""
 
     label: str
     value: float
-    # low, high: of everything that was measured, or of what was printed; None if one figure
+    # low, high: range of all samples, or the printed range; None for a single value
     low: float | None
     high: float | None
-    series: int  # number of its colour
-    text: str | None = None  # what is written, where that is not the value with its unit
-    note: str = ""  # written after it, dim
-    is_range: bool = False  # only the ends are known: the bar runs between them
+    series: int  # colour number
+    text: str | None = None  # label, if not the value with its unit
+    note: str = ""  # dimmed text after the label
+    is_range: bool = False  # only the ends are known: the bar spans them
 
 
 class BarGroup(Struct, frozen=True):
@@ -149,9 +149,9 @@ class BarGroup(Struct, frozen=True):
 
 
 def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = False) -> str:
-    """The SVG of these groups, in their order, on one axis from zero.
+    """Return the SVG of these groups, in their order, on one axis from zero.
 
-    log: a logarithmic axis, for figures far apart; its bars are compared by their ends only.
+    log: a logarithmic axis, for values far apart; only the ends of its bars compare.
     """
     canvas = SvgCanvas.chart(title)
     bars = [bar for group in groups for bar in group.bars]
@@ -228,28 +228,28 @@ def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_
 
 
 _EFFECT, _TALL_EFFECT = 36.0, 50.0
-"""Tall ones have the effect in words on a line of its own."""
+"""Tall charts have the effect as text on a separate line."""
 
 _LEFT, _RIGHT = 8.0, CHART_WIDTH - 8.0
 _ROUND = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-"""Ends that the axis may have."""
+"""Possible ends of the axis."""
 
 
 class ForestRow(Struct, frozen=True):
-    """One effect."""
+    """A row of a forest chart: one effect."""
 
     label: str
-    gain: float  # a ratio above 1 is better, whatever the metric's direction
-    low: float | None  # of the interval of the gain, None if there is none
-    high: float | None  # of the interval of the gain, None if there is none
-    tooltip: str  # the effect in words
-    outcome: str  # "better", "worse" or "neutral" (none that matters, or cannot tell)
+    gain: float  # ratio; above 1 is better for every metric
+    low: float | None  # interval of the gain, None without one
+    high: float | None  # interval of the gain, None without one
+    tooltip: str  # the effect as text
+    outcome: str  # "better", "worse" or "neutral" (no relevant effect, or cannot tell)
 
 
 def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:
-    """The SVG of these effects: left of the middle is worse, right of it better.
+    """Return the SVG of these effects: left of the middle is worse, right of it better.
 
-    end: of the axis, so that several charts have the same (`axis_end`); None = what these need.
+    end: the axis end, to share it between charts (`axis_end`); None = fit these rows.
     """
     canvas = SvgCanvas.chart(title)
     end = axis_end(rows) if end is None else end
@@ -288,11 +288,11 @@ def _effect(canvas: SvgCanvas, row: ForestRow, y: float, scale: Scale, *, is_tal
     x = scale.position(row.gain)
     canvas.dot(x, middle, 4.5, row.outcome, title=f"{row.label}: {row.tooltip}")
     if row.low is None:
-        canvas.dot(x, middle, 2.2, "box")  # hollow: one figure, no interval
+        canvas.dot(x, middle, 2.2, "box")  # hollow: one value, no interval
 
 
 def axis_end(rows: Sequence[ForestRow]) -> float:
-    """The greatest ratio of an axis that holds all of these."""
+    """Return the greatest ratio of an axis that fits all of these rows."""
     reach = 1.05
     for row in rows:
         for value in (row.gain, row.low, row.high):

@@ -1,4 +1,4 @@
-"""ChangeText: what a change of a domain's definition adds and removes, by section."""
+"""ChangeText: lines that a change of a domain's definition adds and removes, by section."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ _HANG = 25  # behind section, lines added, lines removed
 
 
 def line_counts(before: bytes, after: bytes) -> tuple[int, int]:
-    """Lines that a change adds and removes, wherever they stand."""
+    """Return the lines that a change adds and removes, regardless of position."""
     old, new = Counter(before.splitlines()), Counter(after.splitlines())
     return (new - old).total(), (old - new).total()
 
 
 def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = frozenset()) -> Doc:
-    """A line for each section: lines added and removed, elements written. gpus: of the host."""
+    """Describe each section in a line: lines added and removed, elements. gpus: of the host."""
     old, new = (open_domain(xml, name) for xml in (before, after))
     added, removed = _count_changes(_lines(old), _lines(new), size=1)
     written, gone = _count_changes(_parts(old, gpus), _parts(new, gpus), size=2)
@@ -41,7 +41,7 @@ def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = fr
     texts = [Text(f"{head} in the definition of {name} (all: --diff)", hang=2)]
     sections = {key for (key,) in (*added, *removed)}
     for section in sorted(sections, key=lambda s: (s == _OTHER, -added[(s,)], s)):
-        # Elements that are gone are named only if nothing is written in their place.
+        # Removed elements are named only if nothing replaces them.
         counts = written if any(s == section for s, _ in written) else gone
         parts = [(label, count) for (s, label), count in counts.items() if s == section]
         parts.sort(key=lambda part: part[1] == 1 or part[0] == _PER_NODE)
@@ -56,7 +56,7 @@ def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = fr
 def _count_changes(
     old: Iterator[_Key], new: Iterator[_Key], *, size: int
 ) -> tuple[_Counts, _Counts]:
-    """How many things each side has more than the other, by the first fields of their keys."""
+    """Count what each side has more than the other, by the first fields of the keys."""
     before, after = Counter(old), Counter(new)
     added, removed = _Counts(), _Counts()
     for counts, changes in ((after - before, added), (before - after, removed)):
@@ -66,7 +66,7 @@ def _count_changes(
 
 
 def _sections(document: Document) -> Iterator[tuple[str, Element]]:
-    """(section, element) of each child of <domain>, and of each device."""
+    """Yield (section, element) of each child of <domain>, and of each device."""
     for child in document.root.children:
         for element in child.children if child.name == "devices" else (child,):
             yield _SECTION_OF.get(element.name, _OTHER), element
@@ -82,7 +82,7 @@ def _lines(document: Document) -> Iterator[tuple[str, bytes]]:
 
 
 def _parts(document: Document, gpus: frozenset[Bdf]) -> Iterator[tuple[str, str, object]]:
-    """(section, label, content) of the elements that a change names."""
+    """Yield (section, label, content) of the elements that a change names."""
     of_gpus = {element.start for bdf, element in hostdev_elements(document) if bdf in gpus}
     for section, element in _sections(document):
         is_whole = section in ("controllers", "hostdevs", _OTHER) or not element.children

@@ -1,4 +1,4 @@
-"""Curves over sizes, and heat maps: a matrix of figures, each written in its cell."""
+"""Curves over sizes, and heat maps: matrices with the value written in each cell."""
 
 import math
 import statistics
@@ -22,15 +22,15 @@ from homenode.show.svg_canvas import HEAT, SvgCanvas, text_width
 _LEFT, _TOP, _PLOT_HEIGHT = 50.0, 14.0, 190.0
 _LEGEND_ROW = 17.0
 _MOST_DOTS = 64
-"""Limit of dots in a series; longer curves have none."""
+"""Limit of points with dots; longer curves have no dots."""
 
 
 class Curve(Struct, frozen=True):
-    """One series: points are (size_bytes, value), by size."""
+    """A series; points are (size_bytes, value), by size."""
 
     label: str
     points: tuple[tuple[float, float], ...]
-    series: int  # number of colour and dash
+    series: int  # colour and dash number
 
 
 class SizeRange(Struct, frozen=True):
@@ -44,7 +44,7 @@ class SizeRange(Struct, frozen=True):
 def curve_chart(
     title: str, unit: str, curves: Sequence[Curve], levels: Sequence[SizeRange] = ()
 ) -> str:
-    """The SVG of these curves. Figures and sizes are above 0."""
+    """Return the SVG of these curves. Values and sizes are above 0."""
     canvas = SvgCanvas.chart(title)
     values = [value for curve in curves for _, value in curve.points]
     sizes = [size for curve in curves for size, _ in curve.points]
@@ -84,7 +84,7 @@ def _draw(
 
 
 def _value_steps(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten; where there are few of them, also 2 and 5 times."""
+    """Return powers of ten; if few, also their multiples by 2 and 5."""
     steps = log_steps(low, high)
     if len(steps) > 2:
         return steps
@@ -129,30 +129,30 @@ def _levels(canvas: SvgCanvas, levels: Sequence[SizeRange], across: Scale) -> No
 
 
 MOST_CELLS = 32
-"""Rows or columns that are drawn; larger matrices are drawn by blocks, each its median."""
+"""Limit of rows and of columns; larger matrices are drawn as blocks with medians."""
 
 MOST_TITLED = 16
-"""Columns up to which each cell has its figure, at least where a pointer is over it."""
+"""Limit of columns up to which each cell shows its value, at least as a tooltip."""
 
 _LEGEND = 34.0
 _LEAST_RANGE = 0.9
-"""The colours span a tenth at least: figures that are equal but for noise look equal."""
+"""The colours span at least a tenth, so that values equal within noise look equal."""
 
 
 class Matrix(Struct, frozen=True):
-    """Figures by row and column; None if there is none."""
+    """Values by row and column; None if missing."""
 
-    row_title: str  # what they are
-    column_title: str  # what they are
+    row_title: str  # title of the axis
+    column_title: str  # title of the axis
     rows: tuple[str, ...]  # names
     columns: tuple[str, ...]  # names
     cells: tuple[tuple[float | None, ...], ...]
 
 
 def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | None = None) -> str:
-    """The SVG of a matrix; the low and the high end of the colours are written below it.
+    """Return the SVG of a matrix, with the ends of the colour scale below it.
 
-    ends: of the colours, so that several matrices have the same; None = the matrix's own.
+    ends: of the colour scale, to share it between matrices; None = the matrix's own.
     """
     matrix = _in_blocks(matrix)
     figures = [value for row in matrix.cells for value in row if value is not None]
@@ -204,7 +204,7 @@ def _runs(
     place: tuple[float, float, float, float],
     ends: tuple[float, float],
 ) -> None:
-    """A row of cells too small for figures: neighbours of one colour are one rectangle."""
+    """Draw a row of cells too small for text: adjacent cells of one colour are one rectangle."""
     edge, y, side, height = place
     shades = [None if value is None else _shade(value, *ends) for value in row]
     start = 0
@@ -261,7 +261,7 @@ def _legend(canvas: SvgCanvas, y: float, x: float, ends: tuple[float, float], un
 
 
 def _in_blocks(matrix: Matrix) -> Matrix:
-    """The matrix itself, or medians of blocks where it has more cells than can be seen."""
+    """Return the matrix itself, or medians of blocks if it has too many cells to draw."""
     rows, columns = len(matrix.rows), len(matrix.columns)
     down, across = -(-rows // MOST_CELLS), -(-columns // MOST_CELLS)
     if down == across == 1:

@@ -1,6 +1,6 @@
-"""DeviceGroups: the PCI devices that people ask about, by node, root complex and switch.
+"""DeviceGroups: the PCI devices that a user looks for, by node, root complex and switch.
 
-Management functions and unused virtual functions are counted; links are sentences.
+Management functions and unused virtual functions are only counted; links are text.
 """
 
 from collections import Counter
@@ -35,10 +35,10 @@ KIND_NAMES = {
 
 
 class DeviceCard(Struct, frozen=True):
-    """Functions of one device (same slot), the one that gives it its kind first."""
+    """The functions of one device (same slot), the function that decides its kind first."""
 
     functions: tuple[PciDevice, ...]
-    virtual_functions: int = 0  # SR-IOV functions of it that have no card of their own
+    virtual_functions: int = 0  # its SR-IOV functions without a card
 
     @property
     def device(self) -> PciDevice:
@@ -46,7 +46,7 @@ class DeviceCard(Struct, frozen=True):
 
 
 class SwitchGroup(Struct, frozen=True):
-    """Devices below one PCIe switch, or with none between them and the root complex."""
+    """Devices below one PCIe switch, or directly below the root complex."""
 
     switch: PciDevice | None  # the lowest switch's upstream port
     # upstream ports of the switches between it and the root complex, the nearest first
@@ -55,36 +55,36 @@ class SwitchGroup(Struct, frozen=True):
 
 
 class RootComplexGroup(Struct, frozen=True):
-    """One root complex, as far as it serves one node."""
+    """One root complex, limited to the devices of one node."""
 
     name: str
     root_complex: RootComplex | None
     groups: tuple[SwitchGroup, ...]
-    other_functions: int  # functions without a card that are no bridges
+    other_functions: int  # functions without a card, except bridges
 
 
 class NodeDevices(Struct, frozen=True):
-    """PCI devices whose node is `node` (None: unknown), by root complex."""
+    """PCI devices of a node (None: unknown), by root complex."""
 
     node: NodeIndex | None
-    complexes: tuple[RootComplexGroup, ...]  # those with at least one card
-    quiet_complexes: int  # how many have none
-    quiet_functions: int  # how many functions these have, bridges omitted
+    complexes: tuple[RootComplexGroup, ...]  # root complexes with at least one card
+    quiet_complexes: int  # number of root complexes without a card
+    quiet_functions: int  # number of their functions, bridges omitted
 
 
 def devices_by_node(
     host: Host, keep: Iterable[Bdf] = (), everything: bool = False
 ) -> tuple[NodeDevices, ...]:
-    """Every PCI function of the host, in a card or counted; ascending by node, unknown last.
+    """Return every PCI function of the host, in a card or counted; by node, unknown last.
 
-    On a host of one node a device of unknown node is on that one.
+    On a host with one node a device of unknown node is on that node.
 
-    keep: functions that get a card whatever they are. everything: all functions get one.
+    keep: functions that get a card in any case. everything: all functions get a card.
     """
     kept_devices = frozenset(keep)
     by_bdf = host.device_at
     complexes = {complex_.name: complex_ for complex_ in host.root_complexes}
-    # Firmware of one-node machines says -1 of every device; there is no other node to be on.
+    # Firmware of one-node machines reports -1 for every device; only one node is possible.
     single_node = host.nodes[0].index if len(host.nodes) == 1 else None
     cards, counted = _cards(host, kept_devices, everything)
     switches_of: dict[Bdf, tuple[PciDevice, ...]] = {}
@@ -135,20 +135,20 @@ def devices_by_node(
 
 
 def gpu_numbers(host: Host) -> dict[Bdf, int]:
-    """A number for each GPU in host order; virtual functions are not counted."""
+    """Number the GPUs in host order; virtual functions are not counted."""
     gpus = list(host.whole_gpus)
     return {gpu.bdf: number for number, gpu in enumerate(gpus)}
 
 
 def short_addresses(host: Host) -> bool:
-    """True if every function is in domain 0, so that addresses can be said without it."""
+    """Return whether all functions are in domain 0, so that addresses can omit it."""
     return all(device.bdf.domain == 0 for device in host.pci_devices)
 
 
 def _cards(
     host: Host, kept_devices: frozenset[Bdf], everything: bool
 ) -> tuple[list[DeviceCard], list[PciDevice]]:
-    """Cards in host order, and the functions that are in none."""
+    """Return cards in host order, and the functions without a card."""
     slots: dict[tuple[int, int, int], list[PciDevice]] = {}
     counted: list[PciDevice] = []
     unshown_vfs: dict[Bdf, int] = {}
@@ -175,7 +175,7 @@ def _cards(
         vfs = sum(unshown_vfs.pop(f.bdf, 0) for f in functions)
         members = tuple(f for f in functions if f is not leader)
         cards.append(DeviceCard((leader, *members), vfs))
-    # Virtual functions whose physical function has no card: counted where they are.
+    # Virtual functions whose physical function has no card are counted at their own place.
     counted += [
         device
         for device in host.pci_devices
@@ -189,7 +189,7 @@ def _switches_above(
     by_bdf: dict[Bdf, PciDevice],
     devices: dict[Bdf, tuple[PciDevice, ...]],
 ) -> tuple[PciDevice, ...]:
-    """Upstream ports of the switches above a function, the nearest first."""
+    """Return the upstream ports of the switches above a function, the nearest first."""
     if device.parent is None or device.parent not in by_bdf:
         return ()
     if device.parent not in devices:
@@ -210,7 +210,7 @@ def _unknown_last(node: NodeIndex | None) -> tuple[bool, int]:
     return (node is None, node if node is not None else 0)
 
 
-# Source: pci-ids.ucw.cz, the vendors that make what our cards show.
+# Source: pci-ids.ucw.cz, the vendors of devices with a card.
 _VENDORS = {
     0x1000: "Broadcom",
     0x1002: "AMD",
@@ -230,12 +230,12 @@ _VENDORS = {
 
 
 def address_text(address: PciAddress, short: bool) -> str:
-    """A PCI address, without its domain where `short`."""
+    """Format a PCI address, without its domain if `short`."""
     return str(address).partition(":")[2] if short else str(address)
 
 
 def link_text(link: PciLink | None) -> str | None:
-    """Speed and width of a link, "8 of 32 GT/s x16" where less than it can; None if unknown.
+    """Format a link, as "8 of 32 GT/s x16" if below its capability; None if unknown.
 
     >>> link_text(PciLink(32.0, 16, 32.0, 16)), link_text(PciLink(2.5, 8, 32.0, 16))
     ('32 GT/s x16', '2.5 of 32 GT/s, x8 of x16')
@@ -250,9 +250,8 @@ def link_text(link: PciLink | None) -> str | None:
 
 
 def device_model(device: PciDevice) -> str | None:
-    """The short name of a device; of GPUs, NICs and NVSwitches what the PCI ids list has in
-    brackets, which is the name that people use. Without a name the vendor and the ids; None if
-    the source gives neither."""
+    """Return the short name of a device; for GPUs, NICs and NVSwitches the common name, in brackets
+    in the PCI ids list. Without a name the vendor and the ids; None if the source has neither."""
     if not device.name:
         if device.vendor_id is None or device.device_id is None:
             return None
@@ -262,13 +261,13 @@ def device_model(device: PciDevice) -> str | None:
     if device.kind not in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
         return name
     opening, closing = name.rfind("["), name.rfind("]")
-    # lspci -nn ends a line with [10de:2330], which is no name.
+    # lspci -nn ends a line with [10de:2330], which is not a name.
     inside = name[opening + 1 : closing].strip() if 0 <= opening < closing else ""
     return inside if inside and ":" not in inside else name
 
 
 def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
-    """Kind, number and address of a card, such as "GPU3 5d:00.0" or "NIC 1a:00.0-1"."""
+    """Return kind, number and address of a card, such as "GPU3 5d:00.0" or "NIC 1a:00.0-1"."""
     device = card.device
     name = KIND_NAMES[device.kind]
     if gpu_number is not None:
@@ -339,9 +338,9 @@ LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "N
 
 
 def link_lines(host: Host) -> tuple[str, ...]:
-    """Each kind of link and count with the devices that it joins; nothing is omitted.
+    """Describe each kind of link and count with the devices that it joins, without omissions.
 
-    A set of devices of which every pair is linked is said once.
+    A fully linked set of devices is one line.
     """
     naming = _Naming(host)
     lines: list[str] = []
@@ -375,9 +374,9 @@ def link_lines(host: Host) -> tuple[str, ...]:
 
 
 def peer_links(host: Host) -> dict[Bdf, str]:
-    """Each device's links to others, in a few words: "NVLink x18 to 7".
+    """Describe each device's links in a few words: "NVLink x18 to 7".
 
-    The counts of all peers are not added up: links through NVSwitches serve every peer in turn.
+    Counts are not summed over peers: links through NVSwitches are shared by all peers.
     """
     counts: dict[tuple[Bdf, LinkKind], list[int | None]] = {}
     for link in host.links:
@@ -394,7 +393,7 @@ def peer_links(host: Host) -> dict[Bdf, str]:
 
 
 class _Naming:
-    """Names of devices in links: GPUs by number, others by kind and address."""
+    """Names of devices in links: GPUs by number, other devices by kind and address."""
 
     def __init__(self, host: Host) -> None:
         self.gpus = gpu_numbers(host)
@@ -415,7 +414,7 @@ class _Naming:
 
 
 def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[Bdf]]]:
-    """Pairs as (devices, each linked to all of the others): every pair once, in few sentences."""
+    """Group pairs as (devices, peers linked to each of them): every pair once, in few groups."""
     mates: dict[Bdf, set[Bdf]] = {}
     for pair in pairs:
         for bdf in pair:
@@ -424,7 +423,7 @@ def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[B
     while any(mates.values()):
         first = min(bdf for bdf, partners in mates.items() if partners)
         peers = frozenset(mates[first])
-        # No link inside `ends`, as they would have each other as mates.
+        # `ends` have no links to each other: they would be mates.
         ends = frozenset(bdf for bdf, partners in mates.items() if frozenset(partners) == peers)
         stars.append((ends, peers))
         for bdf in ends:
@@ -435,7 +434,7 @@ def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[B
 
 
 def _components(pairs: set[frozenset[Bdf]]) -> list[frozenset[Bdf]]:
-    """Connected sets of devices, ascending by their first."""
+    """Return connected sets of devices, ascending by their first device."""
     owner: dict[Bdf, set[Bdf]] = {}
     for pair in pairs:
         merged: set[Bdf] = set(pair)

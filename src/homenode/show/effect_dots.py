@@ -1,4 +1,4 @@
-"""EffectDots: what each layout changes, machine by machine, on one logarithmic axis."""
+"""EffectDots: the effect of each layout, machine by machine, on one logarithmic axis."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,25 +15,25 @@ _STEPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 
 class EffectDot(Struct, frozen=True, kw_only=True):
-    """One layout."""
+    """The effect of one layout."""
 
     label: str
-    ratio: float  # above 1 is more, whatever is better
-    low: float | None  # its interval, None if there is none
-    high: float | None  # its interval, None if there is none
+    ratio: float  # above 1 is a larger value, better or worse
+    low: float | None  # interval, None without one
+    high: float | None  # interval, None without one
     series: int  # number of its colour
-    text: str  # beside it
+    text: str  # label beside the dot
 
 
 class EffectRow(Struct, frozen=True):
-    """One machine, and its layouts against its first."""
+    """One machine: its layouts compared with the first."""
 
     name: str
     dots: tuple[EffectDot, ...]
 
 
 class EffectGroup(Struct, frozen=True):
-    """One metric."""
+    """The rows of one metric."""
 
     name: str
     better: str  # "more is better" or "less is better"
@@ -41,9 +41,9 @@ class EffectGroup(Struct, frozen=True):
 
 
 def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
-    """The SVG of these groups, one below the other on one axis; right of the line is more.
+    """Return the SVG of these groups on one axis; larger values are right of the line.
 
-    equal: what stands below the line.
+    equal: the text below the line.
     """
     canvas = SvgCanvas.chart(title)
     rows = [row for group in groups for row in group.rows]
@@ -76,7 +76,7 @@ def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
 
 
 def has_lines(groups: Sequence[EffectGroup]) -> bool:
-    """Return whether the interval of any dot is wider than the dot, which hides it otherwise."""
+    """Return whether any dot's interval is wider than the dot, so that it is visible."""
     rows = [row for group in groups for row in group.rows]
     return any(
         abs(math.log(end / dot.ratio)) * _per_unit(rows) > _DOT
@@ -93,7 +93,7 @@ def _per_unit(rows: Sequence[EffectRow]) -> float:
 
 
 def _axis(rows: Sequence[EffectRow]) -> tuple[float, float, float]:
-    """Where it begins, and the logarithms of its ends."""
+    """Return the start of the axis, and the logarithms of its ends."""
     start = min(max(text_width(row.name, TEXT) for row in rows) + 8, _MOST_LEFT)
     ends = [
         math.log(value)
@@ -119,7 +119,7 @@ def _key(canvas: SvgCanvas, rows: Sequence[EffectRow]) -> float:
 
 
 def _lanes(row: EffectRow, x_of: Callable[[float], float]) -> list[list[EffectDot]]:
-    """Dots that would overlap with their numbers, each in a lane of its own."""
+    """Return a separate lane for each dot whose text would overlap another."""
     lanes: list[list[EffectDot]] = []
     ends: list[float] = []
     for dot in sorted(row.dots, key=lambda dot: dot.ratio):
@@ -134,7 +134,7 @@ def _lanes(row: EffectRow, x_of: Callable[[float], float]) -> list[list[EffectDo
 
 
 def _span(dot: EffectDot, x_of: Callable[[float], float]) -> tuple[float, float]:
-    """What a dot takes with the number to its right; at the edge to its left."""
+    """Return the span of a dot with its text to the right; at the edge to the left."""
     x, width = x_of(dot.ratio), text_width(dot.text, _NUMBER) + 4
     if x + _DOT + width > CHART_WIDTH:
         return x - _DOT - width, x + _DOT

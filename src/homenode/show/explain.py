@@ -1,6 +1,6 @@
-"""Explain: a plan in full: why there, why not elsewhere, and what the guest and its host get.
+"""Explain: a plan in full: reasons for the placement, rejections, and changes for guest and host.
 
-Nothing is decided here: the cost tuple answers "why there", the rejections "why not".
+Text only: reasons come from the cost tuple and the rejections.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _MOST_REJECTIONS = 4  # of one constraint; further ones are counted
 def explain(
     plan: Plan, host: Host | None, *, reasons: Sequence[str] = (), step: str = "", full: bool = True
 ) -> Doc:
-    """The answer with everything behind it; without a host (manual mode) what the plan alone gives.
+    """Return the answer with all reasons; without a host (manual mode) those of the plan alone.
 
     reasons, step: as in plan_text. full: False = the answer alone.
     """
@@ -35,7 +35,7 @@ def explain(
 
 
 def explain_sections(plan: Plan, host: Host | None) -> tuple[Section, ...]:
-    """Everything behind the answer."""
+    """Return all sections behind the answer."""
     sections = (
         _placement(plan, host),
         _choice(plan, host),
@@ -93,7 +93,7 @@ def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ..
 
 
 def _choice(plan: Plan, host: Host | None) -> Section:
-    """The terms in the order of comparison: the first in which two placements differ decides."""
+    """List the cost terms in order: the first that differs between two placements decides."""
     if not plan.cost:
         return _section("Why there")
     costs = [(plan.nodes, plan.cost), *((other.nodes, other.cost) for other in plan.runners_up)]
@@ -126,7 +126,7 @@ def _value(plan: Plan, nodes: Sequence[NodeIndex], cost: Sequence[CostTerm], nam
 
 
 def _unknown_terms(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
-    """Terms of the cost that count nothing on these nodes, as the host says nothing to count."""
+    """Return cost terms without data: the host does not report them for these nodes."""
     gaps = {gap.subject for gap in plan.gaps}
     names = {"llcs_spanned"} if "LLCs" in gaps else set()
     if any(f"node {node} memory" in gaps for node in nodes):
@@ -135,7 +135,7 @@ def _unknown_terms(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
 
 
 def rejection_lines(rejections: Sequence[Rejection]) -> tuple[str, ...]:
-    """Rejections by constraint, the most frequent first: a count and some of them."""
+    """List rejections by constraint, the most frequent first: a count and examples."""
     by_constraint: dict[str, list[Rejection]] = {}
     for rejection in rejections:
         by_constraint.setdefault(rejection.constraint, []).append(rejection)
@@ -256,7 +256,7 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
         pools.setdefault(page_bytes, []).append(f"{node}:{pages}")
     parameters = [
         f"hugepagesz={page_bytes // KIB}K hugepages={','.join(pools[page_bytes])}"
-        for page_bytes in sorted(pools, reverse=True)  # small pages break up what large ones need
+        for page_bytes in sorted(pools, reverse=True)  # small pages fragment memory
     ]
     pus = CpuSet.union(plan.vcpu_pins)
     if host is not None and pus and plan.layout.pinning is not Pinning.NODE:
@@ -272,7 +272,7 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
 
 
 def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:
-    """Pages of that size that the node's pool has now; None if that is not known."""
+    """Return the pages of that size in the node's pool; None if unknown."""
     node = None if host is None else host.node(index)
     if node is None:
         return None
@@ -308,7 +308,7 @@ def _section(
     table: Table | None = None,
     commands: Sequence[str] = (),
 ) -> Section:
-    """Sentences, then a table, then commands to run as root. No parts where there is nothing."""
+    """Return sentences, then a table, then commands to run as root; empty parts are omitted."""
     parts: list[Part] = [
         Text(line.lstrip(" "), indent=len(line) - len(line.lstrip(" "))) for line in lines
     ]
@@ -349,7 +349,7 @@ def term_words(name: str) -> str:
 
 
 def term_value(name: str, value: int | tuple[int, ...] | None) -> str:
-    """The value of a term; node numbers as ranges, a split, whose parts are negated, in parts.
+    """Format the value of a term; node numbers as ranges, splits (stored negated) in parts.
 
     >>> term_value("balance_memory", -(1 << 30)), term_value("split", (-4, -2)), term_value("x", 3)
     ('1 GiB', '4, 2', '3')

@@ -1,7 +1,7 @@
-"""FindingsText: the screen of findings: the answer, a block for equal ones, then labels.
+"""FindingsText: the screen of findings: the answer, a block for equal findings, then labels.
 
-A screen has at most 25 lines of 80 columns; --explain shows each finding by itself. `prometheus`
-gives findings as metrics for node health checks.
+A screen has at most 25 lines of 80 columns; --explain lists each finding. `prometheus` writes
+findings as metrics for node health checks.
 """
 
 import re
@@ -24,8 +24,8 @@ _LOOKS = {
 _BAD = (Severity.CRITICAL, Severity.WARNING)
 _COLUMNS, _LINES = 80, 25
 _SUBJECT_COLUMN, _VALUE_COLUMN = 10, 12
-_NAMED = 3  # subjects of a block that are all named
-_ALIKE = 3  # blocks of one id and severity with other values that become one
+_NAMED = 3  # subjects up to which a block names all
+_ALIKE = 3  # blocks of one id and severity that are merged
 _UNKNOWN_LETTERS = 320
 _ORDER = (
     *("critical", "warning", "info", "not read", "checked", "equal", "not checked", "unknown"),
@@ -34,7 +34,7 @@ _ORDER = (
 _YELLOW = frozenset({"warning", "not read", "not checked", "unknown"})
 
 Group = Sequence[Finding]
-"""Findings that are one block."""
+"""Findings shown as one block."""
 
 
 def findings_text(
@@ -46,10 +46,10 @@ def findings_text(
     table: Sequence[Part] = (),
     labels: Mapping[str, str] | None = None,
 ) -> Doc:
-    """The screen of findings about a subject.
+    """Return the screen of findings about a subject.
 
-    answer: line 1 if nothing is wrong; None = "SUBJECT: 0 findings". table: below line 1. labels:
-    further ones, by their names.
+    answer: line 1 without findings; None = "SUBJECT: 0 findings". table: below line 1. labels:
+    further labels, by name.
     """
     rows = _labels(findings, explain, has_table=bool(table))
     rows |= {label: text for label, text in (labels or {}).items() if text}
@@ -75,7 +75,7 @@ def findings_text(
 
 
 def label_lines(rows: Mapping[str, str]) -> tuple[Text, ...]:
-    """A line for each label with its text, in the order of all screens."""
+    """Return a line for each label with its text, in the common order."""
     width = max((len(label) for label, text in rows.items() if text), default=0) + 2
     return tuple(
         Text(
@@ -87,7 +87,7 @@ def label_lines(rows: Mapping[str, str]) -> tuple[Text, ...]:
 
 
 def group_findings(findings: Iterable[Finding]) -> list[Group]:
-    """Blocks of equal findings; three or more of one id whose values differ are one block too."""
+    """Group equal findings; three or more of one id with different values are one block too."""
     equal: dict[tuple[str, str, str, str], list[Finding]] = {}
     for finding in findings:
         key = (finding.id, str(finding.severity), finding.expected, finding.observed)
@@ -103,7 +103,7 @@ def group_findings(findings: Iterable[Finding]) -> list[Group]:
 
 
 def subjects_of(group: Group) -> str:
-    """The subjects of a block: up to three by name, else the first and how many more there are."""
+    """Format the subjects of a block: up to three by name, else the first and a count."""
     subjects = list(dict.fromkeys(finding.subject for finding in group))
     if len(subjects) == 1:
         return subjects[0]
@@ -115,7 +115,7 @@ def subjects_of(group: Group) -> str:
     numbers = [number for number in map(whole_number, names) if number is not None]
     text = number_list(numbers) if len(numbers) == len(names) else _some(names)
     if noun.endswith("s"):
-        return f"{noun} {text}"  # each names several already
+        return f"{noun} {text}"  # each subject names several already
     return f"{len(names)} {noun}s: {text}"
 
 
@@ -147,7 +147,7 @@ def _answer(findings: Findings, subject: str, answer: str | None) -> str:
 
 
 def _headline(subject: str, group: Group, counts: str) -> str:
-    """Line 1: the counts, and the first block in a few words that fit."""
+    """Return line 1: the counts, and the first block, shortened to fit."""
     finding, texts = group[0], texts_of(group[0].id)
     subjects = subjects_of(group)
     short = subjects.partition(":")[0] if len(group) > 1 else subjects
@@ -161,7 +161,7 @@ def _headline(subject: str, group: Group, counts: str) -> str:
 
 
 def _sentence(meaning: str) -> str:
-    """The first sentence of a finding's meaning, within a line; "" if it has a link."""
+    """Return the first sentence of a finding's meaning, within a line; "" if it has a link."""
     text = " ".join(meaning.replace("`", "").split()).partition(". ")[0].rstrip(".")
     if "](" in text:
         return ""
@@ -201,7 +201,7 @@ def _block(group: Group, explain: bool) -> Iterator[Text]:
 
 
 def _command_of(finding: Finding) -> str:
-    """The command in a finding's fix, "" if its texts have none for the case."""
+    """Return the command in a finding's fix, "" without one."""
     fix, texts = finding.fix or "", texts_of(finding.id)
     for template in (texts.fix, *texts.fix_of.values()):
         before, mark, after = template.partition("`{command}`")
@@ -211,14 +211,14 @@ def _command_of(finding: Finding) -> str:
 
 
 def _shared_cost(group: Group) -> str | None:
-    """The cost of the first, which is named where others have another."""
+    """Return the first finding's cost, with its subject if other costs differ."""
     cost = group[0].cost
     is_shared = len({finding.cost for finding in group}) == 1
     return cost if is_shared or cost is None else f"{cost} ({group[0].subject})"
 
 
 def _fix(group: Group) -> str | None:
-    """The fix of the first, for the others as well where only the device differs."""
+    """Return the first finding's fix, also for the others if only the device differs."""
     finding, other_count = group[0], len(group) - 1
     fixes = {other.fix for other in group}
     name = next((str(bdf) for bdf in finding.devices), finding.subject)
@@ -247,7 +247,7 @@ def _labels(findings: Findings, explain: bool, *, has_table: bool) -> dict[str, 
 
 
 def _first_entries(entries: Sequence[str]) -> str:
-    """As many entries as a few lines hold, and how many more there are."""
+    """Return the entries that fit in a few lines, and a count of the rest."""
     for count in range(len(entries), 0, -1):
         text = "; ".join(entries[:count])
         if len(text) <= _UNKNOWN_LETTERS or count == 1:
@@ -261,7 +261,7 @@ def _ids(findings: Iterable[Finding]) -> str:
 
 
 def _height(parts: Iterable[Part]) -> int:
-    """Lines of 80 columns that parts take."""
+    """Return the number of 80-column lines of these parts."""
     height = 0
     for part in parts:
         if isinstance(part, Text):
@@ -274,7 +274,7 @@ def _height(parts: Iterable[Part]) -> int:
 
 
 _COMMAND = re.compile(r"(?:sudo )?homenode [^,;:]{1,80}")  # in a fix
-_LONGEST = 30  # letters of the values of several facts
+_LONGEST = 30  # characters for the values of several facts
 
 _FACTS = {
     "node-vcpus": "vCPUs of {} nodes",
@@ -283,16 +283,16 @@ _FACTS = {
     **dict.fromkeys(("device-node", "device-missing", "device-other"), "nodes of {} devices"),
     "device-link": "links of {} devices",
 }
-"""What several facts are called, by their id."""
+"""Names of several facts, by their id."""
 
 _GROUPS = {"siblings": "cores", "llcs": "L3"}
-"""Groups of vCPUs that a CPU model may hide, by id, and what is counted."""
+"""Groups of vCPUs that a CPU model may hide, by id, and their unit."""
 
 
 def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Part, ...]:
-    """A row for each kind of fact, without the equal ones if any differs; explain: for each fact.
+    """Return a row per kind of fact, without equal facts if any differs; explain: per fact.
 
-    What is unknown for one reason is one row.
+    Facts unknown for the same reason are one row.
     """
     kinds: dict[tuple[str, str], list[Check]] = {}
     differ = any(_status(check) == "differs" for check in checks)
@@ -309,7 +309,7 @@ def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Par
 
 
 def counts_text(checks: Sequence[Check]) -> str:
-    """How many facts agree: "23 facts equal, 2 unknown, 0 different"."""
+    """Count the facts: "23 facts equal, 2 unknown, 0 different"."""
     counts = {"equal": 0, "unknown": 0, "differs": 0}
     for check in checks:
         counts[_status(check)] += 1
@@ -318,7 +318,7 @@ def counts_text(checks: Sequence[Check]) -> str:
 
 
 def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[Text]:
-    """A plain table; the last column may wrap below itself."""
+    """Yield a plain table; the last column may wrap."""
     lines = [heads, *rows]
     widths = [max(len(line[at]) for line in lines) + 2 for at in range(len(heads) - 1)]
     for line in lines:
@@ -352,12 +352,12 @@ def _row(status: str, group: Sequence[Check]) -> tuple[str, str, str]:
 
 
 def _shorten(text: str) -> str:
-    """A short form of a value; its finding has the whole."""
+    """Shorten a value; its finding has the full text."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
 def _values(values: Iterable[str]) -> str:
-    """Different values side by side, a range of sizes, or the first and how many more there are."""
+    """Format different values in a list, as a range of sizes, or as the first and a count."""
     distinct = list(dict.fromkeys(value.removeprefix("vCPUs ") for value in values))
     sizes = [value.split(" ") for value in distinct]
     if len(distinct) > 1 and len({tuple(size[1:]) for size in sizes}) == 1 < len(sizes[0]):
@@ -376,7 +376,7 @@ Labels = Mapping[str, str]
 
 
 def prometheus(findings: Findings, labels: Labels) -> str:
-    """Counts by severity, 0 included, and one line of value 1 for each finding. labels: of all."""
+    """Return counts by severity, 0 included, and a sample per finding. labels: of all samples."""
     counts = Counter(finding.severity for finding in findings.findings)
     by_severity = [({"severity": severity}, counts[severity]) for severity in Severity]
     samples = [
@@ -392,7 +392,7 @@ def prometheus(findings: Findings, labels: Labels) -> str:
 
 
 def _gauge(name: str, text: str, labels: Labels, samples: Iterable[tuple[Labels, int]]) -> str:
-    """The text of a metric; a repeated sample is there once."""
+    """Return the text of a metric without duplicate samples."""
     lines = [f"# HELP {name} {text}\n", f"# TYPE {name} gauge\n"]
     for sample_labels, value in samples:
         pairs = ((label, _escape(word)) for label, word in {**labels, **sample_labels}.items())

@@ -1,4 +1,4 @@
-"""HostGroups: cores by package, node and LLC, what runs on each CPU, and a host in single lines."""
+"""HostGroups: cores by package, node and LLC, the use of each CPU, and one-line summaries."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ KIND_WORDS = {CoreKind.PERFORMANCE: "P cores", CoreKind.EFFICIENCY: "E cores"}
 
 
 class CoreGroup(Struct, frozen=True):
-    """Cores of one node that share an LLC and a kind."""
+    """Cores of one node, LLC and kind."""
 
     llc: Llc | None
     kind: CoreKind | None
     package: PackageIndex | None
     cores: tuple[Core, ...]
-    cores_of_llc: int  # on all nodes together
+    cores_of_llc: int  # on all nodes
 
     @property
     def pus(self) -> CpuSet:
@@ -44,7 +44,7 @@ class CoreGroup(Struct, frozen=True):
 
 
 class NodeBlock(Struct, frozen=True):
-    """A node with CPUs, or the CPUs whose node is unknown (node None), and what hangs on it."""
+    """A node with CPUs, or the CPUs of unknown node (node None), and its devices."""
 
     node: NumaNode | None
     groups: tuple[CoreGroup, ...]
@@ -53,7 +53,7 @@ class NodeBlock(Struct, frozen=True):
 
 
 class PackageFrame(Struct, frozen=True):
-    """Nodes of one package; packages has several where one node spans them, none if unknown."""
+    """Nodes of one package; several packages if a node spans them, none if unknown."""
 
     packages: tuple[PackageIndex, ...]
     blocks: tuple[NodeBlock, ...]
@@ -66,7 +66,7 @@ class PackageFrame(Struct, frozen=True):
 
 
 def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
-    """The cores with any of these CPUs by package, LLC and kind, ascending by CPU."""
+    """Group the cores of these CPUs by package, LLC and kind, ascending by CPU."""
     pu_of_index = {pu.index: pu for pu in host.pus}
     cores_of_llc: dict[int, int] = {}
     grouped: dict[tuple[int | None, int | None, CoreKind | None], list[Core]] = {}
@@ -92,7 +92,7 @@ def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
 
 
 def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageFrame, ...]:
-    """Every node that has CPUs, by package; CPUs of no known node in a block of their own."""
+    """Return every node with CPUs, by package; CPUs of unknown node are a separate block."""
     devices_of_node = {group.node: group for group in devices}
     by_package: dict[tuple[PackageIndex, ...], list[NodeBlock]] = {}
     placed = CpuSet()
@@ -115,19 +115,19 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
 
 
 class PuUse(Struct, frozen=True):
-    """Who is on a CPU. The empty use is a free CPU.
+    """The use of a CPU. An empty use is a free CPU.
 
     beside_cell: free, but a sibling of a CPU with vCPUs of that cell. taken_by: other domains that
     have the CPU or a sibling.
     """
 
-    vcpus: tuple[int, ...] = ()  # of the plan, in vCPU order
-    cell: int | None = None  # the guest cell of the first one
+    vcpus: tuple[int, ...] = ()  # vCPUs of the plan, in vCPU order
+    cell: int | None = None  # guest cell of the first vCPU
     other_cell: int | None = None
     emulator: bool = False
     iothreads: tuple[int, ...] = ()  # their ids
     used_by: tuple[str, ...] = ()
-    barred: bool = False  # whoever looked at the host may not use the CPU
+    barred: bool = False  # the process that read the host may not use the CPU
     isolated: bool = False
 
 
@@ -135,7 +135,7 @@ FREE = PuUse()
 
 
 def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
-    """The use of every online CPU that has one; CPUs that are not in it are free."""
+    """Return the use of every online CPU in use; other CPUs are free."""
     uses = defaultdict[int, PuUse](lambda: FREE)
     for host_pu in host.pus:
         if host_pu.online and not host_pu.allowed:
@@ -169,8 +169,8 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
 
 
 def _in_use(domain: RunningDomain, core_at: Mapping[int, Core]) -> CpuSet:
-    """The cores of its vCPUs and the CPUs of its other threads. A thread that floats over the whole
-    host takes no core from anyone."""
+    """Return the cores of a domain's vCPUs and the CPUs of its other threads. A thread that floats
+    over the whole host holds no core."""
     bound = [pins for pins in domain.vcpu_pins if pins is not None and len(pins) < len(core_at)]
     other_pus = [pus for pus in (domain.emulator_pus, *domain.iothread_pus) if pus is not None]
     cores = (core_at[pu].pus for pins in bound for pu in pins if pu in core_at)
@@ -178,7 +178,7 @@ def _in_use(domain: RunningDomain, core_at: Mapping[int, Core]) -> CpuSet:
 
 
 def host_counts(host: Host) -> str:
-    """Return the host in one line: how many of each thing."""
+    """Return the host's counts in one line."""
     summary = summarise(host)
     counts = (
         (summary.packages, "package"),
@@ -197,7 +197,7 @@ def host_counts(host: Host) -> str:
 
 
 def memory_parts(node: NumaNode) -> list[str]:
-    """A node's memory: its size, what is free, its huge pages."""
+    """Describe a node's memory: size, free memory, huge pages."""
     if not node.memory_bytes:
         return ["memory unknown" if node.memory_bytes is None else "no memory"]
     parts = [format_bytes(node.memory_bytes)]
@@ -211,7 +211,7 @@ def memory_parts(node: NumaNode) -> list[str]:
 
 
 def llc_parts(group: CoreGroup) -> list[str]:
-    """A group's LLC: its number, level and size."""
+    """Describe a group's LLC: number, level and size."""
     if group.llc is None:
         return ["LLC unknown"]
     size = group.llc.size_bytes
@@ -220,7 +220,7 @@ def llc_parts(group: CoreGroup) -> list[str]:
 
 
 def memory_nodes(host: Host) -> dict[Bdf, tuple[int, ...]]:
-    """The nodes of each GPU's memory."""
+    """Return the nodes of each GPU's memory."""
     nodes_of_gpu: dict[Bdf, tuple[int, ...]] = {}
     for node in host.nodes:
         if node.gpu is not None and node.memory_bytes != 0:
@@ -229,7 +229,7 @@ def memory_nodes(host: Host) -> dict[Bdf, tuple[int, ...]]:
 
 
 def nodes_without_pus(host: Host) -> dict[str, list[int]]:
-    """Nodes without CPUs by what is said of them, those that are alike together."""
+    """Group nodes without CPUs by their description."""
     nodes_by_text: dict[str, list[int]] = {}
     for node in host.nodes:
         if not node.pus:
@@ -249,7 +249,7 @@ def _other_node(node: NumaNode) -> str:
 
 
 def settings_lines(settings: HostSettings) -> tuple[str, ...]:
-    """Settings that placement depends on, those that are known."""
+    """Return the known settings that placement depends on."""
     lines: list[str] = []
     for name, value in (
         ("kernel", settings.kernel_release),

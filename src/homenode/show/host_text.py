@@ -1,4 +1,4 @@
-"""HostText: the screen of a host, and all of it as a tree."""
+"""HostText: the screen of a host, and the complete host as a tree."""
 
 import re
 from collections import Counter
@@ -51,13 +51,13 @@ from homenode.text import cpus_text, nodes_text, number_list, plural
 from homenode.units import format_bytes
 
 ASSUMED = "assumed (described, not captured; no source prints it)"
-"""Above what a described host's picture may have wrong."""
+"""Heading of the assumptions of a described host."""
 
-_MOST_ROWS = 16  # GPUs that have a row each; of more, those of a node share one
+_MOST_ROWS = 16  # GPUs up to which each has a row; beyond, a row per node
 _MOST_NODES = 4  # nodes with CPUs whose distances fit a row
 _LOOKS = {"unknown": "warn"}
-_MOST_LINES = 4  # of one label
-_LONGEST_CPUS = 20  # letters of a list of CPUs in a cell
+_MOST_LINES = 4  # lines of one label
+_LONGEST_CPUS = 20  # characters of a CPU list in a cell
 
 
 def host_text(host: Host) -> Doc:
@@ -101,7 +101,7 @@ def _shorten(texts: Sequence[str]) -> list[str]:
 
 
 def _node_table(host: Host) -> Table:
-    """A row for each node with CPUs. Columns in which no node has anything are omitted."""
+    """Return a row for each node with CPUs; empty columns are omitted."""
     placed = [(at, node) for at, node in enumerate(host.nodes) if node.pus]
     names = gpu_numbers(host)
     matrix = host.distances if 1 < len(placed) <= _MOST_NODES else None
@@ -133,7 +133,7 @@ def _node_table(host: Host) -> Table:
 def _filled_table(
     heads: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: tuple[str, ...] = ()
 ) -> Table:
-    """A table without the columns in which each cell is "-"."""
+    """Return a table without the columns in which each cell is "-"."""
     shown = [at for at, _ in enumerate(heads) if any(row[at] != "-" for row in rows)]
     return Table(
         heads=tuple(heads[at] for at in shown),
@@ -155,7 +155,7 @@ def _cache_cell(groups: Sequence[CoreGroup]) -> str:
 
 
 def _shorten_cpus(pus: CpuSet) -> str:
-    """A list of CPUs for a cell: of a long one the first three and the last two parts.
+    """Shorten a long CPU list to its first three and last two parts.
 
     >>> _shorten_cpus(CpuSet.parse("0,2,4,6,8,10,12,14,16,18"))
     '0,2,4 ... 16,18'
@@ -173,7 +173,7 @@ def _cards(groups: Iterable[NodeDevices]) -> Iterator[tuple[SwitchGroup, DeviceC
 
 
 def _gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
-    """A row for each GPU with what shares its switch; of many GPUs one for equal ones of a node."""
+    """Return a row per GPU with its switch's devices; if many, a row for equal GPUs of a node."""
     numbers, short = gpu_numbers(host), short_addresses(host)
     gpus_of: dict[tuple[str, ...], list[Bdf]] = {}
     for switch, card in _cards(groups):
@@ -206,7 +206,7 @@ def _gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
 
 
 def _part_lines(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
-    """Yield the parts of each divided GPU."""
+    """Return the parts of each divided GPU."""
     numbers = gpu_numbers(host)
     return [
         f"gpu{numbers[card.device.bdf]}: {', '.join(parts)}"
@@ -216,7 +216,7 @@ def _part_lines(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
 
 
 def _cpu_line(host: Host) -> str:
-    """The model, the kinds of cores, SMT, the governor, and the CPUs that are set apart."""
+    """Describe model, kinds of cores, SMT, governor, and isolated CPUs."""
     name = re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", host.cpu.name or host.cpu.vendor or "")
     kinds = Counter(core.kind for core in host.cores if core.kind is not None)
     smt = {"on": "SMT on", "off": "SMT off", "notsupported": "no SMT"}
@@ -229,7 +229,7 @@ def _cpu_line(host: Host) -> str:
 
 
 def _gpu_lines(host: Host) -> list[str]:
-    """How many GPUs of each model, and the links between them."""
+    """Count the GPUs of each model, with the links between them."""
     gpus = [device for device in host.pci_devices if device.bdf in gpu_numbers(host)]
     models = Counter(device_model(device) or "of unknown model" for device in gpus)
     first = ", ".join(f"{count} {model}" for model, count in models.items())
@@ -241,7 +241,7 @@ def _gpu_lines(host: Host) -> list[str]:
 
 
 def _nic_lines(groups: Sequence[NodeDevices]) -> list[str]:
-    """How many NICs of each model and link; of a card with several ports its functions."""
+    """Count the NICs of each model and link; a card with several ports counts its functions."""
     counts: dict[tuple[str, str, bool], int] = {}
     for card in (card for _, card in _cards(groups) if card.device.kind is DeviceKind.NIC):
         ports = [f for f in card.functions if f.kind is DeviceKind.NIC]
@@ -256,7 +256,7 @@ def _nic_lines(groups: Sequence[NodeDevices]) -> list[str]:
 
 
 def _switch_lines(host: Host) -> list[str]:
-    """The NVSwitches of each node."""
+    """List the NVSwitches of each node."""
     lines = []
     for node in dict.fromkeys(device.node for device in host.devices_of_kind(DeviceKind.NVSWITCH)):
         bdfs = [d.bdf for d in host.devices_of_kind(DeviceKind.NVSWITCH) if d.node == node]
@@ -267,7 +267,7 @@ def _switch_lines(host: Host) -> list[str]:
 
 
 def _memory_line(host: Host) -> str:
-    """Huge pages of all nodes, transparent ones and NUMA balancing."""
+    """Describe huge pages of all nodes, transparent huge pages and NUMA balancing."""
     pages: dict[int, list[int]] = {}
     for pool in (pool for node in host.nodes for pool in node.page_pools if pool.total_pages):
         counts = pages.setdefault(pool.page_bytes, [0, 0])
@@ -286,7 +286,7 @@ def _memory_line(host: Host) -> str:
 
 
 def _memory_nodes(host: Host) -> list[str]:
-    """The nodes without CPUs, by what memory they have."""
+    """List the nodes without CPUs by kind of memory."""
     same_size: dict[str, list[int]] = {}
     for node in host.nodes:
         if not node.pus:
@@ -297,7 +297,7 @@ def _memory_nodes(host: Host) -> list[str]:
 
 
 def _distance_line(host: Host) -> str:
-    """The least and the largest distance between nodes with CPUs that are too many for a row."""
+    """Return the range of distances between nodes with CPUs, if too many for a row."""
     placed = [(at, node.package) for at, node in enumerate(host.nodes) if node.pus]
     if host.distances is None or len(placed) <= _MOST_NODES:
         return ""
@@ -320,7 +320,7 @@ def _software_line(host: Host) -> str:
 
 
 def host_tree(host: Host) -> Doc:
-    """Return all of a host: its counts, then packages, devices, links, users, distances, gaps."""
+    """Return the complete host: counts, packages, devices, links, users, distances, gaps."""
     head = (Span(host.name, "bold"), f": {host_counts(host)}")
     tree = Tree(head, tuple(_Branches(host).branches()))
     gaps = [Text(str(gap), indent=2) for gap in host.gaps]
@@ -329,7 +329,7 @@ def host_tree(host: Host) -> Doc:
 
 
 class _Branches:
-    """Branches of one host's tree."""
+    """The branches of a host's tree."""
 
     def __init__(self, host: Host) -> None:
         self.host = host

@@ -1,4 +1,4 @@
-"""Html: a document as one page, for a browser or on paper, by WeasyPrint. [I/O]"""
+"""Html: a document as one page for a browser, or as PDF by WeasyPrint. [I/O]"""
 
 import base64
 import hashlib
@@ -17,13 +17,13 @@ _HATCHED = "".join(
 )
 _WORD_JOINER = "\u2060"
 SIGNED_END = b"\n% homenode\n"
-"""Ends our PDFs, behind the end of the document: their beginning is compressed."""
+"""The mark at the end of homenode's PDFs; their beginning is compressed."""
 
 
 def html_page(doc: Doc) -> str:
-    """The document as a page that asks the network for nothing.
+    """Return the document as a page without network requests.
 
-    Its policy forbids everything but its own style sheet and script, by their digests.
+    Its policy allows only its own style sheet and script, by digest.
     """
     style = _text("page.css") + css(*CHART) + css(PICTURE, scope=_DRAWINGS) + _HATCHED
     script = _text("page.js")
@@ -35,21 +35,21 @@ def html_page(doc: Doc) -> str:
 
 
 def html_for_paper(doc: Doc) -> str:
-    """The document for a renderer of pages: no script, nothing folded."""
+    """Return the document for printing: without script, nothing folded."""
     return _render(doc, style=_text("paper.css"), script="", policy="", paper=True)
 
 
 def pdf_pages(html: str) -> bytes:
-    """The pages of a report. Raises HostError without WeasyPrint.
+    """Return a report as PDF. Raises HostError without WeasyPrint.
 
-    Nothing is fetched: an address in the document, of whatever kind, is refused.
+    Every URL in the document is rejected, so nothing is fetched.
     """
     try:
         from weasyprint import HTML
         from weasyprint.urls import URLFetcher
     except ImportError as error:
         raise missing_extra(error.name or "weasyprint") from None
-    except OSError as error:  # Pango is a library of the system's, loaded when it is imported
+    except OSError as error:  # Pango is a system library, loaded at import
         raise HostError(
             f"report: expected the library Pango, found: {str(error).splitlines()[0]}",
             hint="Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0; or write .html",
@@ -58,7 +58,7 @@ def pdf_pages(html: str) -> bytes:
     logging.getLogger("fontTools").setLevel(logging.ERROR)
     fetches_nothing = URLFetcher(allowed_protocols=())
     content = HTML(string=html, url_fetcher=fetches_nothing).write_pdf()
-    assert isinstance(content, bytes)  # where it is given no file
+    assert isinstance(content, bytes)  # as no target file is given
     return content + SIGNED_END
 
 
@@ -106,12 +106,12 @@ def _cell(cell: Words | Cell) -> Cell:
 
 
 def _name(head: Words | Cell) -> str:
-    """The first line of a head."""
+    """Return the first line of a heading."""
     return plain(head.lines[0] if isinstance(head, Cell) else head)
 
 
 def _insert_style(svg: str) -> str:
-    """A chart with its style sheet inside, for a renderer that does not look outside."""
+    """Embed the style sheet in a chart, for a renderer that loads no other files."""
     head, end, body = svg.partition(">")
     if 'class="chart"' not in head:
         return svg
@@ -119,10 +119,10 @@ def _insert_style(svg: str) -> str:
 
 
 def _format_shown(value: object) -> object:
-    """A text with nothing that steers a terminal, or turns the direction of what follows.
+    """Remove terminal escapes and text direction controls.
 
-    A figure and its percent sign stay on one line, as do units with word joiners in them. What is
-    markup already is left alone.
+    A number and its percent sign stay on one line, as do units with word joiners. Markup is not
+    changed.
     """
     if type(value) is not str:
         return value

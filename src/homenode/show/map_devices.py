@@ -1,4 +1,4 @@
-"""MapDevices: root complexes, switches and devices, hung under their node by a wire."""
+"""MapDevices: root complexes, switches and devices, drawn below their node."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,7 +35,7 @@ _TRUNK, _DROP = 22.0, 12.0
 
 
 class DeviceFacts(Struct, frozen=True):
-    """What the cards of a host say next to the device itself."""
+    """Facts on a host's cards besides the device itself."""
 
     gpus: Mapping[Bdf, int]
     short: bool
@@ -47,14 +47,14 @@ class DeviceFacts(Struct, frozen=True):
     kinds: Mapping[Bdf, DeviceKind]
 
     def name(self, bdf: Bdf) -> str:
-        """Kind, number and address of a device."""
+        """Return kind, number and address of a device."""
         number = self.gpus.get(bdf, "")
         kind = KIND_NAMES[self.kinds.get(bdf, DeviceKind.OTHER)]
         return f"{kind}{number} {address_text(bdf, self.short)}"
 
 
 def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
-    """The facts of all devices of a host, and of those in the plan."""
+    """Return the facts of all devices of a host, and of the plan's devices."""
     return DeviceFacts(
         gpus=gpu_numbers(host),
         short=short_addresses(host),
@@ -86,7 +86,7 @@ def draw_devices(
     x, y, width = place
     start = _TRUNK if hangs else 0.0
     space = width - start
-    # Root complexes of one card each stand side by side; one of several cards has as many columns.
+    # Root complexes of one card are side by side; a complex of several cards has several columns.
     neighbours = max(1, int((space + _GAP) // (_LEAST_CARD + 4 * _PAD + _GAP)))
     card_width = min((space + _GAP) / neighbours - _GAP - 4 * _PAD, _MOST_CARD)
     columns = max(1, int((space - 4 * _PAD + _GAP) // (card_width + _GAP)))
@@ -130,7 +130,7 @@ def _complex_size(
 def _switch_places(
     group: RootComplexGroup, facts: DeviceFacts, card_width: float, columns: int
 ) -> tuple[float, float, list[tuple[float, float]]]:
-    """Width and height of a root complex's switches, and each one's corner, side by side."""
+    """Return width and height of a root complex's switches side by side, and their corners."""
     space = columns * (card_width + _GAP) - _GAP + 2 * _PAD
     places: list[tuple[float, float]] = []
     x, y, row, widest = 0.0, 0.0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""MapNodes: packages as frames; in them nodes with their memory, LLCs, cores, CPUs and devices."""
+"""MapNodes: packages as frames with their nodes: memory, LLCs, cores, CPUs and devices."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,7 +37,7 @@ class CellSize(Struct, frozen=True):
 
 
 def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float) -> CellSize:
-    """The size at which every CPU's number, and with a plan every vCPU's, fits its box."""
+    """Return the size at which every CPU's number, and with a plan every vCPU's, fits its box."""
     # Boxes may grow more than their text: large numbers are no easier to read.
     grown = min(zoom, 1.25)
     large, small = 11.0 * grown, (LEAST_TEXT_SIZE if planned else 9.5) * grown
@@ -176,7 +176,7 @@ def _draw_pu(
 
 
 def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
-    """How many rows of cores the groups take together."""
+    """Return the number of rows of cores of all groups."""
     if not groups:
         return 0
     columns = _columns(groups, size, width)
@@ -187,7 +187,7 @@ def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> 
 
 
 def _columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
-    """Cores in a row of a group, such that all groups together take the least height."""
+    """Return the cores per row of each group that give the least total height."""
     largest = max(groups, key=lambda group: len(group.cores))
     cell_width = max(_core_size(group, size)[0] for group in groups) + _CORE_GAP
     cell_height = max(_core_size(group, size)[1] for group in groups) + _CORE_GAP
@@ -215,7 +215,7 @@ def _core_box(threads: int, size: CellSize) -> tuple[float, float]:
 
 
 def _threads_grid(threads: int) -> tuple[int, int]:
-    """Columns and rows of a core's CPUs: siblings below each other, two columns from SMT4 on."""
+    """Return columns and rows of a core's CPUs: siblings in one column, in two from SMT4 on."""
     across = 1 if threads <= 3 else 2
     return across, -(-threads // across)
 
@@ -236,7 +236,7 @@ _CHIP = 20.0
 
 
 class Scene(Struct, frozen=True):
-    """What every part of the picture looks up."""
+    """The data for every part of the picture."""
 
     host: Host
     plan: Plan | None
@@ -284,7 +284,7 @@ def draw_packages(
 
 
 def columns_of(frames: Sequence[PackageFrame]) -> tuple[int, int]:
-    """Packages side by side, and nodes side by side in a package: at most four nodes in all."""
+    """Return packages per row, and nodes per row in a package: at most four nodes in all."""
     nodes_across = min(4, max(len(frame.blocks) for frame in frames))
     return min(len(frames), max(1, 4 // nodes_across)), nodes_across
 
@@ -295,7 +295,7 @@ def core_space(width: float, across: int, nodes_across: int) -> float:
 
 
 def _widths(width: float, across: int, nodes_across: int) -> tuple[float, float]:
-    """Width of a package's frame and of a node's box in it."""
+    """Return the width of a package's frame and of a node's box in it."""
     frame_width = (width + _GAP) / across - _GAP
     return frame_width, (frame_width - 2 * _PAD + _GAP) / nodes_across - _GAP
 
@@ -316,7 +316,7 @@ def _draw_row(
         drawn.append(canvas.rect(node_x, y, width, 0, "node", radius=6))
         at = (node_x + 10, y, width - 20)
         box_height = max(box_height, _draw_node(canvas, block, scene, size, at, name_packages) + 10)
-    # Boxes of one row end together, so that their devices begin together.
+    # Boxes of one row end at the same height, so their devices begin at the same height.
     for rect in drawn:
         canvas.resize(rect, box_height)
     row_height = box_height
@@ -360,7 +360,7 @@ def _draw_node(
 def _draw_cell_chips(
     canvas: SvgCanvas, block: NodeBlock, scene: Scene, place: tuple[float, float, float]
 ) -> float:
-    """The guest cells with vCPUs or memory here, in their colours."""
+    """Draw the guest cells with vCPUs or memory here, in their colours."""
     if scene.plan is None:
         return 0.0
     vcpus_of_cell: dict[int, list[int]] = {}
@@ -384,7 +384,7 @@ def _draw_cell_chips(
 
 
 def cell_name(plan: Plan, cell: int) -> str:
-    """Return the title of a guest cell; that of a flat guest has no number."""
+    """Return the title of a guest cell; without a number for a flat guest."""
     return "guest" if len(plan.cells) == 1 else f"guest cell {cell}"
 
 
@@ -394,7 +394,7 @@ def draw_memory(
     plan: Plan | None,
     place: tuple[float, float, float],
 ) -> float:
-    """The node's memory as a bar, what the plan takes in the cell's colour, and both in words."""
+    """Draw the node's memory as a bar, the plan's part in the cell's colour, both with text."""
     x, y, width = place
     shares = guest_memory(plan, node.index)
     total = node.memory_bytes
@@ -431,7 +431,7 @@ def draw_memory(
 
 
 def guest_memory(plan: Plan | None, node: NodeIndex) -> tuple[tuple[int, int, bool], ...]:
-    """(cell, bytes, exact) of guest memory bound to a node; equal shares where several hold it."""
+    """Yield (cell, bytes, exact) of guest memory bound to a node; equal shares of several nodes."""
     if plan is None or not plan.memory_nodes:
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""PlanText: where a plan puts a VM, what was relaxed, what to do before the start, what is unknown.
+"""PlanText: a plan's placement, relaxations, steps before the start, and unknowns.
 
 One line, one table of guest nodes, then labels; explain.py has everything else.
 """
@@ -28,7 +28,7 @@ HEADS = ("guest node", "vCPUs", "host CPUs", "host node", "memory", "GPUs")
 MOST_UNKNOWN = 4  # reasons that the label `unknown` holds; --explain has them all
 _LOOKS = {"critical": "critical", "warning": "warn", "not read": "warn", "unknown": "warn"}
 
-_RELAXED = {  # a relaxation: (what is wanted, what the VM gets, findings that say the same)
+_RELAXED = {  # a relaxation: (the goal, what the VM gets, findings with the same content)
     Relaxation.HOST_MEMORY: ("memory for the host", "the VM takes its reserve", ()),
     Relaxation.SHARED_CORES: (
         "a whole core for each vCPU",
@@ -76,8 +76,8 @@ _COST_OF_SHARING = "vCPUs that share a core are 40 to 75 % slower under full loa
 
 
 def plan_text(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: str = "") -> Doc:
-    """The answer. host: None = manual mode. reasons: of the layout, where homenode chose it. step:
-    what to do next."""
+    """Return the answer. host: None = manual mode. reasons: of the layout, if homenode chose it.
+    step: the next step."""
     return Doc(answer_line(plan, host), plan_parts(plan, host, reasons, step))
 
 
@@ -102,7 +102,7 @@ def answer_line(plan: Plan, host: Host | None) -> str:
 
 
 def local_text(plan: Plan, host: Host | None) -> str:
-    """How many of the VM's GPUs, or of its NICs if it has no GPU, are on its nodes; "" for none."""
+    """Count the VM's GPUs, or its NICs without a GPU, on its nodes; "" for none."""
     devices, kind = _devices_to_count(plan, host)
     if not devices or not plan.nodes:
         return ""
@@ -124,7 +124,7 @@ def plan_parts(
     order: str = "",
     unknown: Sequence[str] = (),
 ) -> tuple[Part, ...]:
-    """The table and the labels. order, unknown: of the hosts that the plan's was chosen from."""
+    """Return the table and the labels. order, unknown: of the hosts that were compared."""
     labels = list(_labels(plan, host, reasons, order))
     labels += [("unknown", line) for line in unknown]
     if step:
@@ -139,7 +139,7 @@ def plan_parts(
 
 
 def unread_lines(plan: Plan) -> tuple[str, ...]:
-    """VMs that were not read: the plan may give away what they have."""
+    """Report VMs that were not read: the plan may use their resources."""
     return tuple(
         f"{gap.subject}: {gap.reason}; their CPUs, memory and devices may be assigned to this VM"
         for gap in unread_vms(plan.gaps)
@@ -147,7 +147,7 @@ def unread_lines(plan: Plan) -> tuple[str, ...]:
 
 
 def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """A line for each finding, each thing once with all its subjects: 16 GPUs may lack a node."""
+    """Return a line for each distinct finding with all its subjects: 16 GPUs may lack a node."""
     subjects: dict[tuple[str, str | None], list[str]] = {}
     for finding in findings:
         subjects.setdefault((finding.comparison, finding.fix), []).append(finding.subject)
@@ -158,7 +158,7 @@ def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def findings_of(plan: Plan, severity: Severity) -> list[Finding]:
-    """The findings of a severity, without those that a relaxation or `before` says."""
+    """Return the findings of a severity, without those that a relaxation or `before` covers."""
     covered = {id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]} | {
         "huge-pages-short"
     }
@@ -170,7 +170,7 @@ def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
     hint."""
     quoted = error.nearest.detail if error.nearest and error.quotes_nearest else None
     singles: dict[tuple[str, str], list[int]] = {}
-    sets: dict[str, str] = {}  # of one set of nodes the first, on which the least was relaxed
+    sets: dict[str, str] = {}  # the first for each set of nodes: the least relaxed
     for rejection in error.rejections:
         if len(rejection.nodes) == 1:
             key = (rejection.constraint, rejection.detail)
@@ -189,7 +189,7 @@ def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
 
 
 def _any_of(nodes: Sequence[int]) -> str:
-    """Nodes each of which was rejected: "node 0 or 1"."""
+    """Format rejected nodes: "node 0 or 1"."""
     if len(nodes) == 2:
         return f"node {nodes[0]} or {nodes[1]}"
     return f"each of {nodes_text(nodes)}" if len(nodes) > 1 else nodes_text(nodes)
@@ -243,7 +243,7 @@ def _cell_sizes(plan: Plan) -> str:
 
 
 def _shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]:
-    """(CPUs, vCPUs) of the cores on which several vCPUs are pinned."""
+    """Return (CPUs, vCPUs) of the cores on which several vCPUs are pinned."""
     vcpus_of_core: dict[CpuSet, list[int]] = {}
     for vcpu, pins in enumerate(plan.vcpu_pins):
         vcpus_of_core.setdefault(host.core_at[min(pins)].pus, []).append(vcpu)
@@ -251,7 +251,7 @@ def _shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]:
 
 
 def _node_of_devices(plan: Plan, host: Host | None, kind: DeviceKind) -> dict[int, int | None]:
-    """The host node of each device of a kind that the VM has, by its number among the host's."""
+    """Return the host node of each device of a kind that the VM has, by device number."""
     bdfs = {device.bdf for device in plan.vm.hostdevs}
     devices = () if host is None else host.devices_of_kind(kind)
     return {number: device.node for number, device in enumerate(devices) if device.bdf in bdfs}
@@ -262,7 +262,7 @@ def _cells_table(plan: Plan, host: Host | None) -> Table:
     is_flat = plan.layout.cells is GuestCells.SINGLE
     rows, away = [], dict(gpus)
     for cell in plan.cells:
-        # A flat guest that is on no certain nodes has its GPUs in its only row.
+        # A flat guest without fixed nodes has its GPUs in its only row.
         local = [gpu for gpu, node in away.items() if node in cell.host_nodes or not plan.nodes]
         away = {gpu: node for gpu, node in away.items() if gpu not in local}
         pins = CpuSet.union([plan.vcpu_pins[vcpu] for vcpu in cell.vcpus if plan.vcpu_pins])
@@ -289,7 +289,7 @@ def _cells_table(plan: Plan, host: Host | None) -> Table:
 def _labels(
     plan: Plan, host: Host | None, reasons: Sequence[str], order: str
 ) -> Iterator[tuple[str, str]]:
-    """(label, line), in the order of every screen."""
+    """Yield (label, line), in the order of every screen."""
     for line in finding_lines(findings_of(plan, Severity.CRITICAL)):
         yield "critical", line
     for line in reasons or (f"{layout_text(plan.layout)}, as requested",):
@@ -327,7 +327,7 @@ def _labels(
 
 
 def _host_line(plan: Plan, host: Host) -> str:
-    """Cores of the VM's nodes that run no vCPU, and where QEMU's own threads are."""
+    """Describe the cores of the VM's nodes without vCPUs, and the CPUs of QEMU's own threads."""
     nodes = [node for node in host.nodes if node.index in plan.nodes]
     is_whole = len(nodes) == sum(bool(node.pus) for node in host.nodes)
     pus = CpuSet.union(node.pus for node in nodes)
@@ -360,7 +360,7 @@ def reserved_lines(host: Host | None, name: str) -> tuple[str, ...]:
 
 
 def _reservation_lines(plan: Plan) -> Iterator[str]:
-    """Huge pages to reserve, nodes with equal numbers together."""
+    """Describe huge pages to reserve, nodes with equal numbers together."""
     nodes_of: dict[tuple[int, int], list[int]] = {}
     for node, page_bytes, pages, free in plan.page_reservations:
         if free is None or free < pages:

@@ -1,4 +1,4 @@
-"""ResultsText: what a run measured, how layouts compare, and what to run, with every doubt."""
+"""ResultsText: a run's results, comparisons of layouts, and recommendations with caveats."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ _GAPS = 12
 
 
 def bench_text(outcome: BenchOutcome) -> Doc:
-    """Medians of what speaks for each metric, then what is not there and why."""
+    """Return medians of the main series of each metric, then missing results with reasons."""
     parts: list[Part] = []
     if outcome.run is not None:
         series_list = [alternative.series for alternative in alternatives((outcome.run,))]
@@ -102,7 +102,7 @@ def _table(series: dict[SeriesKey, Series]) -> Table:
 
 
 def _other_series(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
-    """Series of a metric without a headline: pairs of CPUs, say; the first few."""
+    """Return the first few series of a metric without a main series, such as pairs of CPUs."""
     return tuple(key for key in series if key.metric == id and key.size_bytes is None)[:8]
 
 
@@ -180,7 +180,7 @@ def _skipped_lines(comparison: Comparison) -> Iterator[Text]:
 
 
 def _skipped_texts(skipped: Iterable[str]) -> Iterator[str]:
-    """A line for each reason."""
+    """Yield a line for each reason."""
     names: dict[str, list[str]] = {}
     for line in skipped:
         name, _, reason = line.rpartition(": ")
@@ -191,9 +191,9 @@ def _skipped_texts(skipped: Iterable[str]) -> Iterator[str]:
 
 
 def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
-    """A row for each objective with results of two layouts, a column for each; None without."""
+    """Return a row per objective, a column per layout; None without results of two layouts."""
     layouts = sorted(_labels(answers), key=lambda name: [*PRESETS, name].index(name))
-    is_pair = len(layouts) == 2  # then values have their units, and the change has a column
+    is_pair = len(layouts) == 2  # values then have units, and the change has a column
     rows: list[tuple[str | Cell, ...]] = []
     for answer, metric in _shown_results(answers, everything):
         results = {result.alternative: result for result in answer.results_on(metric)}
@@ -224,8 +224,8 @@ def _labels(answers: Sequence[Recommendation]) -> set[str]:
 def _shown_results(
     answers: Sequence[Recommendation], everything: bool
 ) -> Iterator[tuple[Recommendation, str]]:
-    """Objectives with metrics that have two results, those with an answer first; without everything
-    no open objective whose metrics another one has."""
+    """Yield objectives with metrics that have two results, answered ones first; without everything
+    no open objective whose metrics another objective has."""
     seen: set[str] = set()
     for answer in sorted(answers, key=lambda answer: not answer.tells):
         metrics = [metric for metric in answer.metrics if len(answer.results_on(metric)) > 1]
@@ -238,7 +238,7 @@ def _shown_results(
 def _reasons(
     answers: Sequence[Recommendation], comparison: RecommendedComparison, everything: bool
 ) -> Iterator[Part]:
-    """Why for each objective that has results, the caveats, and what to measure next."""
+    """Yield the reason for each objective with results, the caveats, and what to measure next."""
     lines: list[tuple[str, str, str]] = []
     blocked = [answer for answer in answers if answer.is_blocked]
     shown = {answer.objective for answer, _ in _shown_results(answers, everything)}
@@ -292,7 +292,7 @@ def _reasons(
 def _sweep_lines(
     comparison: Comparison, of_system: str, everything: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Start-up time, rate and knee of each layout's sweeps."""
+    """Yield start-up time, rate and knee of each layout's sweeps."""
     for label, fits in comparison.sweeps.items():
         for metric, fit in fits.items() if label.startswith(of_system) else ():
             off = f"; points are off by {fit.spread:.0%}" if everything else ""
@@ -302,8 +302,7 @@ def _sweep_lines(
 
 
 def _is_passed(answers: Sequence[Recommendation], comparison: Comparison) -> bool:
-    """Return whether results of layouts decide nothing, and why stands with the objectives
-    already."""
+    """Return whether results decide nothing, and the reason is already with the objectives."""
     is_said = any(answer.reason_of(ReasonId.PASSED) for answer in answers)
     return is_said and not comparison.bare and not any(answer.results for answer in answers)
 
@@ -341,7 +340,7 @@ def _caveats_of(
 
 
 def _next_trial(answers: Sequence[Recommendation]) -> str:
-    """The trial that would decide what is open: the layouts compared, and those to measure next."""
+    """Return the trial that would answer open questions: layouts compared, and layouts to add."""
     decided = (EvidenceLevel.MEASURED, EvidenceLevel.NO_DIFFERENCE)
     open_answers = [answer for answer in answers if answer.level not in decided and answer.results]
     if not open_answers or any(answer.findings for answer in answers):
@@ -369,7 +368,7 @@ def _effect_tables(comparison: RecommendedComparison, everything: bool) -> Itera
 
 
 def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
-    """Watts of a GPU, and joules for a GB or an event, by test, a column for each alternative."""
+    """Return watts per GPU, and joules per GB or event, by test, a column per alternative."""
     tests = dict.fromkeys(test for drawn in power.values() for test in drawn)
 
     def text(drawn: Mapping[str, float], test: str) -> str:
@@ -385,7 +384,7 @@ def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
 
 
 def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:
-    """Each doubt with its likely cause and its remedy, once for all machines that have it."""
+    """Yield each caveat with its likely cause and its fix, once for all machines that have it."""
     for doubt in once(map(_with_system, doubts)):
         head = "cannot tell" if doubt.blocks and doubt.id not in WEAKENING else "caveat"
         yield Text(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")
@@ -394,7 +393,7 @@ def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:
 
 
 def _with_system(doubt: Doubt) -> Doubt:
-    """The doubt with its machine in the words of its subject."""
+    """Return the caveat with its machine added to its subject."""
     if not doubt.system:
         return doubt
     return replace(doubt, system="", subject=f"{doubt.system}: {doubt.subject}")
@@ -475,7 +474,7 @@ SAID_BY_LEVEL = frozenset({PRINTED})
 
 
 def doubts_of(recommendation: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
-    """The caveats that its level does not imply, with remedies. listed: elsewhere, in full."""
+    """Return caveats that the level does not imply, with fixes. listed: shown elsewhere."""
     doubts = [doubt for doubt in recommendation.doubts if doubt.id not in SAID_BY_LEVEL]
     listed_ids = {doubt.id for doubt in listed}
     return tuple(

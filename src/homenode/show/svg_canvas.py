@@ -1,4 +1,4 @@
-"""SvgCanvas: drawings, built as elements; their colours are style sheets in templates/."""
+"""SvgCanvas: drawings built from SVG elements; colours are in style sheets in templates/."""
 
 from functools import cache
 
@@ -29,13 +29,13 @@ class SvgCanvas:
 
     @classmethod
     def chart(cls, title: str) -> "SvgCanvas":
-        """A fragment. title: what a screen reader says of it."""
+        """Make a fragment. title: text for screen readers."""
         attributes = {"class": "chart", "role": "img", "aria-label": printable(title)}
         return cls(CHART_WIDTH, etree.Element("svg", attributes))
 
     @classmethod
     def document(cls, width: float, title: str, description: str, css: str) -> "SvgCanvas":
-        """A document with a page's ground, its hatches and its style sheet."""
+        """Make a document with a page's background, hatches and style sheet."""
         root = etree.Element(
             f"{{{_SVG}}}svg",
             {"role": "img", "aria-labelledby": "title desc"},
@@ -61,7 +61,7 @@ class SvgCanvas:
         fill: str | None = None,
         title: str | None = None,
     ) -> etree._Element:
-        """A rectangle; `fill` names one of the hatches. `title` is what a pointer over it says."""
+        """Draw a rectangle; `fill` names a hatch. `title` is its tooltip."""
         attributes = {
             "x": number(x),
             "y": number(y),
@@ -76,7 +76,7 @@ class SvgCanvas:
         return self._add("rect", attributes, title)
 
     def resize(self, rect: etree._Element, height: float) -> None:
-        """Give a frame its height once its contents are known; it stays below them."""
+        """Set a frame's height once its contents are known; the frame stays behind them."""
         rect.set("height", number(height))
 
     def text(
@@ -92,10 +92,10 @@ class SvgCanvas:
         width: float | None = None,
         turned: bool = False,
     ) -> float:
-        """One line of text; returns the width that it may take.
+        """Draw a line of text; return an upper bound of its width.
 
-        width: at most this; what does not fit is shortened, and a pointer over it says it all.
-        turned: upwards, by a quarter.
+        width: limit; longer text is shortened, with the full text as tooltip. turned: rotated by 90
+        degrees, upwards.
         """
         full_text = printable(text)
         shown = full_text if width is None else shorten(full_text, size, width, bold)
@@ -120,19 +120,19 @@ class SvgCanvas:
     def line(
         self, *points: tuple[float, float], classes: str = "wire", title: str | None = None
     ) -> None:
-        """A line through these points."""
+        """Draw a line through these points."""
         path = "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
         self._add("path", {"d": path, "class": classes}, title)
 
     def dot(
         self, x: float, y: float, radius: float, classes: str, title: str | None = None
     ) -> None:
-        """A circle."""
+        """Draw a circle."""
         attributes = {"cx": number(x), "cy": number(y), "r": number(radius), "class": classes}
         self._add("circle", attributes, title)
 
     def svg(self, height: float) -> str:
-        """The whole SVG; the same calls give the same bytes."""
+        """Return the whole SVG; the same calls give the same bytes."""
         if self._page is not None:
             self.resize(self._page, height)
         self._root.set("viewBox", f"0 0 {number(self.width)} {number(height)}")
@@ -149,7 +149,7 @@ class SvgCanvas:
 
 
 def number(value: float) -> str:
-    """A length with at most two decimals and no trailing zeros.
+    """Format a length with at most two decimals, without trailing zeros.
 
     >>> number(12.0), number(3.14159), number(-0.001)
     ('12', '3.14', '0')
@@ -159,7 +159,7 @@ def number(value: float) -> str:
 
 
 def _hatches(definitions: etree._Element) -> None:
-    """Patterns of lines: `taken` for other VMs' CPUs, `barred` for CPUs that may not be used."""
+    """Define hatch patterns: `taken` for other VMs' CPUs, `barred` for CPUs not allowed."""
     for name, paths in (("taken", ("M0 6L6 0",)), ("barred", ("M0 6L6 0", "M0 0L6 6"))):
         pattern = etree.SubElement(
             definitions,
@@ -174,12 +174,12 @@ def _hatches(definitions: etree._Element) -> None:
 _NARROW = frozenset("fijlrtIJ.,:;'|!()[]/\\- ·`")
 _WIDE = frozenset("mwMWNOQHDG%@&+<=>~×→…")
 _NARROW_EM, _ORDINARY_EM, _UPPER_EM, _WIDE_EM = 0.42, 0.64, 0.74, 1.0
-_LEAST_EM = 0.6  # a letter on average: also fonts that are as wide as a typewriter's
+_LEAST_EM = 0.6  # average width of a letter, also in monospace fonts
 _BOLD = 1.12
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Width of one line in the unit of `size`; an upper bound, not a measurement.
+    """Return an upper bound of a line's width in the unit of `size`.
 
     >>> text_width("8", 10), text_width("", 10), text_width("WW", 10, bold=True)
     (6.4, 0.0, 22.4)
@@ -198,7 +198,7 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
 
 
 def shorten(text: str, size: float, width: float, bold: bool = False) -> str:
-    """The text, or as much of it as fits with an ellipsis at its end."""
+    """Return the text, shortened with an ellipsis if it does not fit."""
     if text_width(text, size, bold) <= width:
         return text
     shortened = text
@@ -208,7 +208,7 @@ def shorten(text: str, size: float, width: float, bold: bool = False) -> str:
 
 
 def wrap(text: str, size: float, width: float, bold: bool = False) -> tuple[str, ...]:
-    """Lines of at most `width`, broken at spaces and after commas; never shortens.
+    """Break text into lines of at most `width`, at spaces and after commas, without shortening.
 
     A word that is wider than a line is broken where it must be.
     """
@@ -263,14 +263,14 @@ PRESET_SERIES = {
 
 
 def series_number(label: str, position: int) -> int:
-    """The colour of an alternative: a preset has its own, others theirs by position."""
+    """Return the colour number of an alternative: fixed for presets, else by position."""
     return PRESET_SERIES.get(label, (position + 1) % SERIES)
 
 
 def css(*names: str, scope: str = "") -> str:
-    """Style sheets of templates/ one after another, in one line.
+    """Return style sheets of templates/ joined in one line.
 
-    scope: a selector that everything is below, for a picture within a page.
+    scope: a selector to prefix, for a picture within a page.
     """
     lines = (line for name in names for line in _sheet(name).splitlines())
     rules = "".join(line.strip() for line in lines if not line.startswith("/*"))

@@ -1,4 +1,4 @@
-"""TerminalText: documents on terminals that are narrow, or have no more than ASCII."""
+"""TerminalText: documents on terminals, also on narrow or ASCII-only terminals."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -30,18 +30,17 @@ from homenode.doc import (
 )
 from homenode.text import printable, printable_lines
 
-_LONG, _SHORT = 24, 14  # letters that a shortened name keeps at least
-_LONG_SET = 20  # letters of a CPU set that is printed whole
-_LEAST_FOLDED = 24  # columns of a terminal that a folded column of long texts needs
+_LONG, _SHORT = 24, 14  # least characters of a shortened name
+_LONG_SET = 20  # characters up to which a CPU set is printed in full
+_LEAST_FOLDED = 24  # least width of a wrapped column of long text
 _PLAIN = str.maketrans(
     {"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-", "\u00b1": "+-"}
 )
 
 
 class PrintableConsole(Console):
-    """A console for documents, on which nothing that it is given to print steers the terminal:
-    names, documents and what guests and tools say hold escapes, and letters that turn the direction
-    of writing."""
+    """A console that removes terminal escapes: names, documents and output of guests and tools may
+    hold escapes and text direction controls."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         printed = (renderable_of(part) if isinstance(part, Doc) else part for part in objects)
@@ -58,13 +57,13 @@ class PrintableConsole(Console):
 
 
 def renderable_of(doc: Doc) -> RenderableType:
-    """A document as it stands on a terminal: without pictures."""
+    """Return a document for a terminal: without pictures."""
     title = (Line(printable(doc.title), style="bold"),) if doc.title else ()
     return AsciiFallback(Group(*_space_parts((*title, *_parts(doc.parts)))))
 
 
 def _space_parts(parts: Iterable[RenderableType | None]) -> list[RenderableType]:
-    """The parts with an empty line for None: none at either end, and never two."""
+    """Return the parts with an empty line for None, except at the ends or twice in a row."""
     spaced: list[RenderableType] = []
     is_due = False
     for part in parts:
@@ -133,15 +132,15 @@ def _cell(cell: str | Cell) -> Line:
 
 
 def _apart(row: Sequence[str | Cell]) -> Iterator[str | Cell]:
-    """A cell for each column; of one that takes several the rest are empty."""
+    """Yield a cell for each column; a cell over several columns is followed by empty cells."""
     for cell in row:
         yield cell
         yield from [""] * (cell.across - 1 if isinstance(cell, Cell) else 0)
 
 
 class AsciiFallback:
-    """Renders as what it holds; where the output's encoding is not Unicode, letters that it lacks
-    become question marks instead of an error in the middle of the page."""
+    """Renders its content; if the output's encoding is not Unicode, missing characters become
+    question marks instead of an error."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable
@@ -178,7 +177,7 @@ class HangingLine:
 
 
 class TableOrList:
-    """A table where its columns fit, else each row as lines of "head: text"; see `Table`."""
+    """A table if its columns fit, else each row as lines of "head: text"; see `Table`."""
 
     def __init__(self, table: Table) -> None:
         self._table = replace(table, rows=tuple(tuple(_apart(row)) for row in table.rows))
@@ -209,7 +208,7 @@ class TableOrList:
                         yield Line.assemble("- " if number == 0 else "  ", f"{head}: ", text)
 
     def _narrower(self, console: Console, space: int) -> RenderResult:
-        """With shorter names, without the least of the columns, both, or as paragraphs."""
+        """Narrow the table: shorter names, without the least column, both, or as paragraphs."""
         whole_table = self._table
         columns = [at for at, head in enumerate(self._heads) if head not in whole_table.least]
         fewer = replace(
@@ -239,7 +238,7 @@ class TableOrList:
             yield Line.assemble(row[0], ": ", ", ".join(f"{name} {text}" for name, text in named))
 
     def _fit_heads(self, console: Console, heads: Sequence[str], space: int) -> RichTable:
-        """Each head on one line where that fits, else its words below each other."""
+        """Put each head on one line if it fits, else break it into words."""
         stacked = self._width(console, heads, stacked=False) > space
         return self._drawn_table(heads, stacked=stacked)
 
@@ -265,7 +264,7 @@ class TableOrList:
 
 
 def _with_short_sets(table: Table) -> Table:
-    """The table with the first three and the last two parts of long CPU sets."""
+    """Return the table with long CPU sets reduced to their first three and last two parts."""
 
     def short(cell: str | Cell) -> str | Cell:
         parts = plain(cell).split(",")
@@ -284,7 +283,7 @@ def _with_short_sets(table: Table) -> Table:
 
 
 def _without_middle(text: str, width: int) -> str:
-    """A name of at most so many letters: its beginning and end distinguish it.
+    """Shorten a name to its beginning and end, which distinguish it.
 
     >>> _without_middle("gpu-7.rack-17.example.org", 14)
     'gpu-7.…ple.org'
@@ -295,7 +294,7 @@ def _without_middle(text: str, width: int) -> str:
 
 
 class ShellCommand:
-    """A command for copying: what is longer than a line is continued as a shell continues it.
+    """A command for copying: long commands use the shell's line continuation.
 
     >>> print("".join(ShellCommand("virsh define --validate 'a b.xml'").lines(24)))
     virsh define \\
@@ -310,7 +309,7 @@ class ShellCommand:
             yield Line(line.rstrip("\n"), no_wrap=True, overflow="ignore")
 
     def lines(self, width: int) -> Iterator[str]:
-        """Its lines, each of at most so many columns where no quoted word is longer."""
+        """Yield its lines within this width, if no quoted word is longer."""
         remainder, width = self._command, max(20, width)
         while len(remainder) > width:
             end = self._end(remainder, width)
@@ -322,8 +321,8 @@ class ShellCommand:
 
     @staticmethod
     def _end(text: str, width: int) -> int | None:
-        """Where a line ends: after a space where there is one, else in the middle of a word, and
-        nowhere between quotes, where a shell continues no line."""
+        """Return the end of a line: after a space if possible, else within a word, but never within
+        quotes, where a shell does not continue lines."""
         open_quote = [False]
         for letter in text[: width - 1]:
             open_quote.append(open_quote[-1] ^ (letter == "'"))

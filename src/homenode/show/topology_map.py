@@ -1,7 +1,7 @@
-"""TopologyMap: a picture of a host as SVG, and with a plan of where one VM lies on it.
+"""TopologyMap: a picture of a host as SVG, optionally with a plan's VM on it.
 
-It is 1600 units wide, needs no script or font, and follows the viewer's theme. The same host and
-plan give the same bytes.
+The picture is 1600 units wide, needs no script or font, and follows the viewer's theme. The same
+host and plan give the same bytes.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ _ZOOMS = (1.6, 1.5, 1.4, 1.3, 1.2, 1.15, 1.1, 1.05, 1.0)
 
 
 def topology_map(host: Host, plan: Plan | None = None) -> str:
-    """The SVG document of a host: packages, nodes, LLCs, cores, memory, and the devices of each
-    node; with a plan also its vCPUs on their CPUs, its memory, and its devices by guest cell."""
+    """Return the SVG document of a host: packages, nodes, LLCs, cores, memory and devices; with a
+    plan also vCPUs on their CPUs, guest memory, and devices by guest cell."""
     uses = uses_of_pus(host, plan)
     keep = {bdf for domain in host.domains if domain.has_claim for bdf in domain.devices}
     if plan is not None:
@@ -89,7 +89,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
 
 
 def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
-    """The largest CPUs that need no more rows of cores than the smallest ones do."""
+    """Return the largest CPU boxes that need no more rows of cores than the smallest."""
     planned = scene.plan is not None and bool(scene.plan.vcpu_pins)
     sizes = [cell_size(scene.host, scene.uses, planned, zoom) for zoom in _ZOOMS]
     if not frames:
@@ -106,7 +106,7 @@ _MOST_DISTANCES = 16
 
 
 def plan_line(plan: Plan) -> str:
-    """The plan in one line."""
+    """Return the plan in one line."""
     parts = [
         f"VM {plan.vm.name}",
         f"layout {plan.layout.name}",
@@ -126,7 +126,7 @@ def draw_lines(
     size: float = 11.5,
     classes: str = "ink",
 ) -> float:
-    """Paragraphs of text, wrapped; returns the height that they take."""
+    """Draw wrapped paragraphs; return their height."""
     x, y, width = place
     at_y = y
     for text in texts:
@@ -137,7 +137,7 @@ def draw_lines(
 
 
 def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float]) -> float:
-    """One card for each guest cell, and the notes that no CPU can show."""
+    """Draw a card for each guest cell, and further notes."""
     plan = scene.plan
     if plan is None:
         return 0.0
@@ -220,7 +220,7 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
 
 
 def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
-    """Nodes without CPUs, those that are alike together."""
+    """Draw nodes without CPUs, equal nodes together."""
     x, y, width = place
     nodes_by_text = nodes_without_pus(host)
     if not nodes_by_text:
@@ -247,7 +247,7 @@ def draw_loose_devices(
     facts: DeviceFacts,
     place: tuple[float, float, float],
 ) -> float:
-    """Devices whose node is unknown, has no CPUs or is not described, in bands of their own."""
+    """Draw devices whose node is unknown, without CPUs or not described, in separate bands."""
     x, y, width = place
     at_y = y
     for group in devices:
@@ -263,7 +263,7 @@ def draw_loose_devices(
 
 
 def draw_links(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
-    """Links that are not PCIe, in words."""
+    """Draw links other than PCIe, as text."""
     lines = link_lines(host)
     if not lines:
         return 0.0
@@ -276,7 +276,7 @@ def draw_links(canvas: SvgCanvas, host: Host, place: tuple[float, float, float])
 
 
 def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
-    """Distances between nodes with CPUs as a small table; returns its height, 0 without one."""
+    """Draw distances between nodes with CPUs as a small table; return its height, 0 without one."""
     x, y, _ = place
     shown = [(i, node.index) for i, node in enumerate(host.nodes) if node.pus]
     if host.distances is None or len(host.nodes) < 2 or not 1 < len(shown) <= _MOST_DISTANCES:
@@ -305,7 +305,7 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
 
 
 def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float]) -> float:
-    """Return the meanings of the marks that occur."""
+    """Return a legend of the marks that occur."""
     x, y, width = place
     canvas.text(x, y + 14, "legend", 12, bold=True)
     at_x, at_y = x, y + 26
@@ -330,7 +330,7 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
 
 
 def gaps_text(gaps: Sequence[Gap]) -> str:
-    """How many things are unknown, and the first of them."""
+    """Count the unknown facts, and name the first."""
     remainder = f", and {len(gaps) - 1} more (homenode show lists them)" if len(gaps) > 1 else ""
     return f"Unknown: {gaps[0]}{remainder}."
 

@@ -1,4 +1,4 @@
-"""TrialText: how far an experiment is, and a trial before, while and after it runs."""
+"""TrialText: the progress of an experiment, and the screens of a trial."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -39,7 +39,7 @@ _LOOKS = {
 
 
 def progress_line(progress: Progress, noun: str = "jobs") -> str:
-    """How many are done, what runs now or why nothing does, and how long the rest takes.
+    """Return one line: tasks done, the running task or the obstacle, and the time left.
 
     >>> one = TaskStatus("0", 0, TaskState.DONE)
     >>> progress_line(Progress((one,), "stream", 130.0), "steps")
@@ -66,8 +66,8 @@ def progress_line(progress: Progress, noun: str = "jobs") -> str:
 
 
 def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
-    """The line; where several tasks run at once, above it one for each, with its state, job and
-    reason. Of many, what needs a look comes first, and what is done is only counted."""
+    """Return the progress line; if several tasks run at once, after a line for each with state, job
+    and reason. If many, tasks with problems come first, and finished tasks are only counted."""
     line = Text(progress_line(progress, noun), "bold")
     if progress.now:
         return Doc("", (line,))
@@ -91,7 +91,7 @@ def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
 
 
 def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
-    """Tasks without results by state and reason, a line for each.
+    """List tasks without results by state and reason, a line for each.
 
     >>> from msgspec.structs import replace
     >>> one = TaskStatus("look-n1", 0, TaskState.PENDING, "7", "Priority")
@@ -120,7 +120,7 @@ _OUTCOMES = {
 
 
 def boot_line(boots: Progress, steps: Progress | None = None, waiting: str = "") -> str:
-    """Where a trial is: its boot, the test in it, and the time left, or what it waits for.
+    """Return a trial's progress: its boot, the test, and the time left, or the awaited event.
 
     >>> boot, step = TaskStatus("0", 0, TaskState.WAITING), TaskStatus("0", 0, TaskState.DONE)
     >>> boot_line(Progress((boot,), "pin", 130.0), Progress((step, boot), "stream"))
@@ -177,9 +177,9 @@ def schedule_text(
 def status_text(
     trial: StoredTrial, steps: Sequence[ScheduledTask], name: str, *, is_running: bool = False
 ) -> Doc:
-    """How many boots are measured, what the others came to, and what to do next.
+    """Return the number of measured boots, the outcomes of the others, and the next step.
 
-    name: what its commands call it. is_running: a homenode is at work on it now.
+    name: the trial's name in commands. is_running: a homenode is running it now.
     """
     head, state = trial.head, trial.state
     assert head is not None, "what cannot be read has no status"
@@ -211,7 +211,7 @@ def status_text(
 
 
 def _label_lines(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
-    """A line for each label, its text in one column with the others'."""
+    """Return a line for each label, with all texts in one column."""
     rows = tuple(rows)
     width = max(len(label) for label, _ in rows) + 2
     return (Text(f"{label:<{width}}{text}", hang=width) for label, text in rows)

@@ -141,7 +141,7 @@ def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[Mad
 
 
 def _makes(document: Document, name: str) -> list[str]:
-    """Yield these paths, and the default paths of unnamed files."""
+    """Return these paths, and the default paths of unnamed files."""
     root = document.root
     paths = [file.path for file in created_files(document)]
     if root.value("os/@firmware") == "efi" and root.find("os/nvram") is None:

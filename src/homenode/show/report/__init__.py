@@ -1,1 +1,1 @@
-"""Page: the report as one self-contained file: its values, its pictures, its templates."""
+"""Page: the report as one self-contained file: values, pictures and templates."""

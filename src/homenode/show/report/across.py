@@ -1,4 +1,4 @@
-"""Across: all machines at once: a summary, what each switch does, charts on one axis, links."""
+"""Across: all machines together: a summary, effects of each switch, shared charts, links."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,7 +28,7 @@ _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
 def summary_table(
     machines: Sequence[ReportedMachine], anchors: Sequence[str], *, paper: bool
 ) -> Table:
-    """A row for each alternative of each machine, a column for each metric that anybody has."""
+    """Return a row for each alternative of each machine, a column for each metric measured."""
     series = [machine.series for machine in machines]
     shown = [
         metric
@@ -63,7 +63,7 @@ def summary_table(
                 )
             )
     columns = ("system", "layout", "vCPUs", *figures, "figures", "boots")
-    if not any(row[-1].lines[0] for row in rows):  # published alone: no one says how many boots
+    if not any(row[-1].lines[0] for row in rows):  # published only: the number of boots is unknown
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     about = (
         "One row for each layout of each machine; compare only rows of one machine. \u25cf better "
@@ -81,7 +81,7 @@ def summary_table(
 
 
 def _unbroken(unit: str) -> str:
-    """No line ends within a unit: after its slash stands a word joiner."""
+    """Keep units on one line: add a word joiner after the slash."""
     return unit.replace("/", "/\u2060")
 
 
@@ -140,9 +140,9 @@ def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
 
 
 def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
-    """The series that stands for a metric; of placement states the one with the most samples.
+    """Return the series that represents a metric; of placement states that with most samples.
 
-    Figures in another unit (parts of a reference that was not printed) have no place in a column.
+    Values in another unit (ratios to an unprinted reference) do not fit in a column.
     """
     keys = headline(series, metric) or only_variant(series, metric)
     candidates = [series[key] for key in keys if key.unit == metric.unit]
@@ -150,7 +150,7 @@ def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None
 
 
 def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
-    """Series of single nodes and GPUs, if none is over all: a job bound to each in turn."""
+    """Return series of single nodes and GPUs, if no series is over all of them."""
     return [
         key_series
         for key, key_series in series.items()
@@ -161,9 +161,9 @@ def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
 
 
 def _best(machine: ReportedMachine, metric: Metric) -> str | None:
-    """The alternative that is better than every other by an answer; None if one is as good.
+    """Return the alternative that is clearly better than every other, or None.
 
-    Nothing is best of figures that are emulated, of a sick machine, or of too few boots.
+    Results that are emulated, of a faulty machine, or of too few boots have no best.
     """
     for recommendation in machine.recommendations:
         results = recommendation.results_on(metric.id)
@@ -226,7 +226,7 @@ MOST_BARS = 60
 
 
 def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
-    """Charts of several machines on one axis; none if there is but one."""
+    """Yield charts of several machines on one axis; none for a single machine."""
     for metric in map(METRICS.__getitem__, BY_LAYOUT):
         groups = [
             (machine, bars)
@@ -249,8 +249,7 @@ def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
 
 
 def link_speeds(machines: Sequence[ReportedMachine]) -> Table:
-    """Generation of the links and rate of copies of each machine that has copies, as printed or as
-    measured."""
+    """Return link generation and copy rate of each machine with copies, as printed or measured."""
     rows = []
     for machine in machines:
         copies = [_copies(machine, METRICS[f"{way}-bandwidth"]) for way in ("h2d", "d2h")]
@@ -284,7 +283,7 @@ def _group_name(machine: ReportedMachine, metric: Metric) -> str:
 
 
 def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
-    """Host nodes of the guest's GPUs."""
+    """Return the host nodes of the guest's GPUs."""
     if machine.host is None:
         return frozenset(
             gpu.node
@@ -299,7 +298,7 @@ def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
 
 
 def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> Picture | None:
-    """Machines against the first that has a figure; faster is above 1 whatever the metric."""
+    """Compare machines with the first that has a result; above 1 is better for every metric."""
     measured = []
     for machine in machines:
         series = _any_series(machine, metric)
@@ -333,7 +332,8 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
 
 
 def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
-    """The machine's figure: of the layout with the most samples; a control moves with none."""
+    """Return the machine's result from the layout with the most samples; controls ignore
+    layouts."""
     candidates: list[Series] = []
     for alternative in machine.alternatives:
         by_key: Mapping[SeriesKey, Series] = machine.series[alternative.label]
@@ -346,7 +346,7 @@ def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
 
 
 def _copies(machine: ReportedMachine, metric: Metric) -> str:
-    """The range over layouts and GPUs."""
+    """Return the range over layouts and GPUs."""
     series = [
         of_key
         for _, _, by_key in machine.layouts()

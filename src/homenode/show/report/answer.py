@@ -1,4 +1,4 @@
-"""Answer: the first screen of a report, and what to run on each machine, from recommendations."""
+"""Answer: the first screen of a report, and the layout for each machine, from recommendations."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ _NOTHING = "No result decides which layout to run: homenode trial VM measures it
 
 
 class AdviceLine(Struct, frozen=True, kw_only=True):
-    """One line: for an objective, or of a machine under review, what to do and on what ground."""
+    """A line for an objective, or a machine under review: the action and its evidence."""
 
     subject: str
     action: str  # the layout to type, "pin, not pin-numa", "repair it first"
@@ -49,13 +49,13 @@ class AdviceLine(Struct, frozen=True, kw_only=True):
 
     @property
     def is_review(self) -> bool:
-        """Whether it is about a machine whose results are not used."""
+        """Whether the line is about a machine whose results are not used."""
         return self.subject == self.machine
 
 
 def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
-    """Return at most MOST_LINES answers, the one that most machines support first, then as many
-    machines under review. Of one machine a line for each objective."""
+    """Return at most MOST_LINES answers, those supported by most machines first, then up to
+    MOST_LINES machines under review. A single machine has a line for each objective."""
     reviewed = [machine for machine in machines if review_text(machine.recommendations)]
     if len(machines) == 1:
         (machine,) = machines
@@ -64,7 +64,7 @@ def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
         return tuple(_machine_advice(machine.name, answers)) if is_sound else (_review(machine),)
     sound = [machine for machine in machines if not review_text(machine.recommendations)]
     lines = _joint_advice(sound)
-    if not lines:  # layouts that differ in several steps have no effect of one step
+    if not lines:  # layouts that differ in several steps have no single effect
         for machine in sound:
             better = [a for a in machine.recommendations if a.tells and not a.also]
             for line in _machine_advice(machine.name, better):
@@ -83,15 +83,15 @@ def _review(machine: ReportedMachine) -> AdviceLine:
 
 
 def _joint_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
-    """One for each objective at most: the switch that moves it on most machines, and furthest. Of
-    an objective that one machine alone decides, that machine's answer."""
+    """Return at most one line per objective: the switch with an effect on most machines, then the
+    largest. If one machine alone decides an objective, that machine's answer."""
     effects = [effect for machine in machines for effect in machine.effects]
     weighted: list[tuple[tuple[bool, int, float], AdviceLine]] = []
     decided: set[frozenset[str]] = set()
     for objective in Objective:
         metrics = frozenset(metric.id for metric in primaries(objective))
         if metrics in decided:
-            continue  # density is decided by the figures of throughput
+            continue  # density is decided by throughput
         decided.add(metrics)
         ranked: list[tuple[tuple[bool, int, float], AdviceLine]] = []
         deciding = [
@@ -154,7 +154,7 @@ def _change_of(effect: SwitchEffect, name: str) -> str:
 
 
 def _machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator[AdviceLine]:
-    """A line for each objective that results decide; where none does, what the rule has."""
+    """Yield a line for each objective that results decide; without results the rule's layout."""
     decided = [answer for answer in answers if answer.choice is not None and answer.tells]
     ruled = [answer for answer in answers if answer.layout is not None]
     for answer in decided or ruled:
@@ -169,7 +169,7 @@ def _machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator
 
 
 def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Section:
-    """A line for each answer, with a link to what it rests on, and one picture."""
+    """Return a line for each answer, with a link to its evidence, and one picture."""
     links = dict(zip((machine.name for machine in machines), anchors, strict=True))
     lines = advice_of(machines)
     items = tuple(_line(line, links.get(line.machine or "", "evidence")) for line in lines)
@@ -192,7 +192,7 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
 
 
 def strength_of(machines: Sequence[ReportedMachine]) -> str:
-    """How sure the answers are, in a few words."""
+    """Describe the strength of the answers in a few words."""
     answers = [a for machine in machines for a in machine.recommendations if a.tells]
     levels = {answer.level for answer in answers}
     strengths = [text for level, text in STRENGTHS.items() if level in levels]
@@ -203,7 +203,7 @@ def strength_of(machines: Sequence[ReportedMachine]) -> str:
 
 
 def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
-    """The same lines for a terminal."""
+    """Return the answer's lines for a terminal."""
     lines = [
         (line.subject, line.action.split(",")[0].removesuffix(" first"), line.ground)
         for line in advice_of(machines)
@@ -215,7 +215,7 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
 
 
 def counts_text(machines: Sequence[ReportedMachine]) -> str:
-    """The result of a report in a line: "9 machines; 2 answers, 1 machine to repair first"."""
+    """Summarise a report in a line: "9 machines; 2 answers, 1 machine to repair first"."""
     lines = advice_of(machines)
     answers = [machine.recommendations for machine in machines]
     reviewed = [group for group in answers if review_text(group)]
@@ -227,7 +227,7 @@ def counts_text(machines: Sequence[ReportedMachine]) -> str:
 
 
 def machines_text(machines: Sequence[ReportedMachine]) -> str:
-    """How many machines have results: "9 machines"."""
+    """Count the machines with results: "9 machines"."""
     return plural(sum(machine.name != ANY_MACHINE for machine in machines), "machine")
 
 
@@ -239,13 +239,13 @@ def _line(line: AdviceLine, link: str) -> Words:
 
 
 def _title(subject: str) -> str:
-    """An objective as a heading: "Multi GPU"."""
+    """Format an objective as a heading: "Multi GPU"."""
     words = subject.replace("-", " ").replace("gpu", "GPU")
     return words[:1].upper() + words[1:]
 
 
 def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
-    """Layouts that these machines have results or recommendations of."""
+    """Return layouts for which these machines have results or recommendations."""
     names = {alternative.label for machine in machines for alternative in machine.alternatives}
     for machine in machines:
         for answer in machine.recommendations:
@@ -254,7 +254,7 @@ def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
 
 
 def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iterator[EffectGroup]:
-    """Metrics of what is decided first, then those of most machines."""
+    """Order metrics: those of decided objectives first, then those of most machines."""
     groups = {}
     for objective in Objective:
         for metric in primaries(objective):
@@ -270,12 +270,12 @@ def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iter
 
 
 def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
-    """None if the machine has no two layouts' results, or they are to be checked first."""
+    """Return the machine's row; None without results of two layouts, or if they need review."""
     comparison = machine.comparison
     if comparison is None or review_text(machine.recommendations):
         return None
     if comparison.baseline not in PRESETS:
-        return None  # queues and policies: of a chart of their own
+        return None  # queues and policies have a separate chart
     labels = [alternative.label for alternative in machine.chosen]
     dots = tuple(
         EffectDot(
@@ -296,7 +296,7 @@ def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
 
 
 def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Table:
-    """A row for each machine, a column for each objective: what to run, the gain, how sure."""
+    """Return a row for each machine, a column for each objective: layout, gain, strength."""
     heads = (
         Cell((str(objective), Span(titles_of(objective), "dim small"))) for objective in Objective
     )
@@ -334,7 +334,7 @@ def _objective_cell(machine: ReportedMachine, answer: Recommendation | None) -> 
 
 
 def answers_table(machine: ReportedMachine) -> Table:
-    """A row for each objective: what to run, why, how sure that is, and what is open."""
+    """Return a row for each objective: layout, reason, strength, and open questions."""
     rows = []
     for answer in machine.recommendations:
         if _applies(machine, answer):
@@ -353,7 +353,7 @@ def answers_table(machine: ReportedMachine) -> Table:
 
 
 def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
-    """Return why no layout is named for anything, and what to do; () if one is."""
+    """Return why no layout is recommended, and the next step; () if a layout is."""
     answers = machine.recommendations
     heads = [run.head for run in machine.runs]
     if not answers and all(
@@ -379,14 +379,14 @@ def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
 
 
 def machine_line(machine: ReportedMachine) -> str:
-    """Return the known description of the machine."""
+    """Return the known facts of the machine in a line."""
     kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
     named = dict.fromkeys(name for run in machine.runs for name in run.head.hardware)
     return "; ".join(kinds or named) or "the results do not name its processor and GPUs"
 
 
 def _applies(machine: ReportedMachine, answer: Recommendation) -> bool:
-    """False if the machine is known to have fewer GPUs than the objective is about."""
+    """Return False if the machine is known to have too few GPUs for the objective."""
     if machine.host is None or answer.level is not EvidenceLevel.RULE:
         return True
     cards = machine.host.devices_of_kind(DeviceKind.GPU)

@@ -1,4 +1,4 @@
-"""Document: a whole report on machines and on published knowledge, as one document."""
+"""Document: a complete report on machines and published results, as one document."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -121,7 +121,7 @@ def title_of(machines: Sequence[ReportedMachine]) -> str:
 
 
 def _evidence(machines: Sequence[ReportedMachine]) -> Section:
-    """Return the effect of each switch of a layout, and the machines on one axis."""
+    """Return the effect of each switch of a layout, and all machines on one axis."""
     table = effects_table(machines)
     parts: list[Part] = (
         [] if table is None else [Section("Effects and risks", (table,), about=_EFFECTS)]
@@ -134,7 +134,7 @@ def _evidence(machines: Sequence[ReportedMachine]) -> Section:
 
 
 def _caveats(machines: Sequence[ReportedMachine]) -> Section:
-    """Each caveat once, with the machines that it is about; then how intervals are made."""
+    """Return each caveat once with its machines; then the method of the intervals."""
     names: dict[tuple[str, str, str], dict[str, None]] = {}
     for machine in machines:
         for doubt in _own_doubts(machine):
@@ -187,7 +187,7 @@ def _heading(machine: ReportedMachine) -> list[Part]:
 
 
 def _brief(machine: ReportedMachine, anchor: str) -> Section:
-    """A machine's answers and its pictures; its results as rows are in the appendix."""
+    """Return a machine's answers and pictures; rows of results are in the appendix."""
     means = islice(mean_pictures(machine), 1)
     pictures = (*means, *bar_pictures(machine), *_details(machine))
     pictures = tuple(structs.replace(picture, note=()) for picture in pictures)
@@ -198,7 +198,7 @@ def _brief(machine: ReportedMachine, anchor: str) -> Section:
 
 
 def _references(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
-    """The documents that results are from."""
+    """Return the source documents of results."""
     heads = (run.head for machine in machines for run in machine.runs)
     return tuple(dict.fromkeys(head.source for head in heads if head.source))
 
@@ -239,7 +239,7 @@ def _details(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
-    """Every number of a published machine, those that no picture draws as well."""
+    """Yield every number of a published machine, also those without a picture."""
     rows = []
     for label, _, by_key in machine.layouts() if machine.is_published else ():
         for key, series in by_key.items():

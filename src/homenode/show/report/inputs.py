@@ -1,7 +1,6 @@
-"""The runs of a report and what is stored next to them. [I/O]
+"""The runs of a report and the files stored next to them. [I/O]
 
-Logs of other tools are read as `homenode import` reads them. What is broken is omitted with its
-reason.
+Logs of other tools are read as by `homenode import`. Broken files are omitted with the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +34,13 @@ MOST_GUESTS = 2
 
 
 class ReportInputs(Struct, frozen=True):
-    """Runs with what lies next to each, topologies by name or fingerprint, and what was left
-    out."""
+    """Runs with their neighbouring files, topologies by name or fingerprint, and omitted inputs."""
 
     runs: tuple[Run, ...]
     stored: tuple[StoredRun, ...]
     hosts: dict[str, Host]
     skipped: tuple[str, ...]
-    imported: int = 0  # how many of the runs were read from other tools' files
+    imported: int = 0  # number of runs read from other tools' files
 
 
 def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInputs:
@@ -79,7 +77,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
 
 
 def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
-    """Runs, where each lies, what was omitted, and what may be of other tools."""
+    """Return runs, their paths, omitted inputs, and possible files of other tools."""
     path = Path(argument)
     try:
         loaded = load_runs(path)
@@ -89,13 +87,13 @@ def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[str
         return [], [], [error.message], []
     foreign_paths = [Path(path) for path in loaded.foreign]
     if not loaded.runs and not any(gap.subject not in loaded.foreign for gap in loaded.skipped):
-        foreign_paths = [path]  # also files next to its directories
+        foreign_paths = [path]  # includes files next to its directories
     skipped = [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
     return list(loaded.runs), list(loaded.directories), skipped, foreign_paths
 
 
 def _loose(argument: str, paths: Sequence[Path]) -> list[Path]:
-    """Return files next to a directory's runs: logs of other tools are among them."""
+    """Return files next to a directory's runs, such as logs of other tools."""
     directory = Path(argument)
     if not directory.is_dir() or directory in paths or (directory / FILE).exists():
         return []
@@ -108,7 +106,7 @@ def _neighbours(
     hosts: dict[str, Host],
     skipped: list[str],
 ) -> list[StoredRun]:
-    """Plans and captures, each once for all runs of one machine under one choice."""
+    """Return plans and captures, each once for all runs of a machine under one choice."""
     seen: set[object] = set()
     guests: dict[object, int] = {}
     neighbours = []

@@ -1,4 +1,4 @@
-"""ReportedMachine: everything that a report says of one machine, by system and host."""
+"""ReportedMachine: all facts of one machine in a report, by system and host."""
 
 import gc
 import re
@@ -49,32 +49,32 @@ UNNAMED = ""
 
 
 class StoredRun(Struct, frozen=True):
-    """What lies next to a run: the plan that it was made under; the machine that it saw."""
+    """The files next to a run: its plan, and the host as captured in the guest."""
 
     plan: Plan | None = None
     guest: Host | None = None
 
 
 class ReportedMachine(Struct, frozen=True, kw_only=True):
-    """One machine's part of a report."""
+    """A machine's part of a report."""
 
-    name: str  # unlike those of the others
+    name: str  # unique among the machines
     runs: tuple[Run, ...]
     chosen: tuple[Alternative, ...]  # its alternatives, the baseline first
-    others_of_machine: tuple[Alternative, ...]  # figures of no layout
+    others_of_machine: tuple[Alternative, ...]  # results without a layout
     series: Mapping[str, Mapping[SeriesKey, Series]]  # of every alternative, by label
     recommendations: tuple[Recommendation, ...]
     comparison: Comparison | None  # None with fewer than two
-    bare: Comparison | None  # with a run on the host itself, where there are both
+    bare: Comparison | None  # with a run on the host itself, if both exist
     effects: tuple[SwitchEffect, ...]
     doubts: tuple[Doubt, ...]
-    host: Host | None  # its topology, where it is known
+    host: Host | None  # its topology, if known
     plans: Mapping[str, Plan]  # by alternative
     guests: Mapping[str, Host]  # by alternative
 
     @property
     def is_published(self) -> bool:
-        """No one here has seen a sample."""
+        """Whether the results are published, without samples."""
         return all(run.head.origin is Origin.PUBLISHED for run in self.runs)
 
     @property
@@ -83,7 +83,7 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
         return (*self.chosen, *self.others_of_machine)
 
     def layouts(self) -> Iterator[tuple[str, int, Mapping[SeriesKey, Series]]]:
-        """Label, colour number and series of every alternative."""
+        """The label, colour number and series of every alternative."""
         for position, label in enumerate(alternative.label for alternative in self.alternatives):
             yield label, series_number(label, position), self.series[label]
 
@@ -93,18 +93,18 @@ def machines_of(
     stored: Sequence[StoredRun],
     hosts: Mapping[str, Host],
 ) -> tuple[ReportedMachine, ...]:
-    """The machines of these runs, in the order in which they come.
+    """Return the machines of these runs, in input order.
 
     stored: next to each run, in the same order. hosts: topologies, by a host's fingerprint.
     """
     neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored, strict=True)}
     groups = runs_by_machine(runs)
     unnamed = [name for name, own_runs in groups.items() if not _hosts_of(own_runs)]
-    if len(unnamed) > 1:  # it is unknown which of them the user's host is
+    if len(unnamed) > 1:  # it is unknown which of them is the user's host
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     collects = gc.isenabled()
-    # All that is made here lives as long as the report: collections that search through a million
-    # samples find nothing, and take a quarter of the time.
+    # All objects made here live as long as the report: garbage collections over a million samples
+    # free nothing, and take a quarter of the time.
     gc.disable()
     try:
         return tuple(
@@ -130,7 +130,7 @@ def _machine(
     of_any = (replace(choice, label=ANY_LAYOUT) for choice in ordered if _is_unknown(choice))
     others_of_machine = (*of_any, *(() if on_host is None else (on_host,)))
     host = _host(runs, hosts)
-    # Of the runs as they are stored: their names are nothing that could be chosen.
+    # From the runs as stored: their names are not choices.
     verdicts = _verdicts(name, runs, all_alternatives, host)
     series = {choice.label: choice.series for choice in (*chosen, *others_of_machine)}
     comparison = compare_series(chosen, series) if len(chosen) > 1 else None
@@ -169,7 +169,7 @@ def _verdicts(
     prepared: Sequence[Alternative],
     host: Host | None,
 ) -> tuple[Recommendation, ...]:
-    """The answers for a machine, known by its host or by its runs only."""
+    """Return the answers for a machine, known by its host or only by its runs."""
     if host is not None:
         machine, runs = facts_of_host(host), of_host(runs, host)
     else:
@@ -180,8 +180,8 @@ def _verdicts(
 
 
 def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
-    """Runs on the host itself, where others are of its guests: what these are a part of, and
-    nothing that could be chosen."""
+    """Return runs on the host itself, if other runs are of its guests: a reference, not a
+    choice."""
     vantages = {run.head.vantage for run in runs}
     if not {Vantage.GUEST, Vantage.HOST} <= vantages:
         return None
@@ -198,19 +198,19 @@ def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
 
 
 def _distinct_labels(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """Runs of which no one has said what was chosen are distinguished by their names."""
+    """Name runs of an unknown choice by their run names."""
     return tuple(
         structs.replace(run, head=structs.replace(run.head, arrangement=run.head.name))
         if run.head.switches == UNKNOWN_SWITCHES
         and run.head.arrangement is None
-        and run.head.origin is not Origin.PUBLISHED  # printed for every layout alike
+        and run.head.origin is not Origin.PUBLISHED  # printed for all layouts
         else run
         for run in runs
     )
 
 
 def _order(alternative: Alternative) -> int:
-    """Presets in the order in which they add switches; whatever else after them, as it came."""
+    """Order presets by the switches that they add; then the others, in input order."""
     names = list(PRESETS)
     name = alternative.switches.name
     if name in names and alternative.arrangement is None:
@@ -219,7 +219,7 @@ def _order(alternative: Alternative) -> int:
 
 
 def _is_unknown(alternative: Alternative) -> bool:
-    """Return whether results are of no layout, but of the machine under whatever layout."""
+    """Return whether results are of the machine, independent of the layout."""
     return alternative.switches == UNKNOWN_SWITCHES and alternative.arrangement is None
 
 
@@ -230,7 +230,7 @@ def _neighbours_of(
     neighbours: Mapping[int, StoredRun],
 ) -> list[tuple[str, StoredRun]]:
     """Return the files stored with the first run of each alternative, if any."""
-    # By their heads: where states are joined, an alternative has copies of its runs.
+    # Compared by head: if states are joined, an alternative has copies of its runs.
     of_run = {id(new.head): neighbours[id(old)] for old, new in zip(runs, named_runs, strict=True)}
     neighbours_of_layout = []
     for alternative in chosen:
@@ -242,7 +242,7 @@ def _neighbours_of(
 
 
 def _hosts_of(runs: Sequence[Run]) -> dict[str, None]:
-    """Fingerprints of the hosts that runs name."""
+    """Return the fingerprints of the hosts of runs."""
     return dict.fromkeys(run.head.host for run in runs if run.head.host is not None)
 
 
@@ -263,18 +263,17 @@ MOST_MAPS = 3
 
 
 class HostPart(Struct, frozen=True, kw_only=True):
-    """What the report shows of a host."""
+    """The sections of a report on a host."""
 
-    # topology pictures, that stand for themselves on paper, and in a page that has their style
-    # sheet and `hatches` else
+    # topology pictures: self-contained on paper; a page has their style sheet and `hatches`
     maps: tuple[Picture, ...]
     hatches: str
     links: tuple[Part, ...]  # of GPUs and NICs
-    findings: Section | None  # of the host and of its plans, None if there is none
+    findings: Section | None  # of the host and its plans, None without findings
 
 
 def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
-    """Return the known topology of the machine."""
+    """Return the sections on the machine's known topology."""
     host = machine.host
     svgs: list[tuple[str, str]] = []
     plans = list(machine.plans.items())
@@ -298,7 +297,7 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
 
 
 def host_lines(machine: ReportedMachine) -> Iterator[Text]:
-    """Where the picture of a host is from, and what of it is assumed."""
+    """Describe the source of a host's picture, and its assumptions."""
     if machine.host is not None:
         source = "as it is described" if machine.host.assumed else "as its capture says"
         assumed = "; ".join(machine.host.assumed)
@@ -307,7 +306,7 @@ def host_lines(machine: ReportedMachine) -> Iterator[Text]:
 
 
 def map_sections(machine: ReportedMachine, part: HostPart) -> Iterator[Part]:
-    """The topologies, folded; or that there is none."""
+    """Yield the topologies, folded; or a line that none is known."""
     if not part.maps:
         reason = "no capture of the host and no plan is stored next to these results"
         yield Text(f"No topology picture: {reason}.", "dim small")
@@ -341,7 +340,7 @@ def _findings(machine: ReportedMachine) -> Section | None:
 
 
 def _by_subjects(findings: Iterable[Finding]) -> tuple[tuple[Finding, tuple[str, ...]], ...]:
-    """Findings that differ in their subject's name alone, once, with all subjects."""
+    """Merge findings that differ only in their subject, with all subjects."""
     by_text: dict[tuple[object, ...], tuple[Finding, list[str]]] = {}
     for finding in findings:
         texts = (
@@ -354,8 +353,7 @@ def _by_subjects(findings: Iterable[Finding]) -> tuple[tuple[Finding, tuple[str,
 
 
 def _fits(host: Host, plan: Plan) -> bool:
-    """Return whether the plan's nodes and CPUs are this host's, so that a picture of both is
-    right."""
+    """Return whether the plan's nodes and CPUs are this host's, so that one picture fits both."""
     pus = {pu.index for pu in host.pus}
     return all(set(pins) <= pus for pins in plan.vcpu_pins)
 
@@ -364,13 +362,13 @@ def _draw_hosts(svg: str, *, paper: bool) -> str:
     svg = _IDS.sub("", svg).strip()
     if not paper:
         svg = _HATCHES.sub("", _STYLE.sub("", svg, count=1), count=1)
-        # The page's policy forbids styles of single elements; its style sheet knows these.
+        # The page's policy forbids inline styles, so classes of the style sheet are used.
         svg = _HATCHED.sub(r'data-hatch="\1"', svg)
     return svg.replace("<svg ", '<svg class="map" ', 1)
 
 
 def _links(host: Host) -> Iterator[Part]:
-    """Links that are not PCIe; then GPUs or NICs of one model on one node with equal links."""
+    """Yield links other than PCIe; then GPUs or NICs of one model and node with equal links."""
     if lines := link_lines(host):
         yield Items(lines)
     addresses_of_link: dict[tuple[str, str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""Pictures of a machine: which charts its figures make, with what is written under them."""
+"""Pictures of a machine: charts of its results, with their captions."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
 def bar_of(label: str, series: Series, number: int, base: Series | None = None) -> Bar:
-    """A figure with its range, and what it is against the base."""
+    """Return the bar of a result with its range and its change against the base."""
     low, high = (series.low, series.high) if series.samples > 1 else (None, None)
     note = ""
     if base is not None and base is not series:
@@ -56,7 +56,8 @@ def bar_of(label: str, series: Series, number: int, base: Series | None = None) 
 
 
 def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
-    """The bars of one metric of a machine, in one unit; changes are against the first layout."""
+    """Return the bars of a metric of a machine, in one unit; changes are against the first
+    layout."""
     bars = [
         (label, series, number)
         for label, number, by_key in machine.layouts()
@@ -69,7 +70,7 @@ def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ..
 
 
 def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
-    """One chart for each metric that has a figure over all; which way is better is said."""
+    """Yield a chart for each metric with an overall result, and which direction is better."""
     for metric in METRICS.values():
         bars, unit = metric_bars(machine, metric)
         if bars:
@@ -81,7 +82,7 @@ def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
-    """One for each alternative against the baseline, then one for each against bare metal."""
+    """Yield a chart for each alternative against the baseline, then against bare metal."""
     for comparison in filter(None, (machine.comparison, machine.bare)):
         charts: dict[str, list[ForestRow]] = {}
         for label in comparison.alternatives:
@@ -90,7 +91,7 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             if shown:
                 charts[label] = [_forest_row(e, comparison.bare) for e in shown[:MOST_EFFECTS]]
         if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
-            continue  # the bars have the same multiples, and nothing has an interval
+            continue  # the bars show the same multiples, and no result has an interval
         end = axis_end([row for rows in charts.values() for row in rows])
         for label, rows in charts.items():
             note = f"effects, with {comparison.confidence:.0%} intervals"
@@ -101,7 +102,7 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
-    """Latency over working sets, and collectives over message sizes."""
+    """Yield charts of latency over working sets, and collectives over message sizes."""
     for metric_id in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
         metric = metric_of(metric_id)
         groups: dict[str | None, list[Curve]] = {}
@@ -121,7 +122,7 @@ def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 def heat_pictures(
     machine: ReportedMachine, matrices: Mapping[str, Sequence[FigureMatrix]]
 ) -> Iterator[Picture]:
-    """Matrices of nodes, GPUs and CPUs; those of one metric have the same colours.
+    """Yield matrices of nodes, GPUs and CPUs; matrices of one metric share a colour scale.
 
     matrices: of each alternative, by its label.
     """
@@ -132,13 +133,13 @@ def heat_pictures(
         kind = (matrix.key.metric, matrix.key.variant)
         low, high = ends.get(kind, (min(values), max(values)))
         ends[kind] = min(low, *values), max(high, *values)
-    pairs.sort(key=lambda pair: _matrix_order(pair[1]))  # those of one metric side by side
+    pairs.sort(key=lambda pair: _matrix_order(pair[1]))  # matrices of one metric side by side
     for label, matrix in pairs[:MOST_HEAT_MAPS]:
         yield _heat_picture(label, matrix, ends[matrix.key.metric, matrix.key.variant])
 
 
 def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
-    """Nodes and GPUs of a machine whose source prints no cell, but the means of near and far."""
+    """Yield charts for a machine whose source prints only the means of near and far."""
     series = [machine.series.get(label, {}) for label in (OWN_NODE, OTHER_NODE)]
     cards = [] if machine.host is None else list(machine.host.devices_of_kind(DeviceKind.GPU))
     nodes = sorted({card.node for card in cards if card.node is not None})
@@ -156,7 +157,7 @@ def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
-    """Being near against being far, a chart for each metric."""
+    """Compare local with remote access, a chart for each metric."""
     charts: dict[MatrixKey, list[Bar]] = {}
     for locality in localities:
         bars = charts.setdefault(locality.key, [])
@@ -195,7 +196,7 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
 def curve_points(
     series: Mapping[SeriesKey, Series], metric: str
 ) -> dict[str | None, tuple[tuple[float, float], ...]]:
-    """Points of curves by variant; of all nodes and devices together only."""
+    """Return points of curves by variant, only for all nodes and devices together."""
     curves: dict[str | None, list[tuple[float, float]]] = {}
     for key, of_size in series.items():
         place = (key.node, key.peer_node, key.device, key.peer)
@@ -205,13 +206,13 @@ def curve_points(
 
 
 def _other_curves(series: SeriesOf) -> list[str]:
-    """Collectives next to all-reduce that somebody measured."""
+    """Return the measured collectives besides all-reduce."""
     names = {key.metric for by_key in series.values() for key in by_key}
     return sorted(name for name in names - {"allreduce-busbw"} if name.endswith("-busbw"))
 
 
 def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
-    """Ranges of the caches, from the first alternative with known capacities."""
+    """Return size ranges of the caches, from the first alternative with known capacities."""
     for _, _, series in machine.layouts():
         capacities = sorted(
             (capacity.value, key.variant or "")
@@ -265,7 +266,7 @@ def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
 
 
 def _names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
-    """Short enough for a column: of addresses, the parts in which they differ.
+    """Shorten names for a column: of addresses only the parts that differ.
 
     >>> from homenode.bdf import Bdf
     >>> gpus = [MatrixPlace(Axis.GPU, 0, Bdf(0, bus, n, 0)) for bus, n in ((0x19, 0), (0x3B, 0))]
@@ -298,7 +299,7 @@ SIZE_LEVELS = (
 
 
 def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
-    """All kernels of STREAM by layout, on all memory and on the memory of each node."""
+    """Yield charts of all STREAM kernels by layout, on all memory and on each node's."""
     by_node: dict[int | None, dict[str, list[Bar]]] = {}
     for label, number, by_key in machine.layouts():
         for key, series in by_key.items():
@@ -325,7 +326,7 @@ def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
-    """Matrix products of the slowest GPU, by data type."""
+    """Yield a chart of matrix products on the slowest GPU, by data type."""
     by_type: dict[str, list[Bar]] = {}
     for label, number, by_key in machine.layouts():
         for key in sorted(by_key, key=str):
@@ -339,7 +340,7 @@ def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
-    """Latency from L1 to DRAM: the least and the greatest within each level."""
+    """Yield a chart of latency from L1 to DRAM: the range within each level."""
     levels: dict[str, list[Bar]] = {}
     for label, number, by_key in machine.layouts():
         for key, series in by_key.items():
@@ -361,7 +362,7 @@ def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ...]:
-    """(name, least, most bytes) of working sets, by the machine's caches where they are known."""
+    """Return (name, least, most bytes) of working sets, by the machine's caches if known."""
     levels = cache_levels(machine)
     if not levels:
         return SIZE_LEVELS
@@ -373,7 +374,7 @@ def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ..
 
 
 def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
-    """Events of each thread: the mean with the spread over threads, by layout."""
+    """Yield a chart of events per thread: mean and spread over threads, by layout."""
     bars: list[Bar] = []
     for label, number, by_key in machine.layouts():
         values = [(key.metric, key.variant or "", result.value) for key, result in by_key.items()]
@@ -399,7 +400,7 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 
 def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
-    """Every GPU's copies under each layout."""
+    """Yield a chart of every GPU's copies under each layout."""
     figures = [(alternative, _device_figures(alternative)) for alternative in machine.alternatives]
     for metric in METRICS.values():
         groups: list[BarGroup] = []
@@ -417,7 +418,7 @@ _BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not 
 
 
 def _device_figures(alternative: Alternative) -> dict[str, dict[object, list[float]]]:
-    """Figures of single GPUs, by metric: of no pair, node or size."""
+    """Return results of single GPUs, by metric: without pairs, nodes or sizes."""
     values_by_device: dict[str, dict[object, list[float]]] = {}
     for run in alternative.runs:
         for key, samples in run.groups.items():

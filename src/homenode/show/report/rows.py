@@ -1,4 +1,4 @@
-"""Rows: every figure of a report as a flat row: what CSV and JSON hold."""
+"""Rows: every result of a report as a flat row, for CSV and JSON."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ ReportRow = dict[str, Any]
 
 
 def rows_of(machine: ReportedMachine) -> Iterator[ReportRow]:
-    """Every series of a machine's alternatives, with its effect against the baseline."""
+    """Yield every series of a machine's alternatives, with its effect against the baseline."""
     compared = () if machine.comparison is None else machine.comparison.effects
     effects = {(effect.alternative, series_key(effect)): effect for effect in compared}
     for alternative in machine.alternatives:
@@ -41,7 +41,7 @@ def rows_of(machine: ReportedMachine) -> Iterator[ReportRow]:
 
 
 def csv_of(rows: Iterable[ReportRow]) -> str:
-    """The rows as CSV, with a head.
+    """Return the rows as CSV, with a header.
 
     >>> csv_of([]).startswith("machine,system,layout")
     True
@@ -50,7 +50,7 @@ def csv_of(rows: Iterable[ReportRow]) -> str:
 
 
 def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
-    """The same rows as JSON, `homenode.rows/1`, with what was omitted."""
+    """Return the rows as JSON, `homenode.rows/1`, with the omitted inputs."""
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
     encoded = encode_json(msgspec.to_builtins(document))
     return msgspec.json.format(encoded, indent=2).decode() + "\n"
@@ -94,7 +94,7 @@ def _row(
 
 
 def _figure(key: FigureKey) -> dict[str, Any]:
-    """Return the subject of the figure; devices by their addresses."""
+    """Return the subject of the result; devices by their addresses."""
     shared = {name: getattr(key, name) for name in FigureKey.__struct_fields__}
     devices = {name: str(shared[name]) for name in ("device", "peer") if shared[name] is not None}
     return shared | devices

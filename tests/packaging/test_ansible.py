@@ -31,9 +31,12 @@ _OVERLAY = """
 directory=$1
 mount -t tmpfs none "$directory"
 mkdir "$directory/upper" "$directory/work" "$directory/root"
-mount -t overlay -o "lowerdir=/,upperdir=$directory/upper,workdir=$directory/work" none
-"$directory/root" for each in proc sys dev dev/pts tmp; do mount --bind "/$each"
-"$directory/root/$each"; done mount -t tmpfs none "$directory/root/run"
+options="lowerdir=/,upperdir=$directory/upper,workdir=$directory/work"
+mount -t overlay -o "$options" none "$directory/root"
+for each in proc sys dev dev/pts tmp; do
+  mount --bind "/$each" "$directory/root/$each"
+done
+mount -t tmpfs none "$directory/root/run"
 mkdir "$directory/root/run/sshd"
 echo ready
 exec sleep infinity

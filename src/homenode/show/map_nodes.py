@@ -431,7 +431,7 @@ def draw_memory(
 
 
 def guest_memory(plan: Plan | None, node: NodeIndex) -> tuple[tuple[int, int, bool], ...]:
-    """Yield (cell, bytes, exact) of guest memory bound to a node; equal shares of several nodes."""
+    """Return (cell, bytes, exact) of guest memory on a node; equal shares of several nodes."""
     if plan is None or not plan.memory_nodes:
         return ()
     return tuple(

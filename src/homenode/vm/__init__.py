@@ -1,1 +1,1 @@
-"""One VM as any source says it: document, plan, target file, process, guest."""
+"""A VM as described by any source: domain XML, plan, target file, process or guest."""

@@ -22,11 +22,11 @@ _NODE_DEVICE = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-
 
 
 def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
-    """The host of a daemon's VMs, with its current allocations.
+    """Return the host of a daemon's VMs, with its current allocations.
 
     source: the user's name for it; an equal machine, such as a capture of this one, is accepted.
-    Raises InputError if it is another machine or nothing shows that it is the same, UsageError if a
-    remote daemon needs one.
+    Raises InputError if it is another machine or cannot be compared, UsageError if a remote daemon
+    needs a source.
     """
     check_host(source, virsh.connect)
     if not is_local(virsh.connect):
@@ -46,7 +46,7 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
 
 
 def _with_domains(host: Host, virsh: Virsh) -> Host:
-    """The host with the domains of a daemon that is not this machine's system daemon as well."""
+    """Return the host with the domains of a further daemon, not this machine's system daemon."""
     listed_uuids = {domain.uuid for domain in host.domains}
     running = virsh.domains(running=True)
     domains = [
@@ -62,7 +62,7 @@ def _with_domains(host: Host, virsh: Virsh) -> Host:
 
 
 def refuse_unread_vms(host: Host) -> None:
-    """Raise NotKnownError if VMs were not read: a new definition may get what they have."""
+    """Raise NotKnownError if VMs were not read: a new definition may use their resources."""
     for line in gap_lines(unread_vms(host.gaps)):
         raise NotKnownError(
             f"{host.name}: cannot tell which CPUs, memory and devices are free: {line}; nothing "

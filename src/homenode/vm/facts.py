@@ -1,6 +1,6 @@
-"""Facts: what two sources may say of one VM, a row each, and where the second differs.
+"""Facts: the comparable facts of a VM, a row each, and their differences between two sources.
 
-One table for all: whether a document, a target's file or what libvirt defined is as planned.
+One table compares a definition, a target's file or libvirt's definition with the plan.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,40 +24,40 @@ FactValues = Mapping[str, Any]
 class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     """One row."""
 
-    id: str  # also of the finding, behind "plan-"
-    subject: str = ""  # where a document has what is said of the whole VM
-    title: str = ""  # the same in words
+    id: str  # also the finding's id, after "plan-"
+    subject: str = ""  # element of a fact of the whole VM
+    title: str = ""  # readable name
     values: Callable[[Vm], FactValues]  # of a VM
-    fields: tuple[str, ...] = ()  # of Vm that it is made of, which the tables of formats name
-    agrees: Callable[[Any, Any], bool] = eq  # whether two values mean the same
+    fields: tuple[str, ...] = ()  # fields of Vm that it uses, for the tables of formats
+    agrees: Callable[[Any, Any], bool] = eq  # whether two values are equivalent
     show: Callable[[Any], str] = str  # a value as text
     nothing: str = "none"  # the text if there is none
     # (subject, expected, observed) of two values; subject "" = the thing
     show_both: Callable[[Any, Any], tuple[str, str, str]] | None = None
-    alone: bool = False  # what only the second source says is a difference, too
-    may_lack: bool = False  # what it does not say is none
-    # facts whose difference, of the same thing or of the whole VM, says it already
+    alone: bool = False  # a value only in the second source is a difference too
+    may_lack: bool = False  # a missing value means none
+    # facts whose difference on the same subject, or the whole VM, implies this one
     after: tuple[str, ...] = ()
 
 
 class VmComparison(Struct, frozen=True, kw_only=True, gc=False):
-    """One fact of two VMs."""
+    """A fact of two VMs."""
 
     fact: VmFact  # the row
     subject: str  # the thing
-    title: str  # the same in words
+    title: str  # readable name
     expected: str  # as text
     observed: str  # as text
-    planned_value: Any  # None = the first VM says nothing
-    found_value: Any  # None = the second VM says nothing
-    agree: bool  # whether the two mean the same
+    planned_value: Any  # None = not given by the first VM
+    found_value: Any  # None = not given by the second VM
+    agree: bool  # whether the values are equivalent
 
 
 def diff(
     planned: Vm, observed: Vm, lost: Collection[str] = (), facts: Iterable[VmFact] | None = None
 ) -> Iterator[VmComparison]:
-    """Where the second VM is not as the first, in the order of the facts; None = FACTS. lost: ids
-    of facts that one of the two cannot say."""
+    """Yield differences of the second VM from the first, in the order of the facts; None = FACTS.
+    lost: ids of facts that one source cannot hold."""
     rows = (fact for fact in (FACTS if facts is None else facts) if fact.id not in lost)
     return (comparison for comparison in compare(planned, observed, rows) if not comparison.agree)
 
@@ -117,7 +117,7 @@ def _some(texts: Iterable[str]) -> str:
 
 
 def _pins(vm: Vm) -> tuple[CpuSet | None, ...]:
-    """A pin or None for each vCPU, and what a source pins beyond them."""
+    """Return a pin or None for each vCPU, and pins of further threads."""
     return vm.vcpu_pins + (None,) * (vm.vcpus - len(vm.vcpu_pins))
 
 
@@ -138,13 +138,13 @@ def _both_pins(
 
 
 def _same_pins(planned: Sequence[CpuSet | None], observed: Sequence[CpuSet | None]) -> bool:
-    """Return whether the vCPUs that both have are pinned alike; their number is another fact."""
+    """Return whether the common vCPUs have the same pins; the number is another fact."""
     return all(want == have for want, have in zip(planned, observed, strict=False))
 
 
 def _same_machine(planned: str, observed: str) -> bool:
-    """libvirt writes the newest version in the place of a name without one; the other way round the
-    version is lost."""
+    """Return whether machine types match: libvirt expands an alias to the newest version; losing a
+    version is a difference."""
     machines = (planned, observed)
     kinds = [next((k for k in ("q35", "virt") if k in m), "pc") for m in machines]
     is_versioned = any(c.isdigit() for c in planned.replace("q35", ""))
@@ -154,7 +154,7 @@ def _same_machine(planned: str, observed: str) -> bool:
 def _same_cpu(
     planned: tuple[str | None, str | None], observed: tuple[str | None, str | None]
 ) -> bool:
-    """A document without a model gets the default one's name from libvirt."""
+    """Return whether CPUs match: libvirt adds the default model if none is given."""
     return planned[0] is None or planned == observed
 
 
@@ -184,14 +184,14 @@ def _binding_text(binding: tuple[str | None, CpuSet]) -> str:
 
 
 def _same_binding(planned: tuple[str | None, CpuSet], observed: tuple[str | None, CpuSet]) -> bool:
-    """A source may say the nodes alone."""
+    """Return whether bindings match; a source may give only nodes."""
     return planned[1] == observed[1] and observed[0] in (None, planned[0])
 
 
 def _same_port(
     planned: tuple[str, GuestAddress | None], observed: tuple[str, GuestAddress | None]
 ) -> bool:
-    """Where no address is asked for, the hypervisor chooses it."""
+    """Return whether ports match; without an address the hypervisor chooses one."""
     return planned[0] == observed[0] and planned[1] in (None, observed[1])
 
 

@@ -17,7 +17,7 @@ from homenode.vm.model import GuestHostdev, Vm
 
 
 def functions_of_parts(host: Host) -> dict[str, Bdf]:
-    """The function that each mediated device of a GPU is on, by its UUID."""
+    """Map the UUID of each mediated device of a GPU to its function."""
     return {
         part.uuid: part.bdf
         for gpu in host.devices_of_kind(DeviceKind.GPU)
@@ -27,7 +27,7 @@ def functions_of_parts(host: Host) -> dict[str, Bdf]:
 
 
 def with_mediated(guest: Vm, host: Host | None) -> Vm:
-    """The guest with its mediated devices among its host devices, those that the host has.
+    """Return the guest with those mediated devices that the host has among its host devices.
 
     Raises InputError for two of one function.
     """
@@ -44,7 +44,7 @@ def with_mediated(guest: Vm, host: Host | None) -> Vm:
 
 
 def unknown_mediated(guest: Vm, host: Host | None) -> tuple[str, ...]:
-    """UUIDs of the guest's mediated devices that the host does not show; () without a host."""
+    """Return UUIDs of the guest's mediated devices that the host lacks; () without a host."""
     if host is None:
         return ()
     functions = functions_of_parts(host)
@@ -72,7 +72,7 @@ def refuse_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:
 
 
 def function_of_uuid(host: Host | None, uuid: str) -> Bdf:
-    """The function of a mediated device. Raises InputError for one that the host does not have."""
+    """Return the function of a mediated device. Raises InputError if the host does not have it."""
     function_of_part = {} if host is None else functions_of_parts(host)
     if uuid not in function_of_part:
         raise InputError(
@@ -84,7 +84,7 @@ def function_of_uuid(host: Host | None, uuid: str) -> Bdf:
 
 
 def named_device(host: Host | None, name: Bdf | str) -> Bdf | str:
-    """What --device names: gpu0, the first GPU of show, by its address, others as they are.
+    """Resolve a --device value: gpu0, the first GPU of `show`, to its address; else unchanged.
 
     Raises InputError for a number that the host does not have.
     """
@@ -101,7 +101,7 @@ def named_device(host: Host | None, name: Bdf | str) -> Bdf | str:
 
 
 def parts_at(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart, ...]:
-    """Parts of a GPU's function that VFIO can pass to a VM; () for whole GPUs, other devices."""
+    """Return parts at a GPU's function that VFIO can pass to a VM; () for other devices."""
     device = by_bdf.get(function)
     gpu = device
     if device is not None and device.physical_function is not None:
@@ -124,8 +124,8 @@ def _plain(profile: str) -> str:
 def free_parts(
     by_bdf: Mapping[Bdf, PciDevice], function: Bdf, taken: frozenset[str], profile: str | None
 ) -> Iterator[GpuPart]:
-    """The parts at a function that may be chosen. taken: UUIDs that other VMs have. Without a
-    profile only virtual functions that have none: a vGPU never counts as a GPU."""
+    """Yield the free parts at a function. taken: UUIDs of other VMs. Without a profile only virtual
+    functions without a type: a vGPU never counts as a GPU."""
     for part in parts_at(by_bdf, function):
         is_chosen = part.profile is None if profile is None else same_profile(part, profile)
         if is_chosen and part.uuid not in taken:
@@ -133,12 +133,12 @@ def free_parts(
 
 
 def is_divided(gpu: PciDevice) -> bool:
-    """Return whether others may have a part of the GPU."""
+    """Return whether parts of the GPU may be in use by others."""
     return bool(gpu.parts or gpu.sriov_num_vfs)
 
 
 def profiles_text(host: Host) -> str:
-    """The profiles of the host's parts for a message, and whether VMs can have them."""
+    """Format the profiles of the host's parts, and whether VMs can use them."""
     parts = [part for gpu in host.devices_of_kind(DeviceKind.GPU) for part in gpu.parts]
     is_for_vms_of = {part.profile: part.is_for_vms for part in parts if part.profile is not None}
     listed = [

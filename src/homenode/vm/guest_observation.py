@@ -1,4 +1,4 @@
-"""Observation: what a guest's kernel reports, and where its functions hang in its PCI tree."""
+"""Observation: the facts that a guest's kernel reports, and its functions' PCI paths."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ _DEEPEST = 32
 class GuestPath(Struct, frozen=True):
     """A root bus, and (device, function) on each bus from there down to the function.
 
-    Firmware gives out the bus numbers between, so they are omitted. The root's own number is
+    Bus numbers in between are assigned by firmware, so they are omitted. The root's own number is
     exact: 0, or the busNr of the expander bus.
 
     >>> str(GuestPath(0x80, ((1, 0), (0, 1))))
@@ -35,7 +35,7 @@ class GuestPath(Struct, frozen=True):
 def path_of_address(
     address: GuestAddress, controllers: Iterable[GuestPciController]
 ) -> GuestPath | None:
-    """The path of a libvirt address among a document's controllers; pcie.0 is index 0.
+    """Return the path of a libvirt address among a definition's controllers; pcie.0 is index 0.
 
     None if a controller on the way is missing, or has no address or busNr yet.
     """
@@ -60,13 +60,13 @@ def path_of_address(
 
 
 def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
-    """The path of every function that a guest's kernel sees -> its address there."""
+    """Map the path of every function in a guest's kernel to its address there."""
     by_bdf = guest.device_at
     root_bus = {root.name: root.bus for root in guest.root_complexes}
     function_of_path: dict[GuestPath, Bdf] = {}
     for device in guest.pci_devices:
         if device.bdf.domain or device.root_complex not in root_bus:
-            continue  # another segment, such as VMD's: not one of ours
+            continue  # another segment, such as VMD's
         steps = [(device.bdf.device, device.bdf.function)]
         parent = device.parent
         while parent is not None and parent in by_bdf and len(steps) < _DEEPEST:
@@ -81,11 +81,11 @@ _L3 = 3
 
 
 class Observation(Struct, frozen=True):
-    """A guest's own discovery, read as what it says of its VM. CPU numbers of the guest are vCPU
-    numbers: QEMU lists them in order."""
+    """A guest's own discovery, as facts of its VM. The guest's CPU numbers are vCPU numbers: QEMU
+    lists them in order."""
 
     guest: Host
-    at: dict[GuestPath, Bdf]  # its functions by their path
+    at: dict[GuestPath, Bdf]  # functions of the guest by path
 
     @property
     def source(self) -> str:
@@ -93,7 +93,7 @@ class Observation(Struct, frozen=True):
 
     @property
     def vcpus(self) -> CpuSet:
-        """vCPUs that are online."""
+        """The online vCPUs."""
         return self.guest.online_pus
 
     @property
@@ -102,21 +102,21 @@ class Observation(Struct, frozen=True):
 
     @property
     def l3(self) -> tuple[CpuSet, ...] | None:
-        """vCPUs of each L3 cache; () if it has none, None if it gives no caches."""
+        """The vCPUs of each L3 cache; () without L3, None if caches are unknown."""
         llcs = self.guest.llcs
         return tuple(llc.pus for llc in llcs if llc.level == _L3) if llcs else None
 
     def device_at(self, path: GuestPath) -> PciDevice | None:
-        """The function at a path, or None."""
+        """Return the function at a path, or None."""
         bdf = self.at.get(path)
         return None if bdf is None else self.guest.device(bdf)
 
     def port_links(self, device: PciDevice) -> tuple[PciLink, ...]:
-        """Links of the ports above a function, the lowest first."""
+        """Return the links of the ports above a function, the lowest first."""
         above = self.guest.bridges_above(device.bdf)
         return tuple(bridge.link for bridge in above if bridge.link is not None)
 
 
 def observation_of(guest: Host) -> Observation:
-    """The observation in a guest's own discovery."""
+    """Make the observation from a guest's own discovery."""
     return Observation(guest, paths_of_guest(guest))

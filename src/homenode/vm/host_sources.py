@@ -15,7 +15,7 @@ from homenode.text import did_you_mean
 from homenode.vm.sources import is_host, load_host
 
 MOST_HOSTS = 100_000
-_JOBS = 8  # sources read at once: ssh waits most
+_JOBS = 8  # sources read in parallel, as ssh mostly waits
 _TIMES = re.compile(r"(?P<name>.+)\*(?P<count>[0-9]{1,6})\Z", re.ASCII)
 _URI = re.compile(r"[a-z][a-z0-9]*(\+[a-z0-9]+)?://", re.ASCII)
 _SSH_URI = re.compile(r"qemu\+ssh://(?P<server>[^/?#]+)(/|\Z)", re.ASCII)
@@ -25,27 +25,27 @@ Progress = Callable[[int, int], None]
 
 
 class NamedHost(Struct, frozen=True, kw_only=True):
-    """A host of several."""
+    """A named host of several."""
 
-    name: str  # its own among them; also the name of `host`
-    source: str  # what it was read from
+    name: str  # unique among them; also the name of `host`
+    source: str  # the source that it was read from
     host: Host
 
     @property
     def libvirt_uri(self) -> str:
-        """The URI for virsh: the one that the host was read from, else one by its name."""
+        """The URI for virsh: the host's source if it is a URI, else made from its name."""
         return self.source if "://" in self.source else f"qemu+ssh://{self.name}/system"
 
 
 class NamedHosts(Struct, frozen=True):
-    """The hosts by name, and the sources that could not be read."""
+    """Hosts by name, and the sources that could not be read."""
 
     hosts: tuple[NamedHost, ...]
     unread: tuple[Gap, ...]
 
 
 def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: None) -> NamedHosts:
-    """The hosts of all sources. progress: called with the number of sources read, and of all.
+    """Read the hosts of all sources. progress: called with the number of sources read, and of all.
 
     Raises UsageError for no source, InputError if none gives a host.
     """
@@ -80,7 +80,8 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
 
 
 def _entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]]:
-    """(source, name) of each host, or hosts times a number; name: of a file in a directory."""
+    """Return (source, name) of each host, or hosts times a number; name: for files of a
+    directory."""
     directory = Path(source)
     try:
         if not directory.is_dir() or _is_tree(directory):
@@ -123,7 +124,7 @@ def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | Gap:
 
 
 def _unread(source: str, message: str) -> Gap:
-    """The reader's message may begin with the source's name, which is removed."""
+    """Return the reader's message without the source's name at its start."""
     for name in (source, f"ssh://{source}", source.rstrip("/").rpartition("/")[2]):
         message = message.removeprefix(f"{name}: ")
     return Gap(source, message)
@@ -172,7 +173,7 @@ def _name_of_uri(uri: str) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """gpu-7 of gpu-7.tar.gz.
+    """Return a file's name without suffixes: gpu-7 for gpu-7.tar.gz.
 
     >>> _plain_name("gpu-7.example.org.tar.gz"), _plain_name("gpu-7.toml"), _plain_name("gpu.7")
     ('gpu-7.example.org', 'gpu-7', 'gpu.7')
@@ -188,7 +189,7 @@ def _is_tree(directory: Path) -> bool:
 
 
 def natural_key(name: str) -> list[tuple[int, int | str]]:
-    """Sorts gpu-2 before gpu-10.
+    """Return a sort key that puts gpu-2 before gpu-10.
 
     >>> sorted(["gpu-10", "gpu-2", "a"], key=natural_key)
     ['a', 'gpu-2', 'gpu-10']

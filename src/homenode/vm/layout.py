@@ -1,4 +1,4 @@
-"""Layout: the five switches that say how a guest lies on its host, and their presets."""
+"""Layout: the five switches of a guest's placement on its host, and their presets."""
 
 from enum import StrEnum
 
@@ -38,7 +38,7 @@ class MemoryBinding(StrEnum):
 
 
 class Layout(Struct, frozen=True):
-    """The five switches. Evidence is keyed by all five; `name` is the preset's, or "custom"."""
+    """The five switches. Results are keyed by all five; `name` is the preset's, or "custom"."""
 
     name: str
     pinning: Pinning
@@ -104,7 +104,7 @@ STUDY_NAMES = {
 
 
 def preset_named(name: str) -> Layout | None:
-    """The preset of that name, or of the study's name for it; None if there is none.
+    """Return the preset of that name, also of the study's names; else None.
 
     >>> preset_named("pin-numa").name, preset_named("vcpu_pin_numa").name, preset_named("A").name
     ('pin-numa', 'pin-numa', 'pin')
@@ -113,19 +113,19 @@ def preset_named(name: str) -> Layout | None:
 
 
 def unknown_layout(name: str, option: str = "--layout") -> UsageError:
-    """The error for a name that is not a layout's."""
+    """Return the error for an unknown layout."""
     return unknown("layout", name, PRESETS, "homenode list layouts", f"{option}: ")
 
 
 def with_preset_name(layout: Layout) -> Layout:
-    """The layout under the name of the preset that it equals, else "custom"."""
+    """Return the layout with the name of the equal preset, else "custom"."""
     switches = replace(layout, name="")
     names = (name for name, preset in PRESETS.items() if replace(preset, name="") == switches)
     return replace(layout, name=next(names, "custom"))
 
 
 def with_siblings(layout: Layout) -> Layout:
-    """The layout with vCPUs on all hyper-threads of each core, and shown as such.
+    """Return the layout with vCPUs on all hyper-threads of each core, exposed as siblings.
 
     >>> with_siblings(PRESETS["pin-numa"]).name
     'pin-numa-smt'
@@ -134,7 +134,7 @@ def with_siblings(layout: Layout) -> Layout:
 
 
 def layout_text(layout: Layout) -> str:
-    """The layout's name for people; of one that is a preset but for its siblings, that says so.
+    """Return the layout's name for people; for a preset with other siblings with a note.
 
     >>> layout_text(with_siblings(PRESETS["pin-bound"])), layout_text(PRESETS["pin"])
     ('pin-bound with siblings', 'pin')

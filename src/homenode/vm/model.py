@@ -1,4 +1,4 @@
-"""Vm: one VM as a plan, a document, a target's file, a process or a guest says it."""
+"""Vm: one VM as described by a plan, a definition, a target's file, a process or a guest."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -33,7 +33,7 @@ class GuestTopology(NamedTuple):
 class GuestCache(StrEnum):
     """The caches that the guest is shown, in libvirt's modes."""
 
-    PASSTHROUGH = "passthrough"  # the host's leaves, which say what is true of the guest
+    PASSTHROUGH = "passthrough"  # the host's CPUID leaves, correct for this guest
     EMULATED = "emulate"  # one emulated L3 a die
     DISABLED = "disable"  # no L3
 
@@ -81,12 +81,12 @@ class GuestPciController(Struct, frozen=True):
 
     index: int  # libvirt's, which is also the `bus` of what is plugged into it
     model: str  # libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...")
-    # where it is plugged in; None on pcie-root and where libvirt is to choose
+    # its address; None on pcie-root and if libvirt chooses it
     address: GuestAddress | None = None
     bus_nr: int | None = None  # <target busNr> and its <node>, on expander buses only
     cell: int | None = None  # <target busNr> and its <node>, on expander buses only
-    bus_count: int | None = None  # buses in its window, itself included, where a plan says so
-    existing: bool = True  # the document has it already, exactly so
+    bus_count: int | None = None  # buses in its window, itself included, if set by a plan
+    existing: bool = True  # the definition has it already, unchanged
 
 
 class GuestHostdev(Struct, frozen=True):
@@ -99,14 +99,14 @@ class GuestHostdev(Struct, frozen=True):
     uuid: str | None = None  # the mediated device on that function
     # libvirt binds it to VFIO at the start; False of a vGPU, whose driver stays
     managed: bool = True
-    # the guest cell that it is on, where the source says it by itself rather than by the bus
+    # its guest cell, if the source has it explicitly rather than by bus
     cell: int | None = None
-    host_node: NodeIndex | None = None  # of the function, likewise
-    # those without vCPUs and memory where the guest's driver puts a Grace GPU's own memory online
+    host_node: NodeIndex | None = None  # of the function, if the source has it
+    # empty cells for the memory of a Grace GPU, put online by the guest's driver
     initiator_cells: CpuSet = CpuSet()
-    # functions that a plan keeps together (a GPU and its audio) share the first one's address
+    # functions of one device (a GPU and its audio) share the first function's address
     group: Bdf | None = None
-    # share of the guest's memory on the function's own node, where it is known
+    # share of the guest's memory on the function's own node, if known
     local_memory_ratio: float | None = None
 
 
@@ -122,14 +122,14 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     """A <memory model=...> device that counts as memory: DIMM, NVDIMM, virtio-mem, virtio-pmem."""
 
     model: str = "dimm"
-    alias: str | None = None  # libvirt's, None if it has given none
-    cell: int  # the guest cell that it is plugged into; 0 if the document names none
-    size_bytes: int  # the most that it holds
-    plugged_bytes: int  # what the guest gets of it at the start
+    alias: str | None = None  # libvirt's, None if missing
+    cell: int  # its guest cell; 0 if the definition has none
+    size_bytes: int  # maximum size
+    plugged_bytes: int  # size that the guest gets at the start
     # its memory comes from where the cell's comes from; False with a file, host nodes or pages of
     # its own
     follows_cell: bool = True
-    has_nodemask: bool = False  # host nodes alone are its own
+    has_nodemask: bool = False  # only its host nodes differ from the cell's
     # mode, nodes, page_bytes, bytes_by_node: as VmCell has them; libvirt takes the cell's where the
     # device has none
     mode: str | None = None
@@ -139,12 +139,12 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that are mapped."""
+        """Bytes that QEMU maps."""
         return self.size_bytes
 
     @property
     def is_host_memory(self) -> bool:
-        """Whether it takes memory of the host, rather than being a file of its own."""
+        """Whether it uses host memory rather than a file."""
         return self.model in ("dimm", "virtio-mem")
 
     def lies_with_cell(self, layout: Layout) -> bool:
@@ -160,22 +160,22 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     id: int
     vcpus: CpuSet
     memory_bytes: int = 0
-    # the host nodes that its memory is bound to; empty if nothing binds it
+    # host nodes of its memory binding; empty if not bound
     nodes: CpuSet = CpuSet()
-    host_nodes: tuple[NodeIndex, ...] = ()  # those that a plan has laid it on, bound or not
-    mode: str | None = None  # of the binding, in libvirt's word; None = not said
+    host_nodes: tuple[NodeIndex, ...] = ()  # host nodes chosen by a plan, bound or not
+    mode: str | None = None  # of the binding, as in libvirt; None = not given
     page_bytes: int | None = None  # None = ordinary pages, 0 = the default huge page size
     distances: tuple[int, ...] = ()  # to every cell, in cell order; SLIT; () = none given
-    # (node, bytes) of its pages that are there, the most first; None = not said
+    # (node, bytes) of its allocated pages, the most first; None = unknown
     bytes_by_node: tuple[tuple[NodeIndex, int], ...] | None = None
 
 
 def complete_distances(
     given: Mapping[tuple[int, int], int], cells: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The distances of each cell to every cell, [from][to]; () for each if none is given.
+    """Return the distances between cells, [from][to]; () for each if none is given.
 
-    One that is not given is that of the other direction, else 10 or 20. Source: libvirt's
+    A missing distance is that of the other direction, else 10 or 20. Source: libvirt's
     virDomainNumaDefNodeDistanceParseXML; complete_init_numa_distance of QEMU's hw/core/numa.c.
 
     >>> complete_distances({(0, 1): 21}, 2)
@@ -190,18 +190,17 @@ def complete_distances(
 
 
 class LayoutRecord(Struct, frozen=True, kw_only=True):
-    """The layout that homenode has put on a document, by the record in it. None: the user named
-    it."""
+    """The layout of a tuned definition, by the record in it. objective None: chosen by the user."""
 
     layout: Layout
-    host: str | None  # start of the fingerprint of the host that it was planned for
+    host: str | None  # start of the planned host's fingerprint
     objective: Objective | None = None  # what `auto` chose the layout for
 
 
 class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A VM. None = this source does not say, or there is none if the field says so.
+    """A VM. None = unknown in this source, or absent if the field's comment says so.
 
-    The defaults are those of a source that says nothing of it.
+    Defaults are for sources without the field.
     """
 
     name: str
@@ -214,17 +213,17 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     machine: str | None = None
     """As written ("q35", "pc-q35-7.2", "pc", "virt-8.0"); None = the default one."""
     firmware: str | None = None
-    loader: str | None = None  # Path of the firmware, where it is named
-    emulator: str | None = None  # Path of QEMU, likewise
+    loader: str | None = None  # Path of the firmware, if given
+    emulator: str | None = None  # Path of QEMU, if given
     launch_security: str | None = None
     """Type of <launchSecurity> ("sev", "sev-snp", "tdx", ...)."""
 
-    vcpus: int  # The most that it may have
-    offline_vcpus: CpuSet = CpuSet()  # Those of them that are not there at the start
+    vcpus: int  # Maximum number
+    offline_vcpus: CpuSet = CpuSet()  # Offline at the start
     cpu_mode: str | None = None  # None if no CPU model is named
     cpu_model: str | None = None
     cpu_topology: GuestTopology | None = None
-    cpu_cache: str | None = None  # Mode of <cache>; None = there is none
+    cpu_cache: str | None = None  # Mode of <cache>; None = no <cache>
     topoext: bool | None = None
     """Whether the feature is asked for or switched off; None = it is not named."""
     physical_address_bits: int | None = None
@@ -239,7 +238,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     memory_bytes: int  # Without the memory devices
     page_bytes: int | None = None  # Of the huge pages; 0 = the default size; None = ordinary pages
-    ballooned_bytes: int = 0  # What the guest may have given back at the start
+    ballooned_bytes: int = 0  # Balloon size at the start
     max_memory_bytes: int | None = None
     hard_limit_bytes: int | None = None
     memory_access_shared: bool = False
@@ -247,7 +246,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Mode and host nodes that all memory is bound to; None = not bound."""
     bound_nodes: CpuSet | None = None
     """Host nodes of strict and restrictive bindings, those of single cells too; None = no such."""
-    has_dimms: bool = False  # There are memory devices, those that do not count as memory too
+    has_dimms: bool = False  # Has memory devices, of any kind
     memory_devices: tuple[MemoryDevice, ...] = ()
     cells: tuple[VmCell, ...] = ()  # () = a flat guest
 
@@ -267,17 +266,17 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def vcpus_online(self) -> int:
-        """vCPUs at the start."""
+        """The number of vCPUs at the start."""
         return self.vcpus - len(self.offline_vcpus)
 
     @property
     def cell_vcpus(self) -> tuple[CpuSet, ...]:
-        """vCPUs of each guest cell in cell order, () for a flat guest."""
+        """The vCPUs of each guest cell in cell order, () for a flat guest."""
         return tuple(cell.vcpus for cell in self.cells)
 
     @property
     def cells_or_whole(self) -> tuple[VmCell, ...]:
-        """The cells; of a flat guest one with every vCPU and all memory."""
+        """The cells; for a flat guest one cell with every vCPU and all memory."""
         if self.cells:
             return self.cells
         mode, nodes = self.binding or (None, CpuSet())
@@ -305,13 +304,13 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def memory_nodes(self) -> CpuSet:
-        """Host nodes that memory of the whole VM or of a cell is bound to."""
+        """The host nodes of all memory bindings."""
         vm_nodes = CpuSet() if self.binding is None else self.binding[1]
         return CpuSet.union((vm_nodes, *(cell.nodes for cell in self.cells)))
 
     @property
     def pinned_pus(self) -> CpuSet:
-        """Every CPU that some vCPU is pinned to."""
+        """The CPUs of all vCPU pins."""
         return CpuSet.union(self.vcpu_pins)
 
     @property
@@ -320,7 +319,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def threads_per_core(self) -> int:
-        """Siblings of a core as the document shows them, 1 = none."""
+        """The siblings per core in the definition, 1 = none."""
         return 1 if self.cpu_topology is None else self.cpu_topology.threads
 
     @property
@@ -339,7 +338,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def has_private_memory(self) -> bool:
-        """Whether its pages come from guest_memfd rather than from QEMU's own memory."""
+        """Whether its pages are in guest_memfd rather than in QEMU's memory."""
         return self.launch_security in ("sev-snp", "tdx")
 
     @property
@@ -369,6 +368,6 @@ def expander_above(
 
 
 def cell_of_hostdev(guest: Vm, hostdev: GuestHostdev) -> int | None:
-    """The guest cell whose expander bus a device hangs on; None on pcie.0."""
+    """Return the guest cell of a device's expander bus; None on pcie.0."""
     above = None if hostdev.address is None else guest.expander_above(hostdev.address.bus)
     return None if above is None else above.cell

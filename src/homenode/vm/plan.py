@@ -1,4 +1,4 @@
-"""Plan: where every vCPU, page and device of one VM goes, and why."""
+"""Plan: the place of every vCPU, page and device of a VM, with the reasons."""
 
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -24,12 +24,12 @@ RECORDED_DIGITS = 16
 
 
 class Aperture(Struct, frozen=True):
-    """Sizes that the devices' BARs and the memory ask of the guest's address space."""
+    """Sizes of the guest's address space for the devices' BARs and the memory."""
 
     pcihole64_bytes: int | None  # of pcie-root
     physical_address_bits: int | None  # for <maxphysaddr>
-    firmware_mmio64_mib: int | None  # OVMF's window. Each None if nothing need be set.
-    memlock_bytes: int  # locked memory that QEMU will need
+    firmware_mmio64_mib: int | None  # OVMF's window. Each None if not needed.
+    memlock_bytes: int  # locked memory that QEMU needs
     dma_map_entries: int  # entries in the IOMMU at the page size, per container
 
 
@@ -55,7 +55,7 @@ class RunnerUp(Struct, frozen=True):
     nodes: tuple[NodeIndex, ...]
     cost: tuple[CostTerm, ...]
     decided_by: str  # name of the first term that differs
-    devices: tuple[Bdf, ...] = ()  # the functions of the VM there, where GPUs were to choose
+    devices: tuple[Bdf, ...] = ()  # the VM's functions there, if GPUs were chosen
 
 
 class Relaxation(StrEnum):
@@ -73,7 +73,7 @@ class Relaxation(StrEnum):
 
 
 class Plan(Struct, frozen=True):
-    """The placement of one VM; the value that every later step reads."""
+    """The placement of one VM, used by every later step."""
 
     vm: Vm
     """The guest as it is with the plan in it. What a layout leaves as it was is None or () there:
@@ -89,7 +89,7 @@ class Plan(Struct, frozen=True):
     """64-bit PCI window and address bits that the devices need; None = nothing to set."""
     page_reservations: tuple[PageReservation, ...]
     """Huge pages to reserve on host nodes before the VM starts."""
-    fallback: str  # Name of the fallback that the plan is on
+    fallback: str  # Name of the plan's fallback
     cost: tuple[CostTerm, ...]  # In the order in which placements are compared
     optimal: bool | None
     """No placement on which no more gives way costs less; None = not all were compared."""
@@ -97,13 +97,13 @@ class Plan(Struct, frozen=True):
     rejections: tuple[Rejection, ...]
     findings: tuple[Finding, ...]
     consequences: tuple[str, ...]  # What the guest's user will see change, one sentence each
-    gaps: tuple[Gap, ...]  # What is not known of the host, and could have changed the plan
+    gaps: tuple[Gap, ...]  # Unknown facts of the host that could change the plan
     mediated_removed: tuple[str, ...] = ()
     """UUIDs of the document's mediated devices that others replace."""
     kept: tuple[str, ...] | None = None
     """A line for each other element of the document that layouts share their sections with, which
     the plan relies on; None if there is no document."""
-    kept_of: str = LIBVIRT  # The target whose file those lines are of
+    kept_of: str = LIBVIRT  # The target of these lines
     relaxations: tuple[Relaxation, ...] = ()  # As the fallback's name has them
 
     @property
@@ -118,7 +118,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def cells(self) -> tuple[VmCell, ...]:
-        """The guest's NUMA cells; a flat guest has exactly one, which lies on all nodes."""
+        """The guest's NUMA cells; a flat guest has one cell, on all nodes."""
         if self.vm.cells:
             return self.vm.cells
         (cell,) = self.vm.cells_or_whole
@@ -126,32 +126,32 @@ class Plan(Struct, frozen=True):
 
     @property
     def is_mirrored(self) -> bool:
-        """The guest has cells as the host has nodes."""
+        """Whether the guest's cells mirror the host's nodes."""
         return self.layout.cells is GuestCells.HOST
 
     @property
     def memory_mode(self) -> MemoryMode | None:
-        """Mode of numatune; None = as the document has it."""
+        """The mode of <numatune>; None = as in the definition."""
         return None if self.vm.binding is None else MemoryMode(self.vm.binding[0])
 
     @property
     def memory_nodes(self) -> tuple[NodeIndex, ...]:
-        """Host nodes that memory is bound to; () = not bound."""
+        """The host nodes of the memory binding; () = not bound."""
         return () if self.vm.binding is None else tuple(map(NodeIndex, self.vm.binding[1]))
 
     @property
     def vcpu_pins(self) -> tuple[CpuSet, ...]:
-        """CPUs of each vCPU, in vCPU order; () = not pinned. A plan pins all or none."""
+        """The CPUs of each vCPU, in vCPU order; () = not pinned. A plan pins all or none."""
         return tuple(pin for pin in self.vm.vcpu_pins if pin is not None)
 
     @property
     def iothread_pus(self) -> tuple[CpuSet, ...]:
-        """CPUs of each IOThread, ascending by its id; () = not pinned."""
+        """The CPUs of each IOThread, ascending by id; () = not pinned."""
         return tuple(pus for _, pus in self.vm.iothread_pins)
 
     @property
     def unsaid(self) -> frozenset[str]:
-        """Ids of the facts that the plan leaves as they were."""
+        """The ids of the facts that the plan does not change."""
         vm = self.vm
         unset = {
             "pages": vm.page_bytes is None,
@@ -172,13 +172,13 @@ KEPT = frozenset(
 
 
 def with_vm(plan: Plan, **changed: Any) -> Plan:
-    """The plan with other values of its guest."""
+    """Return the plan with changed fields of its guest."""
     return replace(plan, vm=structs.replace(plan.vm, **changed))
 
 
 def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
-    """The guest of a plan with the document's memory devices, offline vCPUs, balloon, and a
-    topology that the plan leaves alone.
+    """The plan's guest with the definition's memory devices, offline vCPUs, balloon, and a topology
+    that the plan keeps.
     """
     if document is None:
         return plan.vm
@@ -192,12 +192,12 @@ def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
 
 
 def is_critical(plan: Plan) -> bool:
-    """A finding of the plan is critical."""
+    """Whether a finding of the plan is critical."""
     return any(finding.severity is Severity.CRITICAL for finding in plan.findings)
 
 
 class Unplannable(HomenodeError):
-    """No placement fits. Holds every rejection; the message shows the nearest miss."""
+    """No placement fits. Has every rejection; the message has the nearest miss."""
 
     exit_code = 4
 

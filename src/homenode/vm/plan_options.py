@@ -1,4 +1,4 @@
-"""PlanOptions: what a user may ask of a placement, with how each is typed on a command line."""
+"""PlanOptions: the user's options for a placement, with their command-line syntax."""
 
 import re
 from collections.abc import Collection
@@ -34,7 +34,7 @@ _switch, _by_hand = partial(Opt, panel=SWITCHES, rare=True), partial(Opt, panel=
 
 
 class Policy(StrEnum):
-    """How many cores the nodes must have. XAPI's names: best effort, prio_mem_only, any."""
+    """The cores that nodes must have. XAPI's names: best effort, prio_mem_only, any."""
 
     CORES_FIRST = "cores-first"
     MEMORY_FIRST = "memory-first"
@@ -43,7 +43,7 @@ class Policy(StrEnum):
 
 
 class Balance(StrEnum):
-    """Which of otherwise equal placements to take."""
+    """The choice among otherwise equal placements."""
 
     SPREAD = "spread"  # most free whole cores, then most free memory
     PACK = "pack"  # tightest fit
@@ -58,7 +58,7 @@ class MemoryMode(StrEnum):
 
 
 class EmulatorPolicy(StrEnum):
-    """Where QEMU's own threads go."""
+    """The CPUs of QEMU's own threads."""
 
     AUTO = "auto"  # cores without vCPUs near the devices; idle siblings of vCPU cores last
     HOUSEKEEPING = "housekeeping"  # the host's named cores, shared by the emulators of several VMs
@@ -67,7 +67,7 @@ class EmulatorPolicy(StrEnum):
 
 
 class PciGranularity(StrEnum):
-    """The unit that gets an expander bus of its own."""
+    """The unit that gets its own expander bus."""
 
     CELL = "cell"
     ROOT_COMPLEX = "root-complex"
@@ -75,7 +75,7 @@ class PciGranularity(StrEnum):
 
 
 class DocumentSiblings(StrEnum):
-    """When siblings that a document shows (<topology threads='2'>) may replace whole cores."""
+    """The condition for a definition's siblings (<topology threads='2'>) to replace whole cores."""
 
     IGNORED = "ignored"  # the layout decides
     WHEN_SHORT = "when-short"  # before whole cores cost the host its last core, or mix kinds
@@ -83,7 +83,7 @@ class DocumentSiblings(StrEnum):
 
 
 class DeviceLocality(StrEnum):
-    """How GPUs outside the chosen nodes are judged."""
+    """The treatment of GPUs outside the chosen nodes."""
 
     REQUIRE = "require"  # reject the placement
     PREFER = "prefer"  # compare placements by it
@@ -98,7 +98,7 @@ def cell_asked(vcpus: int, memory_bytes: int, node: int | None = None) -> VmCell
 
 
 def size_of_cells(cells: Collection[VmCell]) -> tuple[int, int]:
-    """vCPUs and bytes of memory in all."""
+    """Return the total vCPUs and bytes of memory."""
     return sum(len(cell.vcpus) for cell in cells), sum(cell.memory_bytes for cell in cells)
 
 
@@ -110,7 +110,7 @@ class PartialReserve(Struct, frozen=True):
 
 
 def cell_of(text: str, option: str = "--guest-node") -> VmCell:
-    """A cell as it is typed. Raises UsageError."""
+    """Parse a --guest-node value. Raises UsageError."""
     parts = key_values(option, text, ("vcpus", "memory"), ("node",))
     vcpus = whole_number(f"{option}: vcpus", parts["vcpus"])
     if vcpus > MAX_VCPUS:
@@ -121,7 +121,7 @@ def cell_of(text: str, option: str = "--guest-node") -> VmCell:
 
 
 def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
-    """A reserve as it is typed. Raises UsageError."""
+    """Parse a --host-reserve value. Raises UsageError."""
     parts = key_values(option, text, (), ("cores", "memory"))
     if not parts:
         raise UsageError(
@@ -136,20 +136,20 @@ def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
 
 
 def cell_text(cell: VmCell) -> str:
-    """A cell as it is typed."""
+    """Format a cell as an option value."""
     node = "".join(f",node={index}" for index in cell.host_nodes)
     return f"vcpus={len(cell.vcpus)},memory={cell.memory_bytes}B{node}"
 
 
 def reserve_text(reserve: PartialReserve) -> str:
-    """A reserve as it is typed."""
+    """Format a reserve as an option value."""
     cores = [] if reserve.cores is None else [f"cores={reserve.cores}"]
     memory = [] if reserve.memory_bytes is None else [f"memory={reserve.memory_bytes}B"]
     return ",".join([*cores, *memory])
 
 
 def host_device(text: str, option: str = "--device") -> Bdf | str:
-    """An address, the UUID of a mediated device, or gpu0. Raises UsageError and ParseError."""
+    """Parse an address, a mediated device's UUID, or gpu0. Raises UsageError and ParseError."""
     from homenode.machine.pci import canonical_uuid  # the records of PCI devices, for a UUID alone
 
     if text.startswith("MIG-"):
@@ -232,7 +232,7 @@ class PlanOptions(Struct, frozen=True):
     """
 
     layout: Annotated[str, Opt("--layout -l", "NAME", complete="layouts")] = AUTO
-    # also what `auto` has chosen for
+    # also set by `auto`
     objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
     vcpus: Annotated[int | None, _of_vm("--vcpus", "N")] = None
     memory_bytes: Annotated[
@@ -296,7 +296,7 @@ class PlanOptions(Struct, frozen=True):
 
 
 def refuse_objective(options: PlanOptions) -> None:
-    """Only `auto` chooses by an objective. Raises UsageError."""
+    """Reject an objective without layout `auto`. Raises UsageError."""
     if options.objective is not None and options.layout != AUTO:
         raise UsageError(
             f"--objective {options.objective} only goes with --layout auto, "

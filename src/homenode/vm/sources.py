@@ -1,6 +1,6 @@
-"""Sources: a Host from whatever the user names: this machine, a directory, a file, a name. [I/O]
+"""Sources: load a Host from this machine, a directory, a file or a name. [I/O]
 
-What a file is, is decided by its content and never by its name.
+The kind of a file is decided by its content, never by its name.
 """
 
 import re
@@ -44,7 +44,7 @@ def names_domain(name: str) -> bool:
         return False
     try:
         return not Path(name).exists()
-    except (OSError, ValueError):  # longer than the name of a file may be
+    except (OSError, ValueError):  # longer than a file name can be
         return True
 
 
@@ -73,7 +73,7 @@ def _this_machine() -> Host:
 
 
 def _discover_host(snapshot: Snapshot) -> Host:
-    """The host of a snapshot, with the libvirt domains that it shows."""
+    """Return the host of a snapshot, with its libvirt domains."""
     from homenode.machine.discover.host import discover
     from homenode.vm.domain.read import read_running_domain
 
@@ -110,7 +110,7 @@ def _load_named(source: str) -> Host:
 
 
 def is_host(source: str) -> bool:
-    """Return whether something has the name of a source: a file, a directory or a shipped host."""
+    """Return whether a name is a source: a file, a directory or a shipped host."""
     from homenode.machine.description.parse import shipped_hosts
 
     return any(_holds_files(source, Path(source))) or source in shipped_hosts()
@@ -125,7 +125,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def host_of_text(text: str, name: str) -> Host:
-    """The host of a document. Each kind is imported when it is met: most commands meet one."""
+    """Read the host of a document. Parsers are imported on demand: most commands need one."""
     start = text.lstrip("\ufeff \t\r\n")
     if start.startswith(("<", "{")) and len(text) > _MAX_TREE_CHARACTERS:
         raise InputError(
@@ -165,7 +165,7 @@ _HOST_TOML = re.compile(r"^(?:packages|cores_per_package)[ \t]{0,99}=", re.MULTI
 
 
 def _check_host(host: Host, name: str) -> Host:
-    """The host of a document. Raises InputError for one that contradicts itself."""
+    """Return the checked host of a document. Raises InputError if it contradicts itself."""
     size, rows = len(host.nodes), host.distances
     if rows is not None and {len(rows), *map(len, rows)} != {size}:
         raise InputError(f"{name}: expected a distance between all of {size} nodes, found others")
@@ -187,7 +187,7 @@ def is_host_source(name: str) -> bool:
     try:
         text = _text(path)
     except InputError:
-        return False  # which whoever reads it as a VM says
+        return False  # reported when it is read as a VM
     start = text.lstrip("\ufeff \t\r\n")[:_HEAD_CHARACTERS]
     if start.startswith("<"):
         return "<topology" in start and "<domain" not in start
@@ -215,7 +215,7 @@ def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
 
 
 def read_matrices(sources: Sequence[str]) -> "dict[str, TopoMatrix]":
-    """The sources that are outputs of `nvidia-smi topo -m`, by name."""
+    """Return the sources that are outputs of `nvidia-smi topo -m`, by name."""
     from homenode.machine.tools import nvidia_smi
 
     files = [name for name in sources if _holds_files(name, Path(name)) == (False, True)]

@@ -1,1 +1,1 @@
-"""Libvirt domain XML: reading what a document says, and the only place that edits it."""
+"""Libvirt domain XML: reading definitions, and the only code that edits them."""

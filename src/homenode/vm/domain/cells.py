@@ -33,8 +33,8 @@ from homenode.vm.plan import Plan
 
 
 def cell_elements(document: Document) -> tuple[Element, ...]:
-    """The <cell> elements of the guest, by their id. Raises ParseError if libvirt refuses:
-    each number from 0 on stands once."""
+    """Return the guest's <cell> elements by id. Raises ParseError, like libvirt, unless ids are
+    unique and consecutive from 0."""
     cells = enumerate(document.root.all("cpu/numa/cell"))
     numbered = [
         (i if (text := cell.get("id")) is None else decimal(cell, text, "id"), cell)
@@ -49,22 +49,22 @@ def cell_elements(document: Document) -> tuple[Element, ...]:
 
 
 def read_cells(document: Document) -> tuple[tuple[Element, CpuSet], ...]:
-    """Each guest cell with its vCPUs, in cell order."""
+    """Return each guest cell with its vCPUs, in cell order."""
     return tuple((cell, pu_set(cell, "cpus") or CpuSet()) for cell in cell_elements(document))
 
 
 def cell_bytes(cell: Element) -> int:
-    """Memory of a <cell>."""
+    """Return the memory of a <cell>."""
     return size_bytes(cell, require_attribute(cell, "memory"), cell.get("unit"))
 
 
 def cells_bytes(document: Document) -> int:
-    """Memory of all cells."""
+    """Return the memory of all cells."""
     return sum(map(cell_bytes, cell_elements(document)))
 
 
 def read_distances(document: Document) -> tuple[tuple[int, ...], ...]:
-    """Distances of each cell to every cell, [from][to]; () for each where no cell gives any."""
+    """Return the distances between cells, [from][to]; () for each if no cell has distances."""
     cells = cell_elements(document)
     given = {
         (i, number(e, "id", "a cell id")): number(e, "value", "a distance")
@@ -179,12 +179,12 @@ def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document
 
 
 def _names_others(cell: Element, cells: int) -> bool:
-    """Return whether a cell has a distance to one that no longer exists."""
+    """Return whether a cell has a distance to a removed cell."""
     return any(number(e, "id", "a cell id") >= cells for e in cell.all("distances/sibling"))
 
 
 def _without_stale_hmat(document: Document) -> Document:
-    """Latencies, bandwidths and side caches spoke of cells that are others now."""
+    """Remove latencies, bandwidths and side caches, which refer to the earlier cells."""
     cells = document.root.all("cpu/numa/cell")
     stale = [
         *document.root.all("cpu/numa/interconnects"),
@@ -201,9 +201,9 @@ def _pages(document: Document) -> tuple[Element, ...]:
 
 
 def read_page_bytes(document: Document) -> int | None:
-    """The page size that backs the memory; 0 = the default huge page; None = ordinary pages.
+    """Return the page size of the memory; 0 = the default huge page; None = ordinary pages.
 
-    Where cells have pages of several sizes this is the largest.
+    If cells have several page sizes, this is the largest.
     """
     if document.root.find("memoryBacking/hugepages") is None:
         return None
@@ -211,7 +211,7 @@ def read_page_bytes(document: Document) -> int | None:
 
 
 def page_bytes_of_cell(document: Document, cell: int) -> int | None:
-    """The page size of a cell: that whose nodeset names it, else that without a nodeset."""
+    """Return a cell's page size: of the <page> with it in its nodeset, else without a nodeset."""
     pages = _pages(document)
     if not pages:
         return read_page_bytes(document)
@@ -223,7 +223,7 @@ def page_bytes_of_cell(document: Document, cell: int) -> int | None:
 
 
 def page_bytes(page: Element) -> int:
-    """The size of a <page>."""
+    """Return the size of a <page>."""
     return size_bytes(page, require_attribute(page, "size"), page.get("unit"))
 
 

@@ -1,10 +1,10 @@
-"""Codec: the table of libvirt's domain document. A row says how a fact of a VM is read, which steps
-of a plan write it, and since which libvirt and QEMU; UNSAID, what no document can say.
+"""Codec: the table of libvirt's domain XML. A row has a fact's reader, the steps of a plan that
+write it, and the first libvirt and QEMU; UNSAID lists facts that domain XML cannot hold.
 
-`read.py` makes a Vm of the rows, and refuses a second one of what a domain has once;
-`targets/libvirt.py` runs the steps. The tests show that each row is read and written as it says,
-and that no step writes what the table does not name. Versions are those that first took the
-element. Source: "Since" in libvirt's formatdomain and its NEWS; QEMU's change logs.
+`read.py` makes a Vm from the rows, and rejects duplicates of single elements; `targets/libvirt.py`
+runs the steps. Tests check that each row is read and written as declared, and that no step writes
+elements outside the table. Versions are the first to support the element. Source: "Since" in
+libvirt's formatdomain and its NEWS; QEMU's change logs.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,18 +56,18 @@ PCIE_STEPS: tuple[Step, ...] = (
 
 
 class ElementRow(Struct, frozen=True):
-    """An element with what is below it."""
+    """An element with its children."""
 
     path: str  # below <domain>
     field: str | None = None  # of Vm, or of RunningDomain; None = it is only written
-    # the field's value; None if another row reads the field too
+    # reader of the field; None if another row reads it
     read: Callable[[Document], Any] | None = None
-    steps: tuple[Step, ...] = ()  # what writes it; none = it is only read
-    once: bool = False  # a second one is refused
+    steps: tuple[Step, ...] = ()  # steps that write it; () = read only
+    once: bool = False  # a second element is rejected
 
 
 class PlanNeed(NamedTuple):
-    """A plan, and of the guest that it is for: the machine type is virt, the model of its IOMMU."""
+    """A plan, and of its guest whether the machine type is virt, and the IOMMU model."""
 
     plan: Plan
     is_virt: bool
@@ -75,7 +75,7 @@ class PlanNeed(NamedTuple):
 
 
 class VersionNeed(Struct, frozen=True):
-    """An element and the oldest versions that take it; qemu None: any that is still in use."""
+    """An element and the oldest versions that support it; qemu None: any version in use."""
 
     element: str
     libvirt: Version
@@ -110,7 +110,7 @@ def _size(path: str) -> Callable[[Document], int | None]:
 
 
 def read_name(document: Document) -> str:
-    """The domain's name. Raises ParseError if there is none."""
+    """Return the domain's name. Raises ParseError without one."""
     name = document.root.value("name")
     if name is None:
         raise ParseError(document.source, "a domain with a <name>")
@@ -118,7 +118,7 @@ def read_name(document: Document) -> str:
 
 
 def _read_cpu_mode(document: Document) -> str | None:
-    """The mode; libvirt takes a <model> without one for custom, and neither for no CPU model."""
+    """Return the CPU mode; a <model> without a mode means custom; None without both."""
     mode, model = document.root.value("cpu/@mode"), document.root.find("cpu/model")
     return mode or (None if model is None else "custom")
 
@@ -284,17 +284,17 @@ def _is_pinned(need: PlanNeed) -> bool:
 
 
 def _says(field: str) -> Callable[[PlanNeed], bool]:
-    """The plan says something in a field of its Vm."""
+    """Return whether the plan sets a field of its Vm."""
     return lambda need: bool(getattr(need.plan.vm, field))
 
 
 def _widens(size: str) -> Callable[[PlanNeed], bool]:
-    """The plan sets a size of its aperture."""
+    """Return whether the plan sets a size of its aperture."""
     return lambda need: getattr(need.plan.aperture, size, None) is not None
 
 
 def _adds(model: PortModel, *, is_virt: bool | None = None) -> Callable[[PlanNeed], bool]:
-    """The plan adds a controller of a model; is_virt None: to any machine type."""
+    """Return whether the plan adds a controller of a model; is_virt None: to any machine type."""
     return lambda need: (
         is_virt in (None, need.is_virt)
         and any(c.model == model and not c.existing for c in need.plan.vm.controllers)
@@ -310,7 +310,7 @@ def _has_model(vm: Vm, model: PortModel) -> bool:
 
 
 def _drivers(document: Document) -> Iterator[bool]:
-    """For each IOMMU with a <driver>, whether it is the host's own."""
+    """Yield for each IOMMU with a <driver> whether it is the host's."""
     for driver in (element.child("driver") for element in document.root.all("devices/iommu")):
         if driver is not None:
             yield driver.get("accel") == "on"
@@ -431,7 +431,7 @@ SINCE = (
         (9, 2, 0),
         lambda need: _needs_amd_iommu(need, has_devices=True),
     ),
-    VersionNeed(  # which no plan asks for: it is written where the host can have it
+    VersionNeed(  # not requested by plans: written if the host supports it
         "<iommu model='smmuv3'><driver accel=>",
         iommu.LIBVIRT_WITH_ACCEL,
         iommu.QEMU_WITH_ACCEL,
@@ -444,7 +444,7 @@ SINCE = (
 def required_versions(
     plan: Plan, *, is_virt: bool = False, iommu_model: str | None = None
 ) -> tuple[VersionNeed, ...]:
-    """The versions that a plan's elements need, the newest libvirt first.
+    """Return the versions that a plan's elements need, the newest libvirt first.
 
     is_virt: an aarch64 guest. iommu_model: of the document's IOMMU.
     """
@@ -468,7 +468,7 @@ def refuse_older(
 ) -> None:
     """Raises HostError if a daemon is older than an element needs; it names the element.
 
-    A version that is not known (None) is not judged.
+    An unknown version (None) is not checked.
     """
     for row in required_versions(plan, is_virt=is_virt, iommu_model=iommu_model):
         for program, have, want in older_than(row, libvirt, qemu):
@@ -482,7 +482,7 @@ def refuse_older(
 def older_than(
     row: VersionNeed, libvirt: Version | None, qemu: Version | None
 ) -> Iterator[tuple[str, str, str]]:
-    """(program, its version, the one that the element needs) of what is known to be older."""
+    """Yield (program, version, required version) of programs known to be older."""
     for program, have, want in (("libvirt", libvirt, row.libvirt), ("QEMU", qemu, row.qemu)):
         if have is not None and want is not None and have < want:
             yield program, ".".join(map(str, have)), ".".join(map(str, want))

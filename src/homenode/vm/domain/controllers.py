@@ -30,9 +30,9 @@ from homenode.vm.plan import Plan
 
 
 def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
-    """(index, element) of every PCI controller, in document order.
+    """Return (index, element) of every PCI controller, in document order.
 
-    One without an index gets the lowest free one, as libvirt does after parsing.
+    A controller without an index gets the lowest free index, as in libvirt.
     """
     elements = [e for e in document.root.all("devices/controller") if e.get("type") == "pci"]
     index_at = {
@@ -46,7 +46,7 @@ def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
 
 
 def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
-    """The PCI controllers, by index."""
+    """Return the PCI controllers, by index."""
     controllers = []
     for index, element in pci_controllers(document):
         bus_nr, node = element.value("target/@busNr"), element.find("target/node")
@@ -122,7 +122,7 @@ def _can_become(present: GuestPciController, planned: GuestPciController) -> boo
 
 
 def _adjust(document: Document, controllers: list[GuestPciController]) -> Document:
-    """Address, bus number and cell of controllers that the document has in part."""
+    """Add missing address, bus number and cell to the definition's controllers."""
     for controller in controllers:
         element = dict(pci_controllers(document))[controller.index]
         document = apply(document, place(document, element, _address(controller)))
@@ -145,7 +145,7 @@ def _adjust(document: Document, controllers: list[GuestPciController]) -> Docume
 
 
 def _target(controller: GuestPciController) -> NewElement:
-    """<target> of an expander bus."""
+    """Return the <target> of an expander bus."""
     bus_nr = None if controller.bus_nr is None else str(controller.bus_nr)
     node = () if controller.cell is None else (NewElement("node", text=str(controller.cell)),)
     return NewElement("target", {"busNr": bus_nr}, node)
@@ -157,9 +157,9 @@ def _address(controller: GuestPciController) -> GuestAddress:
 
 
 def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
-    """Chassis of new ports: the index, as libvirt does, or where that is in use the next free one.
+    """Return chassis numbers of new ports: the index, as in libvirt, else the next free number.
 
-    QEMU refuses two ports with one chassis number.
+    QEMU rejects two ports with the same chassis number.
     """
     in_use = {chassis_of(index, element) for index, element in pci_controllers(document)}
     chosen: dict[int, int] = {}
@@ -171,7 +171,7 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
 
 
 def chassis_of(index: int, controller: Element) -> int:
-    """A port's chassis number, by default its index, as libvirt does."""
+    """Return a port's chassis number, by default its index, as in libvirt."""
     text = controller.value("target/@chassis")
     return index if text is None else any_base(controller, text, "chassis")
 
@@ -205,20 +205,20 @@ def edit_aperture(document: Document, plan: Plan) -> Document:
 
 
 def read_hole(document: Document) -> int | None:
-    """<pcihole64> of the root bus in bytes, None if it is not set."""
+    """Return <pcihole64> of the root bus in bytes, None if it is not set."""
     root = _root_bus(document)
     hole = None if root is None else root.child("pcihole64")
     return None if hole is None else size_of(hole)
 
 
 def read_window_mib(document: Document) -> int | None:
-    """OVMF's own 64-bit window in MiB, as <qemu:commandline> gives it; None if it does not."""
+    """Return OVMF's 64-bit window in MiB from <qemu:commandline>; None if not set."""
     matches = (_WINDOW.match(argument.get("value") or "") for argument in qemu_arguments(document))
     return next((int(match[2]) for match in matches if match is not None), None)
 
 
 def qemu_arguments(document: Document) -> tuple[Element, ...]:
-    """The arguments in <qemu:commandline>."""
+    """Return the arguments in <qemu:commandline>."""
     commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
     return () if commandline is None else commandline.children
 
@@ -275,7 +275,7 @@ def _with_window(document: Document, mib: int) -> Document:
 
 
 def _with_qemu_prefix(document: Document) -> tuple[Document, str]:
-    """The document with QEMU's namespace declared on <domain>, and its prefix there."""
+    """Return the document with QEMU's namespace declared on <domain>, and its prefix."""
     in_use = set()
     for name, span in document.attribute_spans(document.root).items():
         if name.startswith("xmlns:"):

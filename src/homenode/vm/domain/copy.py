@@ -1,8 +1,7 @@
-"""Copy: the document of a new domain: without an original, beside one, or with overlays on its
-disks.
+"""Copy: definitions of new domains: from scratch, as a copy, or with overlays on disks.
 
-UUID, MACs and the like are derived from the original and the new name: copying twice gives the same
-bytes. What two domains still share is a finding.
+UUID, MACs and similar values are derived from the original and the new name: copying twice gives
+the same bytes. Resources that both domains share are findings.
 """
 
 import hashlib
@@ -41,7 +40,7 @@ _LIBVIRT_SOCKET = "/libvirt/qemu/"
 def copy_domain(
     xml: bytes, name: str, source: str = "domain", *, has_own_macs: bool = True
 ) -> bytes:
-    """The domain under another name, with its own UUID, NVRAM file, MACs and generation id.
+    """Return the domain under another name, with its own UUID, NVRAM file, MACs and generation id.
 
     has_own_macs: False for a copy that runs only while the original is off, on the same networks.
     Raises UsageError for a name that libvirt rejects, InputError for the original's name or a
@@ -61,7 +60,7 @@ def copy_domain(
 
 
 def check_name(name: str) -> str:
-    """The name of a new domain. Raises UsageError for one that libvirt would refuse."""
+    """Check the name of a new domain. Raises UsageError if libvirt would reject it."""
     if not _NAME.match(name) or not name.strip() or name in (".", ".."):
         raise UsageError(
             f"name {name!r}: expected 1 to 255 characters without / and line breaks",
@@ -71,12 +70,12 @@ def check_name(name: str) -> str:
 
 
 def copied_uuid(original_uuid: str, name: str) -> str:
-    """The UUID of a copy: version 5, of the name in the original's namespace."""
+    """Return the UUID of a copy: version 5, of the name in the original's namespace."""
     return str(uuids.uuid5(uuids.UUID(original_uuid), name))
 
 
 def copied_mac(original_mac: str, name: str) -> str:
-    """The MAC of a copy: locally administered, unicast.
+    """Return the MAC of a copy: locally administered, unicast.
 
     >>> copied_mac("52:54:00:11:22:33", "copy")[:2] in ("02", "06", "0a", "0e")
     True
@@ -87,7 +86,8 @@ def copied_mac(original_mac: str, name: str) -> str:
 
 
 def shared_with_original(xml: bytes, source: str = "domain") -> tuple[Finding, ...]:
-    """Yield each resource that the original and its copy share, so that both cannot run at once."""
+    """Return the resources that the original and its copy share, so that both cannot run at
+    once."""
     document = open_domain(xml, source)
     findings = map(_find_sharing, document.root.all("devices/*"))
     return tuple(finding for finding in findings if finding is not None)
@@ -159,7 +159,7 @@ def _firmware(document: Document, original: str, name: str) -> list[Edit]:
     source = nvram.child("source")
     if source is not None:
         path = source.get("file")
-        if path is None:  # a block device or network disk: no one but the user can make another
+        if path is None:  # a block device or network disk: only the user can copy it
             return []
         return set_attribute(document, source, "file", _own_path(path, original, name))
     path = nvram.text.strip()
@@ -167,7 +167,7 @@ def _firmware(document: Document, original: str, name: str) -> list[Edit]:
 
 
 def _own_path(path: str, original: str, name: str) -> str:
-    """The file next to the original's: its name with the new domain's in it."""
+    """Return a file next to the original's, with the new domain's name in its name."""
     directory, slash, file = path.rpartition("/")
     if re.match(rf"{re.escape(original)}(?![A-Za-z0-9])", file):
         return directory + slash + name + file[len(original) :]
@@ -200,7 +200,7 @@ def _macs(document: Document, original: str, name: str) -> list[Edit]:
 
 
 def _graphics(document: Document, element: Element) -> list[Edit]:
-    """A fixed port belongs to the original: libvirt chooses the copy's."""
+    """Remove fixed ports, which belong to the original: libvirt chooses the copy's."""
     values: dict[str, str | None] = {}
     if element.get("port") not in (None, "-1"):
         values |= {"port": "-1", "autoport": "yes"}
@@ -226,11 +226,11 @@ _DOCUMENT = package_text("vm", "domain", "new_vm.xml")
 def new_domain(
     vcpus: int, memory_bytes: int, *, architecture: str | None, name: str = DEFAULT_NAME
 ) -> bytes:
-    """A KVM guest of this size, with UEFI and the host's CPU, and without disk and network.
+    """Return a KVM guest of this size with UEFI and the host's CPU, without disk and network.
 
     architecture: of the host, None = x86_64. Memory is whole KiB, rounded up as libvirt does.
-    Raises UsageError for a name that libvirt would refuse, InputError for an architecture without
-    such a machine.
+    Raises UsageError for a name that libvirt would reject, InputError for an unsupported
+    architecture.
     """
     architecture = architecture or "x86_64"
     if architecture not in _MACHINES:
@@ -258,16 +258,16 @@ _OVER = {"file": "file", "block": "dev"}
 
 
 class WritableDisk(Struct, frozen=True):
-    """A disk that the guest may write."""
+    """A disk that the guest can write."""
 
     target: str  # its name in the guest
     path: str  # file or block device
-    format: str  # of its content; "raw" where the document does not say, as libvirt takes it
+    format: str  # of its content; "raw" if not given, as in libvirt
     is_block: bool
 
 
 def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
-    """Every disk that needs an overlay, in the document's order.
+    """Return every disk that needs an overlay, in the definition's order.
 
     Raises InputError for one that cannot have one: on the network, from a pool, encrypted, a part
     of a file, of another format than raw and qcow2, or passed through as a LUN; for a name that is
@@ -279,7 +279,7 @@ def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
 
 
 def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) -> bytes:
-    """The document with each of these disks replaced by a qcow2 file."""
+    """Return the definition with each of these disks replaced by a qcow2 file."""
     document = open_domain(xml, source)
     edits: list[Edit] = []
     for element in _writable(document):

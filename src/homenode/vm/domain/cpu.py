@@ -1,11 +1,11 @@
 """CPUs: <vcpu>, <vcpus>, <features>; <topology>, <cache>, topoext and <maxphysaddr> in <cpu>, whose
 mode and model stay; and <vcpupin>, <emulatorpin> and <iothreadpin> in <cputune>, whose rest stays.
 
-Of <features> there is <acpi/>. Linux on x86 reads nodes, distances and the nodes of expander buses
-from ACPI alone (SRAT, SLIT, _PXM). libvirt takes a domain without <acpi/> and starts QEMU with
-acpi=off. Seen with QEMU 7.2: every device's numa_node is -1, and of the cells the guest has what
-SeaBIOS makes up: nodes without their distances, or one node. On aarch64 the device tree has the
-nodes of vCPUs and memory, but no expander bus."""
+Of <features> only <acpi/> is edited. Linux on x86 reads nodes, distances and the nodes of expander
+buses from ACPI alone (SRAT, SLIT, _PXM). libvirt takes a domain without <acpi/> and starts QEMU
+with acpi=off. Seen with QEMU 7.2: every device's numa_node is -1, and of the cells the guest has
+what SeaBIOS makes up: nodes without their distances, or one node. On aarch64 the device tree has
+the nodes of vCPUs and memory, but no expander bus."""
 
 from collections import Counter
 
@@ -38,7 +38,7 @@ from homenode.vm.plan import Plan
 
 
 def read_topology(document: Document) -> GuestTopology | None:
-    """The numbers of <topology>, clusters counted into the cores; None without the element."""
+    """Return the numbers of <topology>, cores times clusters; None without the element."""
     topology = document.root.find("cpu/topology")
     if topology is None:
         return None
@@ -55,7 +55,7 @@ def read_topology(document: Document) -> GuestTopology | None:
 
 
 def read_architecture(document: Document) -> str:
-    """The architecture of the document, else of its emulator or machine type."""
+    """Return the architecture of the definition, else of its emulator or machine type."""
     named = document.root.value("os/type/@arch")
     if named:
         return named
@@ -84,8 +84,8 @@ def edit_cpu(document: Document, plan: Plan) -> Document:
 
 
 def _with_topology(document: Document, plan: Plan) -> Document:
-    """The plan's topology; without one that of an earlier layout goes, which another vCPU count or
-    hidden siblings contradict."""
+    """Write the plan's topology; without one remove that of an earlier layout, if the vCPU count or
+    hidden siblings contradict it."""
     present, planned = read_topology(document), plan.vm.cpu_topology
     if planned is not None:
         if present == tuple(planned):
@@ -114,8 +114,7 @@ def _topoext(document: Document) -> Element | None:
 
 
 def read_topoext(document: Document) -> bool | None:
-    """Return whether the document asks for the feature topoext or switches it off; None =
-    neither."""
+    """Return whether the definition requires topoext (True) or disables it (False); else None."""
     feature = _topoext(document)
     policy = None if feature is None else feature.get("policy") or "require"
     return {"require": True, "force": True, "disable": False, "forbid": False}.get(policy or "")
@@ -183,7 +182,7 @@ def _with_address_bits(document: Document, bits: int) -> Document:
 
 
 def read_vcpus(document: Document) -> tuple[int, int]:
-    """(maximum, online at boot). Raises ParseError, InputError."""
+    """Return (maximum vCPUs, vCPUs online at boot). Raises ParseError, InputError."""
     element = document.root.child("vcpu")
     if element is None:
         raise InputError(
@@ -202,7 +201,7 @@ def read_vcpus(document: Document) -> tuple[int, int]:
 
 
 def read_offline_vcpus(document: Document) -> CpuSet:
-    """vCPUs that are offline at the start: by <vcpus>, else all from `current` on.
+    """Return vCPUs that are offline at the start: by <vcpus>, else all from `current` on.
 
     Raises ParseError or InputError.
     """
@@ -235,14 +234,14 @@ def edit_vcpus(document: Document, plan: Plan) -> Document:
 
 
 def needs_acpi(plan: Plan) -> bool:
-    """Return whether the plan shows the guest something that an x86 guest learns by ACPI alone."""
+    """Return whether the plan has features that an x86 guest reads only from ACPI."""
     return plan.is_mirrored or any(
         controller.model == PortModel.EXPANDER_BUS for controller in plan.vm.controllers
     )
 
 
 def edit_acpi(document: Document, plan: Plan) -> Document:
-    """<acpi/> where the plan needs it. Not on aarch64, where libvirt takes it with UEFI alone."""
+    """Add <acpi/> if the plan needs it; not on aarch64, where libvirt accepts it only with UEFI."""
     if not needs_acpi(plan) or read_architecture(document) != "x86_64":
         return document
     return with_attributes(document, "features/acpi", {})
@@ -256,7 +255,7 @@ _LISTS_OF_VCPUS = ("vcpusched", "cachetune", "memorytune", "monitor")
 
 
 def iothread_ids(document: Document) -> tuple[int, ...]:
-    """The numbers of the IOThreads, ascending; those that <iothreadids> lacks are filled from 1.
+    """Return the ids of the IOThreads, ascending; ids missing in <iothreadids> are filled from 1.
 
     Source: libvirt's formatdomain, IOThreads Allocation.
     """
@@ -300,23 +299,23 @@ def edit_cputune(document: Document, plan: Plan) -> Document:
 
 
 def read_pins(document: Document) -> dict[Key, CpuSet]:
-    """The pins of a document by what they pin; the last one counts where there are two."""
+    """Return the pins of a definition by thread; of duplicates the last counts."""
     return {key: pus for key, _, pus in _present_pins(document)}
 
 
 def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
-    """CPUs of each vCPU; None if it floats. Those of <vcpu> are everyone's without a pin."""
+    """Return the CPUs of each vCPU; None if it floats. Without a pin those of <vcpu> apply."""
     pins, everywhere = read_pins(document), _everywhere(document)
     return tuple(pins.get(("vcpupin", i), everywhere) for i in range(read_vcpus(document)[0]))
 
 
 def read_emulator(document: Document) -> CpuSet | None:
-    """CPUs of QEMU's own threads; None = not pinned."""
+    """Return the CPUs of QEMU's own threads; None = not pinned."""
     return read_pins(document).get(("emulatorpin", 0), _everywhere(document))
 
 
 def read_iothread_pins(document: Document) -> tuple[tuple[int, CpuSet], ...]:
-    """(IOThread, its CPUs) of those that are pinned, ascending."""
+    """Return (IOThread, CPUs) of pinned IOThreads, ascending."""
     pins = read_pins(document).items()
     return tuple(sorted((number, pus) for (name, number), pus in pins if name == "iothreadpin"))
 
@@ -327,7 +326,7 @@ def _everywhere(document: Document) -> CpuSet | None:
 
 
 def pin_counts(document: Document) -> dict[Key, int]:
-    """How often each vCPU, IOThread and the emulator is pinned."""
+    """Count the pins of each vCPU, each IOThread and the emulator."""
     return dict(Counter(key for key, _, _ in _present_pins(document)))
 
 
@@ -396,9 +395,9 @@ def _change_in_place(
 def _replace(
     document: Document, planned: dict[Key, CpuSet], present: list[tuple[Key, Element, CpuSet]]
 ) -> Document:
-    """All old pins go; the new ones stand where the first of them stood, else at the front."""
+    """Replace all pins; the new pins are at the place of the first old pin, else at the front."""
     ours = {element.start for _, element, _ in present}
-    # How many other elements come before the first pin.
+    # Number of other elements before the first pin.
     children = document.root.all("cputune/*")
     ahead = next((i for i, e in enumerate(children) if e.start in ours), 0)
     document = remove_all(document, [element for _, element, _ in present])
@@ -416,8 +415,7 @@ def _replace(
 
 
 def _with_vcpus_that_are(document: Document, vcpus: int) -> Document:
-    """Schedulers, cache and bandwidth shares lose vCPUs that no longer exist, and go with the
-    last."""
+    """Remove vCPUs that no longer exist from schedulers, cache and bandwidth shares."""
     present = CpuSet(range(vcpus))
     edits: list[Edit] = []
     gone_until = -1

@@ -1,7 +1,7 @@
-"""Cross-check: references inside a domain document that libvirt takes in silence or at start only.
+"""Cross-check: broken references in domain XML that libvirt accepts, or rejects only at start.
 
-The schema knows no references. libvirt 9.0 defines and starts a domain with a <vcpupin> for a vCPU
-that is not there, or with an expander bus whose window has no bus for its root ports, and the
+The schema does not cover references. libvirt 9.0 defines and starts a domain with a <vcpupin> for a
+vCPU that is not there, or with an expander bus whose window has no bus for its root ports, and the
 guest then finds its devices broken.
 """
 
@@ -229,7 +229,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
 def _check_windows(
     document: Document, controllers: tuple[GuestPciController, ...]
 ) -> Iterator[Finding]:
-    """Each root needs a bus for itself and for every controller below it.
+    """Check that each root has a bus for itself and for every controller below it.
 
     libvirt adds a port on the root bus for each index that is omitted below the highest one.
     """

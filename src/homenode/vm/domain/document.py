@@ -1,9 +1,9 @@
-"""Document: a domain's XML as its own bytes, with the place of every element in them.
+"""Document: a domain's XML in its original bytes, with the offsets of every element.
 
-Reading and editing share this one parser. The parser is expat: it gives byte offsets, so an edit
-replaces a few bytes and no others. Documents are untrusted: a DTD (and with it every entity of
-one's own and every external reference) is refused before it is read, and size, depth and number of
-elements are bounded.
+Reading and editing share this one parser. The parser is expat: it reports byte offsets, so an edit
+replaces only the bytes concerned. Documents are untrusted: a DTD (and with it custom entities and
+external references) is rejected before it is read, and size, depth and number of elements are
+bounded.
 """
 
 import codecs
@@ -40,7 +40,7 @@ _ATTRIBUTE = re.compile(rb"(?<!\s)(\s+)([^\s=<>\"'/]+)\s*=\s*(\"[^\"]*\"|'[^']*'
 
 
 class Element(Struct, frozen=True):
-    """One element and its place. Offsets count bytes of Document.text."""
+    """An element and its offsets, in bytes of Document.text."""
 
     name: str  # the local name, or "{namespace}name"
     tag: str  # the name as written, with its prefix
@@ -64,31 +64,30 @@ class Element(Struct, frozen=True):
         return self.end == self.tag_end
 
     def get(self, attribute: str) -> str | None:
-        """The value of an attribute, or None."""
+        """Return the value of an attribute, or None."""
         return dict(self.attributes).get(attribute)
 
     def child(self, name: str) -> "Element | None":
-        """The first child of that name, or None."""
+        """Return the first child of that name, or None."""
         return next((child for child in self.children if child.name == name), None)
 
     def all(self, path: str) -> tuple["Element", ...]:
-        """The elements at the end of a path, in document order; those of any name where it ends in
-        "*"."""
+        """Return the elements at a path, in document order; of any name if it ends in "*"."""
         above, _, name = path.rpartition("/")
         parent = self.find(above) if above else self
         children = () if parent is None else parent.children
         return tuple(child for child in children if name in ("*", child.name))
 
     def find(self, path: str) -> "Element | None":
-        """The first element down a path, or None."""
+        """Return the first element at a path, or None."""
         element: Element | None = self
         for name in path.split("/"):
             element = element.child(name) if element is not None else None
         return element
 
     def value(self, path: str) -> str | None:
-        """The attribute down a path, or the text of the element there without the white space
-        around it; None if there is none."""
+        """Return the attribute at a path, or the stripped text of the element there; None if
+        missing."""
         above, _, name = path.rpartition("/")
         if not name.startswith("@"):
             element = self.find(path)
@@ -97,7 +96,7 @@ class Element(Struct, frozen=True):
         return None if owner is None else owner.get(name[1:])
 
     def walk(self) -> Iterator["Element"]:
-        """The element and everything below it, in document order."""
+        """Yield the element and all elements below it, in document order."""
         stack = [self]
         while stack:
             element = stack.pop()
@@ -106,7 +105,7 @@ class Element(Struct, frozen=True):
 
 
 class AttributeSpan(Struct, frozen=True):
-    """Where an attribute is written. value: inside the quotes."""
+    """The offsets of an attribute. value: inside the quotes."""
 
     start: int  # its leading white space
     value_start: int
@@ -123,12 +122,12 @@ class Document(Struct, frozen=True, dict=True):
 
     text: bytes
     root: Element
-    source: str  # what to call it in messages
-    codec: str = "utf-8"  # how to write it again
-    mark: bytes = b""  # how to write it again
+    source: str  # its name in messages
+    codec: str = "utf-8"  # encoding for output
+    mark: bytes = b""  # encoding for output
 
     def to_bytes(self) -> bytes:
-        """The document in its own encoding, byte-order mark included."""
+        """Return the document in its own encoding, byte-order mark included."""
         if self.codec == "utf-8":
             return self.mark + self.text
         codec = self.codec
@@ -138,17 +137,17 @@ class Document(Struct, frozen=True, dict=True):
 
     @cached_property
     def parent_of(self) -> dict[int, Element]:
-        """Start offset of an element -> the element around it."""
+        """Map the start offset of each element to its parent."""
         return {child.start: parent for parent in self.root.walk() for child in parent.children}
 
     @cached_property
     def quote(self) -> str:
-        """The quote that the document's first attribute has; libvirt's own where it has none."""
+        """The quote of the document's first attribute; libvirt's without attributes."""
         spans = list(self.attribute_spans(self.root).values())
         return spans[0].quote if spans else "'"
 
     def attribute_spans(self, element: Element) -> dict[str, AttributeSpan]:
-        """Where each attribute of an element is, by its name as written, in order."""
+        """Return the offsets of each attribute of an element, by name as written, in order."""
         spans: dict[str, AttributeSpan] = {}
         tag = self.text[element.start : element.tag_end]
         for match in _ATTRIBUTE.finditer(tag):
@@ -231,7 +230,7 @@ class _Builder:
         self.root: Element | None = None
         self.count = self.devices = self.namespaces = 0
         self.alike: dict[str, int] = {}
-        # Every byte that we feed is UTF-8 by now, whatever the declaration says.
+        # The input is already UTF-8, whatever the declaration says.
         self.parser = expat.ParserCreate("utf-8", namespace_separator="\n")
         self.parser.namespace_prefixes = True
         self.parser.ordered_attributes = True
@@ -322,7 +321,7 @@ class _Builder:
 
 
 class _OpenElement(NamedTuple):
-    """An element whose end has not come: what is known of it, and what is in it so far."""
+    """An element whose end tag has not been read: its start, and its content so far."""
 
     fields: dict[str, Any]
     children: list[Element]
@@ -330,7 +329,7 @@ class _OpenElement(NamedTuple):
 
 
 def _names(expat_name: str) -> tuple[str, str]:
-    """("{uri}local", "prefix:local") of expat's "uri, local, prefix" triplet."""
+    """Return ("{uri}local", "prefix:local") of expat's "uri, local, prefix" triplet."""
     parts = expat_name.split("\n")
     if len(parts) == 1:
         return parts[0], parts[0]

@@ -1,4 +1,4 @@
-"""Edits: replacing a few bytes of a document so that the rest stays as it was.
+"""Edits: replace a few bytes of a document and keep the rest.
 
 A step makes edits against one document and `apply` gives the next document. New elements take the
 indentation, the line ends and the quotes that the document already has.
@@ -38,9 +38,9 @@ class NewElement(Struct, frozen=True):
 
 
 def apply(document: Document, edits: Iterable[Edit]) -> Document:
-    """The document after the edits. Insertions at one place keep the order in which they came.
+    """Return the document after the edits. Insertions at one place keep their order.
 
-    Edits must not overlap: a step that makes them do so is a defect of ours.
+    Edits must not overlap: a step with overlapping edits is a bug.
     """
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
     if not ordered:
@@ -52,13 +52,13 @@ def apply(document: Document, edits: Iterable[Edit]) -> Document:
         parts += (document.text[offset : edit.start], edit.new)
         offset = edit.end
     parts.append(document.text[offset:])
-    # Through the document's own bytes: the result is parsed under the same rules as the input.
+    # The result is parsed from bytes, under the same rules as the input.
     again = Document(b"".join(parts), document.root, "", document.codec, document.mark)
     return parse_document(again.to_bytes(), document.source)
 
 
 def set_attribute(document: Document, element: Element, name: str, value: str) -> list[Edit]:
-    """Edits that give an attribute a value; none if it has it."""
+    """Return edits that set an attribute; none if it has the value."""
     if element.get(name) == value:
         return []
     spans = document.attribute_spans(element)
@@ -71,13 +71,13 @@ def set_attribute(document: Document, element: Element, name: str, value: str) -
 
 
 def drop_attribute(document: Document, element: Element, name: str) -> list[Edit]:
-    """Edits that take an attribute away; none if it is not there."""
+    """Return edits that remove an attribute; none if it is missing."""
     span = document.attribute_spans(element).get(name)
     return [] if span is None else [Edit(span.start, span.end, b"")]
 
 
 def set_attributes(document: Document, element: Element, values: Attributes) -> list[Edit]:
-    """Edits that set each attribute, or drop it where its value is None."""
+    """Return edits that set each attribute, or remove it if its value is None."""
     edits: list[Edit] = []
     for name, value in values.items():
         if value is None:
@@ -88,7 +88,7 @@ def set_attributes(document: Document, element: Element, values: Attributes) -> 
 
 
 def set_text(document: Document, element: Element, text: str) -> list[Edit]:
-    """Edits that give an element without children this text; white space around it stays."""
+    """Return edits that set the text of a childless element; white space around it is kept."""
     if element.closes_itself:
         opened = _open_tag(document, element)
         closing = f"</{element.tag}>".encode()
@@ -96,13 +96,13 @@ def set_text(document: Document, element: Element, text: str) -> list[Edit]:
     inside = document.text[element.tag_end : element.content_end]
     bare = inside.strip(_BLANK)
     start = element.tag_end + (inside.find(bare) if bare else 0)
-    if b"<" in bare:  # a comment or CDATA next to the text: there is no one place to write
+    if b"<" in bare:  # a comment or CDATA next to the text: no single place to write
         return [Edit(element.tag_end, element.content_end, escape_xml(text))]
     return [Edit(start, start + len(bare), escape_xml(text))]
 
 
 def remove(document: Document, element: Element) -> list[Edit]:
-    """Edits that take an element away, with its line if nothing else is on it."""
+    """Return edits that remove an element, with its line if nothing else is on it."""
     before = _blank_before(document, element.start)
     after = document.text[element.end : element.end + 1]
     alone = b"\n" in before and (not after or after in b"\r\n<")
@@ -111,19 +111,19 @@ def remove(document: Document, element: Element) -> list[Edit]:
 
 
 def is_bare(document: Document, element: Element) -> bool:
-    """True if nothing is inside an element: no child, text or comment."""
+    """Return whether an element is empty: no child, text or comment."""
     return not document.text[element.tag_end : element.content_end].strip(_BLANK)
 
 
 def close_up(document: Document, element: Element) -> list[Edit]:
-    """Edits that write an element with nothing inside as one tag."""
+    """Return edits that write an empty element as one tag."""
     if element.closes_itself or not is_bare(document, element):
         return []
     return [Edit(element.tag_end - 1, element.end, b"/>")]
 
 
 def append(document: Document, parent: Element, new: Iterable[NewElement]) -> list[Edit]:
-    """Edits that put new elements at the end of a parent."""
+    """Return edits that append new elements to a parent."""
     nodes = tuple(new)
     if not nodes:
         return []
@@ -144,7 +144,7 @@ def append(document: Document, parent: Element, new: Iterable[NewElement]) -> li
 
 
 def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
-    """Edits that put new elements after a sibling and the comment on its line."""
+    """Return edits that insert new elements after a sibling and the comment on its line."""
     line = _own_line(_blank_before(document, sibling.start))
     step = _step(document, sibling)
     written = b"".join(line + _render(node, document, line, step) for node in new)
@@ -154,7 +154,7 @@ def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]
 
 
 def insert_before(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
-    """Edits that put new elements before a sibling."""
+    """Return edits that insert new elements before a sibling."""
     line = _own_line(_blank_before(document, sibling.start))
     step = _step(document, sibling)
     written = b"".join(_render(node, document, line, step) + line for node in new)
@@ -168,8 +168,8 @@ def transplant(
     source: Document,
     elements: Iterable[Element],
 ) -> list[Edit]:
-    """Edits that put elements of another document, as their bytes are there, behind a child of
-    `parent`; None: in front of all."""
+    """Return edits that insert elements of another document, unchanged, after a child of `parent`;
+    None: before all children."""
     written = b"".join(
         _own_line(_blank_before(source, element.start)) + source.text[element.start : element.end]
         for element in elements
@@ -185,7 +185,7 @@ def transplant(
 
 
 def insert_in_order(document: Document, parent: Element, new: NewElement) -> list[Edit]:
-    """Edits that insert an element among its siblings in libvirt's own ORDER."""
+    """Return edits that insert an element among its siblings in libvirt's ORDER."""
     order = ORDER.get(parent.name, ())
     if new.name in order:
         earlier = order[: order.index(new.name)]
@@ -198,8 +198,8 @@ def insert_in_order(document: Document, parent: Element, new: NewElement) -> lis
 
 
 def insert_at(document: Document, path: str, new: NewElement) -> Document:
-    """The document with a new element in the one at a path below the root, in order. What there is
-    not of the path is made."""
+    """Return the document with a new element in the element at a path below the root, in order.
+    Missing elements of the path are created."""
     parent = document.root
     names = path.split("/") if path else []
     for depth, name in enumerate(names):
@@ -213,8 +213,7 @@ def insert_at(document: Document, path: str, new: NewElement) -> Document:
 
 
 def with_attributes(document: Document, path: str, values: Attributes) -> Document:
-    """The document with these attributes of the element at a path, which is made where there is
-    none."""
+    """Return the document with these attributes set at a path; a missing element is created."""
     element = document.root.find(path)
     if element is not None:
         return apply(document, set_attributes(document, element, values))
@@ -223,13 +222,12 @@ def with_attributes(document: Document, path: str, values: Attributes) -> Docume
 
 
 def remove_all(document: Document, elements: Iterable[Element]) -> Document:
-    """The document without some elements, none of which is in another."""
+    """Return the document without some elements, none of which contains another."""
     return apply(document, [edit for element in elements for edit in remove(document, element)])
 
 
 def prune(document: Document, element: Element) -> Document:
-    """The document without an element; what was around it goes, too, if nothing is left of
-    it."""
+    """Return the document without an element; parents that become empty are removed too."""
     around = document.parent_of[element.start]
     document = remove_all(document, [element])
     (parent,) = (candidate for candidate in document.root.walk() if candidate.start == around.start)
@@ -244,7 +242,7 @@ def _blank_before(document: Document, offset: int) -> bytes:
 
 
 def _own_line(blank: bytes) -> bytes:
-    """The last line break of some white space and what follows it; empty if there is none."""
+    """Return white space from its last line break on; empty without a line break."""
     at = blank.rfind(b"\n")
     if at < 0:
         return b""
@@ -252,7 +250,7 @@ def _own_line(blank: bytes) -> bytes:
 
 
 def _step(document: Document, element: Element) -> bytes:
-    """One level of indentation, as the document does it around this element."""
+    """Return one level of indentation, as around this element."""
     ancestor: Element | None = element
     while ancestor is not None:
         parent = document.parent_of.get(ancestor.start)
@@ -283,13 +281,13 @@ def _render(node: NewElement, document: Document, line: bytes, step: bytes) -> b
 
 
 def _open_tag(document: Document, element: Element) -> Edit:
-    """The edit that turns "/>" into ">"."""
+    """Return the edit that turns "/>" into ">"."""
     tag = document.text[element.start : element.tag_end]
     return Edit(element.start + len(tag[:-2].rstrip(_BLANK)), element.tag_end, b">")
 
 
 def escape_xml(text: str, quote: str = "") -> bytes:
-    """XML of a text in ASCII, so that it fits every encoding."""
+    """Escape a text as ASCII XML, which is valid in every encoding."""
     xml = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     if quote:
         xml = xml.replace(quote, "&apos;" if quote == "'" else "&quot;")

@@ -20,7 +20,7 @@ def name_place(element: Element) -> str:
 
 
 def decimal(element: Element, text: str, meaning: str) -> int:
-    """A whole number in decimal digits. Raises ParseError."""
+    """Parse a whole number in decimal digits. Raises ParseError."""
     match = _DECIMAL.match(text)
     if match is None:
         raise ParseError(element.source, f"{meaning}, a whole number", text, line=element.line)
@@ -28,7 +28,7 @@ def decimal(element: Element, text: str, meaning: str) -> int:
 
 
 def any_base(element: Element, text: str, meaning: str) -> int:
-    """A number as C writes it: 0x1f, 037 or 31; so libvirt reads parts of addresses and busNr.
+    """Parse a number in C syntax: 0x1f, 037 or 31, as libvirt reads addresses and busNr.
 
     Raises ParseError. Source: virStrToLong_uip with base 0 in virPCIDeviceAddressParseXML.
     """
@@ -42,7 +42,7 @@ def any_base(element: Element, text: str, meaning: str) -> int:
 
 
 def size_bytes(element: Element, text: str, unit: str | None) -> int:
-    """Bytes of a size with libvirt's unit attribute; without one the unit is KiB.
+    """Return the bytes of a size with libvirt's unit attribute; by default KiB.
 
     Rounded up to whole KiB, in which libvirt keeps every size of a domain.
     Raises ParseError or InputError.
@@ -55,17 +55,17 @@ def size_bytes(element: Element, text: str, unit: str | None) -> int:
 
 
 def size_of(element: Element) -> int:
-    """Bytes of an element that is a size. Raises like size_bytes."""
+    """Return the bytes of a size element. Raises like size_bytes."""
     return size_bytes(element, element.text, element.get("unit"))
 
 
 def number(element: Element, attribute: str, meaning: str | None = None) -> int:
-    """The whole number in an attribute that libvirt demands. Raises ParseError."""
+    """Return the whole number in a required attribute. Raises ParseError."""
     return decimal(element, require_attribute(element, attribute), meaning or attribute)
 
 
 def pu_set(element: Element, attribute: str) -> CpuSet | None:
-    """The set in an attribute, None if it is absent. Raises ParseError."""
+    """Return the set in an attribute, None if it is missing. Raises ParseError."""
     text = element.get(attribute)
     if text is None:
         return None
@@ -73,7 +73,7 @@ def pu_set(element: Element, attribute: str) -> CpuSet | None:
 
 
 def require_attribute(element: Element, attribute: str) -> str:
-    """The value of an attribute that libvirt demands. Raises ParseError."""
+    """Return the value of a required attribute. Raises ParseError."""
     value = element.get(attribute)
     if value is None:
         raise ParseError(
@@ -86,7 +86,7 @@ def require_attribute(element: Element, attribute: str) -> str:
 
 
 def _parts(address: Element) -> tuple[int, int, int, int]:
-    """(domain, bus, device, function); an attribute that is not there is 0."""
+    """Return (domain, bus, device, function); a missing attribute is 0."""
     numbers = []
     for name, limit in (("domain", 1 << 32), ("bus", 256), ("slot", 32), ("function", 8)):
         text = address.get(name) or "0"
@@ -100,12 +100,12 @@ def _parts(address: Element) -> tuple[int, int, int, int]:
 
 
 def host_address(address: Element) -> Bdf:
-    """The host function that a <source>'s <address> names. Raises ParseError."""
+    """Return the host function in a <source>'s <address>. Raises ParseError."""
     return Bdf(*_parts(address))
 
 
 def guest_address(owner: Element) -> GuestAddress | None:
-    """Where a device is plugged in; None if libvirt is to choose.
+    """Return a device's guest address; None if libvirt chooses it.
 
     An address of zeros means "choose one" too. Source: virDeviceInfoPCIAddressIsWanted.
     """
@@ -117,7 +117,7 @@ def guest_address(owner: Element) -> GuestAddress | None:
 
 
 def address_attributes(address: PciAddress) -> dict[str, str | None]:
-    """The attributes of an address as libvirt prints them."""
+    """Return the attributes of an address as libvirt prints them."""
     return {
         "domain": f"0x{address.domain:04x}",
         "bus": f"0x{address.bus:02x}",
@@ -127,7 +127,7 @@ def address_attributes(address: PciAddress) -> dict[str, str | None]:
 
 
 def format_set(numbers: Iterable[int]) -> str:
-    """A set as the study prints it: a pair is listed, three or more in a row are a range.
+    """Format a set as the study does: pairs are listed, three or more consecutive are a range.
 
     >>> format_set([28, 29]), format_set(range(28)), format_set([0, 1, 4, 5, 6])
     ('28,29', '0-27', '0,1,4-6')
@@ -140,7 +140,7 @@ def format_set(numbers: Iterable[int]) -> str:
 
 
 def format_size(size: int, units: tuple[str, ...]) -> tuple[str, str]:
-    """(number, unit) in the first of the units that holds the size exactly, else in KiB.
+    """Return (number, unit) in the first unit that represents the size exactly, else in KiB.
 
     >>> format_size(768 << 30, ("MiB",)), format_size(1536, ("GiB", "MiB"))
     (('786432', 'MiB'), ('2', 'KiB'))

@@ -1,4 +1,4 @@
-"""Devices: passed-through PCI functions in <devices>, and which device is plugged in where."""
+"""Devices: passed-through PCI functions in <devices>, and the guest addresses in use."""
 
 from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
@@ -26,7 +26,7 @@ def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
     """(function, element) of every passed-through PCI function that names its source, a <hostdev>
     or an <interface>.
 
-    Those with <address type='unassigned'/> are not given to the guest and are omitted.
+    Functions with <address type='unassigned'/> are not in the guest and are omitted.
     """
     functions: list[tuple[Bdf, Element]] = []
     for element in document.root.all("devices/*"):
@@ -49,7 +49,7 @@ def is_pci_function(element: Element) -> bool:
 
 
 def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
-    """The passed-through functions, in document order. Raises InputError for one given twice."""
+    """Return the passed-through functions, in document order. Raises InputError for duplicates."""
     hostdevs: list[GuestHostdev] = []
     seen: set[Bdf] = set()
     for bdf, element in hostdev_elements(document):
@@ -87,8 +87,8 @@ def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
 
 
 def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
-    """The mediated devices, in document order. Raises like mediated_elements, and InputError for
-    one given twice."""
+    """Return the mediated devices, in document order. Raises like mediated_elements, and InputError
+    for duplicates."""
     devices: dict[str, MediatedDevice] = {}
     for uuid, element in mediated_elements(document):
         if uuid in devices:
@@ -101,8 +101,8 @@ def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
 
 
 def edit_initiators(document: Document, plan: Plan) -> Document:
-    """Names the cells of each GPU's own memory in its <hostdev>. A name of cells that the plan does
-    not have goes."""
+    """Write the initiator cells of each GPU to its <hostdev>, and remove cells that the plan
+    lacks."""
     element_of = element_of_bdf(document)
     edits: list[Edit] = []
     for device in plan.vm.hostdevs:
@@ -157,18 +157,18 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
 
 
 def initiators_of(document: Document, hostdev: Element) -> CpuSet:
-    """The cells that a <hostdev> names for the device's own memory."""
+    """Return the initiator cells of a <hostdev>."""
     named = hostdev.value("acpi/@nodeset")
     return CpuSet() if named is None else CpuSet.parse(named, f"{document.source}: <acpi nodeset>")
 
 
 def element_of_bdf(document: Document) -> dict[Bdf, Element]:
-    """The elements of passed-through PCI functions."""
+    """Map passed-through PCI functions to their elements."""
     return dict(hostdev_elements(document))
 
 
 def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
-    """Elements of passed-through functions by address, and of mediated devices by UUID."""
+    """Map functions by address, and mediated devices by UUID, to their elements."""
     return dict((*mediated_elements(document), *hostdev_elements(document)))
 
 
@@ -189,18 +189,18 @@ def _new(device: GuestHostdev) -> NewElement:
 
 
 def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element], ...]:
-    """(guest address, device) of whatever is plugged in at a PCI address, in document order."""
+    """Return (guest address, device) of every device with a PCI address, in document order."""
     devices = ((guest_address(e), e) for e in document.root.all("devices/*"))
     return tuple((address, element) for address, element in devices if address is not None)
 
 
 def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
-    """Every guest PCI address that is in use, ascending."""
+    """Return every guest PCI address in use, ascending."""
     return tuple(sorted({address for address, _ in addressed_devices(document)}))
 
 
 def edit_shared_slots(document: Document, plan: Plan) -> Document:
-    """multifunction='on' at function 0 of each slot of the plan that holds other functions too."""
+    """Set multifunction='on' at function 0 of each of the plan's slots with several functions."""
     addresses = (*(c.address for c in plan.vm.controllers), *(d.address for d in plan.vm.hostdevs))
     planned = {_slot(address) for address in addresses if address is not None}
     devices = addressed_devices(document)
@@ -215,12 +215,12 @@ def edit_shared_slots(document: Document, plan: Plan) -> Document:
 
 
 def new_address(address: PciAddress) -> NewElement:
-    """The <address> of a device in the guest."""
+    """Return the <address> of a device in the guest."""
     return NewElement("address", {"type": "pci", **address_attributes(address)})
 
 
 def place(document: Document, device: Element, address: GuestAddress) -> list[Edit]:
-    """Edits that plug a device in at an address; none if it is there."""
+    """Return edits that move a device to an address; none if it is there."""
     if guest_address(device) == address:
         return []
     old = device.child("address")

@@ -1,15 +1,15 @@
 """Guest IOMMU: <iommu>, the split <ioapic> that interrupt remapping needs, and iommufd on the host.
 
 Above 255 vCPUs an x86 guest needs interrupt remapping with 32-bit APIC ids (eim). aarch64 does not;
-there a Grace GPU's driver needs an SMMUv3 that the host's own accelerates. QEMU takes nothing but
-vfio-pci devices of iommufd behind one, all of one SMMU of the host.
+there a Grace GPU's driver needs an SMMUv3 that the host's own accelerates. Behind it QEMU accepts
+only vfio-pci devices with iommufd, all of one host SMMU.
 
 Source: <iommu> in formatdomain of libvirt 12.8; -device arm-smmuv3 in qemu(1) 11.1.
 
-SEV-SNP and TDX guests with GPUs need iommufd (KubeVirt enhancement VEP-266); other guests keep what
-they have, for nothing is known to be gained. From libvirt 12.2 one element says it for the whole
-VM, interfaces of type hostdev included; 12.1 takes it for each <hostdev>. Descriptors that someone
-else opened (fdgroup=) are left to that program.
+SEV-SNP and TDX guests with GPUs need iommufd (KubeVirt enhancement VEP-266); other guests are
+unchanged, as no benefit is known. From libvirt 12.2 one element covers the whole VM, interfaces of
+type hostdev included; 12.1 has it for each <hostdev>. Descriptors opened by another program
+(fdgroup=) are not changed.
 
 Source: libvirt 12.1 and 12.2, DomainIOMMUFD of libvirtxml 1.12002; QEMU 8.2 (-object iommufd).
 """
@@ -84,7 +84,7 @@ def can_accelerate(libvirt: Version | None, qemu: Version | None) -> bool:
 
 def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
     """Add an accelerated SMMUv3 to each of these buses that has none, unless one serves the whole
-    machine. ats, ril, oas, ssidsize and cmdqv stay QEMU's, which takes the host's.
+    machine. ats, ril, oas, ssidsize and cmdqv keep QEMU's defaults: the host's values.
     """
     devices = document.root.child("devices")
     have = [element.value("driver/@pciBus") for element in document.root.all("devices/iommu")]
@@ -159,11 +159,11 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     """
     document = _without_buses(document)
     root = document.root
-    # iommu_needed is also said of a guest that has one already: that one stays as it is.
+    # iommu_needed is also true for a guest that has an IOMMU already, which is kept.
     is_x86 = root.value("os/type/@arch") in (None, "x86_64")
     if not plan.vm.has_iommu or plan.vm.vcpus <= MOST_VCPUS_WITHOUT or not is_x86:
         return document
-    # Under TCG there is no kernel irqchip, so that QEMU refuses eim.
+    # TCG has no kernel irqchip, so QEMU rejects eim.
     eim = "on" if root.get("type") == "kvm" else None
     # QEMU: "Device assignment is not allowed without" caching_mode.
     driver = {"intremap": "on", "eim": eim, "caching_mode": "on" if plan.vm.hostdevs else None}
@@ -204,7 +204,7 @@ def can_have_iommufd(libvirt: Version | None, qemu: Version | None) -> bool:
 
 
 def edit_iommufd(document: Document, libvirt: Version) -> Document:
-    """Every passed-through function through iommufd. What says so already stays."""
+    """Open every passed-through function through iommufd; elements that do so already stay."""
     of_vm = document.root.child("iommufd")
     has_vm_switch = libvirt >= LIBVIRT_WITH_IOMMUFD_OF_VM
     edits: list[Edit] = []

@@ -1,6 +1,6 @@
-"""Limits: what the user should know of a plan in a document, beyond what the planner knows: what
-encrypted guests (SEV, SEV-SNP, TDX) cannot have and what they measure, the most vCPUs that a
-machine type takes, and what libvirt adds by itself.
+"""Limits: checks of a plan in a definition beyond the planner's: features and measurements of
+encrypted guests (SEV, SEV-SNP, TDX), the maximum vCPUs of a machine type, and elements that libvirt
+adds by itself.
 
 Source: Linux Documentation/virt/kvm/api.rst, KVM_CREATE_GUEST_MEMFD; QEMU docs/system/i386
 amd-memory-encryption.rst and tdx.rst; AMD 56860 (SEV-SNP firmware ABI), launch digest. max_cpus in
@@ -23,7 +23,7 @@ _MEASURED = frozenset({"sev", "sev-es", "sev-snp", "tdx"})
 
 
 def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
-    """Raises InputError if the plan asks of an encrypted guest what would break or be untrue."""
+    """Raise InputError if the plan would break an encrypted guest, or not apply to it."""
     kind = guest.launch_security
     if kind is None:
         return
@@ -51,7 +51,7 @@ def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
 
 
 def launch_findings(guest: Vm, plan: Plan) -> Iterator[Finding]:
-    """Yield the changes that whoever attests the guest must know."""
+    """Yield findings on changes that affect the guest's attestation."""
     kind = guest.launch_security
     if kind is None:
         return
@@ -88,9 +88,9 @@ _EVERY_TYPE_TAKES = 255
 
 
 def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | None:
-    """The most vCPUs of a machine type; None if it is not known.
+    """Return the maximum vCPUs of a machine type; None if unknown.
 
-    qemu: version of the host's QEMU, which is what an alias such as q35 depends on.
+    qemu: version of the host's QEMU, which decides an alias such as q35.
 
     >>> most_vcpus("pc-q35-7.2", None), most_vcpus("q35", (8, 2, 0)), most_vcpus("q35", None)
     (288, 1024, None)
@@ -110,7 +110,7 @@ def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | 
 def check_vcpus(
     guest: Vm, vcpus: int, qemu: tuple[int, int, int] | None, source: str = "domain"
 ) -> tuple[Finding, ...]:
-    """A finding if so many vCPUs may be too many for the machine type and its limit is unknown.
+    """Return a finding if the machine type's limit is unknown and may be exceeded.
 
     Raises InputError if they are too many.
     """
@@ -144,7 +144,7 @@ def check_vcpus(
 def document_findings(
     before: bytes, tuned: bytes, plan: Plan, source: str = "domain"
 ) -> tuple[Finding, ...]:
-    """The findings of a document before and after it was rewritten."""
+    """Return the findings of a definition before and after it was rewritten."""
     document = open_domain(before, source)
     after = open_domain(tuned, source)
     return (

@@ -1,4 +1,4 @@
-"""Memory: <memory>, <currentMemory>, <maxMemory>, the memory devices, and what <numatune> binds."""
+"""Memory: <memory>, <currentMemory>, <maxMemory>, memory devices, and <numatune>."""
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -32,7 +32,7 @@ LIBVIRT_WITH_STRICT_MASK: Version = (12, 0, 0)
 
 
 def read_memory(document: Document) -> int:
-    """The VM's memory in bytes with memory devices: <memory>, or the sum of the cells, which
+    """Return the VM's memory in bytes with memory devices: <memory>, or the sum of the cells, which
     overrides it in libvirt. Raises ParseError or InputError.
     """
     if (total := cells_bytes(document)) > 0:
@@ -50,8 +50,8 @@ def read_memory(document: Document) -> int:
 
 
 def read_own_memory(document: Document) -> int:
-    """Memory in bytes, without that of memory devices. Raises like read_memory, and InputError
-    if there is none."""
+    """Return the memory in bytes, without memory devices. Raises like read_memory, and InputError
+    if none is left."""
     devices = memory_device_bytes(document)
     total = read_memory(document)
     if (memory := total - devices) <= 0:
@@ -63,23 +63,23 @@ def read_own_memory(document: Document) -> int:
 
 
 def read_ballooned(document: Document) -> int:
-    """Bytes that the guest may have given back at the start."""
+    """Return the bytes that the balloon may hold at the start."""
     current = document.root.child("currentMemory")
     return 0 if current is None else max(0, read_memory(document) - size_of(current))
 
 
 def memory_devices(document: Document) -> tuple[Element, ...]:
-    """The <memory model=...> devices."""
+    """Return the <memory model=...> devices."""
     return document.root.all("devices/memory")
 
 
 def memory_device_bytes(document: Document) -> int:
-    """Bytes that memory devices add to <memory>, without enclaves."""
+    """Return the bytes that memory devices add to <memory>, without enclaves."""
     return sum(device.size_bytes for device in read_memory_devices(document))
 
 
 def read_memory_devices(document: Document) -> tuple[MemoryDevice, ...]:
-    """The memory devices that <memory> counts in, so without enclaves'. Raises ParseError."""
+    """Return the memory devices included in <memory>, without enclaves. Raises ParseError."""
     devices: list[MemoryDevice] = []
     memnodes = read_memnodes(document)
     binding = read_binding(document) or (None, CpuSet())
@@ -118,8 +118,7 @@ def _nodes_of(mask: Element) -> CpuSet:
 
 
 def _follows_cell(document: Document, device: Element) -> bool:
-    """Return whether libvirt takes its pages from its cell's, and its nodes where it has no
-    mask."""
+    """Return whether a device uses its cell's page size, and its nodes without a mask."""
     if device.get("model") in ("nvdimm", "virtio-pmem") or device.find("source/path") is not None:
         return False
     page = device.find("source/pagesize")
@@ -145,8 +144,8 @@ def edit_memory(document: Document, plan: Plan) -> Document:
 
 
 def edit_memory_devices(document: Document, plan: Plan) -> Document:
-    """Memory devices on a guest cell that no longer exists move to cell 0; where the plan binds
-    memory, a <nodemask> follows its cell."""
+    """Move memory devices of removed cells to cell 0; if the plan binds memory, a <nodemask>
+    follows its cell."""
     cells = len(cell_elements(document))
     edits: list[Edit] = []
     for device in memory_devices(document):
@@ -168,7 +167,7 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
 
 
 def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> Finding | None:
-    """The finding that a node mask takes its cell's mode before libvirt 12.0.
+    """Return the finding that a node mask has its cell's mode before libvirt 12.0.
 
     Source: NEWS of libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3.
     """
@@ -187,7 +186,7 @@ def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> Findi
 
 
 def _resize(document: Document, element: Element, size: int) -> list[Edit]:
-    """The size in the element's own unit where it is a whole number of them, else in KiB."""
+    """Return the size in the element's unit if it is a whole number, else in KiB."""
     unit_bytes = bytes_of(1, element.get("unit") or "KiB")
     if size % unit_bytes == 0:
         return set_text(document, element, str(size // unit_bytes))
@@ -220,7 +219,7 @@ def edit_numatune(document: Document, plan: Plan) -> Document:
 
 
 def _missing_binding(element: Element | None, mode: str, nodes: CpuSet) -> dict[str, str | None]:
-    """The attributes of mode and nodes that an element lacks."""
+    """Return the attributes of mode and nodes that an element lacks."""
     values: dict[str, str | None] = {}
     if element is None or (element.get("mode") or "strict") != mode:
         values["mode"] = mode
@@ -230,7 +229,7 @@ def _missing_binding(element: Element | None, mode: str, nodes: CpuSet) -> dict[
 
 
 def read_memnodes(document: Document) -> dict[int, tuple[str, CpuSet]]:
-    """Guest cell -> (mode, host nodes) of each <memnode>."""
+    """Map guest cells to (mode, host nodes) of each <memnode>."""
     return {
         cell: (element.get("mode") or "strict", pu_set(element, "nodeset") or CpuSet())
         for cell, element in _memnodes(document)
@@ -238,7 +237,7 @@ def read_memnodes(document: Document) -> dict[int, tuple[str, CpuSet]]:
 
 
 def read_binding(document: Document) -> tuple[str | None, CpuSet] | None:
-    """(mode, host nodes) of <memory>; None if memory is not bound or numad is to choose."""
+    """Return (mode, host nodes) of <memory>; None if memory is not bound or numad chooses."""
     memory = document.root.find("numatune/memory")
     nodes = None if memory is None else pu_set(memory, "nodeset")
     if memory is None or not nodes:
@@ -247,7 +246,7 @@ def read_binding(document: Document) -> tuple[str | None, CpuSet] | None:
 
 
 def read_bound_nodes(document: Document) -> CpuSet | None:
-    """Every host node that the document lets the memory lie on; None if it may lie anywhere."""
+    """Return every host node that the definition allows for the memory; None if all are."""
     bindings = [*read_memnodes(document).values(), read_binding(document)]
     present = [binding for binding in bindings if binding is not None]
     if not present or any(mode == "preferred" for mode, _ in present):
@@ -264,7 +263,7 @@ def _unbind(document: Document) -> Document:
     record = read_record(document)
     ours = record is not None and record.layout.memory is not MemoryBinding.KEEP
     cells = len(cell_elements(document))
-    # libvirt refuses a <memnode> for a cell that is not there.
+    # libvirt rejects a <memnode> for a cell that does not exist.
     stale = [element for cell, element in _memnodes(document) if ours or cell >= cells]
     stale += document.root.all("numatune/memory") if ours else ()
     document = remove_all(document, stale)

@@ -1,7 +1,7 @@
 """Merge: take a layout out of a document and keep later edits.
 
-A three-way merge by element of the original, of what homenode applied, and of the current document.
-What both the layout and somebody else changed is a conflict, which the caller rejects.
+A three-way merge by element of the original, the applied and the current definition. A change by
+both the layout and a user is a conflict, which the caller rejects.
 """
 
 from collections.abc import Sequence
@@ -56,19 +56,17 @@ _Key = tuple[str, ...]
 
 
 class MergeResult(Struct, frozen=True):
-    """The document of now without the layout; as it is where there are conflicts."""
+    """The current document without the layout; unchanged if there are conflicts."""
 
     document: Document
-    # what the layout and somebody else both changed, and references that would break, in words; ()
-    # if nothing is in doubt
+    # elements that both the layout and a user changed, and references that would break, as text
     conflicts: tuple[str, ...]
-    # devices that lost their address, since the controller that they were plugged into was the
-    # layout's: libvirt gives each another
+    # devices that lost their address with a controller of the layout; libvirt assigns a new address
     moved: tuple[str, ...]
 
 
 def take_out(original: Document, applied: Document, now: Document) -> MergeResult:
-    """The document of now with all that changed from `original` to `applied` changed back.
+    """Return the current document with all changes from `original` to `applied` reverted.
 
     Raises ParseError or InputError if a document cannot be read.
     """
@@ -93,7 +91,7 @@ _LEVELS = ("dies", "clusters")
 
 
 def as_stored(tuned: Document, now: Document) -> Document:
-    """The tuned document with what libvirt adds when it stores it, taken from `now`, edited since.
+    """Return the tuned document with libvirt's additions, taken from `now`, edited since.
 
     Sizes are in KiB, sets are ranges, a topology has all levels; devices have libvirt's addresses
     and ports. Raises ParseError or InputError.
@@ -124,10 +122,10 @@ def as_stored(tuned: Document, now: Document) -> Document:
 
 
 def added_ports(tuned: Document, stored: Document) -> frozenset[int]:
-    """Indices of the PCI controllers that libvirt added, so that it could plug a device in.
+    """Return the indices of PCI controllers that libvirt added to plug a device in.
 
-    libvirt gives each device without an address one, on a bridge or root port that it adds where no
-    free one is left. A controller with nothing behind it is somebody's edit.
+    libvirt assigns missing addresses, on a bridge or root port that it adds if none is free. A
+    controller without devices is a user's edit.
     """
     before = {index for index, _ in pci_controllers(tuned)}
     used = {address.bus for address, _ in addressed_devices(stored)}
@@ -147,7 +145,7 @@ def _in_kib(document: Document, element: Element) -> list[Edit]:
 
 
 class _Work(Struct, frozen=True):
-    """One merge: the edits to the document of now, and the conflicts."""
+    """One merge: the edits to the current document, and the conflicts."""
 
     original: Document
     now: Document
@@ -157,7 +155,7 @@ class _Work(Struct, frozen=True):
     def element(
         self, place: str, was: Element | None, put: Element | None, current: Element
     ) -> None:
-        """Merge an element of `now`. was, put: the original's and the applied one, or None."""
+        """Merge an element of `now`. was, put: the original and the applied element, or None."""
         if _is_same(was, put) or _is_same(was, current):
             return
         if was is None and put is not None and _is_the_layouts(put, current):
@@ -183,7 +181,7 @@ class _Work(Struct, frozen=True):
         self.edits.extend(edits)
 
     def _is_empty(self, put: Element | None, current: Element) -> bool:
-        """Return whether nothing of the element's own was added to what the layout put there."""
+        """Return whether the element has only content that the layout added."""
         theirs = dict(current.attributes).items() - dict(put.attributes if put else ()).items()
         return not theirs and current.text.strip() == (put.text.strip() if put else "")
 
@@ -261,7 +259,7 @@ class _Work(Struct, frozen=True):
             for key, child in first.items()
             if key[0] not in unchanged and key not in second and key not in third
         ]
-        # Behind what it was behind, as far as that is there.
+        # After the sibling that it followed, if that still exists.
         places: dict[int, tuple[Element | None, list[Element]]] = {}
         for key, child in back:
             earlier = [
@@ -285,14 +283,14 @@ def _is_same(element: Element | None, other: Element | None) -> bool:
 
 
 def _is_the_layouts(put: Element, current: Element) -> bool:
-    """Return whether an element that the layout added is there as it was added. libvirt writes
-    defaults into a new controller."""
+    """Return whether an element that the layout added is unchanged. libvirt writes defaults into a
+    new controller."""
     return _has_all(put, current) if put.name == "controller" else _is_same(put, current)
 
 
 def _has_all(put: Element, current: Element) -> bool:
-    """Return whether all of one element is in another, which may have attributes and kinds of
-    children of its own."""
+    """Return whether one element is contained in another, which may have further attributes and
+    kinds of children."""
     return (
         dict(put.attributes).items() <= dict(current.attributes).items()
         and put.text.strip() == current.text.strip()
@@ -305,7 +303,7 @@ def _has_all(put: Element, current: Element) -> bool:
 
 
 def _children_by_key(element: Element | None) -> dict[_Key, Element]:
-    """The children by name and what names them; by their order where two have one name."""
+    """Map the children by name and key; by order if two have the same key."""
     child_of_key: dict[_Key, Element] = {}
     for child in () if element is None else element.children:
         key, number = (child.name, *_identity(child)), 0
@@ -320,7 +318,7 @@ def _identity(element: Element) -> tuple[str, ...]:
 
 
 def _unchanged_names(was: dict[_Key, Element], put: dict[_Key, Element]) -> frozenset[str]:
-    """Names of which the layout changed no element."""
+    """Return the element names that the layout did not change."""
     names = {key[0] for key in (*was, *put)}
     return frozenset(
         name
@@ -335,7 +333,7 @@ def _by_key(item: tuple[_Key, Element]) -> _Key:
 
 
 def _removes(edits: Sequence[Edit], element: Element) -> bool:
-    """Return whether edits take the whole element away."""
+    """Return whether edits remove the whole element."""
     return any(e.start <= element.start and e.end == element.end and not e.new for e in edits)
 
 
@@ -345,7 +343,7 @@ def _name_suffix(element: Element) -> str:
 
 
 def _unplug(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]:
-    """The document without addresses on buses that went with the layout, and whose they were."""
+    """Return the document without addresses on the layout's buses, and the devices concerned."""
     gone = _buses(now) - _buses(merged)
     edits: list[Edit] = []
     moved = []
@@ -367,8 +365,8 @@ Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]
 
 
 def same_definition(definition: bytes, other: bytes) -> bool:
-    """Return whether two definitions say the same. Devices may be ordered otherwise by type and
-    controllers at all; disks, NICs and cells may not. Raises ParseError or InputError.
+    """Return whether two definitions are equivalent. Device types and controllers may be in another
+    order; disks, NICs and cells may not. Raises ParseError or InputError.
     """
     if definition == other:
         return True
@@ -377,13 +375,13 @@ def same_definition(definition: bytes, other: bytes) -> bool:
 
 
 def tree_of(element: Element, *, is_devices: bool = False) -> Tree:
-    """An element as a value: equal where two elements say the same. is_devices: it is <devices>."""
+    """Return an element as a value, equal for equivalent elements. is_devices: it is <devices>."""
     children = [
         tree_of(child, is_devices=element.name == "domain" and child.name == "devices")
         for child in element.children
     ]
     if is_devices:
         children.sort(key=lambda child: (child[0], child if child[0] == "controller" else ()))
-    # White space next to elements is layout; without any it is the value.
+    # White space next to elements is formatting; without elements it is the value.
     text = element.text.strip() if element.children else element.text
     return element.name, tuple(sorted(element.attributes)), text, tuple(children)

@@ -27,7 +27,7 @@ def _element(document: Document) -> Element | None:
 
 
 def read_record(document: Document) -> LayoutRecord | None:
-    """The record of a document, None if homenode has not written it or one cannot read it."""
+    """Return the record of a definition, None if it is missing or unreadable."""
     element = _element(document)
     if element is None:
         return None
@@ -49,7 +49,7 @@ def read_record(document: Document) -> LayoutRecord | None:
 
 
 def read_mark(document: Document) -> DomainMark | None:
-    """Return whose mark a definition carries; None if it carries none."""
+    """Return the UUID in a definition's mark; None without a mark."""
     element = _element(document)
     if element is None:
         return None
@@ -63,7 +63,7 @@ def _uuid(document: Document) -> str | None:
 
 
 def edit_metadata(document: Document, plan: Plan) -> Document:
-    """The record of the plan's layout. A layout that leaves everything as it was has none."""
+    """Write the record of the plan's layout; a layout that changes nothing has no record."""
     element = _element(document)
     if with_preset_name(plan.layout).name == "default":
         return document if element is None else prune(document, element)
@@ -71,7 +71,7 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
         **{name: str(value) for name, value in asdict(plan.layout).items()},
         "host": plan.host_fingerprint[:RECORDED_DIGITS] or None,
         "objective": None if plan.objective is None else str(plan.objective),
-        # A mark from before the domain had a UUID is its own, and stays.
+        # A mark from before the domain had a UUID belongs to it, and stays.
         "uuid": None if element is not None and not element.get("uuid") else _uuid(document),
     }
     if element is not None:

@@ -1,5 +1,5 @@
-"""Read: the VM of a domain document, what the host gives to a running domain, and what of a tuned
-document the plan leaves as it was, and relies on."""
+"""Read: the VM of a definition, the host resources of a running domain, and the parts of a tuned
+definition that the plan keeps and relies on."""
 
 from collections.abc import Iterator
 
@@ -44,7 +44,7 @@ In Python: KubeVirt's hook is one file, and has it too."""
 
 
 def read_vm(xml: bytes, source: str) -> Vm:
-    """The VM of a domain document, memory_bytes without DIMMs.
+    """Return the VM of a definition, memory_bytes without DIMMs.
 
     Without an architecture it is the emulator's or the machine type's, else x86_64. Raises
     ParseError or InputError.
@@ -55,8 +55,8 @@ def read_vm(xml: bytes, source: str) -> Vm:
 def open_domain(xml: bytes, source: str) -> Document:
     """Parse the document of a domain.
 
-    Raises InputError for other XML, and for two elements of what a domain has once: libvirt reads
-    now the first, now both, so that an edit of one would be half an edit.
+    Raises InputError for other XML, and for duplicates of single elements: libvirt may read either
+    or both, so an edit of one would be incomplete.
     """
     document = parse_document(xml, source)
     root = document.root
@@ -86,13 +86,13 @@ def open_domain(xml: bytes, source: str) -> Document:
 
 
 def vm_of(document: Document) -> Vm:
-    """The VM of a domain document that is open already. Raises like read_vm."""
+    """Return the VM of a parsed definition. Raises like read_vm."""
     fields = {row.field: row.read(document) for row in ROWS if row.field and row.read is not None}
     return Vm(source=document.source, **fields)
 
 
 def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> RunningDomain:
-    """CPUs, memory by node and devices that a domain takes from the host.
+    """Return the CPUs, memory by node and devices that a domain takes from the host.
 
     running: xml is that of `virsh dumpxml`. Memory bound to several nodes counts as spread evenly;
     memory_bound is False for mode preferred, which may spill. Raises ParseError or InputError.
@@ -141,7 +141,7 @@ def _spread(in_use: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
 
 
 def _all_devices(document: Document) -> tuple[Bdf, ...]:
-    """Every host function that the domain holds, those not shown to its guest included."""
+    """Return every host function of the domain, also those not shown to its guest."""
     functions = set()
     for element in filter(is_pci_function, document.root.all("devices/*")):
         source = element.find("source/address")
@@ -167,14 +167,14 @@ _PARTITIONS = ("/machine", "/machine.slice")
 
 
 def with_kept(plan: Plan, document: Document) -> Plan:
-    """The plan with what its document has beyond it. Raises ParseError or InputError."""
+    """Return the plan with the kept parts of its definition. Raises ParseError or InputError."""
     guest = vm_of(document)
     fields = {name: getattr(guest, name) for name in _FIELDS}
     return replace(plan, vm=structs.replace(plan.vm, **fields), kept=read_kept(document))
 
 
 def read_kept(document: Document) -> tuple[str, ...]:
-    """A line for each element of a document that layouts share their sections with. Raises
+    """Return a line for each element that shares a section with the layout's elements. Raises
     ParseError or InputError."""
     return tuple(sorted(_settings(document)))
 
@@ -196,7 +196,7 @@ def _settings(document: Document) -> Iterator[str]:
         yield f"partition {partition}"
     loader = root.find("os/loader")
     if loader is not None and root.value("os/@firmware") is None:
-        # Where the document names the firmware's kind alone, libvirt chooses the loader.
+        # If the definition has only the firmware's kind, libvirt chooses the loader.
         for name in ("readonly", "secure", "type"):
             if loader.get(name) is not None:
                 yield f"loader {name}={loader.get(name)}"
@@ -206,7 +206,7 @@ def _settings(document: Document) -> Iterator[str]:
     yield from _of_devices(document)
     for name in ("commandline", "override"):
         passed = root.child(f"{{{QEMU_NAMESPACE}}}{name}")
-        # What it does is QEMU's to say, so any change of it counts, and the order of its words.
+        # QEMU decides its meaning, so any change counts, also of the order of words.
         if passed is not None:
             words = (" ".join(v for _, v in e.attributes) for e in passed.walk() if e is not passed)
             yield f"qemu:{name} {' '.join(filter(None, words))}"
@@ -230,7 +230,7 @@ def _of_devices(document: Document) -> Iterator[str]:
 
 
 def _lines(element: Element, above: str = "") -> Iterator[str]:
-    """An element, and each below it, by itself."""
+    """Yield a line for an element and each element below it."""
     values = dict(element.attributes)
     text = element.text.strip()
     if element.name in _SIZES:
@@ -242,7 +242,7 @@ def _lines(element: Element, above: str = "") -> Iterator[str]:
         values["bytes"] = str(size_bytes(element, size, values.pop("unit", None)))
     for name, value in _DEFAULTS.get(element.name, {}).items():
         values.setdefault(name, value)
-    if values.get("state") == "on":  # what a feature without a state is
+    if values.get("state") == "on":  # the default of a feature without a state
         del values["state"]
     for name in _SETS:
         if name in values:
@@ -255,7 +255,7 @@ def _lines(element: Element, above: str = "") -> Iterator[str]:
 
 
 def nvram_file(document: Document) -> str | None:
-    """The file of the UEFI variables; None if a definition names none."""
+    """Return the file of the UEFI variables; None if a definition has none."""
     nvram = document.root.find("os/nvram")
     if nvram is None:
         return None

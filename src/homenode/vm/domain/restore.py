@@ -21,7 +21,7 @@ _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
 
 
 class SavedOriginal(Struct, frozen=True):
-    """Where a tuned document and its original lie."""
+    """The paths of a tuned document and its original."""
 
     output: Path
     original: Path
@@ -39,7 +39,7 @@ class _Sums(NamedTuple):
 def write_tuned(
     output: str | Path, original: bytes, tuned: bytes, mode: int = PRIVATE
 ) -> SavedOriginal:
-    """Write the tuned document with its original next to it; each file whole or not at all.
+    """Write the tuned document with its original next to it; each file is replaced atomically.
 
     Planning again over a tuned document keeps the first original. mode: permissions of the input
     (PRIVATE if it was no file: it may hold passwords); `output` keeps fewer. Raises InputError if
@@ -61,8 +61,7 @@ def write_tuned(
 
 
 def is_tuned_output(output: str | Path) -> bool:
-    """Return whether this file is a tuned document that homenode wrote and that was not changed
-    since."""
+    """Return whether this file is a tuned document by homenode that was not changed since."""
     try:
         return _ours_there(saved_original(output)) is not None
     except (OSError, HostError):
@@ -124,8 +123,8 @@ def _not_restored(error: OSError, output: str | Path) -> HostError:
 
 
 def saved_original(output: str | Path) -> SavedOriginal:
-    """Where the original of a tuned document lies, or would."""
-    # A link stays a link: the files lie next to what it points at.
+    """Return the path of a tuned document's original, whether or not it exists."""
+    # A link is kept: the files are next to its target.
     path = resolve_links(Path(output))
     return SavedOriginal(
         path, path.with_name(path.name + ".orig"), path.with_name(path.name + ".orig.sha256")
@@ -142,9 +141,9 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
     if saved.record.exists():
         sums = _read_record(saved)
         if _sum(content) in (sums.tuned, sums.before) and _sum(saved_content) == sums.original:
-            return saved_content  # planned again in place: the original is the first one
+            return saved_content  # planned again in place: keep the first original
     undo = command_line("homenode", "restore", saved.output)
-    if saved.output.exists() and _ours_there(saved) is None:  # edited: it has no other way back
+    if saved.output.exists() and _ours_there(saved) is None:  # edited: no other way back
         undo = command_line("cp", saved.original, saved.output)
     raise InputError(
         f"{saved.original} is the original of another definition",
@@ -153,7 +152,7 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
 
 
 def _ours_there(saved: SavedOriginal) -> str | None:
-    """sha256 of the output, if homenode wrote it, or it is the original again."""
+    """Return the sha256 of the output, if homenode wrote it, or it equals the original."""
     if not saved.record.exists() or not saved.output.exists():
         return None
     try:

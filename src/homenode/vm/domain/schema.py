@@ -1,8 +1,8 @@
-"""Schema: whether the installed libvirt takes a document: its domain.rng, its own parser. [I/O]
+"""Schema: check a document with the installed libvirt's domain.rng and its parser. [I/O]
 
-libvirt's schema is stricter than its parser, and the parser drops in silence what it does not know:
-`virsh define` validates only when it is asked to. The test driver lives inside virsh: no daemon is
-needed, and none has the domain afterwards. Seen with libvirt 9.0."""
+libvirt's schema is stricter than its parser, which silently drops unknown elements: `virsh define`
+validates only with --validate. The test driver runs inside virsh: no daemon is needed or changed.
+Seen with libvirt 9.0."""
 
 from contextlib import suppress
 from functools import lru_cache
@@ -26,7 +26,7 @@ SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
 
 
 class SchemaError(Struct, frozen=True):
-    """One place where a document departs from the schema."""
+    """A violation of the schema."""
 
     line: int  # of the document
     message: str
@@ -35,10 +35,10 @@ class SchemaError(Struct, frozen=True):
 def validate(
     xml: bytes, schema_path: str = SCHEMA_PATH
 ) -> tuple[tuple[SchemaError, ...], Gap | None]:
-    """(errors, gap); the gap is the reason why nothing was checked: libvirt is not installed.
+    """Return (errors, gap); the gap is the reason why nothing was checked: no libvirt.
 
-    crosscheck judges references, which the schema does not know. Raises InputError for an
-    unreadable schema or malformed XML.
+    crosscheck covers references, which the schema does not. Raises InputError for an unreadable
+    schema or malformed XML.
     """
     if not Path(schema_path).is_file():
         return (), Gap(
@@ -59,8 +59,7 @@ def validate(
 def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = None) -> Gap | None:
     """Raise HomenodeError if an edit broke a document; the gap says why nothing was checked.
 
-    A document that was invalid before, or is for a newer libvirt than the installed one, is not
-    judged.
+    A document that was invalid before, or needs a newer libvirt than installed, is not checked.
     """
     errors, gap = validate(after)
     if gap is not None or not errors:
@@ -86,7 +85,7 @@ def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
 
 
 def _installed_version() -> Version | None:
-    """The version of the libvirt whose schema is installed; None if no virsh says it."""
+    """Return the version of the installed libvirt's schema; None without virsh."""
     try:
         output = run(("virsh", "--version"), 10)
     except ToolError:
@@ -121,20 +120,20 @@ _OF_VIRSH = ("Failed to define domain", "failed to get domain")
 class ParseResult(Struct, frozen=True):
     """The answer of libvirt's parser."""
 
-    refusal: str | None  # libvirt's message, None if it takes the document
-    # the elements and attributes that it does not know there, as paths of two names
+    refusal: str | None  # libvirt's message, None if it accepts the document
+    # unknown elements and attributes, as paths of two names
     dropped: tuple[str, ...]
 
 
 def parsed_by_libvirt(document: Document) -> ParseResult | None:
-    """None if no virsh is installed, or no copy can be made of what libvirt takes."""
+    """Parse a copy with libvirt's test driver; None without virsh, or if no copy can be made."""
     if find_program("virsh") is None:
         return None
     memory = document.root.child("memory")
-    with suppress(InputError):  # of a size that libvirt refuses itself
+    with suppress(InputError):  # of a size that libvirt rejects itself
         if memory is not None and cells_bytes(document):
-            # Of 0 alone the test driver takes the cells' sum, as QEMU's driver always does.
-            # Source: virDomainDefPostParseMemory, with and without VIR_DOMAIN_DEF_PARSE_ABI_UPDATE.
+            # Only for 0 the test driver uses the cells' sum, as QEMU's driver always does. Source:
+            # virDomainDefPostParseMemory, with and without VIR_DOMAIN_DEF_PARSE_ABI_UPDATE.
             document = apply(document, set_text(document, memory, "0"))
     devices = document.root.child("devices")
     if devices is not None and all(
@@ -163,7 +162,7 @@ def parsed_by_libvirt(document: Document) -> ParseResult | None:
 
 
 def _names(element: Element) -> list[str]:
-    """parent/child and element/@attribute of everything that libvirt itself reads."""
+    """Return parent/child and element/@attribute of everything that libvirt reads."""
     names = []
     for descendant in element.walk():
         if descendant.name.startswith("{") or descendant.name == "metadata":

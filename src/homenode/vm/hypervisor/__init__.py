@@ -1,1 +1,1 @@
-"""Hypervisor: what libvirt says of its domains, and how it is asked to change them."""
+"""Hypervisor: reading and changing domains through libvirt."""

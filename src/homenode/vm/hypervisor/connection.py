@@ -1,4 +1,4 @@
-"""Connection: which libvirt daemon is meant, as its URI says, and how a guest there is reached."""
+"""Connection: the libvirt daemon of a URI, and the access to its guests."""
 
 import re
 from enum import StrEnum
@@ -23,7 +23,7 @@ _HERE = ("", "localhost")
 
 
 def checked_uri(uri: str) -> str:
-    """The URI, where it has libvirt's form and names a driver whose domains homenode tunes.
+    """Return the URI, if it is valid for libvirt and has a driver that homenode supports.
 
     >>> checked_uri("qemu+ssh://root@gpu7/system")
     'qemu+ssh://root@gpu7/system'
@@ -46,7 +46,7 @@ def checked_uri(uri: str) -> str:
 
 
 def with_connection(uri: str, *words: str) -> tuple[str, ...]:
-    """The words of a homenode command, with --connect where it does not go to the default.
+    """Return the words of a homenode command, with --connect for a URI other than the default.
 
     >>> with_connection("qemu:///session", "homenode", "restore", "vm")
     ('homenode', 'restore', 'vm', '--connect', 'qemu:///session')
@@ -55,7 +55,7 @@ def with_connection(uri: str, *words: str) -> tuple[str, ...]:
 
 
 def check_host(host: str | None, uri: str) -> None:
-    """Raises UsageError if no host is given and the daemon is on another machine."""
+    """Raise UsageError if no host is given and the daemon is on another machine."""
     if host is None and not is_local(checked_uri(uri)):
         raise UsageError(
             f"--connect {uri} requires --host, since the daemon is on another machine",
@@ -64,7 +64,7 @@ def check_host(host: str | None, uri: str) -> None:
 
 
 def is_local(uri: str) -> bool:
-    """True if the daemon runs on this machine.
+    """Return whether the daemon runs on this machine.
 
     >>> is_local("qemu:///system"), is_local("qemu+ssh://gpu7/system")
     (True, False)
@@ -74,9 +74,9 @@ def is_local(uri: str) -> bool:
 
 
 def machine_of(uri: str) -> str:
-    """The machine on which the daemon runs, as the URI names it; "" is this one.
+    """Return the machine of the daemon as in the URI; "" = this machine.
 
-    A port of localhost may be a tunnel to any machine, and is named.
+    A port of localhost may be a tunnel to any machine, so it is included.
 
     >>> machine_of("qemu:///session"), machine_of("qemu+ssh://root@gpu7:22/system")
     ('', 'gpu7')
@@ -94,17 +94,17 @@ ANSWER_S, STOP_S = 300.0, 60.0
 
 
 class Transport(StrEnum):
-    """How a guest is reached."""
+    """The way to reach a guest."""
 
     SSH = "ssh"
     AGENT = "agent"
 
 
 class GuestAccess(Struct, frozen=True):
-    """How to reach the guest."""
+    """The access to a guest."""
 
     transport: Transport = Transport.SSH
-    address: str | None = None  # None = as libvirt finds it
+    address: str | None = None  # None = as reported by libvirt
     user: str = "root"
     port: int = 22
     key: str | None = None  # a file's path

@@ -1,4 +1,4 @@
-"""DomainState: what virsh says of a domain next to its document.
+"""DomainState: a domain's state as virsh reports it.
 
 Source: `virsh dominfo` of libvirt 4 to 11 with LC_ALL=C, one "Label: value" a line.
 """
@@ -23,7 +23,7 @@ class DomainState(Struct, frozen=True):
     name: str
     uuid: str
     run_id: int | None  # libvirt's number of the running instance, None if it is shut off
-    state: str  # in virsh's words ("running", "paused", "shut off")
+    state: str  # as virsh prints it ("running", "paused", "shut off")
     persistent: bool  # it has a definition
     managed_save: bool  # its memory is saved on disk and the next start resumes it
 
@@ -49,7 +49,7 @@ def domain_argument(name: str, uuid: str) -> str:
 
 
 class LivePin(Struct, frozen=True):
-    """Where one thread of a running domain may run."""
+    """The CPUs of one thread of a running domain."""
 
     kind: str  # "vcpu", "emulator" or "iothread"
     number: int  # of the vCPU or IOThread; 0 for the emulator
@@ -57,7 +57,7 @@ class LivePin(Struct, frozen=True):
 
 
 def pins_text(pins: Iterable[LivePin]) -> str:
-    """Pins as one line.
+    """Format pins as one line.
 
     >>> pins_text([LivePin("vcpu", 0, CpuSet((0, 1))), LivePin("emulator", 0, CpuSet((2,)))])
     'vcpu 0 0-1; emulator 0 2'
@@ -66,7 +66,7 @@ def pins_text(pins: Iterable[LivePin]) -> str:
 
 
 def pins_of_text(text: str) -> tuple[LivePin, ...]:
-    """Pins of such a line. Raises ParseError.
+    """Parse the pins of such a line. Raises ParseError.
 
     >>> pins_of_text("vcpu 0 0-1; emulator 0 2")[0]
     LivePin(kind='vcpu', number=0, pus=CpuSet('0-1'))
@@ -82,7 +82,7 @@ def pins_of_text(text: str) -> tuple[LivePin, ...]:
 
 
 def parse_dominfo(text: str) -> DomainState:
-    """The state in the output of `virsh dominfo`. Raises ParseError if a label is missing."""
+    """Parse the output of `virsh dominfo`. Raises ParseError if a label is missing."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         label, colon, text_of_label = line.partition(":")
@@ -104,13 +104,13 @@ def parse_dominfo(text: str) -> DomainState:
         run_id=run_id,
         state=value("State"),
         persistent=value("Persistent") == "yes",
-        # The test driver and session daemons of old leave it out.
+        # The test driver and old session daemons omit it.
         managed_save=values.get("Managed save") == "yes",
     )
 
 
 def parse_pins(text: str, kind: str) -> tuple[LivePin, ...]:
-    """The pins in the table of `virsh vcpupin`, `emulatorpin` or `iothreadinfo`.
+    """Parse the table of `virsh vcpupin`, `emulatorpin` or `iothreadinfo`.
 
     Each row is a number and a list of CPUs: " 0      0-3,8", with a colon in old versions. The
     emulator's row has a star in place of the number, or with --quiet nothing. Raises ParseError.

@@ -1,6 +1,6 @@
-"""Virsh: a libvirt daemon, asked and answered through its own command line. [I/O]
+"""Virsh: a libvirt daemon, used through its command line. [I/O]
 
-Domains are named to it by UUID: a name may begin with a dash or be a number, which is an id there.
+Domains are passed by UUID: a name may begin with a dash, or be a number, like an id.
 """
 
 import re
@@ -35,17 +35,17 @@ _MAX_SNAPSHOTS = 4096
 
 
 def is_lost(error: HostError) -> bool:
-    """Return whether the daemon is not there, or went away while it was asked."""
+    """Return whether the daemon is unreachable, or the connection was lost."""
     return any(words in error.message for words in ("failed to connect", *_LOST))
 
 
 class RefusedError(HostError):
-    """libvirt has answered that it will not; nothing of the command is under way."""
+    """libvirt rejected the command; nothing of it is in progress."""
 
 
 class Virsh:
-    """One libvirt daemon. Every method raises HostError if virsh is missing or the daemon does
-    not answer, and InputError if the domain is not there."""
+    """A libvirt daemon. Every method raises HostError if virsh is missing or the daemon does not
+    answer, and InputError if the domain does not exist."""
 
     __slots__ = ("connect",)
 
@@ -53,7 +53,7 @@ class Virsh:
         self.connect = checked_uri(connect)
 
     def domain(self, name: str) -> DomainState:
-        """The domain of that name or UUID. If it is missing, the error names those that exist."""
+        """Return the domain of that name or UUID. If missing, the error lists existing domains."""
         try:
             return self._read_state(name)
         except InputError as error:
@@ -75,7 +75,7 @@ class Virsh:
         return state
 
     def find(self, uuid: str) -> DomainState | None:
-        """The domain of that UUID; None if there is none."""
+        """Return the domain of that UUID, or None."""
         try:
             return self._read_state(uuid)
         except InputError:
@@ -97,34 +97,34 @@ class Virsh:
         return InputError(f"no VM named {name}{meant}; {text}", hint=hint)
 
     def domains(self, *, running: bool = False) -> dict[str, str]:
-        """Names by UUID: of all that are defined or run, or of those that run."""
+        """Return names by UUID of all domains, or of running domains."""
         listed = self._say("list", *(() if running else ("--all",)), "--uuid", "--name")
         rows = (line.strip().partition(" ") for line in listed.splitlines() if line.strip())
         return {uuid: name.strip() for uuid, _, name in rows}
 
     def definition(self, uuid: str) -> bytes:
-        """The document that the next start will use, as libvirt prints it, passwords included."""
+        """Return the definition for the next start, as libvirt prints it, passwords included."""
         return self._say("dumpxml", "--inactive", "--security-info", "--domain", uuid).encode()
 
     def live_document(self, uuid: str) -> bytes:
-        """The document of the running instance, as libvirt prints it."""
+        """Return the definition of the running instance, as libvirt prints it."""
         return self._say("dumpxml", "--domain", uuid).encode()
 
     def snapshots(self, uuid: str) -> tuple[str, ...]:
-        """Names of the snapshots that libvirt keeps of the domain."""
+        """Return the names of the domain's snapshots."""
         listed = self._say("snapshot-list", "--name", "--domain", uuid)
         return tuple(line for line in listed.splitlines() if line.strip())[:_MAX_SNAPSHOTS]
 
     def snapshot_document(self, uuid: str, snapshot: str) -> bytes:
-        """The document of a snapshot: a <domainsnapshot>, with the domain as it was in it."""
+        """Return the XML of a snapshot: a <domainsnapshot> that contains the domain."""
         return self._say("snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot).encode()
 
     def capabilities(self) -> str:
-        """The daemon's host as libvirt shows it: XML, for machine/tools/virsh_capabilities.py."""
+        """Return the daemon's host as XML, for machine/tools/virsh_capabilities.py."""
         return self._say("capabilities")
 
     def node_devices(self, capability: str) -> tuple[str, ...]:
-        """libvirt's names of the devices of the daemon's host that have a capability ("pci")."""
+        """Return libvirt's names of the host's devices with a capability ("pci")."""
         return tuple(self._say("nodedev-list", "--cap", capability).split())
 
     def define(self, path: str, kept_open: Sequence[int] = ()) -> None:
@@ -136,7 +136,7 @@ class Virsh:
         self._say("define", "--file", path, kept_open=kept_open)
 
     def live_pins(self, uuid: str) -> tuple[LivePin, ...]:
-        """Where vCPUs, emulator and IOThreads of a running domain may run, in that order."""
+        """Return the pins of vCPUs, emulator and IOThreads of a running domain, in that order."""
         return (
             *parse_pins(self._say("vcpupin", "--live", "--domain", uuid), "vcpu"),
             *parse_pins(self._say("emulatorpin", "--live", "--domain", uuid), "emulator"),
@@ -144,30 +144,30 @@ class Virsh:
         )
 
     def pin_live(self, uuid: str, pin: LivePin) -> None:
-        """Move one thread of a running domain; its definition stays as it is."""
+        """Pin one thread of a running domain; its definition is not changed."""
         number = {"vcpu": ("--vcpu",), "iothread": ("--iothread",)}.get(pin.kind, ())
         words = (*number, str(pin.number)) if number else ()
         self._say(f"{pin.kind}pin", "--live", "--domain", uuid, *words, "--cpulist", str(pin.pus))
 
     def start(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
-        """Start a domain that is shut off; it has the definition of now. kept_open: as define."""
+        """Start a domain that is shut off, with its current definition. kept_open: as in define."""
         self._say("start", "--domain", uuid, kept_open=kept_open)
 
     def start_paused(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
-        """Start a domain whose guest runs no instruction before it is resumed."""
+        """Start a domain paused: its guest runs no instruction before it is resumed."""
         self._say("start", "--paused", "--domain", uuid, kept_open=kept_open)
 
     def monitor(self, uuid: str, command: str, *, is_text: bool = False) -> str:
-        """QEMU's answer to a query of its monitor; is_text: in words for people."""
+        """Return QEMU's answer to a monitor query; is_text: in the human monitor's format."""
         form = ("--hmp",) if is_text else ()
         return self._say("qemu-monitor-command", "--domain", uuid, *form, "--cmd", command)
 
     def shut_down(self, uuid: str) -> None:
-        """Ask the guest to power off; whether and when it does is its own affair."""
+        """Request a shutdown of the guest, which may ignore it."""
         self._say("shutdown", "--domain", uuid)
 
     def is_off_within(self, uuid: str, timeout_s: float) -> bool:
-        """Return whether a domain is off, or goes off within the time."""
+        """Return whether a domain is shut off within the time."""
         deadline = time.monotonic() + timeout_s
         while self.domain(uuid).is_active:
             if time.monotonic() > deadline:
@@ -176,7 +176,7 @@ class Virsh:
         return True
 
     def destroy(self, uuid: str) -> None:
-        """End a running domain at once, as by pulling its plug."""
+        """Destroy a running domain: end it at once."""
         self._say("destroy", "--domain", uuid)
 
     def undefine(self, uuid: str) -> None:
@@ -184,14 +184,14 @@ class Virsh:
         self._say("undefine", "--nvram", "--domain", uuid)
 
     def addresses(self, uuid: str) -> tuple[str, ...]:
-        """Addresses at which a running domain may be reached, IPv4 first; () if none is known.
+        """Return possible addresses of a running domain, IPv4 first; () if unknown.
 
         Source: `virsh domifaddr` with --quiet: name, MAC, protocol and address/prefix a line.
         """
         for source in _ADDRESS_SOURCES:
             try:
                 listed = self._say("domifaddr", "--domain", uuid, "--source", source)
-            except RefusedError as error:  # its agent does not answer, or not yet
+            except RefusedError as error:  # its agent does not answer (yet)
                 if is_lost(error):
                     raise
                 continue
@@ -204,7 +204,7 @@ class Virsh:
         return ()
 
     def agent_command(self, uuid: str, command: str, timeout_s: int) -> str:
-        """The guest agent's answer to a command in JSON."""
+        """Return the guest agent's answer to a JSON command."""
         return self._say(
             "qemu-agent-command", "--domain", uuid, "--timeout", str(timeout_s), "--cmd", command
         )
@@ -218,8 +218,7 @@ class Virsh:
 
 
 def _remote_hint(connect: str) -> str:
-    """Return the command that shows whether another machine's name, network, login or daemon is at
-    fault."""
+    """Return a command that tests the other machine's name, network, login and daemon."""
     return command_line("ssh", machine_of(connect), "virsh", "list", "--all")
 
 

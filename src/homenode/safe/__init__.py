@@ -1,1 +1,1 @@
-"""Files of other people: how they are read, written and judged."""
+"""Safe access to files that other users can change."""

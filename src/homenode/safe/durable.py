@@ -1,12 +1,11 @@
-"""Durable: files that are whole or not there, and on the disk before anything goes on. [I/O]
+"""Durable: files are written completely or not at all, and synced before work continues. [I/O]
 
-The one way in which homenode writes files; `input_files` is the one in which it reads them. Root
-writes into directories that others own: a new file has no name until it is whole, and one that
-replaces another gets a random name then, that must not exist yet, and is renamed into its place. So
-a kill leaves nothing, and no link that somebody put there is followed, neither under the file's
-name nor under a name that could be guessed.
+homenode writes files only through this module, and reads them only through `input_files`. Root
+writes into directories that other users own: a new file has no name until it is complete; a
+replacement gets a random name, which must not exist yet, and is renamed. So a kill leaves no file,
+and no link of another user is followed, neither under the file's name nor under a guessed name.
 
-What undoes a change must outlast a crash in the middle of it. All raise OSError.
+Records that undo a change must survive a crash during it. All functions raise OSError.
 """
 
 import contextlib
@@ -40,11 +39,11 @@ def replace_file(
     directory: int | None = None,
     synced: bool = True,
 ) -> None:
-    """Put a file in place as a whole. What was there under its name is replaced, not written to.
+    """Write a file atomically. An existing file of that name is replaced, not modified.
 
-    mode: its permissions; None = what the umask leaves of 0666, and no more than the file had that
-    it replaces. directory: descriptor of the directory that holds `path`, where it must not be
-    looked up again. synced: on the disk when this returns.
+    mode: its permissions; None = 0666 without the umask, and at most those of the replaced file.
+    directory: descriptor of the directory that holds `path`, where it must not be looked up again.
+    synced: on the disk when this returns.
     """
     with _open_parent(path, directory) as place:
         _check_replaceable(path, place)
@@ -69,9 +68,8 @@ def replace_file(
 
 
 def _open_unnamed(place: int, permissions: int) -> int | None:
-    """A new file that has no name, and is gone with its writer; None if the file system knows
-    none."""
-    if not os.access(_OWN_FILES, os.X_OK):  # by which it gets its name
+    """Open a new file without a name, which is removed with its writer; None if not supported."""
+    if not os.access(_OWN_FILES, os.X_OK):  # needed to name it
         return None
     with contextlib.suppress(OSError):  # overlayfs and NFS have no O_TMPFILE
         return os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, permissions, dir_fd=place)
@@ -79,7 +77,7 @@ def _open_unnamed(place: int, permissions: int) -> int | None:
 
 
 def _name(descriptor: int, name: str, part: str, place: int) -> bool:
-    """Give a file without a name one; False if there is one, and it has that of its part."""
+    """Name an unnamed file; False if the name exists, and the file keeps its part name."""
     source = f"{_OWN_FILES}/{descriptor}"
     with contextlib.suppress(FileExistsError):
         os.link(source, name, dst_dir_fd=place)
@@ -90,8 +88,8 @@ def _name(descriptor: int, name: str, part: str, place: int) -> bool:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file or directory; False if another process holds it. A file that is being
-    written is locked, so that it does not pass for what a kill left."""
+    """Lock an open file or directory; False if another process holds it. A file being written is
+    locked, so that it is not taken for a leftover of a kill."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -102,7 +100,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def sweep_parts(directory: Path) -> None:
-    """Remove what killed processes of this user left half-written or half-named in a directory."""
+    """Remove partial files that killed processes of this user left in a directory."""
     for part in directory.glob(PARTS):
         with contextlib.suppress(OSError):  # gone, or a link
             descriptor = open_existing(part)
@@ -116,12 +114,12 @@ def sweep_parts(directory: Path) -> None:
 
 
 def part_name() -> str:
-    """The name of a file that is being written, which cannot be guessed."""
+    """Return an unguessable name for a file being written."""
     return f".homenode-{os.urandom(8).hex()}.part"
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Write a private file that must not be there yet, not synced: a crash loses nothing with it.
+    """Write a private file that must not exist yet, without sync: losing it in a crash is harmless.
 
     Raises FileExistsError, for a link as well.
     """
@@ -134,17 +132,16 @@ def create_file(path: Path, content: bytes) -> None:
 
 
 def open_new(path: Path) -> int:
-    """A descriptor of a file that must not be there yet, to read and write. Raises as
-    `create_file`."""
+    """Open a file that must not exist yet for reading and writing. Raises as `create_file`."""
     with _open_parent(path, None) as place:
         return os.open(path.name, _NEW & ~os.O_WRONLY | os.O_RDWR, PRIVATE, dir_fd=place)
 
 
 def create_like(path: Path, content: bytes, like: int) -> None:
-    """Write a file that must not be there yet, for those alone who may use an open one: with its
-    owner, its group, its permissions and its access control list (SELinux labels are not copied).
+    """Write a file that must not exist yet, with the owner, group, permissions and access control
+    list of an open file (SELinux labels are not copied).
 
-    Other users have no access at any moment. Where this user may not give it away, it keeps it.
+    Other users never have access. If this user cannot change the owner, the file stays theirs.
     Raises like `create_file`.
     """
     with _open_parent(path, None) as place:
@@ -157,11 +154,11 @@ def create_like(path: Path, content: bytes, like: int) -> None:
 
 
 def _give_as(descriptor: int, like: int) -> int:
-    """Give a file the owner, group and list of another one; returns the permissions to set then.
-    The owner reads and writes it in any case."""
+    """Copy owner, group and access control list from another file; return the permissions to set.
+    The owner can always read and write it."""
     status = os.fstat(like)
     rights = None
-    with contextlib.suppress(OSError):  # it has none, or the file system knows none
+    with contextlib.suppress(OSError):  # no list, or not supported
         rights = os.getxattr(like, _ACL)
     with contextlib.suppress(OSError):  # inherited from its directory
         os.removexattr(descriptor, _ACL)
@@ -175,47 +172,45 @@ def _give_as(descriptor: int, like: int) -> int:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, where it is there. Root follows no other user's link to it. Raises OSError."""
+    """Remove a file if it exists. Root follows no other user's link. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), _open_parent(path, None) as place:
         os.unlink(path.name, dir_fd=place)
 
 
 def remove_tree(path: Path) -> None:
     """Remove a directory and its content. Root follows no other user's link. Raises OSError."""
-    import shutil  # loads what reads archives
+    import shutil  # imports archive modules
 
     with _open_parent(path, None) as place:
         shutil.rmtree(path.name, dir_fd=place)
 
 
 def _remove(name: str, directory: int) -> None:
-    with contextlib.suppress(OSError):  # the error that led here is raised
+    with contextlib.suppress(OSError):  # the first error is raised
         os.unlink(name, dir_fd=directory)
 
 
 def open_lock(path: Path, mode: int = PRIVATE, *, directory: int | None = None) -> int:
-    """A descriptor of a file to lock or append to, made if it is not there; a link under its
-    name is not followed."""
+    """Open a file to lock or append to, created if missing; a link is not followed."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with _open_parent(path, directory) as place:
         return os.open(path.name, flags, mode, dir_fd=place)
 
 
 def open_to_lock(directory: str | Path, above: int | None = None) -> int:
-    """A descriptor of a directory that whoever can read it can lock; `above` holds its name."""
+    """Open a directory for locking, which needs only read permission; `above` contains it."""
     return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
 
 
 def open_existing(path: str | Path, *, directory: int | None = None) -> int:
-    """A descriptor of a file to read and to write, which is there; a link under its name is not
-    followed."""
+    """Open an existing file for reading and writing; a link is not followed."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.open(path, flags, dir_fd=directory)
 
 
 def open_directory(root: Path, *names: str) -> int:
-    """A descriptor of root/names…, made if it is not there. `root` may be a link, below it none
-    is followed; the descriptor stays with the directory whatever becomes of the names."""
+    """Open root/names…, created if missing. `root` may be a link; links below it are not followed.
+    The descriptor stays valid if the directory is renamed."""
     root.mkdir(parents=True, exist_ok=True)
     descriptor = open_path(root)
     for name in names:
@@ -230,18 +225,18 @@ def open_directory(root: Path, *names: str) -> int:
 
 
 def check_links(path: Path) -> None:
-    """Raises OSError if root would follow another user's link."""
+    """Raise OSError if root would follow another user's link."""
     try:
         os.close(open_path(path))
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise  # of anything else whoever opens it says why
+            raise  # other errors are reported when it is opened
 
 
 def write_and_close(
     descriptor: int, content: bytes, mode: int | None = None, *, synced: bool = True
 ) -> None:
-    """Write to an open file, and close it when that is on the disk. mode: its permissions then."""
+    """Write to an open file, sync and close it. mode: its final permissions."""
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
@@ -252,7 +247,7 @@ def write_and_close(
 
 
 def sync_directory(directory: str | Path, above: int | None = None) -> None:
-    """Have names that came or went in a directory on the disk; `above` holds its name."""
+    """Sync a directory's names to disk; `above` contains the directory."""
     descriptor = open_to_lock(directory, above)
     try:
         os.fsync(descriptor)
@@ -276,17 +271,17 @@ def _open_parent(path: Path, directory: int | None) -> Iterator[int]:
 
 
 def _check_replaceable(path: Path, place: int) -> None:
-    """Raises OSError for a device or a pipe: /dev/null must not become a regular file."""
+    """Raise OSError for a device or a pipe: /dev/null must not become a regular file."""
     try:
         status = os.stat(path.name, dir_fd=place)
-    except OSError:  # not there, or a link to nothing
+    except OSError:  # missing, or a dangling link
         return
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EINVAL, "a device or a pipe, not a regular file", str(path))
 
 
 def _no_more_than_replaced(name: str, place: int, descriptor: int) -> int | None:
-    """Permissions of the new file that the one before had too; None if there is none."""
+    """Return permissions limited to those of the replaced file; None without one."""
     try:
         status = os.stat(name, dir_fd=place, follow_symlinks=False)
     except OSError:

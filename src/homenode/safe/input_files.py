@@ -1,15 +1,14 @@
-"""Input files: regular files alone, whole, and no more of them than a limit. [I/O]
+"""Input files: read only regular files, completely, up to a size limit. [I/O]
 
-The one way in which homenode reads files, as `durable` is the one in which it writes them. Whoever
-owns a directory that root reads may put anything there under any name. So what is under a name is
-looked at before it is opened: a pipe would be waited for, and to open some devices is to use them
-(a watchdog starts). What is read is counted while it comes, since a size that was asked for
-before may be another one by then. Standard input, the kernel's own files and the serial lines of
-guests are the exceptions, each with a function of its own. Texts of the package: package_data.
+homenode reads files only through this module, and writes them only through `durable`. The owner of
+a directory that root reads can put anything there. So a file's type is checked before it is opened:
+opening a pipe blocks, and opening some devices has effects (a watchdog starts). Bytes are counted
+while reading, since a size checked before may have changed. Standard input, kernel files and the
+serial lines of guests are exceptions with their own functions. Texts of the package: package_data.
 
-Programs that root starts take more than paths where they expect one: "nbd:10.0.0.1:10809" is a
-connection, "json:{…}" a tree of drivers, "fat:/root" a directory as a disk. What a document names
-goes to them only after `host_file` found it here.
+Programs that root starts accept more than paths: "nbd:10.0.0.1:10809" is a connection, "json:{…}" a
+tree of drivers, "fat:/root" a directory as a disk. Paths of a definition are passed to them only
+after `host_file` has checked them.
 """
 
 import contextlib
@@ -56,12 +55,12 @@ _KINDS = (
 
 
 def read_input(path: str | Path, expected: str, *, hint: str | None = None) -> bytes:
-    """The content of what the user named: a file, or standard input for -. As `read_file`."""
+    """Read the user's file, or standard input for -. See `read_file`."""
     return read_file(STANDARD_INPUT if str(path) == "-" else path, expected, hint=hint)
 
 
 def read_subject(path: str | Path, expected: str) -> bytes:
-    """The content of a file that is to be checked. Raises NotKnownError if it is empty."""
+    """Read a file to check. Raises NotKnownError if it is empty."""
     content = read_input(path, expected)
     if not content.strip():
         raise NotKnownError(f"{path}: nothing was checked: the file is empty")
@@ -71,10 +70,10 @@ def read_subject(path: str | Path, expected: str) -> bytes:
 def read_file(
     path: str | Path, expected: str, *, max_bytes: int = MAX_BYTES, hint: str | None = None
 ) -> bytes:
-    """The content of a file; of standard input for /dev/stdin.
+    """Read a file; standard input for /dev/stdin.
 
-    expected: what the file should be, for messages. Raises InputError if it is not there, is no
-    regular file or holds more than `max_bytes`, HostError if it cannot be read.
+    expected: what the file should be, for messages. Raises InputError if it is missing, not a
+    regular file or larger than `max_bytes`, HostError if it cannot be read.
     """
     try:
         if str(path) == STANDARD_INPUT:
@@ -87,23 +86,23 @@ def read_file(
 
 
 def read_plain(path: str | Path, max_bytes: int) -> bytes:
-    """The content of a regular file.
+    """Read a regular file.
 
-    Raises OSError: also ENXIO for what is not a regular file, EFBIG for more than `max_bytes`.
+    Raises OSError, such as ENXIO for other types of file, EFBIG for more than `max_bytes`.
     """
     with open_plain(path) as file:
         return _read_whole(file.fileno(), max_bytes, str(path))
 
 
 def read_start(path: str | Path, max_bytes: int) -> bytes:
-    """The first bytes of a regular file, at most so many. Raises OSError."""
+    """Read at most this many first bytes of a regular file. Raises OSError."""
     with open_plain(path) as file:
         return _up_to(file.fileno(), max_bytes, str(path))
 
 
 def open_plain(path: str | Path) -> BinaryIO:
-    """A regular file, open for reading; the reader counts the bytes. Raises OSError, for what is
-    not a regular file without having opened it."""
+    """Open a regular file for reading; the reader counts the bytes. Raises OSError; other types of
+    file are not opened."""
     handle = os.open(path, _LOOK)
     try:
         return _open_handle(handle, str(path))
@@ -112,8 +111,8 @@ def open_plain(path: str | Path) -> BinaryIO:
 
 
 def _open_disk(path: str) -> int:
-    """A descriptor of a regular file or a block device of this host. Raises OSError, also for what
-    is neither or is a file of the kernel's, which is not opened."""
+    """Open a regular file or a block device of this host. Raises OSError; other types and kernel
+    files are not opened."""
     handle = open_path(path)
     try:
         if str(Path(f"/proc/self/fd/{handle}").readlink()).startswith(("/proc/", "/sys/")):
@@ -127,11 +126,11 @@ def _open_disk(path: str) -> int:
 
 
 def open_path(path: str | Path) -> int:
-    """An O_PATH descriptor of what a path leads to, last link included. Raises OSError.
+    """Return an O_PATH descriptor of a path's target, last link included. Raises OSError.
 
-    Root follows no link of another user, who may point it at anything, /etc included: each part is
-    opened before it is looked at, so that it cannot be exchanged in between. Other users can only
-    harm themselves.
+    Root follows no link of another user, who could point it anywhere, such as /etc: each part is
+    opened before it is checked, so that it cannot be replaced in between. Other users follow all
+    links.
     """
     if os.geteuid() != 0:
         return os.open(path, _LOOK)
@@ -143,7 +142,7 @@ def open_path(path: str | Path) -> int:
 
 
 def resolve_links(path: Path) -> Path:
-    """Where a path leads, also through a link to what is not there. Raises like `open_path`."""
+    """Resolve a path, also through a dangling link. Raises like `open_path`."""
     with contextlib.ExitStack() as opened:
 
         def hold(descriptor: int) -> int:
@@ -165,7 +164,7 @@ def resolve_links(path: Path) -> Path:
 
 
 def _read_link(link: int, name: str) -> str:
-    """Where an opened link points, if this user may follow it. Raises OSError."""
+    """Return an opened link's target, if this user may follow it. Raises OSError."""
     owner = os.fstat(link).st_uid
     if os.geteuid() == 0 and owner != 0:
         raise OSError(errno.ELOOP, f"{name} is a link of user {owner}, which root does not follow")
@@ -197,7 +196,7 @@ def _open_parts(path: Path) -> int:
 
 
 def _open_part(name: str, place: int) -> int:
-    """A directory is opened as one first: that mounts what an automounter has there."""
+    """Open a part of a path, first as a directory, which triggers an automounter."""
     try:
         return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
     except NotADirectoryError:
@@ -207,16 +206,16 @@ def _open_part(name: str, place: int) -> int:
 def read_below(
     directory: Path, inside: str, max_bytes: int, *, descriptor: int | None = None
 ) -> bytes:
-    """The content of a regular file in a directory or below; as `open_below`."""
+    """Read a regular file in or below a directory; see `open_below`."""
     with open_below(directory, inside, descriptor=descriptor) as file:
         return _read_whole(file.fileno(), max_bytes, str(directory / inside))
 
 
 def open_below(directory: Path, inside: str, *, descriptor: int | None = None) -> BinaryIO:
-    """A regular file in a directory or below, such as one that something stored names.
+    """Open a regular file in or below a directory, such as a path from stored data.
 
-    The directory may be a link, below it none is followed. descriptor: of the directory, where it
-    must not be looked up again. Raises OSError, EXDEV for a name that leads out of the directory.
+    The directory may be a link; links below it are not followed. descriptor: the open directory,
+    used instead of its path. Raises OSError, EXDEV for a name that leads out of the directory.
     """
     path = str(directory / inside)
     parts = Path(inside).parts
@@ -241,11 +240,11 @@ def open_below(directory: Path, inside: str, *, descriptor: int | None = None) -
 
 
 def read_kernel_file(path: str) -> bytes | None:
-    """A file of /proc or /sys, or of a copy of them, up to MAX_KERNEL_BYTES; None if it is
+    """Read a file of /proc or /sys, or of a copy of them, up to MAX_KERNEL_BYTES; None if it is
     absent or unreadable.
 
-    A link is not followed and a FIFO is not waited for. Files of /sys may fail in read(2) with
-    any error that their driver likes (EINVAL, EIO, ENODEV): that is "unreadable" too.
+    A link is not followed and a FIFO does not block. read(2) of a /sys file may fail with any error
+    of its driver (EINVAL, EIO, ENODEV), which counts as unreadable.
     """
     try:
         descriptor = os.open(path, _PLAIN | os.O_NOFOLLOW)
@@ -262,13 +261,12 @@ def read_kernel_file(path: str) -> bytes | None:
 
 
 def open_registers(path: str, *, to_write: bool = False) -> int:
-    """A descriptor of a file of /sys whose registers are read or written one by one. Raises
-    OSError."""
+    """Open a /sys file whose registers are read or written one by one. Raises OSError."""
     return os.open(path, (os.O_WRONLY if to_write else os.O_RDONLY) | os.O_CLOEXEC)
 
 
 def _open_handle(handle: int, name: str) -> BinaryIO:
-    """The file of an O_PATH descriptor. What it is cannot change any more."""
+    """Open the file of an O_PATH descriptor, whose type can no longer change."""
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         if stat.S_ISDIR(mode):
@@ -305,7 +303,7 @@ def _check_size(content: bytes, max_bytes: int, name: str) -> None:
 
 
 def _up_to(descriptor: int, max_bytes: int, name: str) -> bytes:
-    reported_bytes = os.fstat(descriptor).st_size  # 0 for those of the kernel
+    reported_bytes = os.fstat(descriptor).st_size  # 0 for kernel files
     size = _PIECE if reported_bytes < _LARGE_PIECE else _LARGE_PIECE
     content = bytearray()
     late = 0
@@ -330,7 +328,7 @@ _EXPECTED = "the absolute path of a regular file or block device of this host"
 
 
 class HostFile:
-    """One that is open for reading. descriptor: its own; closed with the block that opened it."""
+    """An open file to read. descriptor: closed at the end of the block that opened it."""
 
     __slots__ = ("descriptor", "path")
 
@@ -347,7 +345,7 @@ class HostFile:
         return os.lseek(self.descriptor, 0, os.SEEK_END)
 
     def start(self, limit: int) -> bytes:
-        """Its first bytes, at most so many. Raises HostError."""
+        """Read at most this many first bytes. Raises HostError."""
         content = b""
         try:
             while piece := os.pread(self.descriptor, limit - len(content), len(content)):
@@ -359,11 +357,10 @@ class HostFile:
 
 @contextmanager
 def host_file(path: str, subject: str) -> Iterator[HostFile]:
-    """Open a regular file or a block device. subject: where the path stands, for messages.
+    """Open a regular file or a block device. subject: the source of the path, for messages.
 
-    Nothing else is opened: what it is, is looked at first. Root follows no other user's link.
-    Raises InputError for what is no such path or nothing of the kind, HostError if it cannot be
-    read.
+    The type is checked first, and other types are not opened. Root follows no other user's link.
+    Raises InputError for a wrong path or type, HostError if it cannot be read.
     """
     if not path.startswith("/"):
         raise InputError(f"{subject}: expected {_EXPECTED}, found {path[:200]!r}")

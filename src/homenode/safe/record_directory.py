@@ -1,6 +1,6 @@
-"""RecordDirectory: a directory for one writer: whole files, and a journal of lines. [I/O]
+"""RecordDirectory: a directory for one writer: atomic files, and a journal of lines. [I/O]
 
-Everything that homenode stores to undo, to resume or to conclude from is kept in such a directory:
+homenode stores records for undo, resume and results in such directories:
 
     .lock           held by the writer, and by the programs that it starts
     journal.jsonl   a head, then lines; each is on the disk before what it announces is done
@@ -46,12 +46,11 @@ class BusyError(HostError):
 
 
 class RecordDirectory:
-    """One directory. Errors of the file system are HostErrors; `hint` names the next step by errno.
+    """A directory of records. File system errors become HostErrors; `hint` has the fix by errno.
 
     private: only its owner may read it (documents hold passwords). journal: the journal's name.
-    below: a directory that the user named: on the way from it to `path` no link is followed, and
-    while the lock is held, what is written goes to the directory that was locked, whatever its name
-    is then.
+    below: a directory that the user named: links from it to `path` are not followed, and while the
+    lock is held, files are written to the locked directory, even if it was renamed.
     """
 
     __slots__ = ("_below", "_directory", "_hint", "_journal", "_private", "path")
@@ -78,14 +77,15 @@ class RecordDirectory:
 
     @property
     def has_journal(self) -> bool:
-        """False also if its first line was never finished."""
+        """Whether the journal has a complete first line."""
         return b"\n" in (self.read(self._journal) or b"")
 
     @property
     def is_locked(self) -> bool:
-        """Whether somebody holds the lock now. False if there is none, or it cannot be asked."""
+        """Whether a process holds the lock. False without a lock file, or if it cannot be
+        tested."""
         try:
-            with open_below(self.path, LOCK) as file:  # shared: for other readers it is not held
+            with open_below(self.path, LOCK) as file:  # shared
                 return not try_lock(file.fileno(), shared=True)
         except OSError:
             return False
@@ -101,11 +101,11 @@ class RecordDirectory:
         on_wait: Callable[[], None] = lambda: None,
         holder: str = "",
     ) -> Iterator[int]:
-        """Hold the lock: a descriptor for programs that must keep it until they end.
+        """Hold the lock; yield a descriptor for programs that must hold it until they end.
 
-        holder: what the lock's file says meanwhile, for those that wait. Raises BusyError with
-        `message` where another process holds it longer than wait_s. A file system without locks
-        keeps no two writers apart.
+        holder: text in the lock file meanwhile, for waiting processes. Raises BusyError with
+        `message` if another process holds it longer than wait_s. A file system without locks does
+        not exclude a second writer.
         """
         with contextlib.ExitStack() as opened:
             with self.errors():
@@ -152,7 +152,7 @@ class RecordDirectory:
                 sync_directory(self.path.parent)
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None if there is none."""
+        """Read a file; None if it is missing."""
         with self.errors():
             try:
                 return read_below(self.path, name, MAX_BYTES, descriptor=self._directory)
@@ -160,9 +160,9 @@ class RecordDirectory:
                 return None
 
     def write(self, name: str, content: bytes, mode: int | None = None) -> Path:
-        """Put a file in place, whole or not at all; it is on the disk when this returns.
+        """Write a file atomically and sync it.
 
-        mode: its permissions, where they are not the directory's.
+        mode: its permissions, if not the directory's.
         """
         path = self.path / name
         mode = PRIVATE if self._private else mode
@@ -179,19 +179,19 @@ class RecordDirectory:
         return path
 
     def journal(self) -> bytes:
-        """The journal's whole lines; empty if nothing was begun."""
+        """Return the journal's complete lines; empty without a journal."""
         content = self.read(self._journal) or b""
         return content[: content.rfind(b"\n") + 1]
 
     def begin(self, head: str) -> None:
-        """Write the journal's first line. Raises HostError if there is a journal."""
+        """Write the journal's first line. Raises HostError if the journal exists."""
         if self.has_journal:
             raise HostError(f"{self.journal_path}: this journal exists")
         self.make()
         self.write(self._journal, head.encode())
 
     def append(self, line: str) -> None:
-        """Write a line; it is on the disk when this returns. Only the lock's holder may."""
+        """Append a line and sync it. Only the lock's holder may call this."""
         with self.errors():
             name = self.journal_path if self._directory is None else self._journal
             descriptor = open_existing(name, directory=self._directory)
@@ -207,7 +207,7 @@ class RecordDirectory:
             try:
                 write_and_close(descriptor, line.encode())
             except OSError:
-                with contextlib.suppress(OSError):  # a full disk: nothing of the line counts
+                with contextlib.suppress(OSError):  # a full disk: the partial line does not count
                     self._cut_journal(end)
                 raise
 
@@ -221,7 +221,7 @@ class RecordDirectory:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Errors of the file system as HostErrors that name the file and the next step."""
+        """Convert file system errors to HostErrors with the file and the next step."""
         try:
             yield
         except OSError as error:

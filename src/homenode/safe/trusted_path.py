@@ -1,7 +1,7 @@
-"""Trusted path: whether another user can change what a path leads to; directories of our own. [I/O]
+"""Trusted path: whether another user can change a path's target; private directories. [I/O]
 
-What root runs, and what root and the programs that it starts find again by a name, must be out of
-other users' reach: the file, every directory above it, and the same of every link on the way.
+Programs that root runs, and files that root and its child processes open by name, must not be
+writable for other users: the file, every directory above it, and those of every link on the path.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ READ, ENTER = 4, 1
 
 
 def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) -> str | None:
-    """Who else could change what one of these paths leads to, for a message; None = no one.
+    """Return which other user could change a path's target, for a message; None = no one.
 
-    user: whose files and directories are trusted as root's are. sticky: directories like /tmp are
-    trusted too, in which all users may make files, and none rename or remove another's: for a path
-    whose last part belongs to `user`, or is about to be made.
+    user: whose files and directories are trusted like root's. sticky: directories like /tmp are
+    trusted too, where users cannot rename or remove each other's files: for a path whose last part
+    belongs to `user`, or is about to be created.
 
-    It goes from / downwards, so that no other user can exchange what was looked at.
+    The path is checked from / downwards, so that checked parts cannot be replaced.
     """
     trusted = _trusted_users(user)
     for path in paths:
@@ -43,8 +43,8 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
 
 
 def _trusted_users(user: int) -> frozenset[int]:
-    """Whoever owns / can replace everything. In a user namespace that is root, whose number is not
-    mapped there."""
+    """Return root and the owner of /, who can replace everything. In a user namespace that is root,
+    whose id is not mapped."""
     return frozenset((0, user, os.lstat("/").st_uid))
 
 
@@ -59,7 +59,7 @@ def _changeable(
     if status.st_uid not in trusted:
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):
-        return None  # its mode says nothing; its directory's does
+        return None  # only its directory's mode counts
     if sticky and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return None
     if status.st_mode & stat.S_IWOTH:
@@ -74,8 +74,7 @@ def _changeable(
 
 
 def _is_group_of_one(group: int, user: int) -> bool:
-    """Return whether only root and the user are in a group: root's, or the user's own of the same
-    name."""
+    """Return whether only root and the user are in a group: root's, or the user's private group."""
     if group == 0:
         return True
     try:
@@ -88,11 +87,11 @@ def _is_group_of_one(group: int, user: int) -> bool:
 
 @contextlib.contextmanager
 def private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
-    """A new directory under a name that cannot be guessed, which only we may enter; gone
+    """Create a directory with an unguessable name that only this user can enter; removed
     afterwards.
 
-    above: where it is made; None = the directory of temporary files. Raises HostError if another
-    user could put a directory of theirs in its place.
+    above: its parent; None = the directory of temporary files. Raises HostError if another user
+    could replace it.
     """
     import tempfile
 
@@ -103,14 +102,14 @@ def private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
 
 
 def private_place() -> Path:
-    """Where directories of our own are made: $TMPDIR, else /tmp."""
+    """Return the parent of private directories: $TMPDIR, else /tmp."""
     import tempfile
 
     return Path(tempfile.gettempdir())
 
 
 def check_private(above: Path) -> None:
-    """Raises HostError if another user could rename what we make in a directory."""
+    """Raise HostError if another user could rename files created in a directory."""
     reason = changeable((above,), user=os.geteuid(), sticky=True)
     if reason is not None:
         from homenode.errors import HostError
@@ -122,7 +121,7 @@ def check_private(above: Path) -> None:
 
 
 def let_in(descriptor: int, user: int, rights: int) -> None:
-    """Give one other user rights to a file or directory of ours, and everybody else none.
+    """Give one other user access to a file or directory of this user, and nobody else.
 
     rights: READ for a file, ENTER for a directory, whose names that user cannot list then. Raises
     OSError if the file system has no access control lists. Source: acl(5);
@@ -142,13 +141,13 @@ def let_in(descriptor: int, user: int, rights: int) -> None:
 
 
 def on_the_way(path: Path) -> Iterator[Path]:
-    """The directories above a path, then the path; for a link, those of its target instead."""
+    """Yield the directories above a path, then the path; for a link those of its target instead."""
     directory, links = Path("/"), 0
     pending = [*path.absolute().parts[:0:-1]]
     yield directory
     while pending:
         name = pending.pop()
-        if name == "..":  # of a directory that no link leads to: all of them were followed
+        if name == "..":  # of a directory without links, as all were followed
             directory = directory.parent
             continue
         part = directory / name

@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, of a text of several lines.
+    """Apply `printable` to a text of several lines.
 
     >>> printable_lines("a\\tb\\nc\\x9b2J\\u202e")
     'a\\tb\\nc?2J?'

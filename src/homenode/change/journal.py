@@ -57,7 +57,7 @@ def state_hint(number: int | None) -> str | None:
 
 
 class Journal:
-    """One directory's steps. Errors of the file system are HostErrors.
+    """A directory's steps. Errors of the file system are HostErrors.
 
     Writers hold the host's lock. head: of a journal that does not exist yet.
     """

@@ -81,7 +81,7 @@ class PausedStart(Struct, frozen=True, kw_only=True):
 
 
 def _written_at(path: str) -> str:
-    """In nanoseconds; "" if it is not there."""
+    """Return a file's time of change in ns; "" if the file is missing."""
     return str(Path(path).stat().st_mtime_ns) if Path(path).exists() else ""
 
 

@@ -36,7 +36,7 @@ class ChangeHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a journal. The last line of a step suffices for another process to undo it."""
+    """A line of a journal. The last line of a step suffices for another process to undo it."""
 
     what: ChangeState
     kind: str  # which step
@@ -54,7 +54,7 @@ class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.kind, self.subject
 
     def now(self, state: ChangeState) -> "ChangeEntry":
-        """The same step with a new state."""
+        """Return the step with a new state."""
         return msgspec.structs.replace(self, what=state)
 
 

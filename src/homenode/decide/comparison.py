@@ -111,7 +111,7 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
     baseline_value: float  # geometric means of boot medians
     value: float  # geometric means of boot medians
     ratio: float  # value over baseline_value
-    low: float | None  # its interval, None if there is none
+    low: float | None  # its interval, None without one
     high: float | None  # its interval, None if there is none
     # p, p_adjusted: uncorrected, and corrected for the primary metrics; None if there is no
     # interval, p_adjusted also for what is exploratory
@@ -138,7 +138,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     objective: str | None
     bare: bool  # the baseline is the host itself, and ratios are parts of bare metal
     confidence: float  # of every interval
-    baseline: str  # of the first machine; of others their effects name them
+    baseline: str  # of the first machine; effects name the others
     alternatives: tuple[str, ...]  # of the first machine; of others their effects name them
     effects: tuple[Effect, ...]
     doubts: tuple[Doubt, ...]

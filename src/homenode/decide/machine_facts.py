@@ -32,7 +32,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> int | None:
-        """With CPUs; None = unknown."""
+        """The number of nodes with CPUs; None = unknown."""
         return self.inputs.nodes
 
 

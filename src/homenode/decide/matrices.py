@@ -36,7 +36,7 @@ class MatrixPlace(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """The name in headings."""
         return str(self.number) if self.address is None else str(self.address)
 
 

@@ -41,7 +41,7 @@ _STEPS: tuple[tuple[StudySwitch, tuple[tuple[str, str], ...]], ...] = (
 
 
 class SwitchEffect(Struct, frozen=True, kw_only=True):
-    """One switch's effect on one metric of one machine."""
+    """The effect of a switch on one metric of one machine."""
 
     switch: StudySwitch
     machine: str

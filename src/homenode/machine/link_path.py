@@ -47,7 +47,7 @@ class LinkRate(Struct, frozen=True):
 
     @property
     def bytes_per_s(self) -> float:
-        """In one direction, after encoding, before packet headers."""
+        """The rate in one direction, after encoding, before packet headers."""
         bits = _BITS_PER_TRANSFER.get(self.gt_per_s, 128 / 130)
         return self.gt_per_s * 1e9 * bits * self.width / 8
 
@@ -110,7 +110,7 @@ _CARD_MAKERS_WITH_SWITCHES = frozenset({AMD, INTEL, MELLANOX})
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """One link."""
+    """A link."""
 
     upper: PciDevice  # the root port or downstream port
     lower: PciDevice  # the function right below it

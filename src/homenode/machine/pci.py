@@ -80,7 +80,7 @@ class PciInterrupt(Struct, frozen=True):
 
 
 class PciBar(Struct, frozen=True):
-    """One memory or I/O region of a function. index 0-5, 6 = expansion ROM, 7-12 = SR-IOV."""
+    """A memory or I/O region of a function. index 0-5, 6 = expansion ROM, 7-12 = SR-IOV."""
 
     index: int
     size_bytes: int
@@ -107,7 +107,7 @@ class PciRegisters(Struct, frozen=True, kw_only=True):
 
 
 class PartKind(StrEnum):
-    """What divides a GPU."""
+    """The technique that divides a GPU."""
 
     VIRTUAL_FUNCTION = "virtual-function"  # SR-IOV; of NVIDIA's GPUs with a vGPU type set
     MEDIATED = "mediated"  # a mediated device (mdev)
@@ -138,7 +138,7 @@ class GpuPart(Struct, frozen=True):
 
 
 class PciDevice(Struct, frozen=True):
-    """One PCI function."""
+    """A PCI function."""
 
     bdf: Bdf
     kind: DeviceKind
@@ -188,7 +188,7 @@ class PciDevice(Struct, frozen=True):
 
     @property
     def device_control(self) -> PciRegisters | None:
-        """Its registers, if they include Device Control."""
+        """The registers, if they include Device Control."""
         has_control = self.registers is not None and self.registers.max_payload_bytes is not None
         return self.registers if has_control else None
 
@@ -220,7 +220,7 @@ def are_models_known(devices: Iterable[PciDevice]) -> bool:
 
 
 def board_of(device: PciDevice) -> tuple[int, int] | None:
-    """Its subsystem ids."""
+    """Return a device's subsystem ids."""
     vendor, number = device.subsystem_vendor_id, device.subsystem_device_id
     return None if vendor is None or number is None else (vendor, number)
 

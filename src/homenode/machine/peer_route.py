@@ -70,7 +70,7 @@ class RouteCause(StrEnum):
 
 
 class RouteLeg(Struct, frozen=True):
-    """One way."""
+    """A route in one direction."""
 
     way: RouteWay
     cause: RouteCause = RouteCause.NONE
@@ -111,7 +111,7 @@ def completion_way(acs: frozenset[str], *, relaxed: bool | None) -> tuple[RouteW
 
 
 class PeerRoute(Struct, frozen=True, kw_only=True):
-    """From a requester to a target."""
+    """The route from a requester to a target."""
 
     requester: PciDevice
     target: PciDevice

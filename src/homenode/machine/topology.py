@@ -70,7 +70,7 @@ class MemoryKind(StrEnum):
 
 
 class Pu(Struct, frozen=True):
-    """One logical CPU.
+    """A logical CPU.
 
     core, node, llc, package, die are None if the source does not say, as for offline CPUs.
     """
@@ -227,7 +227,7 @@ def nearest_cpu_nodes(
 
 
 class Host(Struct, frozen=True, dict=True):
-    """One machine."""
+    """A machine."""
 
     name: str
     architecture: str | None

@@ -31,7 +31,7 @@ CONTROL_MOVES = 0.03
 
 
 class ScheduledTask(Struct, frozen=True, order=True):
-    """One variant in one round."""
+    """A variant in one round."""
 
     number: int  # the task's place in the schedule, from 0
     round: int  # from 0; a control of round -1 stands before the first
@@ -143,7 +143,7 @@ UNSETTLED = frozenset({TaskState.WAITING, TaskState.PENDING, TaskState.RUNNING})
 
 
 class TaskStatus(Struct, frozen=True):
-    """One task."""
+    """A task."""
 
     id: str
     part: int  # of several that one job measures at once, from 0

@@ -19,7 +19,7 @@ TORCH = "torch"
 
 
 class Depth(StrEnum):
-    """How long is measured."""
+    """The duration of measurements."""
 
     QUICK = "quick"
     NORMAL = "normal"
@@ -68,7 +68,7 @@ class Reader(StrEnum):
 
 
 class BenchTest(Struct, frozen=True):
-    """One command."""
+    """A command."""
 
     id: str  # unique in the suite
     group: Group

@@ -28,7 +28,7 @@ class AppOrder(Struct, frozen=True):
 
 
 class BenchOptions(Struct, frozen=True):
-    """One run: results/<system>/<name>/."""
+    """A run: results/<system>/<name>/."""
 
     name: str
     suite: SuiteOptions = field(default_factory=SuiteOptions)

@@ -36,7 +36,7 @@ KIND = "bench"
 
 
 class StepStatus(StrEnum):
-    """How a command ended."""
+    """The way in which a command ended."""
 
     DONE = "done"
     FAILED = "failed"
@@ -56,7 +56,7 @@ class RunRecord(Struct, frozen=True, omit_defaults=True):
     boot: str
     app: AppOrder | None = None
     left_out: tuple[Gap, ...] = ()
-    marks: tuple[str, ...] = ()  # why nothing must be concluded, known before the first step
+    marks: tuple[str, ...] = ()  # reasons against any conclusion, known before the first step
     bus_ids: tuple[tuple[Bdf, Bdf], ...] = ()  # (address here, on the host)
 
 
@@ -70,7 +70,7 @@ class LookRecord(Struct, frozen=True):
 
 
 class StepRecord(Struct, frozen=True):
-    """One step that ended."""
+    """A step that ended."""
 
     number: int
     round: int
@@ -89,7 +89,7 @@ class StepRecord(Struct, frozen=True):
 
 
 class BenchEntry(Struct, frozen=True, omit_defaults=True):
-    """One line of the journal: a look or a step."""
+    """A line of the journal: a look or a step."""
 
     look: LookRecord | None = None
     step: StepRecord | None = None
@@ -178,7 +178,7 @@ TOOL_WAIT_S = 900.0
 
 
 class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
-    """One run's files. Made by `open_run`, which holds its locks."""
+    """A run's files. Made by `open_run`, which holds its locks."""
 
     __slots__ = ("tool_lock",)
 

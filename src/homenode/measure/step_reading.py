@@ -92,7 +92,7 @@ def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
 
 
 def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
-    """With the machine's GPUs for devices, where it shows as many as the tool has columns."""
+    """Replace devices by the machine's GPUs, if their number equals the tool's columns."""
     names = {gpu.bdf: gpu.name or "NVIDIA GPU" for gpu in measured_gpus(host, [])}
     gpus = test.gpus or tuple(sorted(names))
     matrices = [matrix for test_run in run.tests for matrix in test_run.matrices]

@@ -39,7 +39,7 @@ class Vendor(StrEnum):
 
 
 class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
-    """One tool at one version."""
+    """A tool at one version."""
 
     name: str
     version: str
@@ -56,7 +56,7 @@ class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetupStep(Struct, frozen=True):
-    """One command."""
+    """A command."""
 
     tool: str  # whose step it is
     argv: tuple[str, ...]

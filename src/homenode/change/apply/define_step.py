@@ -254,7 +254,7 @@ def is_placed(definition: bytes) -> bool:
 
 
 def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
-    """Return whether homenode defined or left this definition and nobody edited it since."""
+    """Return whether homenode wrote this definition and it was not edited since."""
     if _is_saved(store, entry.facts.get("found"), definition):
         return True
     if entry.what is not ChangeState.BEGIN:

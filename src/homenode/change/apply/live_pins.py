@@ -150,7 +150,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
 def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
     """Move the threads of a running domain back and return their pins; () if none were moved.
 
-    Raises InputError if somebody else has moved them since.
+    Raises InputError if another program has moved them since.
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)

@@ -24,14 +24,14 @@ from homenode.machine.topology import Host, summarise
 from homenode.units import format_bytes
 
 _MEMORY_TOLERANCE = 64
-"""One part in so many: kernels keep different amounts for themselves."""
+"""Tolerance as a fraction, 1 in this many: kernels reserve different amounts."""
 
 Read = Callable[[Host], Mapping[Any, Any]]
 """Values by what they are of: a device's address, a node, or "" for the host itself."""
 
 
 class HostFact(NamedTuple):
-    """One row."""
+    """A row."""
 
     id: str  # of the finding
     label: str

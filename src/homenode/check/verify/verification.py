@@ -39,7 +39,7 @@ _MOST_HOOK_BYTES = 16 << 20
 
 
 class VerifyRequest(Struct, frozen=True):
-    """What to verify."""
+    """The subject of a verification, and its options."""
 
     document: Path | None = None  # a domain XML, or a target's file
     domain: str | None = None  # of the libvirt at `connect`, in place of a document

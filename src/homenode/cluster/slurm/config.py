@@ -31,7 +31,7 @@ _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*(\\)\s*\Z")
 
 
 class ConfigLine(Struct, frozen=True):
-    """One logical line with content."""
+    """A logical line with content."""
 
     first: int  # numbers of the physical lines that it is made of, from 1
     last: int  # numbers of the physical lines that it is made of, from 1

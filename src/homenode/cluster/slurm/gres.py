@@ -31,7 +31,7 @@ MAX_LOOKS = 10_000_000
 
 
 class GresLine(Struct, frozen=True, eq=False):
-    """One line of gres.conf."""
+    """A line of gres.conf."""
 
     line: ConfigLine
     nodes: Mapping[str, None] | None  # whom it is about; None = every node that reads the file

@@ -1,4 +1,4 @@
-"""From described root complexes to functions with addresses, and links between them.
+"""Make functions with addresses, and their links, from described root complexes.
 
 A given address sets the bus of the port above it; later buses continue from there.
 """
@@ -139,7 +139,7 @@ class DescribedPci(Struct, frozen=True, dict=True):
 
     @cached_property
     def uuids(self) -> frozenset[str]:
-        """Of mediated devices."""
+        """The UUIDs of mediated devices."""
         parts = (part for device in self.devices for part in device.parts)
         return frozenset(part.uuid for part in parts if part.uuid)
 

@@ -38,7 +38,7 @@ from homenode.text import plural
 
 
 class CoreSlot(Struct, frozen=True):
-    """One core."""
+    """A core."""
 
     package: int  # numbers as in sysfs
     node: int  # numbers as in sysfs
@@ -261,7 +261,7 @@ def parse_node(
     pus: CpuSet | None,
     bdf_of_name: Mapping[str, Bdf],
 ) -> NumaNode:
-    """One node. pus: the online ones of its cores, None = it has no cores."""
+    """A node. pus: the online ones of its cores, None = it has no cores."""
     memory: int | None = table.memory
     if memory is None:
         memory = 0 if pus is None else file.memory_per_node

@@ -223,7 +223,7 @@ class Port(Struct, frozen=True):
 
 
 class Root(Struct, frozen=True):
-    """One root complex."""
+    """A root complex."""
 
     location: str
     domain: int

@@ -1,4 +1,4 @@
-"""From a host.toml, a shipped one by its name, to a HostDescription. [I/O]
+"""Read a host.toml, or a shipped one by name, as a HostDescription. [I/O]
 
 Format: docs/reference/formats/host-toml.md.
 """

@@ -280,8 +280,8 @@ def place_by_path(real: str) -> TreePlace | None:
 def _class_codes(
     snapshot: Snapshot, places: Mapping[Bdf, TreePlace], malformed: _MalformedFiles, gaps: list[Gap]
 ) -> dict[Bdf, int]:
-    """The class of each function: by its file, else by its configuration space. A function without
-    a class is a bridge if it has functions below it; otherwise its kind is unknown."""
+    """Return each function's class from its file, else from its configuration space. A function
+    without a class is a bridge if it has functions below it; otherwise its kind is unknown."""
     above = {place.parent for place in places.values()}
     codes: dict[Bdf, int] = {}
     unknown: list[Bdf] = []
@@ -321,7 +321,7 @@ def _last_buses(parent_of: dict[Bdf, Bdf | None]) -> dict[Bdf, int]:
 
 
 class _FunctionSources(Struct, frozen=True, kw_only=True):
-    """What functions are made of."""
+    """The sources of functions."""
 
     snapshot: Snapshot
     locality: Locality

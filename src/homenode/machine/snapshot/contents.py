@@ -18,7 +18,7 @@ from homenode.package_data import package_text
 
 
 class Kind(StrEnum):
-    """What a path is."""
+    """The kind of a path."""
 
     FILE = "file"
     LINK = "link"

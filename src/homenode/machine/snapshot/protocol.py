@@ -18,7 +18,7 @@ class Snapshot(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in messages: a file name, or "this machine"."""
+        """The name in messages: a file name, or "this machine"."""
 
     def read_text(self, path: str) -> str | None:
         """The text of a file; None if it is absent or unreadable (the kernel may refuse)."""
@@ -27,7 +27,7 @@ class Snapshot(Protocol):
         """Names in a directory, sorted; None if there is no such directory."""
 
     def read_link(self, path: str) -> str | None:
-        """Where a symbolic link points, as stored; None if the path is not a link."""
+        """Return a symbolic link's target, as stored; None if the path is not a link."""
 
     def real_path(self, path: str) -> str | None:
         """The path with every link resolved; None if nothing is there.

@@ -56,7 +56,7 @@ _MOST_PARTITIONS = 16
 
 
 class AmdLink(Struct, frozen=True, order=True):
-    """How two GPUs reach each other."""
+    """The connection of two GPUs."""
 
     a: int  # the tool's indices (not BDFs)
     b: int
@@ -73,7 +73,7 @@ class AmdTopology(Struct, frozen=True):
 
 
 class AmdPartitions(Struct, frozen=True):
-    """One GPU."""
+    """A GPU."""
 
     number: int  # the tool's, of its first partition
     compute: str | None  # "CPX"; None if the tool says N/A

@@ -18,7 +18,7 @@ _GFX = re.compile(r"\s*Name:\s+(gfx[0-9a-f]{3,5})\s*", re.ASCII)
 
 
 def parse_nvidia(text: str) -> tuple[str, ...]:
-    """As CMake names them, each once, ascending.
+    """Return architectures in CMake's form, without duplicates, ascending.
 
     >>> parse_nvidia("9.0\\n9.0\\n12.0\\n")
     ('90', '120')
@@ -39,7 +39,7 @@ def parse_nvidia(text: str) -> tuple[str, ...]:
 
 
 def parse_amd(text: str) -> tuple[str, ...]:
-    """As the compiler names them, each once, in their order. Raises ParseError.
+    """Return architectures in the compiler's form and order, without duplicates. Raises ParseError.
 
     >>> parse_amd("  Name:                    AMD EPYC\\n  Name:                    gfx942\\n")
     ('gfx942',)
@@ -55,7 +55,7 @@ _BY_NAME = re.compile(r"(?:\d{2,3}[af]?|gfx[0-9a-f]{3,5})", re.ASCII)
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Those that somebody gave by name, of one vendor: "90,120", "gfx950". Raises ParseError.
+    """Parse architectures of one vendor given by the user: "90,120", "gfx950". Raises ParseError.
 
     >>> parse_names("90,120"), parse_names("gfx950")
     (('90', '120'), ('gfx950',))

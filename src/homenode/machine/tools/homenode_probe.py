@@ -24,7 +24,7 @@ Latencies = tuple[float | None, ...]
 
 
 class ProbeDoubt(Struct, frozen=True):
-    """What makes the document's figures less than they seem."""
+    """A limitation of the document's results."""
 
     id: str
     detail: str
@@ -32,7 +32,7 @@ class ProbeDoubt(Struct, frozen=True):
 
 
 class Contention(Struct, frozen=True):
-    """Who else ran on the CPUs meanwhile."""
+    """Other work on the CPUs during the measurement."""
 
     busy_neighbour: bool | None = None  # None = unknown
 
@@ -52,7 +52,7 @@ class ProbeMachine(Struct, frozen=True):
 
 
 class Pages(Struct, frozen=True):
-    """What backed a buffer. huge_bytes of bytes are on huge pages; None = unknown."""
+    """The pages of a buffer. huge_bytes of bytes are on huge pages; None = unknown."""
 
     bytes: int
     huge_bytes: int | None = None
@@ -60,7 +60,7 @@ class Pages(Struct, frozen=True):
 
 
 class BandwidthSample(Struct, frozen=True):
-    """One pass of one kernel. cas_*: of neighbouring CPUs, around it; () if one thread ran."""
+    """A pass of one kernel. cas_*: of neighbouring CPUs, around it; () if one thread ran."""
 
     at_ns: int
     bytes_per_s: float
@@ -104,7 +104,7 @@ class LatencyCurve(Struct, frozen=True):
 
 
 class LatencyLevel(Struct, frozen=True):
-    """One stretch of the curve."""
+    """A section of the curve."""
 
     level: str
     latency_ns: float
@@ -132,7 +132,7 @@ class Rates(Struct, frozen=True):
 
 
 class SmtCore(Struct, frozen=True):
-    """One sibling against all of a core."""
+    """One sibling compared with all siblings of a core."""
 
     pus: str
     work: str
@@ -148,7 +148,7 @@ class LoadedPoint(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True):
-    """One look at a pair of CPUs."""
+    """A look at a pair of CPUs."""
 
     at_ns: int
     pair: int
@@ -164,7 +164,7 @@ class LookedPair(Struct, frozen=True):
 
 
 class ProbeDocument(Struct, frozen=True, kw_only=True):
-    """One run of the probe. Of the tuples below `contention`, those of its command are filled.
+    """A run of the probe. Of the tuples below `contention`, those of its command are filled.
 
     placement's pairs are `looked_pairs`, core-to-core's are `handoffs`.
     """

@@ -26,7 +26,7 @@ COMMAND = ("lstopo-no-graphics", "--disallowed", "--filter", "io:all", "--of", "
 
 
 class HwlocObject(Struct, frozen=True):
-    """One <object>."""
+    """An <object>."""
 
     # "Package", "NUMANode", "L3Cache", "PCIDev", ... attributes and infos as written; memory, I/O
     # and normal children in document order.
@@ -37,7 +37,7 @@ class HwlocObject(Struct, frozen=True):
 
 
 class HwlocDistances(Struct, frozen=True):
-    """One <distances2> or <distances2hetero>."""
+    """A <distances2> or <distances2hetero>."""
 
     name: str
     by_os_index: bool  # those are OS indices, else gp_index
@@ -47,7 +47,7 @@ class HwlocDistances(Struct, frozen=True):
 
 
 class HwlocCpuKind(Struct, frozen=True):
-    """One <cpukind>."""
+    """A <cpukind>."""
 
     cpuset: str
     infos: dict[str, str]

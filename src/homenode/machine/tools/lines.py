@@ -129,7 +129,7 @@ def _opening_line(text: str, at: int) -> int | None:
 
 
 class Line(NamedTuple):
-    """One line."""
+    """A line."""
 
     text: str
     number: int | None  # counted from 1; None = of no line

@@ -27,7 +27,7 @@ MAX_CPUS = 8192
 
 
 class LscpuCpu(Struct, frozen=True, kw_only=True):
-    """One logical CPU. None: unknown."""
+    """A logical CPU. None: unknown."""
 
     index: PuIndex
     node: int | None

@@ -80,7 +80,7 @@ _ROM_INDEX = 6
 
 
 class LspciFunction(Struct, frozen=True):
-    """One function. None: not printed, or printed by a name that is in no table below."""
+    """A function. None: not printed, or printed by a name that is in no table below."""
 
     bdf: Bdf
     class_name: str

@@ -52,19 +52,19 @@ class NcclHalf(Struct, frozen=True, kw_only=True):
 
 
 class NcclRow(Struct, frozen=True, kw_only=True):
-    """One message size. A half that was not run is None."""
+    """A message size. A half that was not run is None."""
 
     size_bytes: int
     out_of_place: NcclHalf | None
     in_place: NcclHalf | None
 
     def halves(self) -> tuple[NcclHalf, ...]:
-        """Those that were run."""
+        """The halves that were run."""
         return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
 
 
 class NcclTests(Struct, frozen=True, kw_only=True):
-    """One run. None if the tool does not say."""
+    """A run. None if the tool does not say."""
 
     family: CollectiveLibrary = CollectiveLibrary.NCCL
     version: str | None = None

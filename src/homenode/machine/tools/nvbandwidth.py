@@ -49,7 +49,7 @@ _TWO_WAYS = ("read1", "read2", "total")
 
 
 class Status(StrEnum):
-    """How a test ended."""
+    """The outcome of a test."""
 
     PASSED = "passed"
     WAIVED = "waived"  # not possible here: no second GPU, no peer access
@@ -65,7 +65,7 @@ class Unit(StrEnum):
 
 
 class NvbandwidthDevice(Struct, frozen=True):
-    """One GPU of the run's list."""
+    """A GPU of the run's list."""
 
     index: int  # CUDA's number, its column
     name: str
@@ -87,7 +87,7 @@ class NvbandwidthMatrix(Struct, frozen=True):
         return len(self.cells[0])
 
     def values(self) -> tuple[float, ...]:
-        """Those that are there, row by row."""
+        """The values that exist, row by row."""
         return tuple(cell for row in self.cells for cell in row if cell is not None)
 
 
@@ -102,7 +102,7 @@ class NvbandwidthTest(Struct, frozen=True):
 
 
 class NvbandwidthRun(Struct, frozen=True, kw_only=True):
-    """One run. Versions as printed; None if not said."""
+    """A run. Versions as printed; None if not said."""
 
     version: str | None
     driver_version: str | None

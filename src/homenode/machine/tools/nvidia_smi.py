@@ -62,7 +62,7 @@ class NvidiaMigDevice(Struct, frozen=True):
 
 
 class NvidiaGpu(Struct, frozen=True, kw_only=True):
-    """One GPU. None if the driver says N/A, or where its version does not have the field."""
+    """A GPU. None if the driver says N/A, or where its version does not have the field."""
 
     bdf: Bdf
     name: str | None
@@ -162,7 +162,7 @@ _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
 class TopoDevice(Struct, frozen=True):
-    """One row. None if the tool says N/A or nothing."""
+    """A row. None if the tool says N/A or nothing."""
 
     name: str  # "GPU0", "NIC0", or the name of a NIC ("mlx5_0", drivers before 510)
     cpus: CpuSet | None  # CPUs near the GPU; only those that the caller's cpuset allows

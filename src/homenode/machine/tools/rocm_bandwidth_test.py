@@ -68,7 +68,7 @@ class RocmMatrix(Struct, frozen=True, kw_only=True):
 
 
 class RocmCopy(Struct, frozen=True, kw_only=True):
-    """One size of one pair."""
+    """A size of one pair."""
 
     is_bidirectional: bool
     source: int
@@ -80,7 +80,7 @@ class RocmCopy(Struct, frozen=True, kw_only=True):
 
 
 class RocmBandwidthTest(Struct, frozen=True, kw_only=True):
-    """One run: matrices, copies of pairs, or both."""
+    """A run: matrices, copies of pairs, or both."""
 
     version: str | None
     devices: tuple[RocmDevice, ...]

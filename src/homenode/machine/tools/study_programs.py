@@ -41,7 +41,7 @@ class ChasePoint(Struct, frozen=True):
 
 
 class GpuCopies(Struct, frozen=True):
-    """One GPU's bandwidths, bytes/s. None: not printed."""
+    """A GPU's bandwidths, bytes/s. None: not printed."""
 
     device: int  # the framework's number
     name: str

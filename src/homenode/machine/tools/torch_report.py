@@ -44,7 +44,7 @@ class TorchThread(Struct, frozen=True):
 
 
 class TorchFigure(Struct, frozen=True):
-    """One series."""
+    """A series."""
 
     metric: str
     unit: str
@@ -60,7 +60,7 @@ class TorchFigure(Struct, frozen=True):
 
 
 class TorchRow(Struct, frozen=True):
-    """One message size of an all-reduce in place."""
+    """A message size of an all-reduce in place."""
 
     size_bytes: int
     time_ns: float  # of one, of the slowest rank
@@ -69,7 +69,7 @@ class TorchRow(Struct, frozen=True):
 
 
 class TorchRun(Struct, frozen=True):
-    """One document."""
+    """A document."""
 
     torch: str = ""
     runtime: str = ""

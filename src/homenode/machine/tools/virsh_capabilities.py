@@ -22,14 +22,14 @@ _MAX_NUMBER = 1 << 60
 
 
 class CapabilitiesCpu(Struct, frozen=True):
-    """One CPU of a cell."""
+    """A CPU of a cell."""
 
     pu: PuIndex
     siblings: CpuSet | None  # the CPUs of its core; None for CPUs that are offline
 
 
 class CapabilitiesCell(Struct, frozen=True):
-    """One NUMA node."""
+    """A NUMA node."""
 
     node: NodeIndex
     distances: tuple[tuple[NodeIndex, int], ...]  # (node, SLIT), where libvirt gives them

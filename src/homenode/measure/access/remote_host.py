@@ -75,7 +75,7 @@ class SshHost(Struct, frozen=True):
         return None
 
     def with_descriptor(self, descriptor: int) -> "SshHost":
-        """The same, of which every program here inherits this descriptor."""
+        """Return a host whose local programs inherit this descriptor."""
         return replace(self, kept_open=(*self.kept_open, descriptor))
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class RemoteHost(RemoteMachine):
         self._host, self._probe = channel, probe
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
-        """As of what `holding` will have put there."""
+        """Find programs among the files that `holding` copies to the host."""
         return super().find_installed(frozenset(names) - {PROBE}) | (frozenset(names) & {PROBE})
 
     def with_descriptor(self, descriptor: int) -> Self:

@@ -54,13 +54,13 @@ class Binding(Struct, frozen=True):
         return None
 
     def conditions(self) -> tuple[Condition, ...]:
-        """How strict it was. The nodes themselves are the samples'."""
+        """The strictness of the binding; its nodes are in the samples."""
         is_strict = len(self.memory_nodes) == 1
         return (Condition("memory binding", "one node" if is_strict else "several nodes"),)
 
 
 class LoggedRun(Struct, frozen=True):
-    """One run of nvbandwidth in a log."""
+    """A run of nvbandwidth in a log."""
 
     text: str
     line: int  # of its version, from 1
@@ -84,7 +84,7 @@ def sections(text: str) -> Iterator[LoggedRun]:
 
 
 def _head_of(lines: list[str], previous: int, start: int) -> int:
-    """Where the head of a run begins: the first line behind the last run that gives a binding."""
+    """Return the start of a run's head: the first line with a binding after the last run."""
     for number in range(previous, start):
         line = lines[number]
         if line.startswith("policy:") or _PINNED.search(line) or bound_by_command(line):

@@ -78,7 +78,7 @@ class FigureList:
 
 
 def join_figures(parts: Iterable[Figures]) -> Figures:
-    """All of them as one, in order; samples numbered within their series."""
+    """Join results in order; samples are numbered within their series."""
     parts = tuple(parts)
     return Figures(
         number_samples(sample for part in parts for sample in part.samples),
@@ -117,7 +117,7 @@ def number_samples(samples: Iterable[Sample]) -> tuple[Sample, ...]:
 
 
 def sample(metric: str, unit: str, value: float, **fields: Any) -> Sample:
-    """One figure, without the noise in its last digits that a change of unit leaves.
+    """A figure, without the noise in its last digits that a change of unit leaves.
 
     >>> sample("x", "bytes_per_s", 135653799999.99998).value
     135653800000.0

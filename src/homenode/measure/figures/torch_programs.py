@@ -18,7 +18,7 @@ COPYING_THREAD = "copying thread"
 
 
 def torch_run_figures(runs: tuple[TorchRun, ...]) -> Figures:
-    """All documents of one output: one, or one of each node."""
+    """Return the results of all documents of an output: one, or one for each node."""
     return join_figures(_run_figures(run) for run in runs)
 
 
@@ -99,7 +99,7 @@ def _lies_elsewhere(figure: TorchFigure, run: TorchRun) -> bool:
 
 
 def _node(figure: TorchFigure, run: TorchRun) -> int | None:
-    """Only what passes through host memory depends on where that is."""
+    """Return the host node, for transfers through host memory only."""
     return run.bound_node if figure.metric.startswith(("h2d-", "d2h-")) else None
 
 

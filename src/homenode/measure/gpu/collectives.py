@@ -51,7 +51,7 @@ def collective_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[Bench
 
 
 def _with_file(test: BenchTest, topology: str) -> BenchTest:
-    """The same test, whose NCCL reads this text as its topology file."""
+    """Return the test with this text as NCCL's topology file."""
     return replace(
         test,
         id=f"{test.id}, {TOPOLOGY_FILE}",

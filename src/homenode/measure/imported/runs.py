@@ -57,7 +57,7 @@ _RESULTS_DIRECTORIES = frozenset({"results", "data", ""})
 
 
 class SourceDirectory(Struct, frozen=True):
-    """One directory's files."""
+    """A directory's files."""
 
     path: str  # as people call it, from the named directory on, "/" between names
     name: str
@@ -80,7 +80,7 @@ class ImportOptions(Struct, frozen=True):
 
 
 class RunWithSources(Struct, frozen=True):
-    """One run, its source files, and their unknown facts."""
+    """A run, its source files, and their unknown facts."""
 
     run: Run
     files: tuple[str, ...]

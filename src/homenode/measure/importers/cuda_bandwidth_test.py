@@ -51,7 +51,7 @@ _BYTES_OF_UNIT = {"MB": float(MIB), "GB": 1e9}
 
 
 class Direction(StrEnum):
-    """Where from and where to."""
+    """The direction of a copy."""
 
     HOST_TO_DEVICE = "host-to-device"
     DEVICE_TO_HOST = "device-to-host"

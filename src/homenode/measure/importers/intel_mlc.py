@@ -64,7 +64,7 @@ class MlcMatrix(Struct, frozen=True, kw_only=True):
 
 
 class MlcLoad(Struct, frozen=True, kw_only=True):
-    """One row of latency under load."""
+    """A row of latency under load."""
 
     delay: int  # of the injecting threads, in the tool's own unit
     latency_ns: float
@@ -72,7 +72,7 @@ class MlcLoad(Struct, frozen=True, kw_only=True):
 
 
 class MlcRun(Struct, frozen=True, kw_only=True):
-    """What was measured; None or empty where it was not asked for."""
+    """The results of a run; None or empty if not requested."""
 
     version: str | None
     access: str | None  # "random", "sequential" or not said

@@ -84,7 +84,7 @@ class StreamKernel(Struct, frozen=True, kw_only=True):
 
 
 class StreamRun(Struct, frozen=True, kw_only=True):
-    """One run."""
+    """A run."""
 
     version: str | None
     # all three together; None if the table stands alone, without what is above it
@@ -200,7 +200,7 @@ _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
 
 
 def _stream_log(text: str, name: str) -> Figures:
-    """With the binding of the process, where numactl shows or sets it before the run."""
+    """Return a log's run with the process's binding, if numactl shows or sets it before."""
     run = parse(text)
     head = text[: match.start()] if (match := _SIGN.search(text)) else ""
     shown = head[head.rfind("policy:") :] if "policy:" in head else ""

@@ -42,7 +42,7 @@ _NOT_READ = re.compile(
 
 
 class SysbenchMemory(Struct, frozen=True, kw_only=True):
-    """What the memory test did."""
+    """The parameters of the memory test."""
 
     block_bytes: int
     operation: str  # "write", "read" or "none"
@@ -56,7 +56,7 @@ class SysbenchMemory(Struct, frozen=True, kw_only=True):
 
 
 class SysbenchRun(Struct, frozen=True, kw_only=True):
-    """One run. None if the tool does not say."""
+    """A run. None if the tool does not say."""
 
     version: str
     threads: int

@@ -30,7 +30,7 @@ _NO_DEVICE = 100  # of both
 
 
 def library(driver: str) -> Any:
-    """The driver's library; None if there is none that can be loaded."""
+    """Load the driver's library; None if none can be loaded."""
     for name in _LIBRARIES[driver]:
         try:
             return ctypes.CDLL(name)

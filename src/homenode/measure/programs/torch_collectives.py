@@ -33,7 +33,7 @@ KILLED_S = 10.0
 
 
 class Rank:
-    """One process: its number, its directory, and the options of all ranks."""
+    """A process: its number, its directory, and the options of all ranks."""
 
     def __init__(self, number: int, directory: Path, options: argparse.Namespace) -> None:
         self.number, self.directory, self.options = number, directory, options
@@ -71,7 +71,7 @@ class Rank:
 
 
 def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
-    """One size on one rank; the figures are the same on all of them."""
+    """A size on one rank; the figures are the same on all of them."""
     options, ranks, gpu = rank.options, rank.options.gpus, f"cuda:{rank.number}"
     data = torch.full((size // 4,), float(rank.number + 1), dtype=torch.float32, device=gpu)
     dist.all_reduce(data)

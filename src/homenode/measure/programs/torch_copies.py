@@ -65,7 +65,7 @@ class Bench:
         device: int,
         **fields: Any,
     ) -> None:
-        """One series. convert: seconds into the unit. The thread is looked at where it copies."""
+        """A series. convert: seconds into the unit. The thread is looked at where it copies."""
         self.report.figure(
             metric=metric,
             unit=unit,
@@ -78,7 +78,7 @@ class Bench:
         )
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
-        """One figure; where PyTorch refuses, its reason is a gap and the others go on."""
+        """A figure; where PyTorch refuses, its reason is a gap and the others go on."""
         with self.report.guard(name):
             try:
                 work()
@@ -242,7 +242,7 @@ def _by_threads(bench: Bench, metric: str, device: int, buffers: HostBuffers) ->
 
 
 def small_copies(bench: Bench) -> None:
-    """From the call to the data's arrival, as the thread that waits sees it."""
+    """Time small copies from the call to the data's arrival in the waiting thread."""
     for entry in bench.devices:
         device = entry["index"]
         buffers = HostBuffers(bench, device, max(SMALL_BYTES))
@@ -305,7 +305,7 @@ def local_copy(bench: Bench) -> None:
 
 
 def peer_copies(bench: Bench) -> None:
-    """From each GPU to each other one: device sends, peer receives."""
+    """Copy from each GPU to each other GPU: device sends, peer receives."""
     torch = bench.torch
     indices = [entry["index"] for entry in bench.devices]
     for device in indices:

@@ -104,7 +104,7 @@ def steady(batch: Callable[[int], float], seconds: float) -> dict[str, Any]:
 
 
 class Lane:
-    """One stream of one GPU, with work that is timed by its own events."""
+    """A stream of one GPU, with work that is timed by its own events."""
 
     def __init__(self, torch: Any, device: int, work: Callable[[], Any]) -> None:
         self._torch, self._work, self.device = torch, work, device

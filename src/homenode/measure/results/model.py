@@ -133,7 +133,7 @@ class GpuPlace(Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One figure, in its metric's own unit (homenode.metrics).
+    """A figure, in its metric's own unit (homenode.metrics).
 
     A Struct, because a results directory has millions: read in a seventh of a dataclass's time.
     device, peer: the GPU, and the other one of a pair: host addresses where the run says
@@ -221,7 +221,7 @@ class FigureKey(Struct, frozen=True, gc=False):
 
     @property
     def is_over_all(self) -> bool:
-        """Whether it is of no single size, node or device."""
+        """Whether the series is over all sizes, nodes and devices."""
         places = (self.size_bytes, self.node, self.peer_node, self.device, self.peer)
         return places == (None,) * 5
 
@@ -241,7 +241,7 @@ _LEAST, _MOST = 1e-12, 1e30
 
 
 class Run(Struct, frozen=True, dict=True):
-    """One results directory."""
+    """A results directory."""
 
     head: RunHead
     samples: tuple[Sample, ...]
@@ -276,7 +276,7 @@ class Run(Struct, frozen=True, dict=True):
 
     @cached_property
     def has_states(self) -> bool:
-        """Whether a sample that is not refused names a placement state."""
+        """Whether an accepted sample names a placement state."""
         return any(key.state is not None for key in self.groups)
 
 

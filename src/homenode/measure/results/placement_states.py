@@ -178,7 +178,7 @@ def _complete(end: Sequence[int | None]) -> _Signature | None:
 def _names(
     brackets: Sequence[Bracket], signatures: Sequence[_Signature | None]
 ) -> dict[_Signature, str]:
-    """Each state's name: the median of its latencies; a number behind it where two are alike."""
+    """Name each state by the median of its latencies, with a number if two are equal."""
     values: dict[_Signature, list[float]] = {}
     for bracket, signature in zip(brackets, signatures, strict=True):
         if signature is not None:

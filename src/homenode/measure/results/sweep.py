@@ -15,7 +15,7 @@ from msgspec import Struct
 from homenode.units import MIB, format_bytes
 
 LEAST_RATE_BYTES_PER_S = 1e9
-"""One lane of PCIe 3.0. Rates of healthy collectives through host memory are 2 to 20 GB/s; eight
+"""A lane of PCIe 3.0. Rates of healthy collectives through host memory are 2 to 20 GB/s; eight
 RTX 5090 behind Gen 2 links had 0.53 GB/s (the study)."""
 
 LEAST_RATE_PRINTED = 5e7

@@ -90,7 +90,7 @@ class TrialHead(Struct, frozen=True, omit_defaults=True):
 
 
 class TrialEntry(Struct, frozen=True, omit_defaults=True):
-    """One line."""
+    """A line."""
 
     at: str  # UTC, ISO 8601
     what: str
@@ -177,7 +177,7 @@ class StoredTrial(Struct, frozen=True):
 
 
 class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
-    """One trial's directory. Errors of the file system are HostErrors."""
+    """A trial's directory. Errors of the file system are HostErrors."""
 
     __slots__ = ("changes",)
 

@@ -49,7 +49,7 @@ _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class ArchiveMember(Struct, frozen=True):
-    """One member of an archive."""
+    """A member of an archive."""
 
     path: str
     mode: int

@@ -180,7 +180,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
     """The guest to boot."""
 
     # what it is: its machine is "q35", "pc", or a version of these, its memory is scaled down, its
-    # controllers stand parents before children, the root omitted
+    # parent controllers before their children, the root omitted
     vm: Vm
     memory_ratio: tuple[int, int]  # (stand-in bytes, real bytes), for scaling expectations
     cpu: CpuChoice

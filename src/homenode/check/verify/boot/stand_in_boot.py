@@ -218,7 +218,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
 
 
 class _Guest(Struct, frozen=True):
-    """One guest of a boot."""
+    """A guest of a boot."""
 
     stand_in: StandInGuest
     source: str  # what findings of it name

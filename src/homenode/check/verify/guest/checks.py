@@ -27,11 +27,11 @@ from homenode.vm.guest_observation import (
 from homenode.vm.model import Vm, VmCell
 
 KERNEL_SHARE = 16
-"""One part in so many of a node's memory may be the kernel's own tables."""
+"""The kernel's tables may take one part in this many of a node's memory."""
 
 
 class Check(Struct, frozen=True):
-    """One line of the comparison."""
+    """A line of the comparison."""
 
     id: str  # of the fact; its finding is guest-ID
     subject: str

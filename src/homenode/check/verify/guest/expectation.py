@@ -57,7 +57,7 @@ class Expectation(Struct, frozen=True):
 
 
 def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
-    """The same for a guest in which some vCPUs are offline from the start."""
+    """Return the expectation for a guest with vCPUs offline from the start."""
     cells = tuple(
         replace(cell, vcpus=next(iter(_renumber((cell.vcpus,), absent)), CpuSet()))
         for cell in expected.vm.cells

@@ -28,7 +28,7 @@ first; it wakes up once an hour and no one can pin it for good."""
 
 
 class _Threads(NamedTuple):
-    """Where threads may run."""
+    """The CPUs of a VM's threads."""
 
     pus: tuple[CpuSet, ...]
 

@@ -147,7 +147,7 @@ class HostPlaces(Struct, frozen=True):
 
 
 class RunningVm(Struct, frozen=True):
-    """One running VM."""
+    """A running VM."""
 
     name: str
     uuid: str
@@ -168,7 +168,7 @@ class RunningVm(Struct, frozen=True):
     group_limits: tuple[GroupLimit, ...] = ()  # of the cgroups of its process
 
     def threads_of(self, kind: ThreadKind) -> dict[int | None, VmThread]:
-        """By their numbers."""
+        """Return the threads by number."""
         return {thread.number: thread for thread in self.threads if thread.kind is kind}
 
 

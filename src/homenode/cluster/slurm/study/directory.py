@@ -65,7 +65,7 @@ _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
 
 
 class StudyEntry(Struct, frozen=True, omit_defaults=True):
-    """One line: the planned experiments, or an event of an experiment."""
+    """A line: the planned experiments, or an event of an experiment."""
 
     experiments: tuple[Experiment, ...] = ()
     submitted: str | None = None  # an experiment, with its job's id

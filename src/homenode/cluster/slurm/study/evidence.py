@@ -54,7 +54,7 @@ class AttemptRecord(Struct, frozen=True):
 
 
 class JobEvidence(Struct, frozen=True, kw_only=True):
-    """One task of an experiment."""
+    """A task of an experiment."""
 
     name: str  # unique in the study
     mode: Mode

@@ -51,7 +51,7 @@ class Mode(StrEnum):
 
 
 class Experiment(Struct, frozen=True):
-    """One job or job array."""
+    """A job or job array."""
 
     id: str
     mode: Mode
@@ -153,7 +153,7 @@ def choose_nodes(
     """Return nodes for whole and for shared jobs: named nodes, else idle ones before busy ones.
 
     Nodes of both partitions come first, so that both queues are measured on the same machines.
-    Raises UsageError if a partition or a named node is not there or has no GPU.
+    Raises UsageError if a partition or a named node does not exist or has no GPU.
     """
     exclusive = _partition_nodes(nodes, options.partition_exclusive, "--partition-exclusive")
     name = options.partition_shared or (exclusive[0].partition if exclusive else None)

@@ -21,7 +21,7 @@ COPIES = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
 
 
 class StudyMatrix(Struct, frozen=True, kw_only=True):
-    """One metric on one cluster node."""
+    """A metric on one cluster node."""
 
     node: str
     metric: str

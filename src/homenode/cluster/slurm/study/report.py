@@ -351,7 +351,7 @@ def _places(places: list[JobLocality]) -> str:
 
 
 class JobLine(Struct, frozen=True, kw_only=True):
-    """One job: its place and cost. None if not recorded."""
+    """A job: its place and cost. None if not recorded."""
 
     name: str
     node: str

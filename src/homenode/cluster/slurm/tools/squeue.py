@@ -192,7 +192,7 @@ _STATES = {
 
 
 class QueuedJob(Struct, frozen=True):
-    """One job, or one task of an array."""
+    """A job, or one task of an array."""
 
     job: str
     task: int | None  # None for all tasks of an array that wait together

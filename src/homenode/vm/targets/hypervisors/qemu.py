@@ -102,7 +102,7 @@ Pairs = list[tuple[str, str | None]]
 
 
 def _render_script(writing: Writing[Script], options: Mapping[str, Pairs]) -> str:
-    """The script, whole: same plan, same bytes."""
+    """Return the complete script: same plan, same bytes."""
     plan, guest = writing.plan, writing.guest
     locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
     pairs = (pair for pairs_of_row in options.values() for pair in pairs_of_row)
@@ -329,7 +329,7 @@ def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[B
 
 
 def words_of(content: bytes, source: str) -> tuple[str, ...]:
-    """The command line in a script that `render` wrote. Raises ParseError."""
+    """Parse the command line in a script from `render`. Raises ParseError."""
     return parse(content, source).words
 
 

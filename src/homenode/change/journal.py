@@ -96,7 +96,7 @@ class Journal:
         if formats.kind_of(self._first()) == KIND:
             self.files.append(text)
             return
-        self.entries()  # which refuses what is there
+        self.entries()  # rejects an invalid journal
         self.files.make()
         head = formats.head_line(KIND, self.head)
         self.files.write(self.files.journal_path.name, f"{head}{text}".encode())
@@ -125,7 +125,7 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
 
     command: str
     kind: str
-    subject: str  # what it changed
+    subject: str  # the changed object
     is_cut_short: bool  # a kill left it half done, or it is being done
     undo: str  # homenode's command
 

@@ -17,7 +17,7 @@ class ChangeState(StrEnum):
     UNDOING = "undoing"
     UNDONE = "undone"
     REFUSED = "refused"  # by the host: it is as it was
-    KEPT = "kept"  # somebody edited it since, and it is theirs
+    KEPT = "kept"  # edited since by the user, so not restored
 
 
 UNSETTLED = frozenset({ChangeState.BEGIN, ChangeState.UNDOING})
@@ -40,8 +40,8 @@ class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     what: ChangeState
     kind: str  # which step
-    subject: str  # what it changes: a domain's UUID, a path, a port
-    # of what is changed: the sha256 of a kept document, or a value; None = there was none
+    subject: str  # the changed object: a domain's UUID, a path, a port
+    # of the changed object: the sha256 of a kept document, or a value; None = none existed
     before: str | None = None
     after: str | None = None
     made: tuple[str, ...] = ()  # directories and files that a killed act leaves

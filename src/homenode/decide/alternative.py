@@ -237,7 +237,7 @@ def _joint_names(runs: Sequence[Run]) -> _Names:
         for number in set(classes):
             members = [key for key, at in zip(keys, classes, strict=True) if at == number]
             if len({place for place, _ in members}) < len(members):
-                continue  # two states of one run: which of them another run saw is unknown
+                continue  # two states of one run: the state in another run is unknown
             name = latency_name(statistics.median(latencies[key] for key in members))
             names |= {(place, node_place, state): name for place, state in members}
     return names

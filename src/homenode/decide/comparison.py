@@ -39,7 +39,7 @@ class EvidenceLevel(StrEnum):
     NO_DIFFERENCE = "no-difference"  # the same, and they exclude a difference that matters
     PROVISIONAL = "provisional"  # fewer boots, printed values, or an order that drift can explain:
     # only where the difference is far beyond what boots of one layout have differed by
-    RULE = "rule"  # of plan/auto: no result shows a difference, nor that there is none
+    RULE = "rule"  # of plan/auto: results show neither a difference nor equality
 
     @property
     def rank(self) -> int:
@@ -113,8 +113,8 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
     ratio: float  # value over baseline_value
     low: float | None  # its interval, None without one
     high: float | None  # its interval, None if there is none
-    # p, p_adjusted: uncorrected, and corrected for the primary metrics; None if there is no
-    # interval, p_adjusted also for what is exploratory
+    # p, p_adjusted: uncorrected, and corrected for the primary metrics; None without interval,
+    # p_adjusted also for exploratory metrics
     p: float | None
     p_adjusted: float | None
     boots: tuple[int, int]  # (baseline, other)
@@ -156,9 +156,8 @@ class UnjudgedEffect(NamedTuple):
     # the ratio above 1 by which the two boots that are nearest to each other differ, one of each
     # side; below 1 where boots of the two overlap
     apart: float
-    # the same of the slowest device over the faster half of its own boot, over what chance adds
-    # there, above 1 where the alternative is better, and below where it is worse; 1 where that
-    # cannot be told
+    # the ratio for the slowest device over the faster half of its own boot, beyond chance: above 1
+    # if the alternative is better, below 1 if worse, 1 if that cannot be told
     within: float = 1.0
 
 

@@ -64,7 +64,7 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
 
     alternative: str
     key: MatrixKey
-    # local, remote: over copies with their GPU's own and another node; None if there are none
+    # local, remote: over copies with the GPU's own and another node; None without copies
     local: float | None
     remote: float | None
     cells: tuple[int, int]  # how many figures either mean is of

@@ -45,7 +45,7 @@ class ReasonId(StrEnum):
     PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong
     PASSED = "passed"  # stronger evidence that cannot tell
     HEALTH = "health"  # a critical finding about a link that the objective uses
-    UNUSABLE = "unusable"  # emulated or synthesised, or marked by whoever measured
+    UNUSABLE = "unusable"  # emulated or synthesised, or marked by the user
     REFUSED = "refused"  # zeroes
     NO_RESULTS = "no-results"  # of the objective, or of one layout only
     CANNOT_TELL = "cannot-tell"  # the doubts say why
@@ -57,7 +57,7 @@ class Reason(Struct, frozen=True, kw_only=True):
     id: ReasonId
     alternative: str | None = None
     metric: str | None = None
-    ratio: float | None = None  # to the best, or to what the alternative is compared with
+    ratio: float | None = None  # to the best, or to the compared alternative
     detail: str = ""  # for people only
 
 
@@ -70,7 +70,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     this_machine: bool = False  # the evidence is of this very machine
     choice: str | None = None  # the alternative that the evidence favours
     layout: str | None = None  # the preset to run: the choice's guest, with bound memory
-    avoid: tuple[str, ...] = ()  # what is worse than the best
+    avoid: tuple[str, ...] = ()  # layouts that are worse than the best
     results: tuple[RankedResult, ...] = ()  # by metric, best first
     boots: tuple[int, int] | None = None  # fewest and most of an alternative; None: printed values
     reasons: tuple[Reason, ...] = ()

@@ -63,7 +63,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     blocks: tuple[tuple[str, int] | None, ...] = ()
     # of each boot, in seconds or as its place in the order; None if unknown
     times: tuple[float | None, ...] = ()
-    is_range: bool = False  # somebody printed low and high, and `value` is nothing but their middle
+    is_range: bool = False  # only low and high were printed; `value` is their middle
     # of each boot, the slowest device over the faster half, which a boot that is fast or slow as a
     # whole does not change; () of few devices
     shares: tuple[float, ...] = ()

@@ -258,7 +258,7 @@ class DevicePath(Struct, frozen=True, kw_only=True):
 
     device: PciDevice
     links: tuple[Link, ...]
-    expected: LinkRate | None  # what the path can carry; None if no link says
+    expected: LinkRate | None  # rate of the path; None if no link reports one
 
 
 def device_paths(

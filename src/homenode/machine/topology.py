@@ -82,7 +82,7 @@ class Pu(Struct, frozen=True):
     package: PackageIndex | None
     die: int | None
     online: bool = True
-    allowed: bool = True  # the cgroup of whoever looked lets it run there
+    allowed: bool = True  # the cgroup of the reading process allows this CPU
     isolated: bool = False  # in isolcpus= (kept from the scheduler's load balancing)
     nohz_full: bool = False  # in nohz_full= (no tick while one task runs)
 
@@ -152,7 +152,7 @@ class DomainMark(StrEnum):
 class RunningDomain(Struct, frozen=True):
     """Resources that a libvirt domain on this host uses."""
 
-    name: str  # as libvirt has it, or what a redacted capture calls it (see has_pseudonym)
+    name: str  # as in libvirt, or a pseudonym in a redacted capture (see has_pseudonym)
     running: bool
     # CPUs of each vCPU in vCPU order; None for a vCPU that floats
     vcpu_pins: tuple[CpuSet | None, ...]
@@ -250,7 +250,7 @@ class Host(Struct, frozen=True, dict=True):
     # emulators of several VMs, where the description of the host says so
     reserve: HostReserve | None = None
     housekeeping_pus: CpuSet = CpuSet()
-    assumed: tuple[str, ...] = ()  # what a description states without a source
+    assumed: tuple[str, ...] = ()  # values of a description without a source
     # the source shows no NUMA nodes, and the host counts as one: a kernel without NUMA, or a
     # container that does not see them
     nodes_assumed: bool = False

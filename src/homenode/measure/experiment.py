@@ -150,7 +150,7 @@ class TaskStatus(Struct, frozen=True):
     state: TaskState
     job: str | None = None  # its number in the queue
     reason: str = ""  # why it is not done, "" if nothing gives one
-    needs_somebody: bool = False  # it does not begin by itself
+    needs_somebody: bool = False  # it waits for an operator
     is_behind: bool = False  # it waits for others of this experiment
 
     @property
@@ -281,7 +281,7 @@ class WaitPolicy(Struct, frozen=True):
     """Time limits for waiting."""
 
     poll_s: float = 5.0  # between two looks
-    # how long an experiment waits where everything waits for somebody, or the queue is silent
+    # time that an experiment waits if all tasks wait for an operator, or the queue does not answer
     blocked_s: float = 600.0
 
 

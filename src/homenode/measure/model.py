@@ -83,7 +83,7 @@ class BenchTest(Struct, frozen=True):
     program: str | None = None
     # where its CPUs and host memory are bound; None if the tool binds as it likes
     node: NodeIndex | None = None
-    # of a collective, what is bound where, in the user's words; None of other tests
+    # the binding of a collective, as text; None for other tests
     binding: str | None = None
     # what the figures of this test are called apart from those of the test that speaks for its
     # metric ("P2P off"); None if it is that one
@@ -91,7 +91,7 @@ class BenchTest(Struct, frozen=True):
     # tests that measure the same otherwise, to be tried in this order where it is missing, fails,
     # runs out of time or cannot be read; each has an id of its own and none of these
     alternatives: "tuple[BenchTest, ...]" = ()
-    # what it shows when it runs out of time, None if it says nothing
+    # meaning of a timeout, None if it has none
     if_stopped: str | None = None
     # the GPUs by the number that tools give them, where the driver says them; () if it did not
     gpus: tuple[Bdf, ...] = ()

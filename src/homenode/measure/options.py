@@ -39,7 +39,7 @@ class BenchOptions(Struct, frozen=True):
     vantage: Vantage = Vantage.GUEST
     plan: Plan | None = None  # of the guest that is measured: it is verified first
     domain_xml: bytes | None = None  # stored next to it
-    # of libvirt, QEMU and the machine type, as whoever started the guest knows them
+    # of libvirt, QEMU and the machine type, from the host that started the guest
     versions: tuple[Condition, ...] = ()
     boot: str | None = None  # identity of this boot; None = the machine is asked
     app: AppOrder | None = None
@@ -49,7 +49,7 @@ class BenchOptions(Struct, frozen=True):
     host: str | None = None  # of the machine below a guest, see RunHead
     host_kind: str | None = None  # of the machine below a guest, see RunHead
     arrangement: str | None = None
-    emulated: bool = False  # no figure means anything; the probe knows TCG by itself
+    emulated: bool = False  # results are meaningless; the probe detects TCG itself
     force: bool = False  # measure a guest that is not as planned, and mark the run
     marks: tuple[str, ...] = ()  # why nothing must be concluded, known beforehand
     experiment: str | None = None  # see RunHead

@@ -89,7 +89,7 @@ def prepare_run(
     usable = _with_memory(usable, orders.nodes, memory_nodes)
     suite = _suite(orders, usable, installed, shown)
     if orders.vantage is Vantage.JOB and orders.experiment is not None:
-        # One binding of a study: the other nodes are other runs of it.
+        # A study has one binding per run: other nodes are in other runs.
         tests = tuple(as_bound(test) for test in suite.tests if test.node is None)
         suite = Suite(tuple(filter(keeps_to_nodes, tests)), suite.left_out)
     if len(usable.nodes) < len(host.nodes):
@@ -251,7 +251,7 @@ def _machine(host: Host) -> str:
 def _versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator[Condition]:
     yield from orders.versions
     names = {condition.name for condition in orders.versions}
-    # A guest's own versions are those of whoever started it.
+    # A guest's versions are those of the host that started it.
     conditions = [] if orders.vantage is Vantage.GUEST else list(versions_of(host))
     if document is not None and document.machine is not None:
         conditions.append(Condition("machine type", document.machine))

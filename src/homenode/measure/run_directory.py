@@ -52,7 +52,7 @@ class RunRecord(Struct, frozen=True, omit_defaults=True):
     controls: tuple[str, ...]
     repeats: int
     seed: int
-    machine: str  # fingerprint of what is measured, a guest for one; a run goes on there alone
+    machine: str  # fingerprint of the measured machine, host or guest; a run resumes only there
     boot: str
     app: AppOrder | None = None
     left_out: tuple[Gap, ...] = ()
@@ -74,14 +74,14 @@ class StepRecord(Struct, frozen=True):
 
     number: int
     round: int
-    test: str  # the id of what was scheduled
+    test: str  # the id of the scheduled test
     attempt: str  # of what gave the output
     result: StepStatus
     seconds: float  # all attempts together
-    output: str  # file in raw/ with what it printed; sha256 of that
+    output: str  # file in raw/ with its output, and the file's sha256
     sha256: str
     returncode: int | None = None
-    # why there are no figures, or what the attempts before this one said
+    # why results are missing, or messages of earlier attempts
     said: tuple[str, ...] = ()
     figure: float | None = None  # of the user's own program, as its metric was found in the output
     started_s: float | None = None  # seconds since 1970 (UTC)

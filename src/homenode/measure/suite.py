@@ -50,7 +50,7 @@ class ShownGpus(Struct, frozen=True):
     """The GPUs that the driver shows to a program."""
 
     addresses: tuple[Bdf, ...]  # by the driver's number
-    reason: str | None = None  # why there are none, in the driver's words
+    reason: str | None = None  # why GPUs are missing, as the driver reports
 
 
 def parse_shown(text: str) -> ShownGpus | None:

@@ -47,8 +47,8 @@ class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
     # of an archive with this sha256, of a git repository at this commit, or of an index that has a
     # wheel of this version
     url: str
-    directory: str  # what the archive unpacks to
-    program: str  # what is installed; the build leaves it in build/
+    directory: str  # the archive's top directory
+    program: str  # the installed program; the build writes it to build/
     needs: tuple[str, ...]  # programs that build it
     packages: str  # Debian's, that have them and what has no program
     sha256: str | None = None

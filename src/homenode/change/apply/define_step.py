@@ -33,8 +33,8 @@ class ApplyOutcome(Struct, frozen=True):
     defined: bytes | None  # as libvirt prints it now; None if nothing was done
     obstacles: tuple[Rejection, ...]  # why it would be refused
     changed: bool  # False if the domain had this definition already
-    # it has more changes than libvirt makes of the tuned document: somebody edited it at the same
-    # moment, and restore will not drop that
+    # it has more changes than libvirt makes to the tuned document: a concurrent edit, which restore
+    # keeps
     edited: bool = False
     # the original carries homenode's mark, and no record has an earlier one
     is_original_placed: bool = False
@@ -121,9 +121,9 @@ class DefineStep:
             answered = True
             raise
         finally:
-            # Also after a failure: it may have happened all the same. Where virsh was stopped, by
-            # Ctrl-C or for its time, libvirt may still do it; where it was edited since, the line
-            # stays that of a step not done.
+            # Also after a failure: the definition may have changed nevertheless. If virsh was
+            # stopped, by Ctrl-C or a timeout, libvirt may still define it; if it was edited since,
+            # the step stays marked as not done.
             self._now = self._read()
             if (answered or not self._is_untouched) and not self._is_edited:
                 entry = self._record_outcome(entry, self._now, note)
@@ -232,7 +232,7 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
     if entry.what not in TO_UNDO:
         if not is_placed(original) or is_placed(store.document(base)):
             return sha256(original)
-        entry = entry.now(ChangeState.BEGIN)  # somebody has defined the tuned document again
+        entry = entry.now(ChangeState.BEGIN)  # the user has defined the tuned document again
     if is_ours(store, entry, original):
         return base  # applied again, or interrupted before it was read back
     name = entry.facts["name"]
@@ -258,7 +258,7 @@ def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
     if _is_saved(store, entry.facts.get("found"), definition):
         return True
     if entry.what is not ChangeState.BEGIN:
-        return False  # a restore leaves what was there before, or the original
+        return False  # a restore leaves the previous document, or the original
     before = store.document(last_known(entry))
     return is_printed(store.document(entry.after), before, definition)
 

@@ -95,8 +95,8 @@ def apply_definitions(
             )
         )
         try:
-            # The lines of all come first: whatever a kill leaves, all that belongs together is
-            # known to be open.
+            # All lines are written first, so that after a kill all related steps are known to be
+            # open.
             for step in steps:
                 step.begin(step.store.journal.write)
             for step in steps:
@@ -197,7 +197,7 @@ def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePre
     edited = open_domain(now, f"{name} (now)")
     candidates = [store.document(last_known(entry))]
     if entry.what is ChangeState.BEGIN:
-        # Cut short: libvirt may have replaced the definition, but what it stored then is not known.
+        # Interrupted: libvirt may have replaced the definition, but the stored result is unknown.
         tuned = store.document(entry.after)
         candidates += [as_stored(open_domain(tuned, f"{name} (given)"), edited).to_bytes(), tuned]
     applied = min(candidates, key=lambda text: difference_count(text, now))
@@ -229,7 +229,7 @@ def restore_definition(
     with host_locked(root, virsh.connect, words) as lock, _way_back_named(virsh, state):
         store.sweep()
         restorable = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
-        # Before libvirt hears of it: whatever a kill leaves is then one of the two.
+        # Written before libvirt is called: after a kill the definition is one of the two.
         original = store.save(restorable.original)
         entry = structs.replace(restorable.entry, before=original)
         if not restorable.is_changed:

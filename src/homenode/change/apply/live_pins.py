@@ -211,7 +211,7 @@ def run_mark(uuid: str) -> str | None:
     """
     proc = Path("/proc")
     boot = _text(proc / "sys/kernel/random/boot_id").strip()
-    # A process may say of itself what it likes; the first to have said it is QEMU.
+    # A process can set any name; the first process with this name is QEMU.
     process = min(_processes(proc, uuid), default=None)
     return None if process is None or not boot else f"{boot}:{process[1]}:{process[0]}"
 

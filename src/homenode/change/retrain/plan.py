@@ -47,7 +47,7 @@ class RetrainPlan(Struct, frozen=True):
     device: Bdf  # the function right below it
     before: LinkRegisters  # the port's registers as found
     target_code: int  # to write
-    expected_width: int  # what the link must then have
+    expected_width: int  # required width after the retrain
     is_exact: bool = False  # the user named the target, so that a faster link is to come down to it
 
     @property

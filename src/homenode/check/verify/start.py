@@ -316,7 +316,7 @@ def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
             )
         nodes = CpuSet(backend.host_nodes)
         if cell.nodes and cell.mode == "strict" and set(backend.host_nodes) != set(cell.nodes):
-            # A flat VM on cgroups alone has no nodes in QEMU; the pages then say where it is.
+            # A flat VM bound only by cgroups has no nodes in QEMU; its pages show its nodes.
             if not backend.host_nodes and not expected.cells:
                 continue
             yield finding(

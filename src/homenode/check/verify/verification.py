@@ -57,7 +57,7 @@ class Verification(Struct, frozen=True):
     """The answer."""
 
     findings: Findings
-    views: tuple[GuestView, ...]  # what guests report, compared with what was expected
+    views: tuple[GuestView, ...]  # facts of guests compared with the expectation
     host: Host | None  # None if the document was not compared with one
     plan: Plan | None
     how: str = ""  # through what a test guest was booted, with which accelerator, and its seconds

@@ -64,7 +64,7 @@ class PlacedXml(Struct, frozen=True):
     """A definition with its devices placed; the input's own bytes if nothing changed."""
 
     document: bytes
-    notes: tuple[str, ...]  # what to know of it, one sentence each; warnings open with "warning: "
+    notes: tuple[str, ...]  # notes, one sentence each; warnings begin with "warning: "
 
 
 class CellNodes(Struct, frozen=True):

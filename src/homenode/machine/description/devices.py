@@ -39,7 +39,7 @@ class DeviceModel(Struct, frozen=True):
     subsystem_vendor_id: int | None = None
     subsystem_device_id: int | None = None
     link: PciLink | None = None
-    # the link that is up, where it is below what device and port could do
+    # the trained link, if below the capability of device and port
     trained: PciLink | None = None
     bars: tuple[PciBar, ...] = ()
     functions: tuple[str, ...] = ()  # models of functions 1, 2 ..
@@ -209,8 +209,8 @@ class Switch(Struct, frozen=True):
     """A PCIe switch: an upstream port and one downstream port per child."""
 
     location: str
-    link: PciLink | None  # what its upstream port could do, None = what the port above can
-    trained: PciLink | None  # what is up
+    link: PciLink | None  # capability of its upstream port, None = as the port above
+    trained: PciLink | None  # the trained link
     children: tuple["Port", ...]
 
 
@@ -218,7 +218,7 @@ class Port(Struct, frozen=True):
     """A root port or a switch's downstream port, and its device; None = empty."""
 
     location: str
-    link: PciLink | None  # what the port itself could do; None = whatever the device can
+    link: PciLink | None  # capability of the port; None = as the device
     child: "Endpoint | Switch | None"
 
 

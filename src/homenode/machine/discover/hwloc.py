@@ -82,7 +82,7 @@ def read_hwloc_nodes(
         if memory is None and not any(key.startswith("pages of ") for key in obj.infos):
             gaps.append(Gap(f"node {index} memory", "the XML does not say"))
         elif memory is None:
-            memory = 0  # hwloc leaves local_memory out where it is 0
+            memory = 0  # hwloc omits local_memory if it is 0
         pools, unknown_pools = _pools(obj)
         if unknown_pools:
             sizes = ", ".join(map(str, unknown_pools))
@@ -147,7 +147,7 @@ def node_distances(
         return ((LOCAL_DISTANCE,),), ()
     names = [f"NUMANode:{node.index}" for node in nodes]
     for matrix in matrices:
-        # "NUMALatency" is the SLIT; other matrices of nodes are somebody's measurements
+        # "NUMALatency" is the SLIT; other matrices of nodes are measurements
         if matrix.name not in ("", "NUMALatency") or not matrix.by_os_index:
             continue
         place = {name: i for i, name in enumerate(matrix.objects)}

@@ -100,7 +100,7 @@ class ArchiveTree(Struct, frozen=True):
 
     files: dict[str, str]  # path -> text (see MemorySnapshot for bytes that are no UTF-8)
     links: dict[str, str]  # path -> target
-    directories: frozenset[str]  # every directory, also those that only the paths below imply
+    directories: frozenset[str]  # every directory, also those implied by paths
 
 
 def read_archive(path: Path) -> ArchiveTree:

@@ -116,7 +116,7 @@ def redact(
             commands[name] = _REDACTORS.get(name, _scrub)(text, names)
         except InputError as error:
             left_out.append((name, names.scrub(error.message)))
-    # And again, because the last of them may have given a serial that stands in the first.
+    # Repeated, because the last file may reveal a serial that is in the first.
     commands = {name: names.scrub_words(text) for name, text in commands.items()}
     return RedactedSnapshot(
         MemorySnapshot(
@@ -188,7 +188,7 @@ def _file(path: str, text: str, names: Pseudonyms) -> str:
         return "redacted\n"
     if path.startswith("/sys/devices/virtual/dmi/") or path == "/proc/device-tree/model":
         return redact_product(text, names)
-    # It is binary, and gather() has blanked what is not structure.
+    # It is binary, and gather() has blanked all but the structure.
     if path.endswith("/config"):
         return text
     if len(text.strip()) < _SHORTEST_SECRET:
@@ -250,7 +250,7 @@ def _lspci(text: str, names: Pseudonyms) -> str:
             line = line[: field.start(2)] + "redacted"
         slot = _SLOT_FIELD.match(line)
         if slot is not None and not _SLOT.fullmatch(slot[2].strip()):
-            line = slot[1] + names.pseudonym("slot", slot[2].strip())  # somebody's label
+            line = slot[1] + names.pseudonym("slot", slot[2].strip())  # a label set by users
         lines.append(_SERIAL_FIELD.sub(lambda found: found[1] + _serial(found[2], names), line))
     return names.scrub("\n".join(lines) + "\n")
 

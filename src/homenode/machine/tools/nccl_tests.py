@@ -75,7 +75,7 @@ class NcclTests(Struct, frozen=True, kw_only=True):
     iterations: int | None = None  # of each size
     gpu_names: tuple[str, ...] = ()  # of the ranks; of JSON, of the first rank of each process
     rows: tuple[NcclRow, ...]
-    # whether data were checked and all of it was right; None if not checked
+    # whether all checked data were correct; None if not checked
     is_correct: bool | None
     average_bus_bytes_per_s: float | None  # the tool's own, over all sizes and halves
     gaps: tuple[Gap, ...] = ()

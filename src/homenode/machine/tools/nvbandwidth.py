@@ -108,7 +108,7 @@ class NvbandwidthRun(Struct, frozen=True, kw_only=True):
     driver_version: str | None
     devices: tuple[NvbandwidthDevice, ...]  # v0.10 prints none
     tests: tuple[NvbandwidthTest, ...]
-    errors: tuple[str, ...]  # what the tool said went wrong, at any place of its output
+    errors: tuple[str, ...]  # error messages anywhere in the output
     gaps: tuple[Gap, ...]
 
     def test(self, name: str) -> NvbandwidthTest | None:

@@ -50,11 +50,11 @@ class SshChannel(Struct, frozen=True):
 
     address: str
     user: str
-    known_hosts: Path  # a file of ours for host keys
+    known_hosts: Path  # homenode's file of host keys
     port: int = 22
-    key: Path | None = None  # a private key's file; None = what ssh has by itself
-    # whose key it must be, wherever it answers; None = that of the address. Raises UsageError for
-    # what is no address, user or port.
+    key: Path | None = None  # a private key's file; None = ssh's default
+    # expected owner of the host key; None = the address. Raises UsageError for an invalid address,
+    # user or port.
     guest: str | None = None
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class SshChannel(Struct, frozen=True):
             "HashKnownHosts": "no",
             "UpdateHostKeys": "no",
             "VerifyHostKeyDNS": "no",
-            # A connection that stands already has the key of whoever it was made to.
+            # An existing connection has the key of its original host.
             "ControlPath": "none",
             "LogLevel": "ERROR",
             "UserKnownHostsFile": _quote(self.known_hosts),

@@ -23,7 +23,7 @@ class Figures(Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()  # what must be equal for these samples to be comparable
     gpu_names: tuple[str, ...] = ()  # as printed; gpus decide under which system
     gaps: tuple[Gap, ...] = ()
-    findings: tuple[Finding, ...] = ()  # what the figures say is wrong with the machine
+    findings: tuple[Finding, ...] = ()  # faults of the machine that the results show
 
 
 def _no_log(text: str, name: str) -> Figures:

@@ -35,7 +35,7 @@ class HostBinding(Struct, frozen=True):
     """Host memory and CPUs that a test is bound to."""
 
     words: str  # for people
-    node: NodeIndex | None  # the one node of a whole process, None if there is none
+    node: NodeIndex | None  # the node of a whole process, None if not bound
     of_each_gpu: bool = False
 
 

@@ -87,7 +87,7 @@ class StreamRun(Struct, frozen=True, kw_only=True):
     """A run."""
 
     version: str | None
-    # all three together; None if the table stands alone, without what is above it
+    # all three together; None if the log has only the table
     arrays_bytes: int | None
     threads: int | None  # as counted, None if built without OpenMP (then it is one)
     kernels: tuple[StreamKernel, ...]

@@ -37,7 +37,7 @@ class Origin(StrEnum):
     IMPORTED = "imported"  # read from another tool's output
     PUBLISHED = "published"  # printed in a document; no one here has seen the samples
     SYNTHESISED = "synthesised"  # made up in a tool's format, to show or to test something
-    EMULATED = "emulated"  # measured on an emulated machine: no figure of it means anything
+    EMULATED = "emulated"  # measured on an emulated machine: results are meaningless
 
 
 class Statistic(StrEnum):

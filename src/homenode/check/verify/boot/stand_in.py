@@ -97,7 +97,7 @@ class AddressMap(Struct, frozen=True):
     memory_bytes: int  # where memory ends
     hole_bytes: int | None  # of the root bus and of OVMF; None = its own default
     window_mib: int | None  # of the root bus and of OVMF; None = its own default
-    shift: int  # by how many bits all of it is smaller than in the document
+    shift: int  # bits by which memory is scaled down
 
 
 def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
@@ -184,7 +184,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
     vm: Vm
     memory_ratio: tuple[int, int]  # (stand-in bytes, real bytes), for scaling expectations
     cpu: CpuChoice
-    # (address, function of the host or None for what is no hostdev), ascending
+    # (address, function of the host, None for other devices), ascending
     devices: tuple[tuple[GuestAddress, Bdf | None], ...]
     left_out: tuple[str, ...] = ()  # what of the document the test guest does not have
     is_split: bool = False  # all vCPUs and the PCIe tree are booted as two guests

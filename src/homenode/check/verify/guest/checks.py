@@ -37,7 +37,7 @@ class Check(Struct, frozen=True):
     subject: str
     expected: str
     observed: str
-    # None if expected and observed agree; its source is left to whoever knows the guest
+    # None if expected and observed agree; the caller adds its source
     finding: Finding | None
     reason: str = ""  # why the guest does not show it, if that is unknown
     groups: int = 0  # of vCPUs that are planned, for a fact about groups
@@ -391,7 +391,7 @@ class GuestView(Struct, frozen=True):
 
     title: str
     checks: tuple[Check, ...]  # every line, with and without finding
-    observation: Observation  # what the guest reports
+    observation: Observation  # the guest's facts
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -18,7 +18,7 @@ class ExpectedDevice(Struct, frozen=True):
 
     bdf: Bdf  # the host's
     cell: int | None  # None = the guest is to see no node for it
-    path: GuestPath | None  # where it is in the guest, None = unknown
+    path: GuestPath | None  # its path in the guest, None = unknown
     vendor_id: int | None = None  # the host's device, None if the host is not known
     device_id: int | None = None  # the host's device, None if the host is not known
 
@@ -29,7 +29,7 @@ class Expectation(Struct, frozen=True):
 
     vm: Vm
     devices: tuple[ExpectedDevice, ...]
-    l3: tuple[CpuSet, ...] | None  # vCPUs of each L3 cache, () = there is none; None = not stated
+    l3: tuple[CpuSet, ...] | None  # vCPUs of each L3 cache, () = no L3; None = unknown
     # vCPUs that are not there, by the document's numbers; vCPUs everywhere else here, of the VM
     # too, are then numbered without them, as Linux does it
     absent: CpuSet = CpuSet()

@@ -168,7 +168,7 @@ def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
     for process in proc.numbers("/proc"):
         argv = proc.argv(process)
         if uuid in arguments_after(argv, "-uuid"):
-            # A process may say of itself what it likes; QEMU has vCPU threads as well.
+            # A process can set any name; QEMU also has vCPU threads.
             kinds = {thread.kind for thread in _threads(proc, process)}
             candidates.append((bool(kinds - {ThreadKind.EMULATOR}), process, argv))
     best = [(process, argv) for is_vm, process, argv in candidates if is_vm] or [

@@ -83,7 +83,7 @@ class BackendObject(Struct, frozen=True):
 
     name: str  # "ram-node0", "pc.ram"
     size_bytes: int
-    host_nodes: CpuSet  # empty where it was not bound
+    host_nodes: CpuSet  # empty if not bound
     policy: str | None  # QEMU's word ("bind", "preferred", ...)
 
 
@@ -121,7 +121,7 @@ class Neighbour(Struct, frozen=True):
 
     process: int
     name: str
-    domain: str | None  # name of the VM where it is a QEMU
+    domain: str | None  # name of the VM if the process is QEMU
     threads: int  # how many of its threads these are
     allowed: CpuSet  # CPUs of them all
     is_vcpu: bool  # they run another VM's vCPUs

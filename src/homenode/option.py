@@ -83,7 +83,7 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def size_text(size: int) -> str:
-    """A size as it is typed, whole."""
+    """Format a size as an option value, without rounding."""
     return f"{size}B"
 
 

@@ -68,7 +68,7 @@ def bench(arguments: BenchArguments) -> None:
 
 @contextmanager
 def _machine(arguments: BenchArguments, name: str) -> "Iterator[Machine]":
-    """Return the machine to measure. No files of homenode remain on it."""
+    """Yield the machine to measure. No files of homenode remain on it."""
     if arguments.on is None:
         yield LocalMachine()
         return

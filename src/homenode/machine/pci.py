@@ -251,7 +251,7 @@ def is_uuid(text: str) -> bool:
 
 
 def canonical_uuid(text: str) -> str | None:
-    """The name in sysfs of a mediated device, of its UUID in any spelling; None if it is none.
+    """Return a mediated device's name in sysfs from its UUID in any spelling; None if invalid.
 
     >>> canonical_uuid(" 83B8F4F2509F382F3C1EE6BFE0FA1001"), canonical_uuid("0000:3b:00.0")
     ('83b8f4f2-509f-382f-3c1e-e6bfe0fa1001', None)

@@ -1,4 +1,4 @@
-"""Stored plans: written with the host they are for, refused on another, counted as planned VMs."""
+"""Stored plans: bound to their host, rejected on another, and counted as planned VMs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,12 +16,12 @@ from homenode.vm.plan_options import MemoryMode
 
 
 def encode_plan(plan: Plan) -> str:
-    """The homenode.plan document of a plan."""
+    """Return the homenode.plan document of a plan."""
     return formats.encode("plan", plan)
 
 
 class Refusal(Struct, frozen=True):
-    """Why no placement fits, as a value to store; see Unplannable."""
+    """The rejections of a request, as a value to store; see Unplannable."""
 
     message: str
     hint: str | None
@@ -29,12 +29,12 @@ class Refusal(Struct, frozen=True):
 
 
 def encode_refusal(error: Unplannable) -> str:
-    """The homenode.refusal document of a plan that could not be."""
+    """Return the homenode.refusal document of a failed plan."""
     return formats.encode("refusal", Refusal(error.message, error.hint, error.rejections))
 
 
 def read_plan(text: bytes, source: str) -> Plan:
-    """The plan of a document. Raises InputError."""
+    """Read the plan of a document. Raises InputError."""
     plan = formats.decode(text, "plan", Plan, source)
     for expected, is_so in _check_vm(plan.vm):
         if not is_so:
@@ -43,8 +43,7 @@ def read_plan(text: bytes, source: str) -> Plan:
 
 
 def _check_vm(vm: Vm) -> Iterator[tuple[str, bool]]:
-    """Yield the plan's facts about its guest, which other sources may lack, and whether it has
-    them."""
+    """Yield facts that a plan requires of its guest, and whether they are present."""
     yield "a layout in vm.record", vm.record is not None
     yield f"vm.vcpus from 1 to {MAX_VCPUS}", 1 <= vm.vcpus <= MAX_VCPUS
     pinned = [pin for pin in vm.vcpu_pins if pin is not None]
@@ -63,7 +62,7 @@ def _check_vm(vm: Vm) -> Iterator[tuple[str, bool]]:
 
 
 def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
-    """The plan of a document, made for this very host. Raises InputError for another host's."""
+    """Read the plan of a document for this host. Raises InputError for another host's plan."""
     plan = read_plan(text, source)
     fingerprint = host.fingerprint
     if plan.host_fingerprint != fingerprint:
@@ -78,8 +77,8 @@ def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
 def domain_of_plan(plan: Plan) -> RunningDomain:
     """Return the resources that the VM of a plan takes from its host, as if it existed already.
 
-    Memory that is bound to no node counts where its vCPUs are, in equal parts for each vCPU; with
-    vCPUs that float it may lie anywhere.
+    Unbound memory counts on the vCPUs' nodes, in equal parts for each vCPU; with floating vCPUs it
+    may be on any node.
     """
     return RunningDomain(
         name=plan.vm.name,
@@ -98,7 +97,7 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
 
 
 def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
-    """Bytes on each node: as the pages are reserved, else as the cells are bound."""
+    """Return bytes on each node: by reserved pages, else by the cells' binding."""
     sizes: dict[NodeIndex, int] = {}
     if plan.page_reservations:
         for node, page_bytes, pages, _ in plan.page_reservations:
@@ -108,7 +107,7 @@ def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
         return ()
     nodes_of_cell = [cell.host_nodes for cell in plan.cells]
     bytes_of_cell = [cell.memory_bytes for cell in plan.cells]
-    # A stored plan has the sum of memory devices only.
+    # A stored plan has only the sum of its memory devices.
     nodes_of_cell.append(tuple(sorted({node for cell in nodes_of_cell for node in cell})))
     bytes_of_cell.append(plan.vm.memory_device_bytes)
     for nodes, size in zip(nodes_of_cell, bytes_of_cell, strict=True):
@@ -119,10 +118,10 @@ def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
 
 
 def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tuple[Host, ...]:
-    """The hosts, each with the VMs of the saved plans that were made for it: (source, plan).
+    """Return the hosts, each with the VMs of its saved plans: (source, plan).
 
-    A VM that the host runs already counts as it runs. Raises InputError for the plan of a host that
-    is not among these, UsageError for two plans of one VM or of one device.
+    A VM that runs already counts as it runs. Raises InputError for the plan of another host,
+    UsageError for two plans of one VM or of one device.
     """
     prints = [host.fingerprint for host in hosts]
     added: list[list[RunningDomain]] = [[] for _ in hosts]

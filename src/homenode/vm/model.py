@@ -206,7 +206,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     name: str
     uuid: str | None = None
     source: str = ""
-    """Who says all this: a file, or "plan of layout pin"."""
+    """The source of all fields: a file, or "plan of layout pin"."""
     domain_type: str = "kvm"
     """"kvm", "qemu", ..."""
     architecture: str = "x86_64"

@@ -88,7 +88,7 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
         run = {"run_id": str(moved.state.run_id), "run_mark": _mark(virsh, state.uuid)}
         earlier = moved_in_run(store, moved.state.run_id, run["run_mark"])
         if earlier is not None:
-            # The first pins are those to come back to, also for threads that move again.
+            # The first pins are restored, also for threads that move again.
             first = {(pin.kind, pin.number): pin for pin in (*before, *earlier[0])}
             last = {(pin.kind, pin.number): pin for pin in (*earlier[1], *after)}
             before, after = tuple(first.values()), tuple(last[key] for key in first)

@@ -392,7 +392,7 @@ def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, C
 
 
 def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
-    """Cores that have an online CPU, by their lowest one."""
+    """Return cores with an online CPU, by their lowest CPU."""
     alive = [(CpuSet(slot.pus) & online, slot) for slot in slots if CpuSet(slot.pus) & online]
     alive.sort(key=lambda pair: _lowest(pair[0]))
     return tuple(
@@ -404,7 +404,7 @@ def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
 def llcs_of(
     slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
 ) -> tuple[Llc, ...]:
-    """Last-level caches that an online CPU uses, by their lowest one. sizes: in turn."""
+    """Last-level caches of online CPUs, by their lowest CPU. sizes: used in turn."""
     sharers = _union_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
     alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
     shown = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest(cache[0]))

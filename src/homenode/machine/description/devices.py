@@ -156,7 +156,7 @@ def _or(value: int | None, default: int) -> int:
 
 
 def _bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
-    """BARs of texts such as "128GiB prefetchable"; "" leaves one out. Index 0 to 5.
+    """Parse BARs from texts such as "128GiB prefetchable"; "" omits a BAR. Index 0 to 5.
 
     Prefetchable BARs are 64-bit unless marked 32bit, others 32-bit unless marked 64bit; a 64-bit
     BAR uses two indices. Source: PCI 3.0, 6.2.5.1.

@@ -119,7 +119,7 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def decode_value(value: object, value_type: type[T], source: str, location: str) -> T:
-    """A value that stands at a key, as a table or another type. Raises InputError."""
+    """The value of a key, as a table or another type. Raises InputError."""
     try:
         with TYPES:
             decoded = msgspec.convert(value, value_type, dec_hook=_from_text)

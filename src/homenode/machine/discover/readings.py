@@ -63,7 +63,7 @@ def read_mask(snapshot: Snapshot, path: str) -> CpuSet | None:
 
 
 def link_name(snapshot: Snapshot, path: str) -> str | None:
-    """The last name of where a symbolic link points: a driver, a group, a function."""
+    """Return the last name of a symbolic link's target: a driver, a group, a function."""
     target = snapshot.read_link(path)
     return None if target is None else target.rstrip("/").rpartition("/")[2] or None
 

@@ -138,8 +138,8 @@ def redact(
 
 
 def redact_command_line(text: str, names: Pseudonyms) -> str:
-    """A kernel command line with the parameters that bear on placement; others are "redacted", and
-    so are words of their values that the kernel does not know.
+    """Return a kernel command line with the parameters that affect placement; others, and words in
+    values unknown to the kernel, become "redacted".
 
     >>> redact_command_line('root=UUID=12 isolcpus=2-31 "a b" hugepages=64 -- -p secret',
     ...                     Pseudonyms())
@@ -494,7 +494,7 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
 
 
 def _copy(element: etree._Element, path: str) -> etree._Element:
-    """The element with what its row lets through; namespaces and comments stay behind."""
+    """Return the element with the content that its row allows, without namespaces and comments."""
     copied = etree.Element(str(element.tag))
     row = _DOMAIN[path]
     for name, form in row.attributes.items():

@@ -193,8 +193,8 @@ def _in_new_form(obj: HwlocObject) -> HwlocObject:
 
 
 def _with_a_node(machine: HwlocObject) -> HwlocObject:
-    """A machine of version 1 that shows no NUMA node has the memory itself: version 2 gives it a
-    node, and so does this."""
+    """Add a NUMA node to a machine without nodes (version 1), whose memory is its own, as version 2
+    does."""
 
     def has_node(obj: HwlocObject) -> bool:
         return obj.type == "NUMANode" or any(has_node(child) for child in obj.children)

@@ -63,7 +63,7 @@ def value_at(document: object, path: str, kind: Any, source: str) -> Any:
 def json_object(
     text: str, source: str, parse_constant: Callable[[str], object] | None = None
 ) -> dict[str, Any]:
-    """The one object that a text is. parse_constant: of NaN and Infinity. Raises ParseError."""
+    """Parse a text as one JSON object. parse_constant: for NaN and Infinity. Raises ParseError."""
     try:
         value = json.loads(text, parse_constant=parse_constant)
     except (ValueError, RecursionError) as error:  # nested thousands deep, or a number of megabytes

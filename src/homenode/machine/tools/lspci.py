@@ -414,7 +414,7 @@ def class_code_of(name: str) -> int | None:
 
 
 def vendor_id_of(words: str) -> int | None:
-    """The vendor with whose name a function's words begin; None for one that is not listed.
+    """Return the vendor with whose name a function's description begins; None if not listed.
 
     >>> hex(vendor_id_of("NVIDIA Corporation Device 2330") or 0)
     '0x10de'

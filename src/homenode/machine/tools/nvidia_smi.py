@@ -225,7 +225,7 @@ def parse_topology(text: str) -> TopoMatrix:
 
 
 def _header(line: Line) -> tuple[list[str], int]:
-    """Names of the columns, and how many affinities stand behind them."""
+    """Return the names of the columns, and the number of affinities after them."""
     devices, _, tail = line.text.partition(_AFFINITIES[0])
     names = devices.split()
     headings = (

@@ -139,7 +139,7 @@ class HostBuffers:
 
 
 def copy_size(gpus: int, free: int | None) -> int:
-    """Less where a quarter of the memory does not hold all buffers: who is bound gets no other."""
+    """Less if the buffers exceed a quarter of the memory: a bound process has no other."""
     size = COPY_BYTES
     while free is not None and 2 * size * gpus > free / 4 and size > LEAST_COPY_BYTES:
         size //= 2

@@ -1,14 +1,14 @@
-"""Guest PCIe: an expander bus per cell, a port per device, next to what the document has.
+"""Guest PCIe: an expander bus per cell and a port per device, added to the definition's.
 
-Stability comes from the document alone: a device that is on an expander bus of its cell stays, its
-port stays when it goes, and a device that comes takes an empty port before it gets a new one. What
-is new has indices after the document's last, without gaps, which libvirt would fill with root ports
-on pcie.0. Root ports on an expander bus take slots 0 to 31, a port's own bus has slot 0 only.
-Source: libvirt PCI topology documentation, and tried on libvirt 9.0.
+The definition keeps addresses stable: a device on an expander bus of its cell stays, its port stays
+when it is removed, and a new device takes an empty port before a new port is added. New controllers
+have indices after the definition's last, without gaps, which libvirt would fill with root ports on
+pcie.0. Root ports on an expander bus take slots 0 to 31, a port's own bus has slot 0 only. Source:
+libvirt PCI topology documentation, and tried on libvirt 9.0.
 
-An expander bus owns the bus numbers from its busNr up to the next expander's. libvirt takes a
-window that is too small without a word, and the guest's enumeration then breaks.
-Source: tried on libvirt 9.0 and QEMU 7.2; libvirt domain XML, <target busNr> is 1 to 254.
+An expander bus owns the bus numbers from its busNr up to the next expander's. libvirt silently
+accepts a window that is too small, and the guest's enumeration then fails. Source: tried on libvirt
+9.0 and QEMU 7.2; libvirt domain XML, <target busNr> is 1 to 254.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,18 +59,18 @@ ROOM = (8, 2)
 """Bus numbers that an expander bus gets beside those that it needs, at most; if these are too many,
 the second. One number alone does not do: busNr is 254 at most."""
 
-# Slots on pcie.0 for expander buses, the quietest first. Omitted: 0 is the host bridge; libvirt
+# Slots on pcie.0 for expander buses, the least used first. Omitted: 0 is the host bridge; libvirt
 # gives 1 to the first video device and counts up from 2 with its own root ports; q35's chipset has
 # 0x1a, 0x1d (USB), 0x1b (sound) and 0x1f (LPC, SATA, SMBus).
 _EXPANDER_SLOTS = (*range(0x10, 0x19), *range(0x0F, 0x02, -1), 0x19, 0x1C, 0x1E)
 
 _KINDS = (DeviceKind.GPU, DeviceKind.NVSWITCH, DeviceKind.NIC, DeviceKind.NVME)
-"""The order in which devices of a cell get new ports; others after them."""
+"""The order of device kinds for new ports of a cell; other kinds come last."""
 
 
 class MirroredPcie(Struct, frozen=True):
-    """The guest's PCIe tree. address_of holds devices with a place only; cell_of likewise, and
-    whatever else the document has put on a cell's expander bus."""
+    """The guest's PCIe tree. address_of has only devices with a place; cell_of also has other
+    devices on a cell's expander bus."""
 
     controllers: tuple[GuestPciController, ...]
     address_of: dict[Bdf, GuestAddress]
@@ -107,7 +107,7 @@ def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> Mirr
 
 
 def _is_efficient(host: Host, placement: Placement, cell: int) -> bool:
-    """The cell has efficiency cores: of two cells on one node the other one gets the devices."""
+    """Return whether a cell has efficiency cores: then the node's other cell gets the devices."""
     pins = zip(placement.vcpu_nodes, placement.vcpu_pins, strict=False)
     used = CpuSet(pu for at, pus in pins if at == cell for pu in pus)
     return any(
@@ -123,11 +123,11 @@ def mirror_cells(
     cells: int,
     nearest: Mapping[NodeIndex, NearestCell] = MappingProxyType({}),
 ) -> MirroredPcie:
-    """The same for cells that are there already: a cell may be several nodes, or none.
+    """Mirror for existing cells: a cell may be on several nodes, or on none.
 
-    devices: those that get a place, host order. cells: how many the guest has. nearest: the cells
-    of nodes that have none of their own; devices of all other nodes stay where they are.
-    Raises like mirror_pcie, the machine type apart.
+    devices: those that get a place, host order. cells: number of cells. nearest: the nearest cells
+    of nodes without a cell; devices of all other nodes do not move. Raises like mirror_pcie, except
+    for the machine type.
     """
     # Long because devices that stay, move and are new share one numbering of buses.
     guest, options = request.guest, request.options
@@ -185,12 +185,12 @@ def mirror_cells(
 
 
 class DeviceGroup(Struct, frozen=True, kw_only=True):
-    """What sits behind one port: a GPU with its audio and USB functions, or one function."""
+    """The functions behind one port: a GPU with its audio and USB functions, or one function."""
 
     function_of: dict[Bdf, int]  # guest function of each host function, ascending by address
     cell: int
-    root: str  # host root complex whose expander bus it is on; "" = any of the cell
-    switch: Bdf | None  # upstream port of the host's switch that the guest is shown above it
+    root: str  # host root complex of its expander bus; "" = any bus of the cell
+    switch: Bdf | None  # upstream port of the mirrored host switch above it
 
 
 def _device_groups(
@@ -200,8 +200,8 @@ def _device_groups(
     nearest: Mapping[NodeIndex, NearestCell],
     granularity: PciGranularity,
 ) -> list[DeviceGroup]:
-    """The devices that have a cell, cell by cell in the order in which they get new ports; those
-    whose cell is only the nearest one come last and move no other."""
+    """Group devices with a cell, cell by cell, in the order in which they get new ports; devices on
+    a nearest cell come last and move no other device."""
     cell_of = {node: place.cell for node, place in nearest.items()} | dict(cell_of_node)
     slots: dict[Bdf, list[PciDevice]] = {}
     placeable = [host.device_at[bdf] for bdf in devices if host.device_at[bdf].node in cell_of]
@@ -215,8 +215,8 @@ def _device_groups(
         head = next((gpu for gpu in members if gpu.kind is DeviceKind.GPU), members[0])
         members.sort(key=lambda member: member.bdf)
         assert head.node is not None  # it has a cell
-        # A guest looks at function 0 first and skips the device if there is none: the lowest
-        # takes its number. A virtual function's number on the host says nothing.
+        # A guest probes function 0 first and skips the device without it: the lowest function gets
+        # number 0. A virtual function's number on the host is irrelevant.
         numbers = {device.bdf: device.bdf.function for device in members}
         numbers[members[0].bdf] = 0
         is_virtual = head.physical_function is not None
@@ -242,9 +242,9 @@ def _kept_addresses(
     addresses: Mapping[Bdf, GuestAddress],
     granularity: PciGranularity,
 ) -> dict[int, GuestAddress]:
-    """The document's address of each group (by position) that is where it belongs: on an expander
-    bus of its cell that devices of no other root complex are on, or below a switch likewise. One
-    function that is right keeps the port for the others."""
+    """Return the definition's address of each group (by position) that is in the right place: on an
+    expander bus of its cell without devices of another root complex, or below such a switch. One
+    function in the right place keeps the port for its group."""
     addresses_kept: dict[int, GuestAddress] = {}
     owner: dict[int, object] = {}
     for i, group in enumerate(groups):
@@ -270,10 +270,10 @@ def _kept_addresses(
 
 
 class PcieDocument:
-    """Controllers and addresses of a document, without the devices that a plan moves.
+    """The controllers and addresses of a definition, without the devices that a plan moves.
 
-    cells: of the guest to be; an expander bus that names another one belongs to no cell.
-    leaving: addresses that become free.
+    cells: of the planned guest; an expander bus of another cell belongs to none. leaving: addresses
+    that become free.
     """
 
     def __init__(self, guest: Vm, cells: int, leaving: Iterable[GuestAddress]) -> None:
@@ -292,23 +292,23 @@ class PcieDocument:
         self.last_index = max((*self.controllers, *self.slots_of_bus), default=0)
 
     def expander_above(self, bus: int) -> GuestPciController | None:
-        """The expander bus that a controller's bus hangs on; None if that is pcie.0."""
+        """Return the expander bus above a controller's bus; None on pcie.0."""
         return expander_above(self.controllers, bus)
 
     def expander_slots(self) -> list[int]:
-        """Free slots on pcie.0, in the order in which expander buses take them."""
+        """Return free slots on pcie.0, in the order of use by expander buses."""
         in_use = self.slots_of_bus.get(0, set())
         return [slot for slot in _EXPANDER_SLOTS if slot not in in_use]
 
     @property
     def cells_with_bus(self) -> frozenset[int]:
-        """Cells that an expander bus of the document belongs to."""
+        """Return cells with an expander bus in the definition."""
         buses = (bus for bus in self.controllers.values() if bus.model == EXPANDER)
         return frozenset(bus.cell for bus in buses if bus.cell is not None)
 
 
 class _PcieBuild:
-    """The document's controllers and those that are added; none is renumbered or moved."""
+    """The definition's controllers and new controllers; none is renumbered or moved."""
 
     def __init__(self, document: PcieDocument, spare_ports: int) -> None:
         self.document, self.spare_ports = document, spare_ports
@@ -318,12 +318,14 @@ class _PcieBuild:
         self._switches: dict[int, Bdf] = {}  # host switch of an upstream port
         self._root_slots = document.expander_slots()
         for index, controller in sorted(self.controllers.items()):
-            if controller.cell is not None and controller.address is None:  # libvirt gave none yet
+            if (
+                controller.cell is not None and controller.address is None
+            ):  # no address from libvirt yet
                 at = GuestAddress(0, 0, self._root_slot(), 0)
                 self.controllers[index] = replace(controller, address=at)
 
     def claim(self, bus: int, group: DeviceGroup) -> None:
-        """Remember whose the expander bus and the switch above a device that stays are."""
+        """Record the root complex and switch of a device that stays."""
         expander = self.document.expander_above(bus)
         assert expander is not None, "a device that stays is on an expander bus"
         self._roots[expander.index] = group.root
@@ -332,7 +334,7 @@ class _PcieBuild:
             self._switches[above.bus] = group.switch
 
     def expander(self, cell: int, root: str) -> int:
-        """The index of an expander bus of the cell, and of this root complex, with a free slot."""
+        """Return the index of an expander bus of the cell and root complex with a free slot."""
         limit = SLOTS_PER_BUS - self.spare_ports
         for index in self._expanders(cell, root):
             if len(self._slots.get(index, ())) < limit:
@@ -340,7 +342,7 @@ class _PcieBuild:
         return self._add(PortModel.EXPANDER_BUS, 0, self._root_slot(), cell=cell)
 
     def port(self, group: DeviceGroup) -> int:
-        """The index of an empty port for a group, one of the document or a new one."""
+        """Return the index of an empty port for a group, existing or new."""
         if group.switch is None:
             return self._take_port(self._root_port(group))
         for upstream, switch in sorted(self._switches.items()):
@@ -356,7 +358,7 @@ class _PcieBuild:
         return self._take_port(empty[0] if empty else self._add_below(upstream, model))
 
     def add_spares(self) -> None:
-        """Add ports until each expander bus has as many empty ones as are to be spare."""
+        """Add ports until each expander bus has the requested number of empty ports."""
         for index, controller in sorted(self.controllers.items()):
             if controller.model == EXPANDER and controller.cell is not None:
                 missing = self.spare_ports - len(self._empty_ports(index))
@@ -365,7 +367,7 @@ class _PcieBuild:
                     self._add_below(index)
 
     def number_buses(self) -> tuple[GuestPciController, ...]:
-        """The expander buses of cells and all ports below them, by index, with bus windows.
+        """Return the expander buses of cells and all ports below them, by index, with bus windows.
 
         Raises Unplannable if bus numbers run out.
         """

@@ -1,5 +1,5 @@
-"""Cells of devices: the nearest to a host node without one, and findings on devices and cells that
-lack a place in the guest's PCIe tree."""
+"""Cells of devices: the nearest cell to a host node without a cell, and findings on devices and
+cells without a place in the guest's PCIe tree."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,9 +25,9 @@ class NearestCell(Struct, frozen=True):
 
 
 def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:
-    """For each host node that is no cell's the nearest cell, the lowest among equals.
+    """Map each host node without a cell to the nearest cell, the lowest among equals.
 
-    nodes: host node of each cell. Empty where the host gives no distances: then none is nearest.
+    nodes: host node of each cell. Empty if the host reports no distances.
     """
     indices = {node.index for node in host.nodes}
     if host.distances is None or not nodes or not indices.issuperset(nodes):
@@ -43,7 +43,7 @@ def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, Nea
 def on_nearest_cells(
     devices: Iterable[tuple[Bdf, NodeIndex]], nearest: Mapping[NodeIndex, NearestCell]
 ) -> tuple[Finding, ...]:
-    """One finding for all devices on a cell that is not their node's. devices: with their nodes."""
+    """Return one finding for all devices on a cell of another node. devices: with their nodes."""
     by_node: dict[NodeIndex, list[Bdf]] = {}
     for bdf, node in devices:
         by_node.setdefault(node, []).append(bdf)
@@ -66,7 +66,7 @@ def on_nearest_cells(
 
 
 def slow_switches(controllers: Sequence[GuestPciController]) -> tuple[Finding, ...]:
-    """One where the guest is shown PCIe switches."""
+    """Return a finding if the guest is shown PCIe switches."""
     if all(port.model != PortModel.SWITCH_UPSTREAM for port in controllers):
         return ()
     return (
@@ -139,7 +139,7 @@ def unguarded_ports(
     controllers: tuple[GuestPciController, ...],
     address_of: dict[Bdf, GuestAddress],
 ) -> tuple[Finding, ...]:
-    """Empty ports in a document that libvirt has never seen, which names no controllers.
+    """Return a finding on empty ports in a definition that libvirt has not processed yet.
 
     libvirt 9.0 gives any empty port, on an expander bus and with hotplug='off' too, to the first
     device without an address.

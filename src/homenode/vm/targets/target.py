@@ -42,7 +42,7 @@ def _has_switches(plan: Plan) -> bool:
 
 
 class Feature(StrEnum):
-    """A thing that a plan may need of a hypervisor."""
+    """A hypervisor feature that a plan may need."""
 
     words: str  # for people
     is_planned: Callable[[Plan], object]  # whether a plan needs it

@@ -52,7 +52,7 @@ def encode(
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON, with "?" for each byte that is no UTF-8: what files of a host hold may have any.
+    """JSON, with "?" for each byte that is not UTF-8: what files of a host hold may have any.
 
     >>> encode_json(["quiet", "m\\udcfcde"])
     b'["quiet","m?de"]'

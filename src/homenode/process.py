@@ -139,7 +139,7 @@ def run(
     ends_with_us: bool = False,
     stop: threading.Event | None = None,
 ) -> ProgramResult:
-    """Runs a program to its end. Its texts are decoded as UTF-8, what is none replaced.
+    """Runs a program to its end. Output is decoded as UTF-8, invalid bytes are replaced.
 
     input:       for its standard input, which is closed otherwise.
     environment: more variables; those that every program gets are few, and LC_ALL is C.
@@ -260,7 +260,7 @@ def _exchange(
                         to_write = to_write[os.write(key.fd, to_write[: 1 << 16]) :]
                     except BlockingIOError:
                         continue
-                    except BrokenPipeError:  # it closed its input; its exit says why
+                    except BrokenPipeError:  # it closed its input; its exit status has the reason
                         to_write = to_write[len(to_write) :]
                     if not to_write:
                         selector.unregister(process.stdin)

@@ -112,7 +112,7 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
     value: float  # geometric means of boot medians
     ratio: float  # value over baseline_value
     low: float | None  # its interval, None without one
-    high: float | None  # its interval, None if there is none
+    high: float | None  # its interval, None without one
     # p, p_adjusted: uncorrected, and corrected for the primary metrics; None without interval,
     # p_adjusted also for exploratory metrics
     p: float | None

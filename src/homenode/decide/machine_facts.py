@@ -22,7 +22,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     name: str
     fingerprint: str | None  # as in the head of its runs; None = unknown
     kind: str | None  # as in the head of its runs; None = unknown
-    # the directory that its runs name, where they name no host; None if the machine itself is
+    # the directory that its runs name, if they have no host name; None if the machine itself is
     # known
     results: str | None
     inputs: LayoutInputs  # of the table of layouts
@@ -100,7 +100,7 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
 
 
 def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ...]:
-    """Return caveats on runs that name no host and are not counted, if the machine is known."""
+    """Return caveats on runs without a host name that are not counted, if the machine is known."""
     if machine.fingerprint is None or machine.nodes is None:
         return ()
     return once(_stranger(run.head, machine) for run in runs if run.head.host is None)

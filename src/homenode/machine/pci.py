@@ -147,7 +147,7 @@ class PciDevice(Struct, frozen=True):
     device_id: int | None
     root_complex: str  # name of its RootComplex
     parent: Bdf | None  # the bridge function directly above, None at the root complex
-    # the node of the CPUs that are near to it; None if the firmware gives none (sysfs says -1)
+    # the node of the CPUs that are near to it; None if the firmware reports none (sysfs says -1)
     # or the source is silent
     node: NodeIndex | None
     local_pus: CpuSet | None = None  # the CPUs that the kernel calls local; None if unknown
@@ -172,7 +172,7 @@ class PciDevice(Struct, frozen=True):
     iommu_domain: str | None = None  # how the IOMMU treats the group: "identity", "DMA-FQ", ..
     errors: PciErrors | None = None
     link_replays: int | None = None  # packets that the link sent again, by the same driver
-    # message-signalled ones that are set up; None if the source gives none
+    # message-signalled ones that are set up; None if the source has none
     interrupts: tuple[PciInterrupt, ...] | None = None
     # of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives
     module_id: int | None = None

@@ -24,7 +24,7 @@ _PLACEMENT_PARAMETERS = frozenset(
 
 
 class HostSettings(Struct, frozen=True):
-    """Settings of the running system; None if the source does not say."""
+    """Settings of the running system; None if the source does not report it."""
 
     kernel_release: str | None = None
     kernel_command_line: str | None = None

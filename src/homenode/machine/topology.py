@@ -72,7 +72,7 @@ class MemoryKind(StrEnum):
 class Pu(Struct, frozen=True):
     """A logical CPU.
 
-    core, node, llc, package, die are None if the source does not say, as for offline CPUs.
+    core, node, llc, package, die are None if the source does not report it, as for offline CPUs.
     """
 
     index: PuIndex
@@ -125,7 +125,7 @@ class NumaNode(Struct, frozen=True):
 
     index: NodeIndex
     pus: CpuSet
-    # memory_bytes, memory_free_bytes: bytes; None if the source does not say. Page cache and
+    # memory_bytes, memory_free_bytes: bytes; None if the source does not report it. Page cache and
     # reclaimable slabs count as free, huge pages in a pool do not.
     memory_bytes: int | None
     memory_free_bytes: int | None = None
@@ -133,7 +133,7 @@ class NumaNode(Struct, frozen=True):
     memory_kind: MemoryKind | None = MemoryKind.DRAM
     # the GPU whose memory this is, where memory_kind is GPU and the driver says so
     gpu: Bdf | None = None
-    # an ACPI initiator that is no CPU (a GPU, say) belongs to the node
+    # an ACPI initiator that is not a CPU (a GPU, say) belongs to the node
     generic_initiator: bool = False
     package: PackageIndex | None = None  # None on CPU-less nodes and where the node spans packages
 
@@ -247,7 +247,7 @@ class Host(Struct, frozen=True, dict=True):
     settings: HostSettings = HostSettings()
     gaps: tuple[Gap, ...] = ()
     # reserve, housekeeping_pus: what its operator keeps for the host, and the CPUs for the
-    # emulators of several VMs, where the description of the host says so
+    # emulators of several VMs, if the host description has them
     reserve: HostReserve | None = None
     housekeeping_pus: CpuSet = CpuSet()
     assumed: tuple[str, ...] = ()  # values of a description without a source
@@ -410,7 +410,7 @@ class Host(Struct, frozen=True, dict=True):
         return self.bridges_above(physical if physical is not None and shown else device.bdf)
 
     def switch_above(self, bdf: Bdf) -> Bdf | None:
-        """The upstream port of the lowest PCIe switch above a function; None if there is none.
+        """The upstream port of the lowest PCIe switch above a function, else None.
 
         Functions with the same answer talk to each other without passing a root complex.
         """

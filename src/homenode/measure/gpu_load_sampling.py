@@ -53,7 +53,7 @@ class LoadProgram(Struct, frozen=True):
 class LoadCopies(Struct, frozen=True):
     """The copies of a load program."""
 
-    gpus: frozenset[Bdf] | None = None  # to which it copied, None if it does not say
+    gpus: frozenset[Bdf] | None = None  # to which it copied, None if it does not report it
     h2d: Mapping[Bdf, float] = field(default_factory=dict)  # bytes/s, host to device
 
 

@@ -199,7 +199,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         return self.has_journal
 
     def order(self) -> RunRecord | None:
-        """Return the orders; None if there are none yet. Raises InputError."""
+        """Return the orders; None without any yet. Raises InputError."""
         records = self.records()
         return None if records is None else records[0]
 

@@ -98,7 +98,7 @@ def control_2_at(express: int) -> int:
 
 
 def find_express(space: ConfigSpace, bdf: Bdf) -> int:
-    """Return the offset of the PCI Express capability. Raises HostError if there is none."""
+    """Return the offset of the PCI Express capability. Raises HostError if it is missing."""
     if space.read(bdf, 0, 4) in (0xFFFFFFFF, 0):
         raise HostError(
             f"{bdf}: expected configuration space, found no answer",

@@ -148,7 +148,7 @@ _Readable.add_representer(str, _text)
 
 
 def yaml_text(*documents: Mapping[str, Any]) -> str:
-    """Documents with "---" between them. Values are texts, numbers, truths, lists and mappings.
+    """Documents with "---" between them. Values are strings, numbers, booleans, lists and mappings.
 
     >>> print(yaml_text({"all": [{"state": "on", "count": 1}], "more": {}}), end="")
     all:

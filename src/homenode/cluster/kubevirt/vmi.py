@@ -121,7 +121,7 @@ class Vmi(Struct, frozen=True):
 def read_vmi(text: str | bytes, source: str) -> Vmi:
     """The VMI of its JSON; a VirtualMachine gives its template.
 
-    Raises InputError for what is no such object.
+    Raises InputError for other objects.
     """
     return vmi_of(read_object(text, source, "a VirtualMachineInstance"), source)
 

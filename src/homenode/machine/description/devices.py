@@ -228,7 +228,7 @@ class Root(Struct, frozen=True):
     location: str
     domain: int
     bus: int | None  # None = the next free one
-    node: int | None  # None = the firmware gives none
+    node: int | None  # None = the firmware reports none
     ports: tuple[Port, ...]
     integrated: tuple[Endpoint, ...]
 

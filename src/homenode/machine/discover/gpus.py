@@ -62,7 +62,7 @@ class DeviceLinks(Struct, frozen=True):
 
     links: tuple[DeviceLink, ...]  # ascending
     gpu_of_node: dict[NodeIndex, Bdf]  # GPUs whose memory nvidia-smi says is a node
-    # the node of each GPU that the firmware gives none, where a tool says it
+    # the node of each GPU without a node from firmware, if a tool reports it
     node_of_gpu: dict[Bdf, StatedNode]
     # what NVIDIA's driver says of its GPUs, in the order of the tool's numbers
     queried: dict[Bdf, NvidiaGpu]

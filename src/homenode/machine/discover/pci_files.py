@@ -117,7 +117,7 @@ def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
 
 
 def read_interrupts(snapshot: Snapshot, directory: str) -> tuple[PciInterrupt, ...] | None:
-    """The function's message-signalled interrupts, ascending; None if the source gives none.
+    """The function's message-signalled interrupts, ascending; None if the source has none.
 
     The CPUs are the effective ones, else the allowed ones. Raises ParseError.
     """

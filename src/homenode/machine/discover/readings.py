@@ -69,7 +69,7 @@ def link_name(snapshot: Snapshot, path: str) -> str | None:
 
 
 def list_readable(snapshot: Snapshot, directory: str) -> tuple[str, ...] | None:
-    """The names in a directory; None if there is none. Raises HostError if there is or may be an
+    """The names in a directory, else None. Raises HostError if there is or may be an
     unreadable one: hidden names must not count as absent."""
     names = snapshot.list(directory)
     if names is None and is_hidden(snapshot, directory):

@@ -296,7 +296,7 @@ def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | No
 def read_settings(
     snapshot: Snapshot, online: CpuSet, libvirt: Version | None, qemu: Version | None
 ) -> HostSettings:
-    """The settings of the running system; None if the source does not say."""
+    """The settings of the running system; None if the source does not report it."""
     release = read_word(snapshot, "/proc/sys/kernel/osrelease")
     if release is None:
         words = (snapshot.read_text("/proc/version") or "").split()

@@ -49,7 +49,7 @@ class CaptureArchive(Struct, frozen=True):
 def capture_host(ssh: str | None = None, *, redacted: bool = True) -> CaptureArchive:
     """Capture this machine, or the host `ssh`.
 
-    Raises UsageError if the host's name is none, HostError if the host cannot be reached.
+    Raises UsageError for an invalid host name, HostError if the host cannot be reached.
     """
     if ssh is None:
         return capture(LiveSnapshot(), redacted=redacted)

@@ -64,7 +64,7 @@ class NcclRow(Struct, frozen=True, kw_only=True):
 
 
 class NcclTests(Struct, frozen=True, kw_only=True):
-    """A run. None if the tool does not say."""
+    """A run. None if the tool does not report it."""
 
     family: CollectiveLibrary = CollectiveLibrary.NCCL
     version: str | None = None

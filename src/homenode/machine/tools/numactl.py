@@ -43,7 +43,7 @@ _NUMBERS = re.compile(r"\d{1,6}(?: \d{1,6})*", re.ASCII)
 
 
 class NumactlNode(Struct, frozen=True, kw_only=True):
-    """None if the tool does not say."""
+    """None if the tool does not report it."""
 
     index: NodeIndex
     pus: CpuSet
@@ -132,7 +132,7 @@ _COMMAND = re.compile(r"(?:^|[\s/])numactl ", re.ASCII)
 
 
 def bound_by_command(line: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Nodes of the CPUs and of the memory of a command in a log; () if it does not say. None
+    """Nodes of the CPUs and of the memory of a command in a log; () if it does not report it. None
     if numactl starts nothing there.
 
     >>> bound_by_command("+ numactl -N 0 --membind=0,1 ./stream")
@@ -162,7 +162,7 @@ def parse_show(text: str) -> NumactlShow:
     """Return the binding of a process. Other lines are skipped, because the output often heads a
     log.
 
-    Raises ParseError if there is none, or more than one.
+    Raises ParseError if none is found, or more than one.
     """
     lines = Lines(text, _SHOW, stripped=False)
     for line in lines:

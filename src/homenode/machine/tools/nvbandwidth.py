@@ -102,7 +102,7 @@ class NvbandwidthTest(Struct, frozen=True):
 
 
 class NvbandwidthRun(Struct, frozen=True, kw_only=True):
-    """A run. Versions as printed; None if not said."""
+    """A run. Versions as printed; None if not reported."""
 
     version: str | None
     driver_version: str | None

@@ -32,7 +32,7 @@ class TorchDevice(Struct, frozen=True):
     """A GPU as PyTorch sees it."""
 
     index: int  # PyTorch's
-    address: str | None  # None if it does not say
+    address: str | None  # None if it does not report it
     name: str
     node: int | None  # None for -1
 

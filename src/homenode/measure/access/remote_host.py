@@ -55,7 +55,7 @@ class SshHost(Struct, frozen=True):
     """A Channel to a machine that continues if we are killed."""
 
     # ssh://[user@]host[:port]; users, keys and known hosts are ssh's own. Each script is a
-    # connection of its own. Raises UsageError for what is no such address.
+    # connection of its own. Raises UsageError for an invalid address.
     url: str
     kept_open: tuple[int, ...] = ()
 

@@ -44,7 +44,7 @@ class StepReading(Struct, frozen=True):
 
 
 def probe_figures(document: ProbeDocument) -> StepReading:
-    """Samples of a document. Raises ParseError if its CPU lists are none."""
+    """Samples of a document. Raises ParseError for invalid CPU lists."""
     read_samples = {
         "bandwidth": _bandwidth,
         "latency": _latency,

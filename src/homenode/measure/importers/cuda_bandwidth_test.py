@@ -72,7 +72,7 @@ class CudaTransfer(Struct, frozen=True, kw_only=True):
     """A row of bandwidthTest."""
 
     direction: Direction
-    is_pinned: bool | None  # None if not said
+    is_pinned: bool | None  # None if not reported
     devices: int  # how many took part; bytes_per_s is their sum
     size_bytes: int
     bytes_per_s: float

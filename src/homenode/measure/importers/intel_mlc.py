@@ -75,7 +75,7 @@ class MlcRun(Struct, frozen=True, kw_only=True):
     """The results of a run; None or empty if not requested."""
 
     version: str | None
-    access: str | None  # "random", "sequential" or not said
+    access: str | None  # "random", "sequential" or not given
     prefetchers_were_on: bool
     latency_ns: float | None  # the one figure of --idle_latency
     idle_ns: MlcMatrix | None  # between nodes

@@ -56,7 +56,7 @@ class SysbenchMemory(Struct, frozen=True, kw_only=True):
 
 
 class SysbenchRun(Struct, frozen=True, kw_only=True):
-    """A run. None if the tool does not say."""
+    """A run. None if the tool does not report it."""
 
     version: str
     threads: int

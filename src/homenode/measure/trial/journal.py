@@ -71,8 +71,8 @@ class TrialHead(Struct, frozen=True, omit_defaults=True):
 
     id: str  # its own name
     connect: str
-    domain: str  # what it works on, a copy where `copy` says so
-    uuid: str  # what it works on, a copy where `copy` says so
+    domain: str  # what it works on, a copy if `copy` is set
+    uuid: str  # what it works on, a copy if `copy` is set
     source: str  # the domain that the user named
     layouts: tuple[str, ...]
     boots: int

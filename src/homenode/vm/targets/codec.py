@@ -129,7 +129,7 @@ class Codec(Struct, frozen=True, kw_only=True):
 
 
 def text_of(content: bytes, source: str, meaning: str) -> str:
-    """Raises ParseError for what is no UTF-8."""
+    """Raises ParseError for invalid UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError:

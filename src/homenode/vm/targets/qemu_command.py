@@ -51,7 +51,7 @@ CACHE_WORDS: Mapping[str | None, tuple[str, ...]] = {
     GuestCache.EMULATED: ("l3-cache=on",),
     GuestCache.DISABLED: ("l3-cache=off",),
 }
-"""Properties of a CPU model, by what the guest is shown of its caches."""
+"""Properties of a CPU model, by the caches that the guest is shown."""
 
 _UNITS = (("G", GIB), ("M", MIB), ("K", KIB))
 _SIZE = re.compile(r"([0-9]{1,20})([BKMGT]?)(?:i?B)?\Z", re.ASCII | re.IGNORECASE)
@@ -215,12 +215,12 @@ class QemuPciTree(Struct, frozen=True):
 
 
 def slots_shared(addresses: Iterable[GuestAddress]) -> frozenset[tuple[int, int]]:
-    """(bus, device) of slots in which a function other than 0 sits."""
+    """(bus, device) of slots with functions other than 0."""
     return frozenset((a.bus, a.device) for a in addresses if a.function)
 
 
 Options = tuple[tuple[str, str | None], ...]
-"""Options of a command line with their values, None if there is none."""
+"""Options of a command line with their values, else None."""
 
 _LIKE_OPTION = re.compile(r"--?[a-zA-Z]", re.ASCII)
 _ALONE = frozenset(
@@ -463,7 +463,7 @@ class DeviceTree(Struct, frozen=True):
 
 
 def device_tree(options: Options, source: str) -> DeviceTree:
-    """Bridges and passed-through functions. Raises ParseError for an address that is none."""
+    """Bridges and passed-through functions. Raises ParseError for an invalid address."""
     number_of = {"pcie.0": 0, "pci.0": 0}
     cell_of: dict[int, int | None] = {0: None}
     controllers: list[GuestPciController] = []

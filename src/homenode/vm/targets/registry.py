@@ -33,7 +33,7 @@ def recognise_target(content: bytes) -> str | None:
 
 
 class VmFile(Struct, frozen=True):
-    """A VM as some hypervisor's file says it, or as options alone do."""
+    """A VM from a hypervisor's file, or from options alone."""
 
     kind: str | None  # "libvirt" or the name of a target; None = options alone
     guest: Vm

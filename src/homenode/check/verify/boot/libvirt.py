@@ -22,7 +22,7 @@ _ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation
 
 
 def find_uri(connect: str | None) -> str | None:
-    """Return the URI of a libvirt that answers; None if there is none.
+    """Return the URI of a libvirt that answers, else None.
 
     connect: asked for by name: then raises ToolError if it does not answer.
     """

@@ -113,7 +113,7 @@ class DeviceInterrupt(Struct, frozen=True):
     irq: int
     name: str  # "vfio-msix[0]"
     allowed: CpuSet | None  # CPUs that may serve it
-    effective: CpuSet | None  # those that do, None if the kernel does not say
+    effective: CpuSet | None  # those that do, None if the kernel does not report it
 
 
 class Neighbour(Struct, frozen=True):

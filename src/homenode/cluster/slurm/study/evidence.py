@@ -48,7 +48,7 @@ class AttemptRecord(Struct, frozen=True):
     other_jobs: int | None = None  # jobs of others on the node
     queue_wait_s: float | None = None  # from when it could have started
     gpu_hours: float | None = None  # used
-    met: str | None = None  # jobs that measured with it, of how many
+    met: str | None = None  # jobs that measured with it, and all jobs
     gaps: tuple[Gap, ...] = ()
     gpus_file: str = ""  # the text of its gpus.txt
 
@@ -354,7 +354,7 @@ class Collective(Struct, frozen=True):
     all: float | None  # None if not run
     replayed: str | None
     gaps: tuple[Gap, ...]
-    gpu_hours: float | None = None  # of the job that measured them; None if it does not say
+    gpu_hours: float | None = None  # of the job that measured them; None if it does not report it
 
 
 class StudySources(Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
     cells: tuple[tuple[float | None, ...], ...]
     homes: tuple[int | None, ...]  # NUMA node of each GPU
     homes_measured: bool  # they were derived from these figures
-    # local, remote: means over the cells of GPUs' own and of other nodes; None if there are none
+    # local, remote: means over the cells of GPUs' own and of other nodes; None without any
     local: float | None = None
     remote: float | None = None
 

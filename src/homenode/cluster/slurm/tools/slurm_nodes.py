@@ -260,7 +260,7 @@ def node_shape(values: dict[str, str], source: str, line: int | None) -> NodeSha
     cpus = number("cpus", "procs")
     is_cut = has_slices(values.get("gres", ""))
     if cores is None and sockets is None:
-        # Seen: 22.05.8 takes every CPU for a socket then, of one core.
+        # Seen: 22.05.8 then treats every CPU as a socket with one core.
         return None if cpus is None else NodeShape(cpus, 1, 1, cpus, is_cut)
     cores, threads = cores or 1, threads or 1
     if sockets is None:

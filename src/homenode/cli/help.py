@@ -358,4 +358,4 @@ _COMPLETIONS = {
     "finding_ids": complete_finding_ids,
     "targets": complete_targets,
 }
-"""By the name that an option gives as `complete`."""
+"""Completions by the name in an option's `complete`."""

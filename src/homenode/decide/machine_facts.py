@@ -120,7 +120,7 @@ def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
             "name the directory of this machine alone, or homenode import --machine",
         ),
         MachineMatch.UNKNOWN: (
-            "these runs name no host and no model of a processor or GPU: they do not count here",
+            "these runs have no host name and no processor or GPU model, so they do not count here",
             "outputs of other tools seldom say where they ran, nor does a bench in a guest "
             "without its plan",
             "if they are of this machine: homenode import --machine, or bench --plan",

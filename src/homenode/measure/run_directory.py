@@ -83,7 +83,7 @@ class StepRecord(Struct, frozen=True):
     returncode: int | None = None
     # why results are missing, or messages of earlier attempts
     said: tuple[str, ...] = ()
-    figure: float | None = None  # of the user's own program, as its metric was found in the output
+    figure: float | None = None  # for the user's program, the metric as found in its output
     started_s: float | None = None  # seconds since 1970 (UTC)
     power: tuple[GpuPower, ...] = ()  # of each GPU during the attempt that gave the output
 

@@ -109,7 +109,7 @@ _LISTS = {
 
 
 def parse_task(values: Sequence[str], source: str, line: int) -> TaskRecord:
-    """The task of the values of a line. Raises ParseError that names the line."""
+    """Make a task from the values of a line. Raises ParseError that names the line."""
     if len(values) != 4:
         raise ParseError(source, "task STEP.RANK CPUS NODES POLICY", " ".join(values), line=line)
     try:

@@ -126,7 +126,7 @@ def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
     files |= {f"commands/{name}": text for name, text in snapshot.commands.items()}
     files[MANIFEST] = encode_manifest(manifest)
     links = {path.lstrip("/"): target for path, target in snapshot.links.items()}
-    # Others are implied by what is in them.
+    # Other directories are implied by their files.
     directories = {path.lstrip("/") for path in snapshot.directories if not snapshot.list(path)}
     packed = io.BytesIO()
     with (

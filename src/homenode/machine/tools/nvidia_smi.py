@@ -24,8 +24,8 @@ nvidia-smi mig -lgi and nvidia-smi -L: the MIG instances of NVIDIA's GPUs.
     GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5c8e...)
       MIG 1g.10gb     Device  0: (UUID: MIG-8d1a...)
 
-The first lists GPU instances, and needs root; the second lists compute instances, which are what
-programs see: a GPU instance may hold several, and none.
+The first lists GPU instances, and needs root; the second lists compute instances, which programs
+see: a GPU instance may have several, or none.
 
 Seen of drivers 470 to 580. Source: NVIDIA MIG user guide, "Creating GPU Instances".
 """

@@ -169,7 +169,7 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 
 
 def node_of_gpu(address: str) -> int | None:
-    """The node that the kernel gives a GPU; None for -1, or without one."""
+    """The kernel's node of a GPU; None for -1, or without one."""
     text = (_read_text(f"/sys/bus/pci/devices/{address}/numa_node") or "").strip()
     return int(text) if text.isdecimal() else None
 

@@ -203,7 +203,7 @@ class NodeSets:
 
     @cached_property
     def _able_to(self) -> Callable[[int], int]:
-        """Return the nodes that can have an equal share in a set of this size, without devices."""
+        """Return the nodes that can have an equal share in a set of this size."""
         groups, limits = self.problem.groups, list(enumerate(self._capacity))
         return cache(lambda number: sum([1 << n for n, size in limits if size >= groups // number]))
 

@@ -85,7 +85,7 @@ def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
 
 
 def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> bytes:
-    """Rewrite with some of STEPS."""
+    """Rewrite with a subset of STEPS."""
     document = open_domain(xml, source)
     guest = vm_of(document)
     _refuse_other_plans(guest, plan, source)

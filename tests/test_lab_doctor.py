@@ -69,7 +69,7 @@ def test_a_virtual_host_is_diagnosed_without_alarm_and_does_not_drift(booted: Bo
         code, text = reported(booted, name)
         answer = json.loads(text)
         found = answer["findings"]
-        # Nothing there reads VMs, which alone stays unknown.
-        assert code == 5 and all("VMs" in line for line in answer["not_read"]), answer
+        # The pins of VMs, which nothing there reads, are unknown; a comparison needs none.
+        assert code == (5 if name == "doctor" else 0), answer
         assert not [f for f in found if f["id"].startswith("drift")], found
         assert not [f for f in found if f["id"].startswith("pcie-link")], found

@@ -36,7 +36,7 @@ GAPS: dict[str, tuple[str, str | None]] = {
     "memory": (f"{NODES}/node./meminfo", None),
     "NUMA nodes": (f"{NODES}/.*", None),
     "last-level cache": ("/sys/.*/cache/.*", None),
-    "cores and packages|share a core": ("/sys/.*/topology/.*", None),
+    "cores and packages|of each core": ("/sys/.*/topology/.*", None),
     "node of": ("/sys/.*/(numa_node|local_cpu.*)", None),
     "link": ("/sys/.*/(current|max)_link_.*", None),
 }
@@ -109,7 +109,7 @@ DECIDED = {
         "doctor vm.xml --json": 0,
         "nccl-topo --domain vm.xml --host TREE -o topo.xml": 0,
     },
-    "cores and packages|share a core": {
+    "cores and packages|of each core": {
         "plan vm.xml --layout pin-bound --host TREE": 5,
         TRIAL: 5,
         "pool show --pool TREE": 5,

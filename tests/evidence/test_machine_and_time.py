@@ -173,10 +173,10 @@ def test_the_caveat_of_an_unknown_order_names_the_option_that_gives_it(logs: Pat
 def test_runs_that_show_no_machine_do_not_count_for_a_host(logs: Path) -> None:
     homenode("import", "logs", "-o", "res")
     found = homenode("compare", "res", "--host", "hgx-h100")
-    assert "these runs name no host" in " ".join(found.stdout.split())
+    assert "these runs have no host name" in " ".join(found.stdout.split())
     homenode("import", "logs", "--machine", "hgx-h100", "-o", "own")
     found = homenode("compare", "own", "--host", "hgx-h100")
-    assert "these runs name no host" not in " ".join(found.stdout.split())
+    assert "these runs have no host name" not in " ".join(found.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -247,4 +247,4 @@ def test_what_keeps_runs_from_counting_is_what_is_said() -> None:
     assert said["other"][0] == "other-machine" and "NVIDIA A100" in said["other"][1]
     assert said["lab-a; lab-b"][0] == "machine-unknown"
     assert "several directories" in said["lab-a; lab-b"][1]
-    assert "no model" in said["cpu-only"][1]
+    assert "GPU model" in said["cpu-only"][1]

@@ -27,7 +27,12 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances, is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells, refuse_machine
 from homenode.text import plural
-from homenode.vm.domain.cells import edit_cells, read_cells
+from homenode.vm.domain.cells import (
+    cell_elements,
+    edit_cells,
+    names_missing_cells,
+    read_cells,
+)
 from homenode.vm.domain.codec import PCIE_STEPS
 from homenode.vm.domain.cpu import read_pins
 from homenode.vm.domain.document import Document
@@ -170,6 +175,9 @@ def _reason_to_leave(document: Document, guest: Vm) -> str | None:
             "warning: the guest is flat, so that its devices can have no NUMA node: set "
             "spec.domain.cpu.numa.guestMappingPassthrough and dedicatedCpuPlacement"
         )
+    cells = cell_elements(document)
+    if any(names_missing_cells(cell, len(cells)) for cell in cells):
+        return "warning: a <sibling> names a cell that is missing: libvirt rejects the definition"
     return None
 
 

@@ -159,7 +159,7 @@ def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document
     stale = [
         old
         for element, distances, cell in present
-        if distances != cell.distances or _names_others(element, len(planned))
+        if distances != cell.distances or names_missing_cells(element, len(planned))
         for old in element.all("distances")
     ]
     document = remove_all(document, stale)
@@ -178,8 +178,8 @@ def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document
     return apply(document, edits)
 
 
-def _names_others(cell: Element, cells: int) -> bool:
-    """Return whether a cell has a distance to a removed cell."""
+def names_missing_cells(cell: Element, cells: int) -> bool:
+    """Return whether a cell has a distance to a cell beyond these."""
     return any(number(e, "id", "a cell id") >= cells for e in cell.all("distances/sibling"))
 
 

@@ -88,12 +88,21 @@ latency           pin-numa is 28 % lower than default; cannot tell it from
                   lower); the rule of auto chooses pin-numa
 throughput        cannot tell pin from pin-numa-smt (pin is 2 % slower); the
                   rule of auto chooses pin
-caveat            one printed value for each, no samples
-caveat            the guest has NUMA nodes, and its GPUs have numa_node -1:
-                  pin-numa-pci may change multi-gpu
+caveat            one printed value for each, no samples; the guest has nodes,
+                  its GPUs have numa_node -1: pin-numa-pci may change multi-gpu
 next              homenode trial VM --layouts default,pin,pin-numa,pin-numa-pci
 """,
 }
+
+
+def test_compare_for_a_host_joins_the_objectives_without_results_and_the_other_runs() -> None:
+    lines = call("compare", DIRECTORY, "--host", "h200-xeon8558", width=80).splitlines()
+    assert len(lines) <= 20 and max(map(len, lines)) <= 80
+    assert "rule              without results auto chooses pin-numa-pci for gpu-copy" in lines
+    text = call("compare", DIRECTORY / "h200", "--host", "hgx-h100", width=80)
+    first, _, *others = text.splitlines()
+    assert first == "hgx-h100: cannot tell which layout is best: no results of two layouts"
+    assert len(others) <= 6 and "runs that do not name this machine do not count" in text
 
 
 @pytest.mark.parametrize("directories", SCREENS)
@@ -209,6 +218,11 @@ def test_compare_prints_one_verdict_per_objective_and_says_on_what_it_rests(
     assert "zz-broken" in explained and "half-written" in explained
     published = call("compare", DIRECTORY, "--objective", "multi-gpu", "--explain")
     assert "[provisional, one printed value each, here]" in published
+
+
+def test_columns_of_arrangements_that_are_not_layouts_have_one_order() -> None:
+    lines = call("compare", DIRECTORY / "hgx-a100", "--host", "hgx-a100-ibm").splitlines()
+    assert lines[2].index("GPUs on the root complex") < lines[2].index("expander buses")
 
 
 def test_compare_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:

@@ -173,7 +173,7 @@ def test_the_caveat_of_an_unknown_order_names_the_option_that_gives_it(logs: Pat
 def test_runs_that_show_no_machine_do_not_count_for_a_host(logs: Path) -> None:
     homenode("import", "logs", "-o", "res")
     found = homenode("compare", "res", "--host", "hgx-h100")
-    assert "these runs have no host name" in " ".join(found.stdout.split())
+    assert "runs that do not name this machine do not count" in " ".join(found.stdout.split())
     homenode("import", "logs", "--machine", "hgx-h100", "-o", "own")
     found = homenode("compare", "own", "--host", "hgx-h100")
     assert "these runs have no host name" not in " ".join(found.stdout.split())

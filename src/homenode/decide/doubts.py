@@ -203,7 +203,7 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
     heads = [run.head for run in alternative.runs]
     guessed = all(head.origin is Origin.IMPORTED and not head.gpus for head in heads)
     have = "by this layout have" if guessed else "have"
-    detail = f"the guest has NUMA nodes, and its GPUs {have} numa_node -1"
+    detail = f"the guest has nodes, its GPUs {have} numa_node -1"
     yield make_doubt(NODELESS, alternative.label, detail)
 
 

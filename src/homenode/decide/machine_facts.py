@@ -106,6 +106,10 @@ def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ..
     return once(_stranger(run.head, machine) for run in runs if run.head.host is None)
 
 
+NOT_OF_MACHINE = ("other-machine", "machine-unknown")
+"""Caveats on runs that do not count."""
+
+
 def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
     named = ", ".join(head.hardware or (head.system,))
     detail, cause, remedy = {
@@ -127,7 +131,7 @@ def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
         ),
     }[match := match_machine(head, machine.hardware)]
     return make_doubt(
-        "other-machine" if match is MachineMatch.OTHER else "machine-unknown",
+        NOT_OF_MACHINE[match is not MachineMatch.OTHER],
         head.system,
         detail,
         blocks=False,

@@ -96,7 +96,7 @@ def _undecided_text(answers: Sequence[Recommendation]) -> str:
     if not open_answers:
         passed = filter(None, (answer.reason_of(ReasonId.PASSED) for answer in answers))
         details = (reason.detail.partition(": ")[2].split("; ")[0] for reason in passed)
-        obstacle = next(details, "") or "no two layouts have results of one objective"
+        obstacle = next(details, "") or "no results of two layouts"
         return f"which layout is best: {obstacle}"
     labels = dict.fromkeys(label for one in open_answers for label in _compared_labels(one))
     metrics = {result.metric for answer in open_answers for result in answer.results}

@@ -20,11 +20,13 @@ from homenode.decide.comparison import (
     is_large,
     once,
 )
+from homenode.decide.machine_facts import NOT_OF_MACHINE
 from homenode.decide.recommendation import (
     ANY_MACHINE,
     ReasonId,
     Recommendation,
     RecommendedComparison,
+    rests_on_rule_alone,
 )
 from homenode.decide.sentences import (
     WIDEST_LINE,
@@ -44,7 +46,7 @@ from homenode.measure.options import BenchOutcome
 from homenode.measure.results.placement_states import named_latency_ns
 from homenode.measure.run_directory import RunRecord
 from homenode.metrics import METRICS, metric_of
-from homenode.text import command_line, duration_text, plural
+from homenode.text import command_line, duration_text, first_few, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS
 
@@ -192,7 +194,7 @@ def _skipped_texts(skipped: Iterable[str]) -> Iterator[str]:
 
 def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
     """Return a row per objective, a column per layout; None without results of two layouts."""
-    layouts = sorted(_labels(answers), key=lambda name: [*PRESETS, name].index(name))
+    layouts = sorted(sorted(_labels(answers)), key=lambda name: [*PRESETS, name].index(name))
     is_pair = len(layouts) == 2  # values then have units, and the change has a column
     rows: list[tuple[str | Cell, ...]] = []
     for answer, metric in _shown_results(answers, everything):
@@ -240,6 +242,7 @@ def _reasons(
 ) -> Iterator[Part]:
     """Yield the reason for each objective with results, the caveats, and what to measure next."""
     lines: list[tuple[str, str, str]] = []
+    objectives_of_rule: dict[str, list[str]] = {}
     blocked = [answer for answer in answers if answer.is_blocked]
     shown = {answer.objective for answer, _ in _shown_results(answers, everything)}
     for answer in sorted(answers, key=lambda answer: not answer.tells):
@@ -249,11 +252,17 @@ def _reasons(
         is_open = bool(answer.metrics) and not (everything or answer.tells or answer.is_blocked)
         if is_open and len(_labels(answers)) == 2:
             continue  # the table says it
+        if not everything and rests_on_rule_alone(answer):
+            objectives_of_rule.setdefault(layout_named(answer), []).append(answer.objective)
+            continue
         label = "repair" if answer in blocked else str(answer.objective)
         ground = f"  [{ground_of(answer)}]" if everything else ""
         lines.append((label, sentence_of(answer) + ground, "" if answer.tells else "warn"))
         passed = (reason for reason in answer.reasons if reason.id is ReasonId.PASSED)
         lines += [("", reason.detail, "") for reason in passed]
+    if objectives_of_rule:
+        uses = (f"{layout} for {', '.join(of)}" for layout, of in objectives_of_rule.items())
+        lines.append(("rule", f"without results auto chooses {'; '.join(uses)}", ""))
     lines += [
         (TOPOLOGY_FILE, text, "")
         for effect in comparison.effects
@@ -269,10 +278,9 @@ def _reasons(
     doubts = (doubt for answer in answers for doubt in answer.doubts)
     links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
     caveats = list(dict.fromkeys(_caveats_of(links_first, answers, everything)))
-    limit = len(caveats) if everything else _MOST_CAVEATS
-    lines += [("caveat", caveat, "") for caveat in caveats[:limit]]
-    if caveats[limit:]:
-        lines.append(("caveat", f"{len(caveats) - limit} more (--explain)", ""))
+    if not everything:
+        caveats = [first_few(caveats, _MOST_CAVEATS, "; ")] if caveats else []
+    lines += [("caveat", caveat, "") for caveat in caveats]
     if not everything and answers[0] is comparison.recommendations[0]:
         lines += [("not read", line, "warn") for line in _skipped_texts(comparison.skipped)]
     sources = dict.fromkeys(s for answer in answers if everything for s in answer.sources)
@@ -332,6 +340,9 @@ def _caveats_of(
                 f"{name} may change {goal}" for name, goal in changes.items() if name is not None
             ]
             yield ": ".join((doubt.detail, *named[:1]))
+        elif doubt.id in NOT_OF_MACHINE and not everything:
+            if not any(answer.results for answer in answers):
+                yield "runs that do not name this machine do not count (--explain)"
         elif doubt.id not in SAID_BY_LEVEL:
             fix = f": {doubt.remedy}" if doubt.id == NO_ORDER else ""  # a call; no trial needed
             if everything:

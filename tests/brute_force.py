@@ -185,31 +185,6 @@ def _best(host: Host, request: GuestRequest) -> Best | None:
     return None
 
 
-def standing(
-    host: Host, request: GuestRequest, split: dict[int, int], gpus: Iterable[Bdf] = ()
-) -> tuple[object, ...] | None:
-    """Where one candidate stands: of two candidates the lesser is the better one. None where no
-    fallback allows it.
-
-    split: node position -> sibling groups.
-    """
-    nodes = tuple(sorted(split))
-    counts = tuple(split[node] for node in nodes)
-    chosen = tuple(sorted(gpus))
-    nearness = _nearness(request)
-    groups = groupby(_fallbacks(host, request), key=_group)
-    for group, (_, fallbacks) in enumerate(groups):
-        for number, fallback in enumerate(fallbacks):
-            step = _Step(host, request, fallback)
-            if sum(counts) != step.groups or chosen not in step.gpu_sets:
-                continue
-            if step.allows(nodes, counts) and step.allows_gpus(nodes, chosen):
-                key = step.key(step.terms(nodes, counts, chosen))
-                shares = fallback.cores is Cores.SHARED
-                return group, key[: nearness + shares], number, key
-    return None
-
-
 def _group(fallback: Fallback) -> tuple[object, ...]:
     """What fallbacks have in common of which the best is taken, not the first."""
     shares = fallback.cores is Cores.SHARED

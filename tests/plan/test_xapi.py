@@ -1,32 +1,23 @@
-"""XAPI's cases: cores before threads, balance over nodes, its table of hosts, and its planner.
+"""XAPI's cases: cores before threads, balance over nodes, and its table of hosts.
 
 Source: xapi-project/xen-api, test_topology.ml (facts only) and pull request 6763.
 """
 
-import random
-from collections.abc import Sequence
-from itertools import combinations
-
 import pytest
 from msgspec import structs
-from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.machine.topology import Host, HostReserve, RunningDomain
-from homenode.plan.memory import overhead_bytes
+from homenode.machine.topology import Host, RunningDomain
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, Policy
-from tests.seeds import seeds
 from tests.small_hosts import (
     asking,
     even_host,
-    hierarchical_distances,
-    pinned_domain,
     small_request,
 )
 
@@ -172,94 +163,3 @@ def test_unreachable_nodes_never_serve_one_vm() -> None:
     with pytest.raises(Unplannable) as refusal:
         place(host, small_request(12, GIB))
     assert any(r.constraint == "distance" for r in refusal.value.rejections)
-
-
-NPS4 = hierarchical_distances([0, 0, 0, 0, 1, 1, 1, 1])
-CORES = 24
-
-
-def reach(nodes: tuple[int, ...]) -> tuple[int, int]:
-    """(packages, worst distance) of nodes of the two-socket NPS4 host."""
-    return len({node // 4 for node in nodes}), max(NPS4[a][b] for a in nodes for b in nodes)
-
-
-def xapi_nodes(
-    distances: Sequence[Sequence[int]],
-    free: Sequence[tuple[int, int]],
-    vcpus: int,
-    memory_bytes: int,
-) -> tuple[int, ...] | None:
-    """The nodes of one VM, by XAPI's rules; None where it would float over the whole host.
-
-    free: cores and memory of each node. Rules, not code, of ocaml/xenopsd/lib/topology.ml and
-    softaffinity.ml, policy best_effort: all sets of nodes by their worst and then their mean
-    distance; the first that together has memory and cores.
-    """
-    candidates = []
-    for count in range(1, len(free) + 1):
-        for chosen in combinations(range(len(free)), count):
-            rows = [distances[a][b] for a in chosen for b in chosen]
-            candidates.append((max(rows), sum(rows) / len(rows), chosen))
-    candidates.sort(key=lambda candidate: candidate[:2])
-    fitting = [
-        (mean, chosen)
-        for _, mean, chosen in candidates
-        if sum(free[node][0] for node in chosen) >= vcpus
-        and sum(free[node][1] for node in chosen) >= memory_bytes
-    ]
-    if not fitting:
-        return None
-    equal = [chosen for mean, chosen in fitting if abs(mean - fitting[0][0]) < 1e-3]
-    return min(equal, key=lambda chosen: chosen[::-1])
-
-
-@pytest.mark.parametrize("layout", ["pin", "pin-numa", "pin-numa-pci"])
-@pytest.mark.parametrize("gib", [(192,), (8, 16, 32, 64)], ids=["memory free", "memory short"])
-def test_xapi_finds_no_fewer_packages_no_nearer_and_no_fewer_nodes(
-    gib: tuple[int, ...], layout: str
-) -> None:
-    """Any cores but one of each node may be gone, and any memory.
-
-    XAPI is asked for what QEMU needs as well, and the host's share is left to the VM: neither is a
-    rule of its own. Its nodes hold the memory together, so they may be fewer where they do not hold
-    it next to the vCPUs.
-    """
-    seeded = random.Random(6763)
-    several = 0
-    tried = seeds(170, every=4)
-    for _ in tried:
-        left = [seeded.randint(1, CORES) for _ in range(8)]
-        in_use = CpuSet(
-            pu for node in range(8) for pu in range(node * CORES + left[node], (node + 1) * CORES)
-        )
-        free = [seeded.choice(gib) * GIB for _ in range(8)]
-        busy = [pinned_domain(str(in_use))]
-        host = even_host(2, 4, 3, 8, 1, distances=NPS4, domains=busy, memory_bytes=192 * GIB)
-        host = structs.replace(
-            host,
-            nodes=tuple(
-                structs.replace(node, memory_free_bytes=size)
-                for node, size in zip(host.nodes, free, strict=True)
-            ),
-        )
-        most = min(sum(left), 4 * CORES)
-        request = replace(
-            small_request(seeded.randint(1, most), seeded.choice((4, 16, 60)) * GIB, layout=layout),
-            host_reserve=HostReserve(0, 0),
-        )
-        theirs = xapi_nodes(
-            NPS4,
-            [*zip(left, free, strict=True)],
-            request.vcpus,
-            request.memory_bytes + overhead_bytes(request),
-        )
-        assert theirs is not None
-        ours = place(host, request).nodes
-        assert reach(ours) <= reach(theirs)
-        needed = request.memory_bytes + overhead_bytes(request)
-        next_to = [
-            min(n, size * request.vcpus // needed) for n, size in zip(left, free, strict=True)
-        ]
-        assert len(ours) <= len(theirs) or sum(next_to[node] for node in theirs) < request.vcpus
-        several += len(ours) > 1
-    assert several >= len(tried) * 0.3

@@ -1,28 +1,20 @@
-"""kill -9 of a real run on another machine: --resume completes it, nothing is lost or doubled.
+"""kill -9 of a real run: --resume waits for the test that outlives it.
 
-On this machine a run is killed at every call in tests/measure/test_resume.py.
+A run is killed at every call in tests/measure/test_resume.py.
 """
 
-import hashlib
 import os
-import random
 import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from homenode.measure.results.store import read_run
 from tests import probe_documents
-from tests.measure.test_resume import untimed
 from tests.probe_build import ROOT
-from tests.ssh_daemon import ssh_daemon
 
-KILLS = 1
 ENDS_S = 300
 STAND_IN = """#!/bin/sh
 # Takes a moment, so that it can be killed while it runs, and says that it did.
@@ -65,73 +57,6 @@ def start(root: Path, tools: Path, *words: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def directory_of(root: Path) -> str:
-    """What a run's directory on another host is called."""
-    return f"homenode-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
-
-
-def order_of(root: Path) -> Path:
-    return root / "cpu-only" / "killed" / "journal.jsonl"
-
-
-def cut(root: Path, tools: Path, kills: int, rng: random.Random, where: tuple[str, ...]) -> int:
-    """A run that is killed at most so often and then completed; how often it was."""
-    killed = 0
-    while True:
-        words = ["--resume"] if order_of(root).exists() else []
-        child = start(root, tools, *words, *where)
-        if killed < kills:
-            assert child.stdout is not None
-            if rng.random() < 0.8:
-                child.stdout.readline()  # the first step begins
-            time.sleep(rng.uniform(0.0, 0.6))
-            child.send_signal(signal.SIGKILL)
-        _, errors = child.communicate(timeout=ENDS_S)
-        if child.returncode == 0:
-            return killed
-        assert child.returncode == -signal.SIGKILL, errors
-        killed += 1
-
-
-@pytest.fixture
-def where(
-    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, ...]]:
-    """Options that say which machine is measured: this one, over ssh."""
-    probe = ("--probe", str(tools / "homenode-probe"))
-    with ssh_daemon(tmp_path, monkeypatch) as port:
-        yield ("--on", f"ssh://root@127.0.0.1:{port}", *probe)
-    for name in map(directory_of, tmp_path.glob("cut after *")):
-        assert not list(Path("/").glob(f"run/{name}")) + list(Path("/tmp").glob(name))
-
-
-@pytest.mark.root
-@pytest.mark.lab
-def test_killed_many_times_it_comes_to_what_it_would_have(
-    tools: Path, tmp_path: Path, where: tuple[str, ...]
-) -> None:
-    ended = tools / "ended"
-    whole = start(tmp_path / "whole", tools)
-    _, errors = whole.communicate(timeout=ENDS_S)
-    assert whole.returncode == 0, errors
-    untouched = read_run(tmp_path / "whole" / "cpu-only" / "killed")
-    steps = len(ended.read_text().splitlines())
-
-    rng = random.Random(4)
-    total = 0
-    while total < KILLS:  # a busy machine may wake us only when a run is through
-        ended.unlink()
-        root = tmp_path / f"cut after {total}"
-        killed = cut(root, tools, KILLS - total, rng, where)
-        run = read_run(root / "cpu-only" / "killed")
-        assert untimed(run).head == untimed(untouched).head
-        assert run.head.unusable == ()
-        assert run.samples == untouched.samples
-        again = len(ended.read_text().splitlines()) - steps
-        assert 0 <= again <= killed, "a step that had ended was not run again"
-        total += killed
 
 
 def test_a_test_that_outlives_the_run_is_waited_for(tools: Path, tmp_path: Path) -> None:

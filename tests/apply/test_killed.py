@@ -34,7 +34,7 @@ from tests.processes import FAILED, code_of, start_child, wait_for
 from tests.two_node_libvirt import two_nodes
 from tests.virsh_stand_in import URI, StandIn
 
-KILLS = int(os.environ.get("HOMENODE_KILLS", "5"))
+KILLS = int(os.environ.get("HOMENODE_KILLS", "2"))
 SEED = int(os.environ.get("HOMENODE_SEED", "20240517"))
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")
 

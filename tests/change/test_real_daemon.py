@@ -23,7 +23,7 @@ from tests.two_node_libvirt import TwoNodes, two_nodes
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
 
-KILLS = int(os.environ.get("HOMENODE_KILLS", "4"))
+KILLS = int(os.environ.get("HOMENODE_KILLS", "3"))
 APPLIES = min(KILLS, 10)
 SEED = int(os.environ.get("HOMENODE_SEED", "20261123"))
 LAYOUTS = ("pin", "pin-numa", "pin-numa-pci")

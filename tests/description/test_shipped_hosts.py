@@ -118,7 +118,7 @@ def _lstopo(description: HostDescription, directory: Path) -> etree._Element:
 
 @pytest.mark.hwloc
 @pytest.mark.skipif(LSTOPO is None, reason="lstopo is not installed")
-@pytest.mark.parametrize("name", part(shipped_hosts(), 2))
+@pytest.mark.parametrize("name", part(shipped_hosts(), 2, every=9))
 def test_hwloc_sees_the_same_host(name: str) -> None:
     description = load_shipped(name)
     host = description.host

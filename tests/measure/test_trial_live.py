@@ -142,6 +142,7 @@ def invoked_until(
     return -os.WTERMSIG(how) if os.WIFSIGNALED(how) else os.WEXITSTATUS(how)
 
 
+@pytest.mark.nightly
 def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     daemon: TwoNodes, state: Path, tmp_path: Path
 ) -> None:

@@ -29,16 +29,6 @@ needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="no
 
 
 @pytest.fixture(scope="module")
-def pdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A published machine, and one whose names mean harm, with the appendix."""
-    directory = tmp_path_factory.mktemp("pdf")
-    path = directory / "report.pdf"
-    results = (nasty_results(directory / "nasty"), DIRECTORY / "h200")
-    assert report(*results, "--appendix", "-o", path) == 0
-    return path
-
-
-@pytest.fixture(scope="module")
 def whole_pdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that the report draws, what was published, and names that mean harm."""
     directory = tmp_path_factory.mktemp("whole")
@@ -80,11 +70,12 @@ def test_no_word_of_any_page_is_cut_off(whole_pdf: Path) -> None:
             assert float(word.get("yMax", 0)) <= height - 10, f"page {number}: {word.text}"
 
 
+@pytest.mark.nightly
 @pytest.mark.pdf
 @needs_paper
 @needs_poppler
-def test_everything_that_is_folded_on_a_screen_is_on_paper(pdf: Path) -> None:
-    text = words(pdf)
+def test_everything_that_is_folded_on_a_screen_is_on_paper(whole_pdf: Path) -> None:
+    text = words(whole_pdf)
     for stated in (
         "Which layout to run",
         "Effects and risks",
@@ -146,11 +137,12 @@ def test_a_paper_is_made_again_in_place_and_another_program_s_is_kept(tmp_path: 
     assert report(DIRECTORY / "rtx-4080", "-o", path) == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.pdf
 @needs_paper
 @needs_poppler
-def test_names_that_mean_harm_are_words_on_paper(pdf: Path) -> None:
-    assert NASTY.partition(">")[0] in words(pdf)
+def test_names_that_mean_harm_are_words_on_paper(whole_pdf: Path) -> None:
+    assert NASTY.partition(">")[0] in words(whole_pdf)
 
 
 @pytest.mark.pdf

@@ -67,6 +67,7 @@ def readme_command(vcpus: int | None) -> tuple[tuple[str, ...], Plan]:
     return qemu.words_of(planned.rendering.document, "vm.sh"), planned.plan
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("vcpus", [4, pytest.param(None, marks=pytest.mark.lab)])
 def test_the_command_of_the_readme_boots_and_every_gpu_has_its_node(vcpus: int | None) -> None:
     words, plan = readme_command(vcpus)

@@ -181,17 +181,11 @@ CASES = {
 LAB = {"two-llcs-a-cell-intel", "3-and-2-amd", "3-and-2-intel", "half-an-llc-at-a-time-amd"}
 """Cases of a vendor and a cache that another case boots with."""
 
-FIRST = "siblings-amd"
-"""What make test boots."""
-
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name,
-            marks=[pytest.mark.lab] if name in LAB else [pytest.mark.nightly] * (name != FIRST),
-        )
+        pytest.param(name, marks=pytest.mark.lab if name in LAB else pytest.mark.nightly)
         for name in CASES
     ],
 )

@@ -125,7 +125,6 @@ def findings(files: dict[str, str], root: Path) -> list[tuple[str, str, str]]:
     return [(one.id, one.subject, one.observed) for one in found]
 
 
-@pytest.mark.nightly
 def test_groups_as_the_kernel_makes_them_hold_nothing_back(
     shown: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -88,14 +88,6 @@ def test_a_tick_without_rcu_callbacks_is_distinguished() -> None:
     assert finding.severity is Severity.INFO and "rcu_nocbs" not in finding.observed
 
 
-def test_an_interrupt_on_an_isolated_pu_is_a_warning_with_its_number() -> None:
-    there = interrupting(set_apart(host(HGX), range(8, 12)), NIC, ["0", "10"])
-    (finding,) = (f for f in quiet(there) if f.id == "irq-on-isolated")
-    assert finding.severity is Severity.WARNING
-    assert f"IRQ 101 of {NIC} (mlx5_core) on CPU 10" in finding.observed
-    assert "echo 0-7,12-223" in (finding.fix or "")
-
-
 @pytest.mark.parametrize("driver", [None, "vfio-pci", "mlx5_vfio_pci"])
 def test_interrupts_of_devices_that_vms_have_are_not_the_hosts(driver: str | None) -> None:
     there = set_apart(host(HGX), range(8, 12))

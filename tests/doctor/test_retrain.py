@@ -151,12 +151,6 @@ def test_a_target_that_is_no_generation_is_refused(target: int, space: Simulated
         planned(space.host, space, target)
 
 
-def test_a_lower_target_may_be_asked_for(space: SimulatedConfig) -> None:
-    plan = planned(space.host, space, 3)
-    result = retrained(plan, space)
-    assert result.findings == () and result.registers.current_code == 3
-
-
 def test_a_device_of_version_1_has_a_speed_and_needs_no_target(space: SimulatedConfig) -> None:
     before = planned(space.host, space)
     space.spaces[GPU][AT + 2] = 0x41
@@ -214,20 +208,6 @@ def test_an_interruption_is_explained_and_resumed(cut_at: int, cut_after_write: 
     assert (
         result.registers.current_code == 4 and result.findings == () and journal.open_entry is None
     )
-
-
-def test_what_was_found_first_is_put_back_after_an_interruption() -> None:
-    space = SimulatedConfig(sick(), cut_at=2)
-    journal = MemoryJournal()
-    with pytest.raises(PowerCutError):
-        carried_out(space, journal)
-    space.cut_at = None
-    plan = planned(space.host, space)
-    assert plan.before.target_code == 4  # of the interrupted run
-    space.reaches[plan.port] = 2
-    result = retrained(plan, space, journal)
-    assert [finding.id for finding in result.findings] == ["retrain-failed"]
-    assert space.read(plan.port, LINK_CONTROL_2, 2) == 0x1042
 
 
 def test_somebody_elses_target_after_an_interruption_is_said(space: SimulatedConfig) -> None:

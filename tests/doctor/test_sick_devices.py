@@ -155,7 +155,6 @@ def with_bar(index: int, line: str) -> Callable[[str], str]:
 RTX = ("rtxpro6000-xeon8468v", "10de", "2bb5")
 R4090 = ("rtx4090-epyc7702", "10de", "2684")
 MI = ("mi350x-epyc9575f", "1002", "75a0")
-A100 = ("hgx-a100-ibm", "10de", "20b0")
 
 Text = str | Callable[[str], str]
 RENDERED: dict[str, tuple[str, str, str, int, str, Text, str]] = {
@@ -202,19 +201,8 @@ RENDERED: dict[str, tuple[str, str, str, int, str, Text, str]] = {
         with_bar(1, bar(1 << 40, 64 << 20)),
         "device-odd",
     ),
-    "4090: a port for 8 GT/s": (*R4090, 1, "max_link_speed", "8.0 GT/s PCIe", "device-odd"),
-    "mi350x: a BAR without a place": (
-        *MI,
-        0,
-        "resource",
-        with_bar(0, bar(0, 512 << 30)),
-        "bar-unassigned",
-    ),
-    "mi350x: a small BAR": (*MI, 0, "resource", with_bar(0, bar(1 << 40, 256 << 20)), "device-odd"),
     "mi350x: a slow link": (*MI, 0, "current_link_speed", "16.0 GT/s PCIe", "pcie-link-slow"),
     "mi350x: a narrow link": (*MI, 0, "current_link_width", "4", "pcie-link-narrow"),
-    "mi350x: a port for x4": (*MI, 1, "max_link_width", "4", "device-odd"),
-    "a100: a port for 8 GT/s": (*A100, 1, "max_link_speed", "8.0 GT/s PCIe", "device-odd"),
 }
 
 

@@ -18,7 +18,6 @@ from homenode.machine.tools import proc_stat
 from homenode.machine.topology import CpuModel, Host
 from homenode.measure.environment import (
     Environment,
-    LinkState,
     Looks,
     changes,
     conditions_of,
@@ -259,11 +258,6 @@ def test_running_neighbours_are_named_with_their_places() -> None:
     quiet = Looks(look(), look(changed={"/proc/stat": stat(1000, 2000, 0)}), CpuSet.parse("0-1"))
     subjects = [f.subject for f in preflight(made, quiet) if f.id == "bench-neighbour"]
     assert subjects == ["domain near", "domain anywhere"]
-
-
-def test_link_states_are_compared_by_device() -> None:
-    state = LinkState(GPU, 32.0, 16, "P0")
-    assert changes(replace(look(), links=(state,)), replace(look(), links=(state,))) == ()
 
 
 @pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu0 1 2 3 4\ncpu0 1 2 3 4\n"])

@@ -236,21 +236,6 @@ def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
         imported_runs([directory(STUDY)], options)
 
 
-def test_a_collective_that_meets_a_ceiling_is_said() -> None:
-    rows = ""
-    for size in (1 << n for n in range(16, 31)):
-        half = f"{size / 530.0:.1f} 0.53 0.53 0"
-        rows += f"  {size} {size // 4} float sum -1 {half} {half}\n"
-    flat = {"flat.log": nccl.HEAD + nccl.COLUMNS + rows + nccl.FOOT}
-    one = only(imported_runs([directory(flat)], ImportOptions()))
-    assert any(
-        gap.subject == "collective-flat-curve" and "0.53 GB/s, knee at" in gap.reason
-        for gap in one.gaps
-    )
-    sound = only(imported_runs([directory({"all.log": nccl.TEXT})], ImportOptions()))
-    assert not any(gap.subject == "collective-flat-curve" for gap in sound.gaps)
-
-
 def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None:
     options = ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])})
     one = only(imported_runs([directory({"run1.log": nccl.TEXT})], options))
@@ -271,13 +256,6 @@ def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
             directories, ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])})
         )
     assert refused.value.hint == f"runs: {', '.join(sorted(names))}"
-
-
-def test_a_layout_that_a_study_directory_cannot_have_had_is_seen_when_the_user_names_it() -> None:
-    options = ImportOptions(layouts={"try7": Switches.of_layout(PRESETS["pin"])})
-    files = {**STUDY, "numa_topology.txt": TWO_NODES}
-    one = only(imported_runs([directory(files, "try7")], options))
-    assert one.run.head.unusable == ("layout pin has no guest cells, but the guest showed 2 nodes",)
 
 
 def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:

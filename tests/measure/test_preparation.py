@@ -13,7 +13,7 @@ from homenode.measure import runner
 from homenode.measure.model import PROBE, TORCH, Depth, Group, Reader, SuiteOptions
 from homenode.measure.options import AppOrder, BenchOptions, restricted_to
 from homenode.measure.preparation import prepare_run
-from homenode.measure.results.model import Condition, Origin, Switches
+from homenode.measure.results.model import Condition, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import DOMAIN, PLAN
 from homenode.plan.stored import read_plan
@@ -178,15 +178,6 @@ def test_matrices_of_the_probe_are_left_out_where_some_nodes_are_asked_for() -> 
     record = prepare_run(replace(HOST_ORDERS, nodes=(0, 1)), host, INSTALLED, "b").record
     assert not any("--matrix" in test.argv for test in record.tests)
     assert "some nodes are not ours" in {gap.reason for gap in record.left_out}
-
-
-def test_a_processor_that_calls_itself_emulated_is() -> None:
-    host = even_host()
-    emulated = structs.replace(
-        host, cpu=structs.replace(host.cpu, name="QEMU TCG CPU version 2.5+")
-    )
-    assert prepare_run(HOST_ORDERS, emulated, INSTALLED, "b").record.head.origin is Origin.EMULATED
-    assert prepare_run(HOST_ORDERS, host, INSTALLED, "b").record.head.origin is Origin.MEASURED
 
 
 def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:

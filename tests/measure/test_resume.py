@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.measure import runner
-from homenode.measure.experiment import Progress, left_of, schedule
+from homenode.measure.experiment import Progress
 from homenode.measure.model import Group, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.model import Run
@@ -53,15 +51,6 @@ def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
     assert read_run(tmp_path / "cpu-only" / "x") == first.run
 
 
-def test_two_runs_do_not_write_into_one_directory(tmp_path: Path) -> None:
-    def inside(progress: Progress) -> None:
-        if progress.ended_count == 1:
-            with pytest.raises(HostError, match="another homenode bench"):
-                run(tmp_path, resume=True)
-
-    run(tmp_path, on_progress=inside)
-
-
 @pytest.mark.parametrize(
     ("orders", "machine", "says"),
     [
@@ -71,6 +60,8 @@ def test_two_runs_do_not_write_into_one_directory(tmp_path: Path) -> None:
         (ORDERS, FakeMachine(host="x86-2p2n16c16t-smt-off"), "machine"),
         (replace(ORDERS, suite=replace(QUICK, groups=(Group.CPU_ALL,))), FakeMachine(), "tests"),
         (replace(ORDERS, suite=SuiteOptions()), FakeMachine(), "tests with other commands"),
+        (replace(ORDERS, arrangement="other"), FakeMachine(), "arrangement None before, other now"),
+        (replace(ORDERS, host_kind="other"), FakeMachine(), "kind of host"),
     ],
 )
 def test_a_run_goes_on_under_the_same_orders_alone(
@@ -180,12 +171,3 @@ def test_an_unfinished_run_is_not_mistaken_for_whole(tmp_path: Path) -> None:
     loaded = load_runs(tmp_path)
     assert loaded.runs == ()
     assert "expected a finished run" in loaded.skipped[0].reason
-
-
-@settings(max_examples=25)
-@given(st.integers(1, 5), st.integers(0, 2**32), st.integers(0, 100))
-def test_what_is_done_and_what_is_left_are_the_whole(rounds: int, seed: int, cut: int) -> None:
-    made = schedule(["a", "b", "c"], ["control"], rounds, seed)
-    done = made.tasks[: min(cut, len(made.tasks))]
-    left = left_of(made, {(step.round, step.variant) for step in done})
-    assert (*done, *left) == made.tasks

@@ -25,7 +25,6 @@ from homenode.vm.sources import load_host
 from tests import probe_documents
 from tests.bench_machines import FakeMachine
 from tests.probe_documents import FAR, NEAR, answer
-from tests.tools.test_torch_report import COPIES, text_of
 
 QUICK = SuiteOptions(depth=Depth.QUICK)
 ORDERS = BenchOptions("x", QUICK, repeats=2, vantage=Vantage.HOST)
@@ -227,54 +226,6 @@ def test_pus_and_nodes_that_are_not_there_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_stands_in_for_a_tool_that_fails_gives_the_figures(tmp_path: Path) -> None:
-    def gpus(argv: Sequence[str]) -> str:
-        if argv[:2] == ("python3", "-c"):
-            return "True\n"
-        if "nvbandwidth" in argv:
-            raise ToolError("nvbandwidth: driver too old")
-        return text_of(COPIES)
-
-    machine = FakeMachine(
-        host="hgx-h100",
-        answer=gpus,
-        programs=frozenset({PROBE, "nvbandwidth", "numactl", "taskset"}),
-    )
-    options = replace(QUICK, groups=(Group.GPU_BANDWIDTH,))
-    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, suite=options))
-    run_of_gpus = measured(outcome)
-    assert run_of_gpus.head.system.startswith("nvidia")
-    assert len(run_of_gpus.head.gpus) == 8
-    assert {str(one.device) for one in of(outcome, "h2d-bandwidth")} == {"0000:9b:00.0"}
-    assert any("driver too old" in gap.reason for gap in outcome.gaps)
-    assert "bench-test-failed" not in ids(outcome)
-    sent = [text for argv, text in zip(machine.calls, machine.inputs, strict=True) if "-" in argv]
-    assert all(text is not None for text in sent)
-    assert any("homenode torch_copies" in str(text) for text in sent)
-    records = outcome_steps(outcome)
-    assert all(one.attempt == f"{one.test} (torch)" for one in records)
-
-
-def test_a_test_that_hangs_says_what_that_tells(tmp_path: Path) -> None:
-    def hanging(argv: Sequence[str]) -> str:
-        if argv[:2] == ("python3", "-c"):
-            return "False\n"
-        if argv[1:] == ("-", "cuda"):
-            return "no driver to ask"
-        if "nvbandwidth" in argv:
-            raise ToolTimeoutError("nvbandwidth: no end after 60 s")
-        return answer(argv)
-
-    machine = FakeMachine(
-        host="hgx-h100", answer=hanging, programs=frozenset({PROBE, "nvbandwidth", "numactl"})
-    )
-    options = replace(QUICK, groups=(Group.GPU_PEER, Group.CPU_SINGLE))
-    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, suite=options))
-    (said,) = (gap.reason for gap in outcome.gaps if gap.subject.startswith("gpu-peer,"))
-    assert "no end after 60 s; " in said, "not only that it was stopped, but what to think of it"
-    assert of(outcome, "cpu-single")
-
-
 def test_secrets_in_an_output_are_not_stored(tmp_path: Path) -> None:
     text = '{"nccl_version": 22809, "env": ["TOKEN=hunter2"], "args": ["--key", "hunter2"]}'
     outcome = run(tmp_path, FakeMachine(answer=lambda argv: text))
@@ -314,23 +265,6 @@ def test_a_program_that_never_stops_talking_does_not_fill_the_directory(
     assert len(output.read_text()) == 100
 
 
-@pytest.mark.parametrize(
-    ("now", "says"),
-    [
-        (replace(ORDERS, arrangement="other"), "arrangement None before, other now"),
-        (replace(ORDERS, host_kind="other"), "kind of host"),
-        (replace(ORDERS, suite=SuiteOptions(depth=Depth.FULL)), "--quick or --full"),
-    ],
-)
-def test_a_run_is_not_gone_on_with_as_another_one(
-    now: BenchOptions, says: str, tmp_path: Path
-) -> None:
-    run(tmp_path)
-    with pytest.raises(UsageError, match="--resume") as caught:
-        run(tmp_path, orders=now, resume=True)
-    assert says in caught.value.message
-
-
 def test_looks_are_never_written_over_each_other(tmp_path: Path) -> None:
     run(tmp_path)
     journal = tmp_path / "cpu-only" / "x" / "journal.jsonl"
@@ -345,9 +279,3 @@ def test_looks_are_never_written_over_each_other(tmp_path: Path) -> None:
         (2, True),
         (3, False),
     ]
-
-
-def test_what_was_read_once_comes_to_the_same_as_read_anew(tmp_path: Path) -> None:
-    once = run(tmp_path).run
-    again = run(tmp_path, resume=True).run
-    assert again == once

@@ -102,30 +102,6 @@ def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
     assert len({test.id for test in suite.tests}) == len(suite.tests)
 
 
-def test_host_transfers_run_from_each_node_and_once_as_the_tool_binds() -> None:
-    suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteOptions((Group.GPU_BANDWIDTH,)))
-    assert [test.id for test in suite.tests] == [
-        "gpu-bandwidth",
-        "gpu-bandwidth from node 0",
-        "gpu-bandwidth from node 1",
-    ]
-    own, first, _ = suite.tests
-    assert "-d" not in own.argv
-    assert first.argv[:5] == ("numactl", "--cpunodebind=0", "--membind=0", "nvbandwidth", "-d")
-
-
-def test_collectives_run_with_and_without_peer_access_and_on_the_first_node() -> None:
-    suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteOptions((Group.NCCL,)))
-    assert [test.id for test in suite.tests] == [
-        "nccl",
-        "nccl: P2P off",
-        "nccl: everything on node 0",
-        "nccl: P2P off, everything on node 0",
-    ]
-    assert ("NCCL_P2P_DISABLE", "1") in suite.tests[1].environment
-    assert all(test.timeout_s > test.seconds for test in suite.tests)
-
-
 def test_one_node_and_one_gpu_get_no_matrix_and_no_collectives() -> None:
     host = even_host(packages=1, devices=GPUS[:1])
     suite = suite_for(host, EVERYTHING, SuiteOptions())

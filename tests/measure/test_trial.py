@@ -85,7 +85,12 @@ def conclusion(head: TrialHead, journal: TrialJournal) -> Conclusion:
 
 
 @pytest.mark.parametrize(
-    ("effects", "best"), [(CELLS_HELP, "pin-numa"), (CELLS_HURT, "pin"), (EQUAL, "pin-numa")]
+    ("effects", "best"),
+    [
+        pytest.param(CELLS_HELP, "pin-numa", marks=pytest.mark.nightly),
+        (CELLS_HURT, "pin"),
+        pytest.param(EQUAL, "pin-numa", marks=pytest.mark.nightly),
+    ],
 )
 def test_known_effects_come_to_the_right_verdict(
     effects: Mapping[str, float], best: str, daemon: StandIn, tmp_path: Path
@@ -311,13 +316,6 @@ def test_a_guest_that_is_too_small_for_stream_is_known_before_the_first_boot(
     others = replace(asked, measuring=replace(asked.measuring, suite=options))
     found = preflight(Virsh(URI), NAME, others, host(), tmp_path / "state")
     assert not [one for one in found.obstacles if "for STREAM" in one]
-
-
-def test_it_is_said_how_long_a_guest_has_been_waited_for(daemon: StandIn, tmp_path: Path) -> None:
-    stated: list[str] = []
-    reach = SimulatedReach(daemon, EQUAL, silent=("pin",))
-    run(tmp_path, reach, stated, boots=1, layouts=("pin",), answer_s=0.05)
-    assert "waiting, 0.05 s at most" in stated
 
 
 def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Path) -> None:

@@ -100,11 +100,6 @@ def test_a_copy_is_booted_where_nothing_else_is_said(daemon: StandIn, tmp_path: 
     ]
 
 
-def test_a_vm_that_runs_is_not_measured(daemon: StandIn, tmp_path: Path) -> None:
-    daemon.put("id", "7")
-    assert tried(tmp_path, "--in-place", "--yes").exit_code == 2
-
-
 def test_nothing_is_booted_without_consent(daemon: StandIn, tmp_path: Path) -> None:
     done = tried(tmp_path, *QUICK)
     assert done.exit_code == 2

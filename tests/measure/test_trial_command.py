@@ -151,23 +151,6 @@ def test_what_a_trial_needs_is_looked_at_before_it_asks_and_in_a_dry_run(
     assert known_trials(tmp_path / "state") == ()
 
 
-def test_a_managed_save_is_in_the_way(daemon: StandIn) -> None:
-    daemon.put("saved", "yes")
-    done = trial("--layouts", "pin", "--in-place", *HERE, "--", NAME)
-    assert done.exit_code == 2
-    assert "in the way" in done.output
-    assert "managedsave-remove" in done.output
-
-
-def test_a_vm_without_the_way_in_that_is_asked_for_is_not_booted(
-    daemon: StandIn, tmp_path: Path
-) -> None:
-    done = trial("--layouts", "pin", "--in-place", "--guest-access", "agent", *HERE, "--", NAME)
-    assert done.exit_code == 2, done.output
-    assert "<channel" in " ".join(done.output.split())
-    assert known_trials(tmp_path / "state") == ()
-
-
 def test_two_trials_of_a_vm_are_not_begun_at_once(daemon: StandIn, tmp_path: Path) -> None:
     words = ("--layouts", "pin", "--in-place", *HERE, "--", NAME)
     with domain_locked(tmp_path / "state", UUID):

@@ -10,12 +10,9 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, are_bad
 from homenode.machine.topology import Host, PagePool, RunningDomain
-from homenode.plan.pipeline import plan_file
 from homenode.units import GIB, MIB
 from homenode.vm.domain.codec import SINCE
 from homenode.vm.layout import PRESETS
-from homenode.vm.plan_options import PlanOptions
-from homenode.vm.sources import load_host
 from tests.verify_documents import (
     DEVICES,
     PLAIN,
@@ -47,30 +44,15 @@ def test_without_a_plan_devices_off_their_cell_are_a_warning() -> None:
 
 
 FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
-    "pin to a CPU that is not there": (
-        (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='99'"),),
-        "vCPU 3",
-        {"pin-of-no-pu", "plan-pins"},
-    ),
     "pin for a vCPU that is not there": (
         (("vcpu='3' cpuset='5'", "vcpu='9' cpuset='5'"),),
         "<vcpupin> for 9",
         {"pin-of-no-vcpu", "vcpu-not-pinned", "plan-pins"},
     ),
-    "two vCPUs on one CPU": (
-        (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='4'"),),
-        "vCPUs 2-3",
-        {"pu-shared", "plan-pins"},
-    ),
     "a vCPU away from its cell's memory": (
         (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='3'"),),
         "cell 1, vCPU 3",
         {"pin-off-node", "plan-pins"},
-    ),
-    "a node that is not there": (
-        (("cellid='1' mode='strict' nodeset='1'", "cellid='1' mode='strict' nodeset='7'"),),
-        "cell 1",
-        {"memory-of-no-node", "plan-cell-binding"},
     ),
     "cells bound to each other's node": (
         (
@@ -95,11 +77,6 @@ FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
         "guest address 0000:03:00.0",
         {"address-twice", "plan-device-address", "device-on-other-cell"},
     ),
-    "an expander bus on the other cell": (
-        (("<node>0</node>", "<node>1</node>"),),
-        "PCI controller 1",
-        {"plan-expander-cell", "device-on-other-cell"},
-    ),
     "a wrong distance": (
         (("<sibling id='1' value='20'/>", "<sibling id='1' value='42'/>"),),
         "cell 0",
@@ -114,11 +91,6 @@ FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
         (("cpus='2,3' memory='2048'", "cpus='2,3' memory='1024'"),),
         "the memory of all cells",
         {"memory-sum", "plan-cell-memory"},
-    ),
-    "a device that the host does not have": (
-        (("bus='0x81'", "bus='0x91'"),),
-        "0000:91:00.0",
-        {"device-of-no-host", "plan-device"},
     ),
 }
 
@@ -290,24 +262,6 @@ def test_only_memory_that_may_lie_nowhere_else_fails_the_start(
     xml = TUNED.replace(b"mode='strict'", f"mode='{mode}'".encode())
     found = findings_of(xml, host=with_free(4 * GIB, GIB))
     assert [f.severity for f in found if f.id == "memory-short"] == [severity]
-
-
-def test_a_pin_that_the_cgroup_does_not_allow_is_named() -> None:
-    host = small_host()
-    pus = tuple(replace(pu, allowed=pu.index != 5) for pu in host.pus)
-    found = findings_of(TUNED, host=replace(host, pus=pus))
-    assert ("pin-of-disallowed-pu", "vCPU 3") in {(f.id, f.subject) for f in found}
-
-
-def test_siblings_of_one_core_are_shared_unless_the_guest_sees_siblings() -> None:
-    host = load_host("x86-2p2n16c32t-isolated-pus")
-    options = PlanOptions(layout="pin-numa-smt", keep_vcpus=True)
-    hostdevs = PLAIN[PLAIN.index(b"    <hostdev") : PLAIN.index(b"  </devices>")]
-    stated = plan_file(PLAIN.replace(hostdevs, b""), "vm.xml", options, host).document
-    assert "core-shared" not in ids(findings_of(stated, host=host))
-    hidden = changed(stated, ("cores='2' threads='2'", "cores='4' threads='1'"))
-    shared = [f.subject for f in findings_of(hidden, host=host) if f.id == "core-shared"]
-    assert shared == ["vCPUs 0-1", "vCPUs 2-3"]
 
 
 def neighbour(pins: tuple[int, ...], devices: tuple[Bdf, ...] = ()) -> RunningDomain:

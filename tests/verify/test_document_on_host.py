@@ -13,7 +13,6 @@ from homenode.machine.topology import PagePool
 from homenode.units import GIB, MIB
 from homenode.vm.domain.read import open_domain
 from homenode.vm.domain.schema import SchemaError, parsed_by_libvirt
-from homenode.vm.sources import load_host
 from tests.kubevirt_documents import document as kubevirt_document
 from tests.verify_documents import PLAIN, changed, findings_of, small_host
 
@@ -54,33 +53,6 @@ def test_pools_that_are_not_known_can_hold_no_more_than_the_host() -> None:
     for gib, found in ((4, {}), (400, {"memory-short": Severity.CRITICAL})):
         document = changed(NO_DEVICES, ("<vcpu ", HUGE), (">4</memory>", f">{gib}</memory>"))
         assert named(findings_of(document, host=host)) == found
-
-
-def test_each_device_without_a_cell_is_found() -> None:
-    host = load_host("hgx-h100")
-    gpus = [device.bdf for device in host.pci_devices if str(device.kind) == "gpu"]
-    hostdevs = "".join(
-        "<hostdev mode='subsystem' type='pci'><source><address domain='0' "
-        f"bus='{gpu.bus}' slot='{gpu.device}' function='{gpu.function}'/></source></hostdev>"
-        for gpu in gpus
-    )
-    cells = (
-        "<cpu mode='host-passthrough'><numa><cell id='0' cpus='0-1' memory='2' unit='GiB'/>"
-        "<cell id='1' cpus='2-3' memory='2' unit='GiB'/></numa></cpu>"
-    )
-    bound = (
-        "<numatune><memnode cellid='0' mode='strict' nodeset='0'/>"
-        "<memnode cellid='1' mode='strict' nodeset='1'/></numatune><os>"
-    )
-    document = changed(
-        NO_DEVICES,
-        ("<cpu mode='host-passthrough'/>", cells),
-        ("<os>", bound),
-        ("</devices>", f"{hostdevs}</devices>"),
-    )
-    found = [one for one in findings_of(document, host=host) if one.id == "device-without-cell"]
-    assert len(gpus) == 8
-    assert sorted(one.subject for one in found) == sorted(map(str, gpus))
 
 
 SLOT_32 = "<interface type='user'><address type='pci' bus='0' slot='32'/></interface>"

@@ -112,6 +112,9 @@ def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
         "multi-GPU (NVLink)": (Queue.EITHER, True),
         "development, testing": (Queue.SHARED, False),
     }
+    assert text_of(report).startswith(
+        "x: exclusive for memory-bound GPU codes; either for multi-GPU\n"
+    )
     shared = [job for job in report.jobs if job.mode is Mode.TOGETHER]
     assert len(shared) == 6
     assert {job.locality for job in shared} == {JobLocality.OPEN}

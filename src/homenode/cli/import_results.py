@@ -7,9 +7,9 @@ from statistics import median
 from msgspec import Struct
 
 from homenode.cli.arguments.measure import ImportArguments
-from homenode.cli.terminal import console, note, note_gaps, print_json
+from homenode.cli.terminal import console, note, print_json
 from homenode.decide.health import figure_findings
-from homenode.doc import Doc, Table
+from homenode.doc import Doc, Part, Table, Text
 from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Gap
 from homenode.formats import encode
@@ -55,7 +55,6 @@ def import_results(arguments: ImportArguments) -> None:
     """Read the outputs, and write runs."""
     sources = find_sources(arguments.directories)
     host = None if arguments.machine is None else load_host(arguments.machine)
-    note_gaps(() if host is None else host.gaps)
     options = ImportOptions(
         system=arguments.system,
         host_kind=arguments.host_kind or (None if host is None else host_kind(host)),
@@ -68,20 +67,22 @@ def import_results(arguments: ImportArguments) -> None:
     skipped = list(sources.skipped)
     skipped += [gap for directory in sources.directories for gap in unread_files(directory)]
     with_figures = tuple(run for run in runs if run.run.samples)
+    head = ""
     if with_figures:
         _check_places(with_figures, arguments.output)
         samples = sum(len(run.run.samples) for run in with_figures)
-        counts = [plural(len(with_figures), "run"), plural(samples, "sample")]
         if not arguments.dry_run:
             for run in with_figures:
                 write_run(arguments.output, run.run)
         verb = "would write" if arguments.dry_run else "wrote"
-        note(f"{verb} {arguments.output}: {', '.join(counts)}")
+        counts = f"{plural(len(with_figures), 'run')}, {plural(samples, 'sample')}"
+        head = f"{verb} {arguments.output}: {counts}"
     if arguments.json:
         is_written = bool(with_figures) and not arguments.dry_run
         print_json(encode("imported-runs", _answer(runs, skipped, arguments, written=is_written)))
+        note(head)
     else:
-        _print(runs, skipped, everything=arguments.everything)
+        console().print(_screen(head, runs, skipped, everything=arguments.everything))
     if not with_figures:
         named = ", ".join(map(str, arguments.directories))
         if runs:
@@ -151,10 +152,12 @@ def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
             )
 
 
-def _print(runs: tuple[RunWithSources, ...], skipped: list[Gap], *, everything: bool) -> None:
+def _screen(
+    head: str, runs: tuple[RunWithSources, ...], skipped: list[Gap], *, everything: bool
+) -> Doc:
     rows = tuple(
         (
-            f"{run.run.head.system}/{run.run.head.name}",
+            _name(run),
             run.run.head.switches.name,
             str(run.run.head.vantage),
             str(len(run.run.samples)),
@@ -165,29 +168,39 @@ def _print(runs: tuple[RunWithSources, ...], skipped: list[Gap], *, everything: 
     )
     heads = ("run", "layout", "vantage", "samples", "metrics", "files")
     table = Table(heads=heads, rows=rows, numeric=heads[3:], least=heads[2:3], shortened=True)
-    console().print(Doc("", (table,)))
-    for line in _by_node(runs):
-        note(line)
-    for problem in figure_findings([run.run for run in runs]):
-        text = f"{problem.subject}: {problem.observed}; expected {problem.expected}"
-        note(f"{problem.severity}: {text}")
     runs_of_gap: dict[Gap, list[str]] = {}
     for run in runs:
         for gap in run.gaps:
-            runs_of_gap.setdefault(gap, []).append(f"{run.run.head.system}/{run.run.head.name}")
-    open_points = [
-        f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}"
-        for gap, names in runs_of_gap.items()
-    ]
+            runs_of_gap.setdefault(gap, []).append(_name(run))
     subjects_of: dict[str, list[str]] = {}
     for gap in skipped:
         subjects_of.setdefault(gap.reason, []).append(gap.subject)
-    omitted = [f"omitted: {subjects_text(s)}: {reason}" for reason, s in subjects_of.items()]
-    for lines in (open_points, omitted):
-        for line in lines if everything else lines[:_SHOWN]:
-            note(line)
-        if not everything and len(lines) > _SHOWN:
-            note(f"{len(lines) - _SHOWN} more of this kind (--all names them)")
+    labels = {
+        "by node": list(_by_node(runs)),
+        "warning": [
+            f"{problem.subject}: {problem.observed}; expected {problem.expected}"
+            for problem in figure_findings([run.run for run in runs])
+        ],
+        "not read": [f"{subjects_text(s)}: {reason}" for reason, s in subjects_of.items()],
+        "unknown": [
+            f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}"
+            for gap, names in runs_of_gap.items()
+        ],
+    }
+    parts: list[Part] = [table]
+    for label, lines in labels.items():
+        limit = len(lines) if everything else _SHOWN
+        more = [f"{len(lines) - limit} more (--all)"] if lines[limit:] else []
+        for line in (*lines[:limit], *more):
+            parts.append(Text(f"{label:<10}{line}", _LOOKS.get(label, ""), hang=10))
+    return Doc(head, tuple(parts))
+
+
+_LOOKS = dict.fromkeys(("warning", "not read", "unknown"), "warn")
+
+
+def _name(run: RunWithSources) -> str:
+    return f"{run.run.head.system}/{run.run.head.name}"
 
 
 def _by_node(runs: tuple[RunWithSources, ...]) -> Iterator[str]:
@@ -204,4 +217,4 @@ def _by_node(runs: tuple[RunWithSources, ...]) -> Iterator[str]:
                 for node, values in sorted(by_node.items())
             )
             if len(by_node) > 1:
-                yield f"{run.run.head.system}/{run.run.head.name}: {title}: {nodes}"
+                yield f"{_name(run)}: {title}: {nodes}"

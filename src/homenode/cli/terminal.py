@@ -406,6 +406,7 @@ def write_new_files(
 ) -> None:
     """Write files below a directory, all or none. Raises UsageError if one is there already."""
     from homenode.errors import HostError, UsageError
+    from homenode.text import plural
 
     if directory == STANDARD_OUTPUT:
         raise UsageError("-o -: several files need a directory, not standard output")
@@ -422,7 +423,8 @@ def write_new_files(
     check_can_write(*written)
     for path, text in written.items():
         write_text(path, text, (mode_of or {}).get(path))
-        note(f"wrote {path}")
+    names = (str(path.relative_to(directory)) for path in written)
+    note(f"wrote {directory}: {plural(len(written), 'file')}: {', '.join(names)}")
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from homenode.cluster.slurm.study.experiments import Mode
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import LEAST_NODES, Outlier, StudyMatrix
-from homenode.cluster.slurm.study.report import CopySpread, JobLine, StudyReport
+from homenode.cluster.slurm.study.report import CopySpread, JobLine, Queue, StudyReport
 from homenode.decide.comparison import Comparison, Effect, Outcome
+from homenode.decide.sentences import WIDEST_LINE
 from homenode.decide.words import figure_text, multiple_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text
 from homenode.metrics import METRICS
@@ -15,7 +16,7 @@ from homenode.show.bars import Bar, BarGroup, bar_chart
 from homenode.show.curves import Matrix as HeatMatrix
 from homenode.show.curves import heat_map
 from homenode.show.results_text import power_table
-from homenode.text import duration_text, plural
+from homenode.text import duration_text, first_few, plural
 
 _SHADES = 5
 _SHOWN = 12
@@ -27,12 +28,24 @@ MOST_MAPS = 24
 def slurm_study_text(report: StudyReport, *, everything: bool = False) -> Doc:
     """Return the report as text. everything: all jobs and all nodes' maps; else the first map and
     the outliers."""
-    nodes = plural(len(report.nodes), "node")
-    title = f"{report.source}: {plural(len(report.jobs), 'job')} on {nodes}"
     verdicts = (_verdicts(report),) if report.jobs else ()
     figures = _figures(report, everything=everything)
     open_parts = _open(report, everything=everything)
-    return Doc(title, (*_warnings(report), *figures, *verdicts, *open_parts))
+    return Doc(_first_line(report), (*_warnings(report), *verdicts, *figures, *open_parts))
+
+
+def _first_line(report: StudyReport) -> str:
+    """Return the queues that results decide: "study: exclusive for memory-bound GPU codes"."""
+    uses: dict[str, list[str]] = {}
+    for verdict in report.verdicts:
+        if verdict.measured and verdict.queue is not Queue.UNKNOWN:
+            uses.setdefault(verdict.queue, []).append(verdict.work.partition(" (")[0])
+    if not uses:
+        jobs, nodes = plural(len(report.jobs), "job"), plural(len(report.nodes), "node")
+        return f"{report.source}: cannot tell which queue is best: {jobs} on {nodes}"
+    parts = [f"{queue} for {' and '.join(works)}" for queue, works in uses.items()]
+    lines = [f"{report.source}: {first_few(parts, n, '; ')}" for n in range(len(parts), 0, -1)]
+    return next((line for line in lines if len(line) <= WIDEST_LINE), lines[-1])
 
 
 def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
@@ -213,7 +226,9 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
         else "GPU-hours not recorded"
     )
     placed = sum(job.locality is not JobLocality.BOUND for job in jobs)
-    title = f"jobs: {len(odd)} of {placed} that Slurm placed lost locality; {hours}"
+    nodes = plural(len({job.node for job in jobs}), "node")
+    title = f"{plural(len(jobs), 'job')} on {nodes}: {len(odd)} of {placed} that Slurm placed "
+    title += f"lost locality; {hours}"
     return Section(title, tuple(parts))
 
 

@@ -190,47 +190,9 @@ def test_runs_of_one_layout_are_compared_argument_by_argument(tmp_path: Path) ->
     assert f"{tmp_path / 'friday'} against {tmp_path / 'monday'}" in printed
 
 
-def test_a_certain_difference_that_is_small_says_that_it_does_not_matter(tmp_path: Path) -> None:
-    rng = random.Random(3)
-    for layout, value in (("default", 100e9), ("pin", 99e9)):
-        figures = {"memory-bandwidth": ("bytes_per_s", value)}
-        write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
-    assert "worse, less than matters (p" in call("compare", tmp_path, "--explain")
-
-
-def test_published_figures_are_compared_by_name() -> None:
-    machine = DIRECTORY / "rtx-pro-6000"
-    printed = call("compare", machine / "default", machine / "pin", "--explain")
-    assert "2.4x" in printed
-    assert "better (provisional, one result each)" in printed
-    assert "against unknown" not in call("compare", machine), "figures of no layout are omitted"
-
-
-def test_compare_prints_one_verdict_per_objective_and_says_on_what_it_rests(
-    results: Path,
-) -> None:
-    printed = call("compare", results)
-    assert printed.startswith("H200: run pin-numa for memory-bandwidth (measured)\n")
-    assert "\nnot read" in printed and "\nnext" not in printed
-    explained = call("compare", results, "--explain")
-    for text in ("[measured, 3 boots each, here]", "pin-numa against default", "better (p"):
-        assert text in explained
-    assert "zz-broken" in explained and "half-written" in explained
-    published = call("compare", DIRECTORY, "--objective", "multi-gpu", "--explain")
-    assert "[provisional, one printed value each, here]" in published
-
-
 def test_columns_of_arrangements_that_are_not_layouts_have_one_order() -> None:
     lines = call("compare", DIRECTORY / "hgx-a100", "--host", "hgx-a100-ibm").splitlines()
     assert lines[2].index("GPUs on the root complex") < lines[2].index("expander buses")
-
-
-def test_compare_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from() -> None:
-    copies = " ".join(call("compare", DIRECTORY / "hgx-a100", "--explain").split())
-    assert "expander buses is 1.2x GPUs on the root complex" in copies
-    assert "host to device, slowest GPU 14.8 GB/s 12.6 GB/s" in copies
-    pins = " ".join(call("compare", DIRECTORY / "rtx-4080", "--explain").split())
-    assert "likely cause: pins on slower cores, on siblings of one core" in pins
 
 
 def test_each_of_several_machines_is_told_the_fix_that_they_share(tmp_path: Path) -> None:

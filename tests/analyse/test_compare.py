@@ -29,7 +29,7 @@ from homenode.decide.ranking import ranking_for
 from homenode.decide.summary import left_out
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
-from homenode.measure.results.model import Condition, GpuPlace, Origin, Run, Sample, Statistic
+from homenode.measure.results.model import Condition, Origin, Run, Sample, Statistic
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, metric_of, primaries
 from homenode.objective import Objective
@@ -466,17 +466,6 @@ def test_disturbed_samples_are_left_out_while_others_are_there() -> None:
     assert only(compared(first, noisy)).ratio == pytest.approx(1, abs=0.05)
 
 
-def test_cells_without_expander_buses_make_a_doubt_that_names_the_layout_to_measure() -> None:
-    rng = random.Random(10)
-    figures = {"allreduce-busbw-peak": ("bytes_per_s", 20e9)}
-    flat = simulated_run("pin", figures, rng)
-    cells = simulated_run("pin-numa", figures, rng)
-    mirrored = _with(simulated_run("pin-numa-pci", figures, rng), gpus=(GpuPlace(GPU, 0),))
-    doubts = {one.id: one for one in compared(flat, cells, mirrored).doubts}
-    assert doubts["gpus-without-node"].subject == "pin-numa"
-    assert "pin-numa-pci" in doubts["gpus-without-node"].remedy
-
-
 def test_published_figures_are_distinguished_far_beyond_any_boots_and_are_called_published() -> (
     None
 ):
@@ -532,10 +521,3 @@ def test_what_the_suite_notes_as_well_is_neither_compared_nor_a_doubt() -> None:
     comparison = compared(*(simulated_run(layout, figures, rng) for layout in ("pin", "default")))
     assert {one.metric for one in comparison.effects} == {"memory-bandwidth"}
     assert comparison.doubts == ()
-
-
-def test_each_metric_says_for_itself_what_it_measures_and_what_rise_and_fall_mean() -> None:
-    for metric in METRICS.values():
-        for text in (metric.about, metric.rise, metric.fall):
-            assert text, metric.id
-            assert "as for" not in text, metric.id

@@ -31,7 +31,7 @@ from homenode.decide.recommendation import (
     decide_for_machines,
     recommend,
 )
-from homenode.decide.sentences import effect_text, first_line, ground_of, sentence_of
+from homenode.decide.sentences import first_line, ground_of, sentence_of
 from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.findings import Severity
 from homenode.measure.results.model import (
@@ -84,19 +84,6 @@ def runs_with(
         simulated_run(layout, {metric: ("bytes_per_s", value)}, rng, **options)
         for layout, value in values.items()
     ]
-
-
-def test_h200_collectives_want_a_flat_guest_and_show_that_default_is_no_worse() -> None:
-    made = published("H200", Objective.MULTI_GPU)
-    assert (made.choice, made.layout, made.also) == ("pin", "pin-bound", ("default",))
-    assert set(made.avoid) == {"pin-numa", "pin-numa-smt"}
-    assert made.reason_of(ReasonId.RULE)
-    assert made.results[0].alternative == "default"
-    assert effect_text(made) == "2.1x pin-numa, cannot tell it from default"
-    assert sentence_of(made) == (
-        "pin is 2.1x pin-numa, 2.2x pin-numa-smt; cannot tell it from default (pin is 9 % slower); "
-        "the rule of auto chooses pin"
-    )
 
 
 @pytest.mark.parametrize("system", ["H200", "RTX PRO 6000", "MI350X"])

@@ -394,20 +394,6 @@ def test_a_restore_that_libvirt_refuses_leaves_the_step_as_it_was(
     assert entry is not None and entry.what is ChangeState.DONE
 
 
-def test_a_second_layout_that_libvirt_refuses_leaves_the_first_ones_original(
-    daemon: StandIn, root: Path
-) -> None:
-    apply(root)
-    owned = daemon.definition()
-    daemon.put("refuses", "yes")
-    with pytest.raises((HostError, ToolError)):
-        apply_definition(Virsh(URI), NAME, tuned("pin", owned), owned, root)
-    assert DomainStore(root, URI, UUID).journal.to_undo(), "restore --list shows it"
-    (daemon.state / "refuses").unlink()
-    restore_definition(Virsh(URI), NAME, root)
-    assert daemon.definition() == ORIGINAL
-
-
 @pytest.mark.parametrize("name", ["", "..", "../" + UUID, UUID + "/.."])
 def test_a_record_is_of_a_uuid_alone(root: Path, name: str) -> None:
     with pytest.raises(InputError, match="expected a UUID"):

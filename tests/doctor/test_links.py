@@ -279,14 +279,6 @@ def test_redirects_cost_a_device_nothing_that_has_no_peer_below_its_switch() -> 
     assert set(found[0]) == {"p2p-redirected"} and found[1] == []
 
 
-def test_the_whole_path_is_described_with_its_isolation() -> None:
-    host = load_host("h200-xeon8558")
-    stated = changed(host, lambda d: True, ats_enabled=False, iommu_domain="identity")
-    stated = changed(stated, lambda d: d.bridge is not None, acs=("ReqRedir", "SrcValid"))
-    line = next(iter(describe_paths(stated)))
-    assert "ReqRedir+SrcValid" in line and "ATS off" in line and "IOMMU domain identity" in line
-
-
 @needs_shared
 @pytest.mark.parametrize(
     ("old", "new"),

@@ -14,7 +14,7 @@ from homenode.decide.recommendation import (
     RecommendedComparison,
     decide_for_machines,
 )
-from homenode.decide.sentences import effect_text, first_line, ground_of, review_text
+from homenode.decide.sentences import effect_text, first_line, ground_of
 from homenode.formats import decode
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
@@ -117,13 +117,6 @@ def test_sweeps_of_any_start_up_time_and_rate_change_no_recommendation(tmp_path:
         assert first_line("RTX 5090", own).startswith("RTX 5090: repair first: ")
         sick = [run for run in runs if run.head.system == "RTX 5090"]
         assert "collective-flat-curve" in {one.id for one in figure_findings(sick)}
-
-
-def test_the_rtx_4080_is_to_have_its_pins_reviewed(
-    verdicts: dict[tuple[str, Objective], Recommendation],
-) -> None:
-    own = [one for one in verdicts.values() if one.system == "RTX 4080"]
-    assert review_text(own).startswith("check the pins of pin")
 
 
 def test_compare_and_report_name_files_of_a_run_that_could_not_be_read(root: Path) -> None:

@@ -161,12 +161,6 @@ def test_huge_pages_are_counted_for_each_node_with_a_command_where_they_lack() -
     )
 
 
-def test_unknown_pools_leave_the_free_count_open() -> None:
-    request = structs.replace(small_request(4, 8 * GIB), page_bytes=GIB)
-    plan = assemble(even_host(2), request, placed((2, 2)))
-    assert [r.free_pages for r in plan.page_reservations] == [None, None]
-
-
 def test_flat_bound_memory_is_reserved_evenly() -> None:
     request = structs.replace(small_request(4, 5 * GIB, layout="pin-bound"), page_bytes=GIB)
     plan = assemble(even_host(2), request, placed((2, 2)))

@@ -84,17 +84,6 @@ def test_a_flat_guest_has_a_socket_for_each_package_that_gives_as_many_cores(
     assert assemble(host, small_request(8, layout=layout), placement).vm.cpu_topology == expected
 
 
-def test_a_flat_guest_of_94_vcpus_is_two_sockets_where_its_old_topology_cannot_stay() -> None:
-    host = even_host(2, 2, 1, 24, 2)
-    pins = pins_of(host, (0, 24), (1, 23), (2, 24), (3, 23))
-    request = small_request(94, 94 * GIB, layout="pin")
-    request = replace(
-        request, guest=structs.replace(request.guest, cpu_topology=GuestTopology(1, 1, 94, 2))
-    )
-    placement = placed((24, 23, 24, 23), pins=pins, bound=False)
-    assert assemble(host, request, placement).vm.cpu_topology == GuestTopology(2, 1, 47, 1)
-
-
 def test_the_default_layout_touches_no_topology() -> None:
     request = small_request(4, layout="default")
     request = replace(

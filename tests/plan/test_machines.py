@@ -237,11 +237,6 @@ def test_smt4_counts_cores_and_exposes_all_four_siblings() -> None:
     assert [str(pin) for pin in placement.vcpu_pins[:5]] == ["0", "8", "16", "24", "1"]
 
 
-def test_offline_siblings_leave_a_core_that_counts() -> None:
-    host = even_host(1, 1, 1, 4, 2, offline="4-7")
-    assert len(place(host, small_request(4)).vcpu_pins) == 4
-
-
 def test_isolated_cores_serve_vcpus_first_and_never_the_emulator() -> None:
     host = even_host(1, 1, 2, 4, 1, isolated="2-3,6-7", nohz_full="2-3,6-7")
     placement = place(host, small_request(4, layout="pin"))

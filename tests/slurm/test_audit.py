@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
@@ -212,22 +210,6 @@ def test_no_jobs_and_no_listing_are_distinguished() -> None:
 def test_a_cancelled_array_is_called_by_its_number() -> None:
     text = scontrol_text([TASK]).replace("ArrayTaskId=1", "ArrayTaskId=4294967294")
     assert parse_scontrol_jobs(text)[0].id == "11"
-
-
-@given(st.data())
-def test_a_damaged_listing_is_read_or_refused(data: st.DataObject) -> None:
-    make = data.draw(st.sampled_from([squeue_2205, squeue_2302, squeue_2405, scontrol_text]))
-    text = list(make(JOBS[1:3]))
-    for _ in range(data.draw(st.integers(1, 5))):
-        at = data.draw(st.integers(0, len(text) - 1))
-        text[at] = data.draw(st.sampled_from(["", "[", "{", '"', "9", "\n", ":", "x", "null"]))
-    read = parse_scontrol_jobs if make is scontrol_text else parse_squeue_jobs
-    try:
-        jobs = read("".join(text))
-    except ParseError as error:
-        assert error.source
-    else:
-        audit(owned(jobs, machine(TESTBED)))
 
 
 def test_what_newer_parsers_add_is_no_harm() -> None:

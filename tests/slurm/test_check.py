@@ -11,7 +11,7 @@ from homenode.cluster.slurm.check import check, gpu_cores
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.correction import correct, shared_lines
 from homenode.cluster.slurm.numbering import core_order
-from homenode.errors import InputError, ParseError
+from homenode.errors import InputError
 from homenode.findings import Findings, Severity
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
@@ -475,23 +475,6 @@ def test_a_line_about_several_lines_of_nodes_is_corrected_for_all_of_them(
     assert correct(*files, host, nodes)["g"] == (files[0].text if others else right)
     fixes = {f.fix for f in check(*files, host, nodes=nodes).findings if "cores" in f.id}
     assert all(("--nodes hgx01" in str(fix)) == bool(nodes) for fix in fixes)
-
-
-@given(st.data())
-@settings(max_examples=60)
-def test_damaged_files_are_judged_or_refused_with_a_line(data: st.DataObject) -> None:
-    host = machine(TESTBED)
-    text = list(right_gres(host) + CLUSTER)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(text) - 1))
-        text[at] = data.draw(st.sampled_from(["", "[", "]", "=", "\\", '"', "9", "\n", "#", "-"]))
-    damaged = "".join(text)
-    try:
-        found = checked_files(damaged, damaged, host)
-    except ParseError as error:
-        assert error.line is not None
-    else:
-        assert found.findings.checked
 
 
 def _shape(host: Host) -> str:

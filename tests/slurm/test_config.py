@@ -205,18 +205,6 @@ def test_any_text_is_read_or_refused_with_its_line(text: str) -> None:
         assert all(line.line.first >= 1 for line in lines)
 
 
-@given(st.data())
-def test_a_damaged_gres_conf_is_read_or_refused_with_its_line(data: st.DataObject) -> None:
-    text = list(GRES)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(text) - 1))
-        text[at] = data.draw(st.sampled_from(["", "[", "]", "=", "\\", '"', "9", "\n", "#", "-"]))
-    try:
-        gres_lines(parse_config("".join(text), "gres.conf"))
-    except ParseError as error:
-        assert error.line is not None
-
-
 def test_defaults_of_nodes_fill_in_what_later_lines_leave_out() -> None:
     config = parse_config(
         "NodeName=DEFAULT Sockets=2 CoresPerSocket=8 ThreadsPerCore=2\n"

@@ -78,7 +78,7 @@ def without_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
 
-@pytest.mark.parametrize("key", ["JobName", "Comment"])
+@pytest.mark.parametrize("key", ["JobName", pytest.param("Comment", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: ascii(words)[:40])
 def test_no_words_of_a_user_hide_or_move_a_job(
     slurm: Testbed, audit: Audit, far: str, near: str, key: str, words: str
@@ -92,7 +92,7 @@ def test_no_words_of_a_user_hide_or_move_a_job(
     )
 
 
-@pytest.mark.parametrize("key", ["JobName", "Comment"])
+@pytest.mark.parametrize("key", ["JobName", pytest.param("Comment", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: ascii(words)[:40])
 def test_without_json_an_odd_job_is_named_and_the_others_are_audited(
     slurm: Testbed,

@@ -94,17 +94,6 @@ def test_a_word_of_slurms_files_is_read_as_it_was_written(value: str) -> None:
     assert read.words == (("name", "gpu"), ("type", value), ("count", "2"))
 
 
-def test_names_of_slurms_files_stay_names() -> None:
-    for name in NAMES:
-        try:
-            word = config_word("NodeName", name)
-        except InputError:
-            assert set(name) & set('"\n\r'), name
-            continue
-        (line,) = parse_config(f"{word} Sockets=1\n", "slurm.conf").lines
-        assert line.words == (("nodename", name), ("sockets", "1"))
-
-
 ROWS = st.lists(
     st.sampled_from(
         [

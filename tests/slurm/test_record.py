@@ -6,8 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.client import read_records
@@ -103,20 +101,6 @@ def test_a_bad_record_is_refused_with_its_line(old: str, new: str, line: int) ->
     with pytest.raises(ParseError) as caught:
         parse_record(RECORD.replace(old, new, 1), "7.rec")
     assert caught.value.line == line
-
-
-@given(st.data())
-def test_a_damaged_record_is_read_or_refused(data: st.DataObject) -> None:
-    text = list(RECORD)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(text) - 1))
-        text[at] = data.draw(st.sampled_from(["", " ", "\n", "-", "9", ":", "x", ","]))
-    try:
-        record = parse_record("".join(text), "7.rec")
-    except ParseError as error:
-        assert error.source
-    else:
-        audit([recorded_allocation(record)])
 
 
 def test_hooks_take_only_plain_paths() -> None:

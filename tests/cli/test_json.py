@@ -118,6 +118,15 @@ def test_no_color_on_a_terminal_prints_no_colour(monkeypatch: pytest.MonkeyPatch
     assert coloured[0] and not coloured[1]
 
 
+def test_an_error_wraps_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, env = ("doctor", "/etc/os-release", "--host", "hgx-h100"), {"COLUMNS": "80"}
+    piped = homenode(*words, env=env, whole=True).stderr.splitlines()
+    monkeypatch.setattr("tests.command_line._Stream.isatty", lambda self: True)
+    shown = homenode(*words, env=env, whole=True).stderr.splitlines()
+    assert len(piped) == 2 and len(shown) > 3 and max(map(len, shown)) <= 80
+    assert shown[1].startswith("  qm or xl, ") and shown[-1] == piped[-1]
+
+
 def test_apply_says_what_it_would_do_and_what_it_did(daemon: StandIn) -> None:
     words = ("apply", UUID, "--layout", "pin-numa", *HOST)
     would = _json("applied", *words, "--dry-run")

@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 @cache
 def console(name: str = "stdout") -> "Console":
-    """Standard output for people: colours only on a terminal, never wider than it.
+    """Standard output for people: colours only on a terminal, never wider than it or 100 columns.
 
     Piped output is not wrapped, unless COLUMNS sets its width. name: also "stderr".
     """
     from homenode.show.terminal_text import PrintableConsole
 
     is_terminal = getattr(sys, name).isatty()
-    has_width = is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    has_width = os.environ.get("COLUMNS", "").isdecimal()
     is_live = is_terminal and name == "stderr"  # where bars are drawn
     return PrintableConsole(
         highlight=False,
         emoji=False,
         markup=False,
-        width=None if has_width else _PIPED_COLUMNS,
+        width=_terminal_columns() if is_terminal else None if has_width else _PIPED_COLUMNS,
         stderr=is_live,
         file=None if is_live else cast("IO[str]", _WithoutPadding(name)),
     )
@@ -52,6 +52,12 @@ def error_console() -> "Console":
 
 
 _PIPED_COLUMNS = 10_000
+
+
+def _terminal_columns() -> int:
+    from shutil import get_terminal_size
+
+    return max(60, min(100, get_terminal_size().columns))
 
 
 def check_streams() -> None:
@@ -116,12 +122,44 @@ def print_own(text: str) -> None:
     print(text)
 
 
-def note(text: str) -> None:
+def note(text: str, hang: int = 2) -> None:
     """Print one line to standard error: a written file, or an omission. Newlines come from names
-    and are escaped."""
+    and are escaped. A terminal gets it wrapped; hang: indent of further lines."""
     from homenode.text import printable
 
-    print(printable(text), file=sys.stderr)
+    line = printable(text)
+    if sys.stderr.isatty():
+        line = "\n".join(wrap_words(line, _terminal_columns(), hang))
+    print(line, file=sys.stderr)
+
+
+_PROGRAMS = frozenset(
+    "apt apt-get cat echo fuser homenode kubectl make mkdir modprobe pip podman qemu-img qm "
+    "scontrol ssh sudo systemctl tar virsh virtctl".split()
+)
+
+
+def wrap_words(line: str, columns: int, hang: int) -> list[str]:
+    """Wrap a line at words, but not within a command, which ends at a comma, semicolon or colon.
+
+    >>> wrap_words("  hint: free them, or virsh undefine an-old-vm", 30, 8)
+    ['  hint: free them, or', '        virsh undefine an-old-vm']
+    """
+    from textwrap import wrap
+
+    text, is_command = "", False
+    for word in line.split(" "):
+        text += ("\0" if is_command else " ") + word
+        is_command = (is_command or word in _PROGRAMS) and not word.endswith((",", ";", ":"))
+    lines = wrap(
+        text.lstrip(" "),
+        columns,
+        initial_indent=" " * (len(line) - len(line.lstrip(" "))),
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
 
 
 def note_gaps(gaps: "Iterable[Gap]") -> None:
@@ -136,7 +174,7 @@ def note_error(error: "HomenodeError", before: str = "homenode") -> None:
     """Print an error and its hint, a line each, to standard error."""
     note(f"{before}: {error.message}")
     if error.hint is not None:
-        note(f"  hint: {error.hint}")
+        note(f"  hint: {error.hint}", hang=8)
 
 
 def update(text: str) -> None:

@@ -77,4 +77,4 @@ def manifest(arguments: KubevirtManifestArguments) -> None:
         arguments.output, {arguments.output / name: text for name, text in written.items()}
     )
     for name, step in next_steps(options, str(arguments.output)):
-        note(f"{name:8}{step}")
+        note(f"{name:8}{step}", hang=8)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from lxml import etree
+from msgspec.structs import asdict
 
 from homenode.errors import UsageError
 from homenode.findings import NO_VMS
@@ -19,6 +20,7 @@ from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import HostSummary, summarise
 from homenode.package_data import package_text
+from homenode.units import parse_bytes
 from tests.memory_directory import memory_directory
 from tests.rendered.machine import render
 from tests.seeds import part
@@ -27,6 +29,7 @@ from tests.small_hosts import as_described
 from tests.tree_writer import write_tree
 
 FORMAT = Path(__file__).parents[2] / "docs" / "reference" / "formats" / "host-toml.md"
+COUNTS = Path(__file__).with_name("shipped_counts.txt")
 HGX_CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
 
@@ -62,7 +65,20 @@ def test_a_shipped_host_is_named_as_its_file_and_says_what_it_is(name: str) -> N
     assert description.about
     table = tomllib.loads(package_text("machine", "hosts", f"{name}.toml"))
     assert table["facts"], "which facts are published, and which are assumed?"
-    assert table["expect"].keys() == set(HostSummary.__struct_fields__)
+
+
+def test_shipped_hosts_have_the_counts_of_their_rows() -> None:
+    """A slip in a description changes them."""
+    names, *rows = (line.split() for line in COUNTS.read_text().splitlines())
+    assert names[1:] == list(HostSummary.__struct_fields__)
+    assert [row[0] for row in rows] == list(shipped_hosts())
+    for name, *cells in rows:
+        counts = asdict(summarise(load_shipped(name).host))
+        expected = {
+            k: parse_bytes(c) if "bytes" in k else int(c)
+            for k, c in zip(counts, cells, strict=True)
+        }
+        assert counts == expected, name
 
 
 def test_the_format_document_lists_every_shipped_host() -> None:

@@ -39,8 +39,6 @@ LOOKS = {
 
 
 class Text(Struct, frozen=True):
-    """A paragraph."""
-
     words: Words
     look: str = ""
     indent: int = 0  # columns, of its wrapped lines as well
@@ -96,8 +94,6 @@ class Table(Struct, frozen=True, kw_only=True):
 
 
 class Picture(Struct, frozen=True):
-    """A drawing."""
-
     title: Words
     svg: str  # built as elements, escaped already
     note: tuple[Words, ...] = ()  # what to look for, a line each

@@ -78,8 +78,6 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class GapKind(StrEnum):
-    """Kinds of gaps that the code acts on."""
-
     OTHER = "other"
     VMS = "vms"  # all VMs of the machine
     VM = "vm"  # a running VM
@@ -266,7 +264,6 @@ def texts_of(id: str) -> FindingTexts:
 
 
 def catalogue() -> dict[str, FindingTexts]:
-    """The texts of every finding, by its id."""
     return {key: texts for name in GROUPS for key, texts in page(name).items()}
 
 

@@ -94,7 +94,6 @@ def kind_of(text: bytes) -> str | None:
 
 
 def line(value: Any) -> str:
-    """A line of a value."""
     return encode_json(value).decode() + "\n"
 
 

@@ -36,7 +36,6 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def better(self) -> str:
-        """The better direction."""
         return "less is better" if self.lower_is_better else "more is better"
 
 
@@ -96,7 +95,6 @@ def metric_of(id: str) -> Metric | None:
 
 
 def primaries(objective: Objective) -> tuple[Metric, ...]:
-    """The metrics that decide for an objective."""
     return tuple(metric for metric in _METRICS if objective in metric.primary)
 
 

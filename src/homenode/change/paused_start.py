@@ -94,7 +94,6 @@ def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
 
 
 def paused_journals(root: Path) -> Iterator[Journal]:
-    """The journals of the paused starts of all domains."""
     directory = root / _DIRECTORY
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         head = ChangeHead(run=path.name, command="homenode verify --start", undo="")

@@ -73,8 +73,7 @@ class ChangeStep(Protocol):
         """Undo the change of an entry; as `do`."""
 
     def is_done(self, entry: ChangeEntry) -> bool:
-        """Return whether the host is in the state after the entry; reads the host, never a
-        journal."""
+        """Whether the host is in the state after the entry; reads the host, never a journal."""
 
 
 def latest(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]:

@@ -88,8 +88,6 @@ class AppliedDomain(Struct, frozen=True, kw_only=True):
 
 
 class ApplyAnswer(Struct, frozen=True, kw_only=True):
-    """The JSON of apply."""
-
     dry_run: bool  # `changed` is what would be
     domains: tuple[AppliedDomain, ...]
 

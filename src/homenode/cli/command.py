@@ -217,8 +217,7 @@ class Command(NamedTuple):
     room: str = ""  # where the whole of a group is, which is imported when its name is typed
 
     def load_room(self) -> "Command":
-        """Return the command with its room loaded. Raises HostError if the room is not
-        installed."""
+        """The command with its room loaded. Raises HostError if the room is not installed."""
         if not self.room:
             return self
         room = f"homenode.{self.room.split('.')[1]}"
@@ -254,11 +253,9 @@ class Command(NamedTuple):
         return {command.name: command for command in self.commands}
 
     def load(self) -> Any:
-        """The record."""
         return _import_object(self.record)
 
     def run(self, options: Any) -> None:
-        """Do it."""
         _import_object(self.work)(options)
 
 
@@ -427,8 +424,7 @@ class _WordReader:
 
 
 def read_words(command: Command, path: str, words: Sequence[str]) -> Any:
-    """Return the record of a command's options. Raises UsageError, and the errors of fields'
-    parsers."""
+    """The record of a command's options. Raises UsageError, and the errors of fields' parsers."""
     reading = _WordReader(command, path, words)
     reading.read()
     reading.place()

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 
 class _VmSource(Struct, frozen=True):
-    """A VM to judge."""
-
     name: str
     document: "Document | None"  # libvirt's; None of another hypervisor
     vm: "Vm | None"  # of another hypervisor

@@ -32,7 +32,6 @@ _NARROW = 72
 def help_text(
     command: Command, path: str, *, shows_all: bool = False, to_terminal: bool = False
 ) -> str:
-    """Return the help for the current terminal."""
     width = max(40, min(_WIDEST, shutil.get_terminal_size().columns - 1))
     return "\n".join(
         help_lines(command, path, width, _format_bold if to_terminal else str, shows_all=shows_all)
@@ -44,7 +43,6 @@ def _format_bold(text: str) -> str:
 
 
 def print_help(command: Command, path: str, *, shows_all: bool) -> None:
-    """To standard output."""
     print_own(help_text(command, path, shows_all=shows_all, to_terminal=sys.stdout.isatty()))
 
 
@@ -56,8 +54,7 @@ def help_lines(
     *,
     shows_all: bool = False,
 ) -> Iterator[str]:
-    """Yield the help of a command: usage, purpose, arguments and options, subcommands,
-    examples."""
+    """Yield the help of a command: usage, purpose, arguments and options, subcommands, examples."""
     parameters = command.parameters
     first, *further_lines = _wrap(_format_usage(command, path, parameters), width - len("Usage: "))
     yield f"{style('Usage:')} {first}"
@@ -193,7 +190,6 @@ def find_shell(name: str | None) -> str:
 
 
 def read_script(shell: str) -> str:
-    """Return the text that the shell reads."""
     from homenode.package_data import package_text
 
     return package_text("cli", f"completion.{shell}").rstrip()

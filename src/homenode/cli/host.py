@@ -37,7 +37,6 @@ from homenode.vm.sources import load_host
 
 
 def show(arguments: ShowArguments) -> None:
-    """Print the host, or draw it."""
     if arguments.plan is not None and arguments.svg is None:
         raise requires("--plan", "--svg", "--svg FILE")
     if arguments.json and arguments.svg == STANDARD_OUTPUT:
@@ -124,7 +123,6 @@ def capture(arguments: CaptureArguments) -> None:
 
 
 def layouts(arguments: LayoutsArguments) -> None:
-    """Print each layout with its switches."""
     if arguments.json:
         _print_rows([_layout_row(preset) for preset in PRESETS.values()])
         return

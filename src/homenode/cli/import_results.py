@@ -30,8 +30,6 @@ _SHOWN = 20
 
 
 class ImportedRun(Struct, frozen=True, kw_only=True):
-    """A run of an import, in numbers."""
-
     system: str
     name: str
     layout: str
@@ -43,8 +41,6 @@ class ImportedRun(Struct, frozen=True, kw_only=True):
 
 
 class ImportedRuns(Struct, frozen=True, kw_only=True):
-    """The answer of import."""
-
     directory: str
     written: bool  # False of a dry run
     runs: tuple[ImportedRun, ...]

@@ -80,8 +80,7 @@ def _refuse_nonsense(arguments: NcclTopoArguments) -> None:
 
 
 def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
-    """Return a VM with its devices' guest addresses as far as its file has them, and what is
-    missing."""
+    """A VM with its devices' guest addresses as far as its file has them, and what is missing."""
     name = target_of(data)
     if name is None:
         document = open_domain(data, str(path))

@@ -281,8 +281,7 @@ def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host
 
 
 def choose_by(results: Sequence[str]) -> "Choose | None":
-    """Return the function that chooses a layout by results instead of the table; None without
-    results."""
+    """The function that chooses a layout by results instead of the table; None without results."""
     if not results:
         return None
     from homenode.decide.sentences import by_results
@@ -342,8 +341,7 @@ def _print(
 
 
 def _define_step(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> str:
-    """Return the command that defines the written file, and the host to run it on if it is
-    another."""
+    """The command that defines the written file, and the host to run it on if it is another."""
     output = arguments.output
     if arguments.host is not None and planned.host is not None:
         return f"on {planned.host.name}: {command_line('virsh', 'define', output)}"

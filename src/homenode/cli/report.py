@@ -148,8 +148,7 @@ def report(arguments: ReportArguments) -> None:
 
 
 def _neighbours(runs: Sequence[str]) -> Path:
-    """Return the default path of a page: in the first directory of results, else in the current
-    one."""
+    """The default path of a page: in the first directory of results, else in the current one."""
     directories = (Path(run) for run in runs)
     return next((directory / PAGE for directory in directories if directory.is_dir()), Path(PAGE))
 

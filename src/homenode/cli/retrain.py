@@ -159,8 +159,7 @@ def _print(findings: list[Finding], devices: "tuple[Bdf, ...]", *, as_json: bool
 
 
 def _this_machine() -> "Host":
-    """Return the PCI tree of this machine without running tools: hooks and early boot must not
-    wait."""
+    """The PCI tree of this machine without running tools: hooks and early boot must not wait."""
     return discover(QuietSnapshot())
 
 

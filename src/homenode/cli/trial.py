@@ -113,8 +113,6 @@ class TrialBoot(Struct, frozen=True, kw_only=True):
 
 
 class TrialStanding(Struct, frozen=True, kw_only=True):
-    """A trial."""
-
     directory: str
     reason: str | None = None  # why its directory cannot be read; then the rest is not known
     id: str | None = None
@@ -128,8 +126,6 @@ class TrialStanding(Struct, frozen=True, kw_only=True):
 
 
 class TrialStatus(Struct, frozen=True, kw_only=True):
-    """The answer of trial status."""
-
     trials: tuple[TrialStanding, ...]
 
 

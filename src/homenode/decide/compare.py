@@ -234,7 +234,6 @@ def _against(
 
 
 def series_key(effect: Effect) -> SeriesKey:
-    """Return the key of an effect's series."""
     names = (*FigureKey.__struct_fields__, "slowest_device")
     return SeriesKey(*(getattr(effect, name) for name in names))
 

@@ -24,8 +24,6 @@ from homenode.package_data import package_text
 
 
 class Outcome(StrEnum):
-    """Outcome of a comparison on one metric."""
-
     BETTER = "better"
     WORSE = "worse"
     NO_DIFFERENCE = "no-difference"  # none that matters: the whole interval is within what does not

@@ -49,8 +49,7 @@ def doubts_between(
 
 
 def concerns(doubt: Doubt, metric: str) -> bool:
-    """Return whether a doubt is about a metric: conditions of a collective change no other
-    figure."""
+    """Whether a doubt is about a metric: conditions of a collective change no other figure."""
     is_condition = doubt.id == "other-conditions" and doubt.subject.startswith(_OF_COLLECTIVES)
     return not is_condition or metric not in METRICS or metric.startswith("allreduce-")
 

@@ -176,7 +176,6 @@ class LayoutLinks(NamedTuple):
 
 
 def layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
-    """Read the links of a layout."""
     copies = {metric: [_shares_of_peers(run, metric) for run in runs] for metric in _COPIES}
     return LayoutLinks(label, copies, [sweeps_of([run]) for run in runs], sweeps_of(runs))
 

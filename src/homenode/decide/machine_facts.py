@@ -17,8 +17,6 @@ from homenode.plan.auto import LayoutInputs, host_inputs
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
-    """Facts of a machine besides its results."""
-
     name: str
     fingerprint: str | None  # as in the head of its runs; None = unknown
     kind: str | None  # as in the head of its runs; None = unknown

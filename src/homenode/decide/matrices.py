@@ -28,21 +28,16 @@ class Axis(StrEnum):
 
 
 class MatrixPlace(NamedTuple):
-    """A row or a column."""
-
     axis: Axis
     number: int  # of a node or CPU, or a GPU's in its tool's order
     address: Bdf | None
 
     @property
     def name(self) -> str:
-        """The name in headings."""
         return str(self.number) if self.address is None else str(self.address)
 
 
 class MatrixKey(NamedTuple):
-    """Key of the results in one matrix."""
-
     metric: str
     unit: str
     variant: str | None

@@ -31,8 +31,6 @@ _CONTROLS = frozenset(metric.id for metric in METRICS.values() if metric.control
 
 
 class Position(StrEnum):
-    """Position of an alternative on one metric."""
-
     BEST = "best"
     NO_WORSE = "no-worse"  # it loses less than a relevant amount
     UNSHOWN = "unshown"  # no such loss is shown, nor excluded; one of SHOWN_LOSS is, or there is
@@ -43,8 +41,6 @@ class Position(StrEnum):
 
 
 class RankedResult(Struct, frozen=True, kw_only=True):
-    """One alternative on one metric."""
-
     alternative: str
     metric: str
     unit: str

@@ -35,8 +35,6 @@ from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pi
 
 
 class ReasonId(StrEnum):
-    """Reason for a choice, or for no choice."""
-
     BEST = "best"  # the others are worse by a relevant amount
     RULE = "rule"  # of plan/auto, among layouts that results cannot tell apart, or without results
     NO_LAYOUT = "no-layout"  # the choice is not a layout: the layout is the rule's
@@ -52,8 +50,6 @@ class ReasonId(StrEnum):
 
 
 class Reason(Struct, frozen=True, kw_only=True):
-    """A reason with its alternative and metric."""
-
     id: ReasonId
     alternative: str | None = None
     metric: str | None = None
@@ -80,7 +76,6 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
 
     def reason_of(self, id: ReasonId) -> Reason | None:
-        """The reason of that id, or None."""
         return next((reason for reason in self.reasons if reason.id is id), None)
 
     @property

@@ -37,8 +37,7 @@ def layout_named(answer: Recommendation) -> str:
 
 
 def first_line(system: str, answers: Sequence[Recommendation]) -> str:
-    """Return the recommendation for a machine: "H200: run pin-numa for memory-bandwidth
-    (measured)"."""
+    """The recommendation for a machine: "H200: run pin-numa for memory-bandwidth (measured)"."""
     telling = [answer for answer in answers if answer.choice is not None and answer.tells]
     if pins := _slow_pins(answers):
         return f"{system}: review first: {pins}"

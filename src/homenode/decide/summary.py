@@ -36,8 +36,6 @@ _MEDIAN_VARIANCE = math.pi / 2
 
 
 class SeriesKey(FigureKey, frozen=True, gc=False):
-    """Key of the samples in one series."""
-
     worst: bool = False  # the slowest of several devices, by boot
 
 
@@ -76,7 +74,6 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def logs(self) -> tuple[float, ...]:
-        """Logarithms of the medians."""
         return tuple(map(math.log, self.medians))
 
     @cached_property
@@ -139,8 +136,7 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
 
 
 def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
-    """Return the series that represents a metric; among placement states the one with the most
-    samples."""
+    """The series that represents a metric; among placement states the one with the most samples."""
     candidates = [series[key] for key in headline(series, metric)]
     return max(candidates, key=lambda one: one.samples, default=None)
 
@@ -159,8 +155,7 @@ def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
 
 
 def only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
-    """Return the only series over all nodes, devices and sizes, if there is one: "FP16 as
-    printed"."""
+    """The only series over all nodes, devices and sizes, if there is one: "FP16 as printed"."""
     keys_over_all = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
     return keys_over_all if len(keys_over_all) == 1 else ()
 
@@ -373,7 +368,6 @@ def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[s
 
 
 def _keys_of(run: Run) -> set[SeriesKey]:
-    """The keys of a run's series."""
     keys = {SeriesKey(*_SHARED(key)) for key in run.groups if key.state != UNSETTLED}
     placed = {key for key in run.groups if (key.device, key.position) != (None, None)}
     folded = {_over_devices(SeriesKey(*_SHARED(key))) for key in placed}

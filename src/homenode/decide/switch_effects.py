@@ -41,8 +41,6 @@ _STEPS: tuple[tuple[StudySwitch, tuple[tuple[str, str], ...]], ...] = (
 
 
 class SwitchEffect(Struct, frozen=True, kw_only=True):
-    """The effect of a switch on one metric of one machine."""
-
     switch: StudySwitch
     machine: str
     effect: Effect  # as compared
@@ -54,8 +52,7 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
 
 
 def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
-    """Return the effects of every switch in which two of these layouts differ, on headline
-    metrics."""
+    """The effects of every switch in which two of these layouts differ, on headline metrics."""
     by_label = {alternative.label: alternative for alternative in chosen}
     changes: list[SwitchEffect] = []
     for switch, pairs in _STEPS:

@@ -110,8 +110,6 @@ _CARD_MAKERS_WITH_SWITCHES = frozenset({AMD, INTEL, MELLANOX})
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """A link."""
-
     upper: PciDevice  # the root port or downstream port
     lower: PciDevice  # the function right below it
     # lanes of a slot that is wired narrower than its port says, where a person said so

@@ -138,8 +138,6 @@ class GpuPart(Struct, frozen=True):
 
 
 class PciDevice(Struct, frozen=True):
-    """A PCI function."""
-
     bdf: Bdf
     kind: DeviceKind
     class_code: int  # 24 bits, base class first (0x030200 = 3D controller)

@@ -70,8 +70,6 @@ class RouteCause(StrEnum):
 
 
 class RouteLeg(Struct, frozen=True):
-    """A route in one direction."""
-
     way: RouteWay
     cause: RouteCause = RouteCause.NONE
     at: Bdf | None = None  # the port that decides; None if no port does
@@ -111,8 +109,6 @@ def completion_way(acs: frozenset[str], *, relaxed: bool | None) -> tuple[RouteW
 
 
 class PeerRoute(Struct, frozen=True, kw_only=True):
-    """The route from a requester to a target."""
-
     requester: PciDevice
     target: PciDevice
     switch: Bdf | None  # the lowest that both are below, its upstream port

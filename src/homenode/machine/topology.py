@@ -256,12 +256,10 @@ class Host(Struct, frozen=True, dict=True):
     nodes_assumed: bool = False
 
     def node(self, index: int) -> NumaNode | None:
-        """Return the node with that number, or None."""
         return self.node_at.get(index)
 
     @cached_property
     def node_at(self) -> dict[int, NumaNode]:
-        """The nodes by index."""
         return {node.index: node for node in self.nodes}
 
     @cached_property
@@ -306,12 +304,10 @@ class Host(Struct, frozen=True, dict=True):
 
     @cached_property
     def device_at(self) -> dict[Bdf, PciDevice]:
-        """The functions by address."""
         return {device.bdf: device for device in self.pci_devices}
 
     @cached_property
     def pu_at(self) -> dict[int, Pu]:
-        """The CPUs by index."""
         return {pu.index: pu for pu in self.pus}
 
     @cached_property
@@ -367,7 +363,6 @@ class Host(Struct, frozen=True, dict=True):
         return None if self.nodes_assumed or not self.pci_devices else False
 
     def device(self, bdf: Bdf) -> PciDevice | None:
-        """The function at that address, or None."""
         return self.device_at.get(bdf)
 
     def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:

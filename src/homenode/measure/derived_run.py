@@ -55,8 +55,6 @@ class DerivedRun(Struct, frozen=True):
 
 
 class _ReadStep(Struct, frozen=True):
-    """A step with results."""
-
     step: StepRecord
     reading: StepReading
 
@@ -172,7 +170,6 @@ def reading_of(
 
 
 def _samples(record: RunRecord, read: Sequence[_ReadStep]) -> tuple[tuple[Sample, ...], States]:
-    """Return samples with the states from all brackets of the run."""
     brackets: list[Bracket] = []
     place_of: dict[tuple[int, int, Bracket], int] = {}
     for number, step in enumerate(read):

@@ -157,8 +157,7 @@ def changes(before: Environment, after: Environment, pus: CpuSet | None = None) 
 
 
 def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
-    """Return the use of these CPUs between two readings; None if no time passed or it is not
-    counted."""
+    """The use of these CPUs between two readings; None if no time passed or it is not counted."""
     first = {times.pu: times for times in before.times}
     busy = idle = stolen = 0
     for times in after.times:

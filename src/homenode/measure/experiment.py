@@ -90,8 +90,7 @@ def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]
 
 
 def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[ScheduledTask, ...]:
-    """Return the remaining tasks of an interrupted run. done: (round, variant) of finished
-    tasks."""
+    """The remaining tasks of an interrupted run. done: (round, variant) of finished tasks."""
     scheduled = {(task.round, task.variant) for task in schedule.tasks}
     foreign = sorted(set(done) - scheduled)
     if foreign:
@@ -143,8 +142,6 @@ UNSETTLED = frozenset({TaskState.WAITING, TaskState.PENDING, TaskState.RUNNING})
 
 
 class TaskStatus(Struct, frozen=True):
-    """A task."""
-
     id: str
     part: int  # of several that one job measures at once, from 0
     state: TaskState
@@ -171,7 +168,6 @@ class Progress(Struct, frozen=True):
 
     @property
     def ended_count(self) -> int:
-        """Number of ended tasks."""
         return sum(task.state not in UNSETTLED for task in self.tasks)
 
     @property
@@ -255,8 +251,7 @@ class ExperimentJournal(RecordDirectory, Generic[H, L]):
         self.append(formats.line(line))
 
     def contents(self) -> tuple[H, tuple[L, ...]]:
-        """Return the whole journal. Raises InputError for a missing journal, or one of another
-        version."""
+        """The whole journal. Raises InputError for a missing journal, or one of another version."""
         source, content = str(self.journal_path), self.journal()
         return formats.decode_journal(content, self._kind, self._head, self._line, source)
 

@@ -37,8 +37,6 @@ _ASK_S = 60.0
 
 
 class LoadProgram(Struct, frozen=True):
-    """A program that puts load on links."""
-
     argv: tuple[str, ...]
     # argv is of a Python that runs our torch_copies, and prints homenode.torch/1
     is_torch: bool = False
@@ -51,8 +49,6 @@ class LoadProgram(Struct, frozen=True):
 
 
 class LoadCopies(Struct, frozen=True):
-    """The copies of a load program."""
-
     gpus: frozenset[Bdf] | None = None  # to which it copied, None if it does not report it
     h2d: Mapping[Bdf, float] = field(default_factory=dict)  # bytes/s, host to device
 

@@ -19,8 +19,6 @@ TORCH = "torch"
 
 
 class Depth(StrEnum):
-    """The duration of measurements."""
-
     QUICK = "quick"
     NORMAL = "normal"
     FULL = "full"
@@ -68,8 +66,6 @@ class Reader(StrEnum):
 
 
 class BenchTest(Struct, frozen=True):
-    """A command."""
-
     id: str  # unique in the suite
     group: Group
     argv: tuple[str, ...]

@@ -48,8 +48,6 @@ APP_TEST = "app"
 
 
 class PreparedRun(Struct, frozen=True):
-    """A run that is ready to start."""
-
     record: RunRecord  # what would be run
     host: Host  # the machine as the run may use it
     pus: CpuSet  # that measure
@@ -144,8 +142,7 @@ def _app_test(app: AppOrder) -> BenchTest:
 def _with_memory(
     host: Host, nodes: tuple[int, ...] | None, memory_nodes: tuple[int, ...] | None
 ) -> Host:
-    """Return the machine without nodes whose memory our cpuset does not allow. Raises
-    UsageError."""
+    """The machine without nodes whose memory our cpuset does not allow. Raises UsageError."""
     if memory_nodes is None:
         return host
     kept_out = [number for number in nodes or () if number not in memory_nodes]
@@ -317,8 +314,7 @@ def restrict_host(host: Host, pus: CpuSet | None) -> Host:
 
 
 def keeps_to_nodes(test: BenchTest) -> bool:
-    """Return whether a test can be kept to some nodes. The probe's matrices take all that there
-    are."""
+    """Whether a test can be kept to some nodes. The probe's matrices take all that there are."""
     return test.argv[0] != PROBE or "--matrix" not in test.argv
 
 
@@ -357,8 +353,7 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
 
 
 def as_bound(test: BenchTest) -> BenchTest:
-    """Return a test that keeps its binding: nvbandwidth otherwise moves itself to the GPU's
-    CPUs."""
+    """A test that keeps its binding: nvbandwidth otherwise moves itself to the GPU's CPUs."""
     alternatives = tuple(as_bound(other) for other in test.alternatives)
     return replace(test, argv=_with_no_affinity_change(test.argv), alternatives=alternatives)
 

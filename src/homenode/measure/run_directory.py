@@ -70,8 +70,6 @@ class LookRecord(Struct, frozen=True):
 
 
 class StepRecord(Struct, frozen=True):
-    """A step that ended."""
-
     number: int
     round: int
     test: str  # the id of the scheduled test
@@ -237,8 +235,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         self.write(FILE, run_text(run).encode())
 
     def records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
-        """Return the ordered work, with each observation and step; None if nothing was ordered
-        yet."""
+        """The ordered work, with each observation and step; None if nothing was ordered yet."""
         return self.contents() if self.has_journal else None
 
     def _output(self, record: StepRecord) -> str:

@@ -200,7 +200,6 @@ def read_app(order: AppOrder, figure: float) -> StepReading:
 
 
 def mark_disturbed(reading: StepReading) -> StepReading:
-    """Mark each sample as disturbed."""
     return replace(
         reading,
         placed=tuple(

@@ -39,8 +39,6 @@ class Vendor(StrEnum):
 
 
 class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool at one version."""
-
     name: str
     version: str
     vendor: Vendor
@@ -56,8 +54,6 @@ class ToolSource(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetupStep(Struct, frozen=True):
-    """A command."""
-
     tool: str  # whose step it is
     argv: tuple[str, ...]
     timeout_s: float
@@ -227,7 +223,6 @@ _OF_MODULES = tuple(
 
 
 def setup_journal(prefix: Path) -> Journal:
-    """Return the journal of the programs below a prefix."""
     undo = command_line("homenode", "bench", "setup", "--prefix", prefix, "--remove")
     head = ChangeHead(run=str(prefix), command="homenode bench setup --apply", undo=undo)
     files = RecordDirectory(prefix / DIRECTORY, private=False)

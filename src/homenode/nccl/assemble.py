@@ -372,8 +372,7 @@ class _Tree(Struct, kw_only=True):
         return NcclPci(bus_id=bus_id, class_code=device.class_code, gt_per_s=speed, width=width)
 
     def _switch_link(self, switch: PciDevice, children: tuple[NcclPci, ...]) -> tuple[float, int]:
-        """Return the switch's link up to the root; else that of the fastest device, with a
-        finding."""
+        """The switch's link up to the root; else that of the fastest device, with a finding."""
         speed, width = _link(self.host, switch)
         if speed is not None and width is not None:
             return speed, width

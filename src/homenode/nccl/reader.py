@@ -50,7 +50,6 @@ class XmlNode(Struct, frozen=True, kw_only=True):
     surplus: int = 0  # attributes beyond the 16 that it keeps
 
     def get(self, name: str) -> str | None:
-        """Return the value of an attribute, or None."""
         return next((value for key, value in self.attributes if key == name), None)
 
     def walk(self) -> Iterator["XmlNode"]:

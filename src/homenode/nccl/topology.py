@@ -82,8 +82,6 @@ class NcclCpu(Struct, frozen=True, kw_only=True):
 
 
 class NcclTopology(Struct, frozen=True):
-    """A whole file."""
-
     flavour: NcclVariant
     cpus: tuple[NcclCpu, ...]  # ascending by host node
 

@@ -84,7 +84,6 @@ Choose = Callable[[Host, Objective, LayoutInputs], LayoutChoice]
 
 
 def layout_for(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
-    """Return the layout from the table."""
     layout, reason = LAYOUTS[objective]
     if objective is Objective.DENSITY:
         if not inputs.has_siblings:
@@ -195,7 +194,6 @@ def _named_devices(guest: Vm, options: PlanOptions, host: Host) -> set[Bdf]:
 
 
 def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
-    """Return the number of GPUs that the VM gets."""
     if options.gpu_count is not None:
         return options.gpu_count
     gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
@@ -203,8 +201,7 @@ def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
 
 
 def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
-    """Return whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the
-    host."""
+    """Whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the host."""
     named = _named_devices(guest, options, host)
 
     def switches(kind: DeviceKind, brought: object) -> set[Bdf | None]:

@@ -41,8 +41,6 @@ from homenode.vm.targets.target import (
 
 
 class PlannedFile(Struct, frozen=True, kw_only=True):
-    """A plan and the resulting file."""
-
     plan: Plan
     target: str  # LIBVIRT or the name of another target
     original: bytes  # the edited file, as given or copied; b"" = a new file
@@ -53,7 +51,6 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
 
     @property
     def document(self) -> bytes:
-        """The file to write."""
         return self.rendering.document
 
     @property

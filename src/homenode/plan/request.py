@@ -79,7 +79,6 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
 
 
 def with_vcpus(request: GuestRequest, vcpus: int) -> GuestRequest:
-    """Return the request with another number of vCPUs."""
     return replace(request, options=replace(request.options, vcpus=vcpus))
 
 

@@ -128,8 +128,6 @@ _HEIGHT = 11.0
 
 
 class Bar(Struct, frozen=True):
-    """The bar of one alternative."""
-
     label: str
     value: float
     # low, high: range of all samples, or the printed range; None for a single value

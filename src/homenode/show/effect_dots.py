@@ -15,8 +15,6 @@ _STEPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 
 class EffectDot(Struct, frozen=True, kw_only=True):
-    """The effect of one layout."""
-
     label: str
     ratio: float  # above 1 is a larger value, better or worse
     low: float | None  # interval, None without one

@@ -54,7 +54,6 @@ class DeviceFacts(Struct, frozen=True):
 
 
 def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
-    """Return the facts of all devices of a host, and of the plan's devices."""
     return DeviceFacts(
         gpus=gpu_numbers(host),
         short=short_addresses(host),

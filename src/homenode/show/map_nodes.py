@@ -176,7 +176,6 @@ def _draw_pu(
 
 
 def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
-    """Return the number of rows of cores of all groups."""
     if not groups:
         return 0
     columns = _columns(groups, size, width)

@@ -106,7 +106,6 @@ _MOST_DISTANCES = 16
 
 
 def plan_line(plan: Plan) -> str:
-    """Return the plan in one line."""
     parts = [
         f"VM {plan.vm.name}",
         f"layout {plan.layout.name}",

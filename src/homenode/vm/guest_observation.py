@@ -93,7 +93,6 @@ class Observation(Struct, frozen=True):
 
     @property
     def vcpus(self) -> CpuSet:
-        """The online vCPUs."""
         return self.guest.online_pus
 
     @property
@@ -107,7 +106,6 @@ class Observation(Struct, frozen=True):
         return tuple(llc.pus for llc in llcs if llc.level == _L3) if llcs else None
 
     def device_at(self, path: GuestPath) -> PciDevice | None:
-        """Return the function at a path, or None."""
         bdf = self.at.get(path)
         return None if bdf is None else self.guest.device(bdf)
 

@@ -25,8 +25,6 @@ Progress = Callable[[int, int], None]
 
 
 class NamedHost(Struct, frozen=True, kw_only=True):
-    """A named host of several."""
-
     name: str  # unique among them; also the name of `host`
     source: str  # the source that it was read from
     host: Host

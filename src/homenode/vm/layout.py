@@ -113,7 +113,6 @@ def preset_named(name: str) -> Layout | None:
 
 
 def unknown_layout(name: str, option: str = "--layout") -> UsageError:
-    """Return the error for an unknown layout."""
     return unknown("layout", name, PRESETS, "homenode list layouts", f"{option}: ")
 
 

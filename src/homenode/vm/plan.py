@@ -192,7 +192,6 @@ def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
 
 
 def is_critical(plan: Plan) -> bool:
-    """Whether a finding of the plan is critical."""
     return any(finding.severity is Severity.CRITICAL for finding in plan.findings)
 
 

@@ -38,8 +38,7 @@ _SUFFIXES = (".xml", ".json", ".conf", ".cfg", ".yaml", ".yml", ".sh", ".txt")
 
 
 def names_domain(name: str) -> bool:
-    """Return whether an argument is the name of a domain rather than a file: no path, and no
-    file."""
+    """Whether an argument is the name of a domain rather than a file: no path, and no file."""
     if name == "-" or "/" in name or name.endswith(_SUFFIXES):
         return False
     try:
@@ -87,8 +86,7 @@ def _open(path: Path) -> Snapshot:
 
 
 def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
-    """Return whether a source is an archive or a directory, and whether there is a file of that
-    name."""
+    """Whether a source is an archive or a directory, and whether there is a file of that name."""
     archive, is_part, _ = source.rpartition("#")
     try:
         is_archive = path.is_dir() or (is_part and not path.exists() and Path(archive).exists())

@@ -26,8 +26,6 @@ from homenode.vm.hypervisor.virsh import RefusedError, Virsh
 
 
 class ApplyOutcome(Struct, frozen=True):
-    """The result of an apply, or of its preview."""
-
     state: DomainState
     original: Path  # where it lies (would lie)
     defined: bytes | None  # as libvirt prints it now; None if nothing was done
@@ -41,8 +39,6 @@ class ApplyOutcome(Struct, frozen=True):
 
 
 class DomainChange(Struct, frozen=True, kw_only=True):
-    """The new definition of one domain."""
-
     name: str
     tuned: bytes
     original: bytes  # what `virsh.definition` gave, from which `tuned` was made
@@ -336,8 +332,7 @@ def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
 
 
 def last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
-    """Return the definition that was edited; of an interrupted step, the more similar of its
-    two."""
+    """The definition that was edited; of an interrupted step, the more similar of its two."""
     names = [last_known(entry), *([entry.after] if entry.what is ChangeState.BEGIN else [])]
     return min(map(store.document, names), key=lambda text: difference_count(text, now))
 

@@ -110,8 +110,6 @@ def apply_definitions(
 
 
 class RestoreOutcome(Struct, frozen=True):
-    """The result of a restore."""
-
     definition: bytes  # as libvirt prints it now
     # it is the original, byte for byte but for the order that libvirt prints devices in; False
     # where another libvirt than the one that printed the original prints it otherwise
@@ -280,7 +278,6 @@ def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
 
 
 def has_original(virsh: Virsh, name: str, root: Path) -> bool:
-    """Return whether an original of the domain is saved."""
     return DomainStore(root, virsh.connect, virsh.domain(name).uuid).definition() is not None
 
 

@@ -127,8 +127,7 @@ def moved_in_run(
 
 
 def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
-    """Return the pins that restore_live_pins would restore; nothing is changed. Raises the same
-    errors."""
+    """The pins that restore_live_pins would restore; nothing is changed. Raises the same errors."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     mark = _mark(virsh, state.uuid) if store.pins() is not None else None
@@ -203,8 +202,7 @@ _START = 19
 
 
 def run_mark(uuid: str) -> str | None:
-    """Return a word that identifies this run of the domain: boot id, start time and PID of its
-    QEMU.
+    """A word that identifies this run of the domain: boot id, start time and PID of its QEMU.
 
     libvirt's own number starts again after a boot or a restart of the daemon. Seen with 9.0.
     None if the process is not visible here.

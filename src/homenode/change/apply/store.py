@@ -57,7 +57,6 @@ class DomainStore:
         return self._files.path
 
     def definition(self) -> ChangeEntry | None:
-        """The last entry of the definition, or None."""
         return self._last(DEFINE)
 
     def pins(self) -> ChangeEntry | None:
@@ -102,7 +101,6 @@ class DomainStore:
         return content
 
     def document_path(self, name: str | None) -> Path:
-        """Return the path of a saved definition."""
         return (self.directory / f"{name}.xml").absolute()
 
     def _last(self, kind: str) -> ChangeEntry | None:
@@ -136,7 +134,6 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
 
 
 def journals_of_domains(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
-    """The journals of all domains."""
     with _files(root).errors():
         directories = sorted(path for path in (root / DOMAINS).glob(pattern) if path.is_dir())
     for path in directories:

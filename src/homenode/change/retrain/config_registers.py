@@ -48,8 +48,6 @@ class ConfigSpace(Protocol):
 
 
 class LinkRegisters(Struct, frozen=True):
-    """The link registers of a function."""
-
     at: int  # where its PCI Express capability begins
     capabilities: int
     control: int

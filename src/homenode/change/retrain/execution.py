@@ -276,8 +276,6 @@ def _files(directory: str) -> RecordDirectory:
 
 
 class WallClock:
-    """Real time."""
-
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
 

@@ -31,8 +31,6 @@ Read = Callable[[Host], Mapping[Any, Any]]
 
 
 class HostFact(NamedTuple):
-    """A row."""
-
     id: str  # of the finding
     label: str
     read: Read
@@ -276,7 +274,6 @@ def majority(records: Iterable[Record]) -> dict[tuple[HostFact, Any], Any]:
 
 
 def _count_equal(fact: HostFact, value: Any, counts: Mapping[Any, int]) -> int:
-    """Count the hosts that have this value or an equivalent one."""
     if value is None:
         return counts[value]
     return sum(
@@ -337,8 +334,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
 
 def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
-    """Return every difference of a host from the majority of its kind. hosts: each with its
-    name."""
+    """Every difference of a host from the majority of its kind. hosts: each with its name."""
     kinds: dict[HostKind, list[tuple[str, Host]]] = {}
     for name, host in hosts:
         kinds.setdefault(kind_of(host), []).append((name, host))

@@ -30,8 +30,6 @@ from homenode.units import GIB, format_bytes
 
 
 class GpuModel(NamedTuple):
-    """Features of every GPU of a model."""
-
     name: str
     bar_gib: int  # its largest BAR
     nvlinks: int | None = None  # None if bridges are an option
@@ -169,8 +167,6 @@ class Peer(NamedTuple):
 
 
 class PeerFact(NamedTuple):
-    """A fact by which peers are compared."""
-
     case: str  # of the page
     label: str
     read: Callable[[Peer], Any]
@@ -189,8 +185,7 @@ def _read_bar_sizes(peer: Peer) -> tuple[int, ...] | None:
 
 
 def _is_wrong_driver(value: str, usual: str) -> bool:
-    """Return whether the driver is missing or another host driver; devices of VFIO wait for a
-    VM."""
+    """Whether the driver is missing or another host driver; devices of VFIO wait for a VM."""
     is_another = usual != "none" and not any(map(is_viable_driver, (value, usual)))
     return value == "none" or is_another
 
@@ -244,7 +239,6 @@ _MOST_NAMED = 8
 
 
 def has_peers(host: Host) -> bool:
-    """Return whether any device has peers."""
     return any(len(peers) > 1 for peers in _groups(host))
 
 
@@ -293,8 +287,7 @@ def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
 
 
 def _usual(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
-    """Return the majority's value and True, or the better of two and False; None if no value is
-    usual."""
+    """The majority's value and True, or the better of two and False; None if no value is usual."""
     value, count = Counter(values).most_common(1)[0] if values else (None, 0)
     if len(values) >= _LEAST_PEERS and 2 * count > len(values):
         return value, True

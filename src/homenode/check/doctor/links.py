@@ -167,8 +167,7 @@ def _finding(
 
 
 def _training_case(link: Link, capable: LinkRate) -> str | None:
-    """Return the reason why another training would not restore the full link, as a case of the
-    texts."""
+    """The reason why another training would not restore the full link, as a case of the texts."""
     is_low = link.target_gt_per_s is not None and link.target_gt_per_s < capable.gt_per_s
     is_narrow = link.current is not None and link.current.width < capable.width
     if is_low:

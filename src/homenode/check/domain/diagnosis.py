@@ -45,8 +45,7 @@ from homenode.vm.model import Vm
 
 
 def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Finding]:
-    """Return the findings on one VM on its host. document: None if another file describes the
-    VM."""
+    """The findings on one VM on its host. document: None if another file describes the VM."""
     findings = []
     if document is not None:
         findings += [*crosscheck(document), *windows_findings(facts, document)]

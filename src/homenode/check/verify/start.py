@@ -209,15 +209,11 @@ class MonitorBackend(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class MonitorCpu(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """A vCPU."""
-
     cpu_index: int
     props: Mapping[str, int | str] = {}  # "node-id" where the guest has cells
 
 
 class MonitorDevice(Struct, kw_only=True):
-    """A device of QEMU."""
-
     driver: str
     id: str
     host: Bdf | None = None  # of a passed-through function

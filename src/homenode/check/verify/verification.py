@@ -54,8 +54,6 @@ class VerifyRequest(Struct, frozen=True):
 
 
 class Verification(Struct, frozen=True):
-    """The answer."""
-
     findings: Findings
     views: tuple[GuestView, ...]  # facts of guests compared with the expectation
     host: Host | None  # None if the document was not compared with one

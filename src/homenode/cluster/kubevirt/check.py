@@ -84,8 +84,6 @@ def _texts(value: object) -> frozenset[str]:
 
 
 class CheckedVmi(Struct, frozen=True):
-    """A VMI with its cluster and host."""
-
     vmi: Vmi
     guest: Vm
     host: Host | None  # None: no node was given

@@ -41,7 +41,6 @@ def on_define_domain(arguments: OnDefineDomainArguments) -> None:
 
 
 def receive(arguments: KubevirtReceiveArguments) -> None:
-    """Store the run."""
     note(f"wrote {receive_run(sys.stdin.buffer, arguments.results, arguments.name)}")
 
 
@@ -68,7 +67,6 @@ def check(arguments: KubevirtCheckArguments) -> None:
 
 
 def manifest(arguments: KubevirtManifestArguments) -> None:
-    """Write the manifests."""
     from homenode.cluster.kubevirt.manifests import manifests, next_steps
 
     options = arguments.manifest

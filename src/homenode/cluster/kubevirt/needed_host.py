@@ -148,8 +148,7 @@ def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality
 def initiators_of(
     snapshot: Snapshot, host: Host, gpus: tuple[PciDevice, ...]
 ) -> tuple[dict[Bdf, tuple[NodeIndex, ...]], tuple[str, ...]]:
-    """Return the generic initiator nodes of each of these GPUs, and a note for each GPU without
-    any."""
+    """The generic initiator nodes of each of these GPUs, and a note for each GPU without any."""
     grace_gpus = _grace_gpus(snapshot, Locality.from_nodes(host.nodes, CpuSet(), host.distances))
     initiators = initiator_nodes(host, grace_gpus, gpus)
     notes = [

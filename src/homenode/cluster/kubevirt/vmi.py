@@ -271,8 +271,7 @@ def _page(vmi: Vmi) -> int | None:
 
 
 def guest_of(vmi: Vmi) -> Vm:
-    """Return the VM of a VMI with its requests to a node. Raises ParseError for a malformed
-    quantity."""
+    """The VM of a VMI with its requests to a node. Raises ParseError for a malformed quantity."""
     return Vm(
         name=vmi.name,
         vcpus=_vcpus(vmi),

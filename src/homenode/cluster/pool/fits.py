@@ -152,8 +152,6 @@ def equivalence_key(host: Host, vm: str = "") -> object:
 
 
 class VmSize(Struct, frozen=True, kw_only=True):
-    """A size of VM."""
-
     gpus: int = 0
     vcpus: int | None = None  # None = the share of the host that belongs to its GPUs
     memory_bytes: int | None = None  # None = the share of the host that belongs to its GPUs
@@ -204,8 +202,6 @@ class SizeFits(Struct, frozen=True, kw_only=True):
 
 
 class PoolHost(Struct, frozen=True, kw_only=True):
-    """A host of a pool."""
-
     name: str
     vms: int | None  # that run or are planned; None: they were not read
     nodes: tuple[FreeOfNode, ...]

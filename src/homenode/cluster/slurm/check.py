@@ -292,8 +292,7 @@ def _check_detector(group: NodeClass, gpus: Sequence[GpuCores], source: str) -> 
 def right_cores(
     line: GresLine, gpu: GpuCores, order: CoreOrder, *, is_detected: bool
 ) -> CpuSet | None:
-    """Return the correct Cores= of this GPU: the line's own if they are near or cannot be
-    judged."""
+    """The correct Cores= of this GPU: the line's own if they are near or cannot be judged."""
     if gpu.cores is None or line.cores in (gpu.cores, gpu.local_cores):
         return line.cores
     if line.cores is None:

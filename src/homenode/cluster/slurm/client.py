@@ -67,8 +67,7 @@ def ask(
     environment: dict[str, str] | None = None,
     kept_open: tuple[int, ...] = (),
 ) -> str:
-    """Return the output of a Slurm program. Raises NoAnswerError, and ToolError with Slurm's
-    reason."""
+    """The output of a Slurm program. Raises NoAnswerError, and ToolError with Slurm's reason."""
     named = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
     environment = {**named, **(environment or {})}
     try:
@@ -149,14 +148,12 @@ def _scontrol_jobs(names: Sequence[str]) -> tuple[Job, ...]:
 
 
 def ask_shapes() -> dict[str, NodeShape]:
-    """Return the shape of each node according to Slurm. Raises ToolError with Slurm's own
-    reason."""
+    """The shape of each node according to Slurm. Raises ToolError with Slurm's own reason."""
     return parse_shapes(ask(SHAPES_COMMAND))
 
 
 def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
-    """Return the job's processes on a node, by a step in the job. Raises ToolError with Slurm's
-    reason."""
+    """The job's processes on a node, by a step in the job. Raises ToolError with Slurm's reason."""
     return parse_look(ask(look_command(job.number, node)), f"job {job.id} on {node}")
 
 

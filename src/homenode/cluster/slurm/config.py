@@ -31,8 +31,6 @@ _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*(\\)\s*\Z")
 
 
 class ConfigLine(Struct, frozen=True):
-    """A logical line with content."""
-
     first: int  # numbers of the physical lines that it is made of, from 1
     last: int  # numbers of the physical lines that it is made of, from 1
     words: tuple[tuple[str, str], ...]  # (key in small letters, value), in their order
@@ -64,8 +62,6 @@ class NotRead(NamedTuple):
 
 
 class SlurmConfig(Struct, frozen=True):
-    """A configuration file."""
-
     source: str
     text: str  # as it was given
     lines: tuple[ConfigLine, ...]  # without blank ones and comments

@@ -31,8 +31,6 @@ MAX_LOOKS = 10_000_000
 
 
 class GresLine(Struct, frozen=True, eq=False):
-    """A line of gres.conf."""
-
     line: ConfigLine
     nodes: Mapping[str, None] | None  # whom it is about; None = every node that reads the file
     autodetect: str | None
@@ -53,7 +51,6 @@ class GresLine(Struct, frozen=True, eq=False):
 
     @property
     def devices(self) -> int:
-        """Number of devices of the line."""
         if self.is_multiple:
             return 1
         return len(self.files) if self.files else self.count if self.count is not None else 1
@@ -200,8 +197,7 @@ class DeviceOrder(Struct, frozen=True):
         return tuple(number for _, _, number in placed)
 
     def cores(self, node: str) -> tuple[CpuSet | None, ...]:
-        """Return the Cores= of the device at each position of a node's list; () without an
-        order."""
+        """The Cores= of the device at each position of a node's list; () without an order."""
         lines = lines_for(self.lines, node)
         if autodetect_for(self.lines, node) is not None or _has_several_types(lines):
             return ()
@@ -283,8 +279,7 @@ class NodeClass(Struct, frozen=True):
 def node_classes(
     gres: SlurmConfig, slurm: SlurmConfig, nodes: Sequence[str] = ()
 ) -> tuple[NodeClass, ...]:
-    """Return the GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all
-    nodes.
+    """The GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all nodes.
 
     Raises ParseError that names a line, InputError for a node that neither file names.
     """

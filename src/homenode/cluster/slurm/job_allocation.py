@@ -26,8 +26,6 @@ from homenode.text import nodes_text, plural
 
 
 class AllocatedGpu(Struct, frozen=True):
-    """A GPU of a job."""
-
     index: int | None  # Slurm's number on the node
     bdf: Bdf | None
     node: NodeIndex | None  # with CPUs; None if unknown

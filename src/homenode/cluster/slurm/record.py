@@ -32,8 +32,6 @@ MAX_SLICES = 64
 
 
 class TaskRecord(Struct, frozen=True):
-    """A task at its start."""
-
     task: str  # "STEP.RANK"
     pus: CpuSet  # as /proc/self/status allows
     memory_nodes: CpuSet  # as /proc/self/status allows
@@ -42,8 +40,6 @@ class TaskRecord(Struct, frozen=True):
 
 
 class JobRecord(Struct, frozen=True):
-    """A job on a node."""
-
     job: str
     node: str
     name: str
@@ -254,8 +250,7 @@ def _gpus_at(
 
 
 def _at_home(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
-    """Return the GPU with its node with CPUs: the only one, or the nearest to its memory
-    (GH200)."""
+    """The GPU with its node with CPUs: the only one, or the nearest to its memory (GH200)."""
     with_cpus = [node for node, pus in record.pus_of_node if pus]
     if gpu.node in with_cpus:
         return gpu

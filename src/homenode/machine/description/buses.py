@@ -139,7 +139,6 @@ class DescribedPci(Struct, frozen=True, dict=True):
 
     @cached_property
     def uuids(self) -> frozenset[str]:
-        """The UUIDs of mediated devices."""
         parts = (part for device in self.devices for part in device.parts)
         return frozenset(part.uuid for part in parts if part.uuid)
 

@@ -38,8 +38,6 @@ from homenode.text import plural
 
 
 class CoreSlot(Struct, frozen=True):
-    """A core."""
-
     package: int  # numbers as in sysfs
     node: int  # numbers as in sysfs
     id: int  # core_id, unique within the package
@@ -216,7 +214,6 @@ def _dealt(slots: Sequence[CoreSlot], row: Sequence[int]) -> list[int]:
 
 
 def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
-    """Return the [[node]] table of each node number."""
     tables: dict[int, NodeTable] = {}
     for table in file.node:
         index = table.index

@@ -28,8 +28,6 @@ _BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
 
 
 class DeviceModel(Struct, frozen=True):
-    """Properties of all devices of a model."""
-
     name: str
     label: str  # what lspci would call it
     kind: DeviceKind
@@ -194,8 +192,6 @@ _EMPTY = "empty"
 
 
 class Endpoint(Struct, frozen=True):
-    """A device at one place."""
-
     location: str
     model: DeviceModel
     functions: tuple[DeviceModel, ...]
@@ -223,8 +219,6 @@ class Port(Struct, frozen=True):
 
 
 class Root(Struct, frozen=True):
-    """A root complex."""
-
     location: str
     domain: int
     bus: int | None  # None = the next free one

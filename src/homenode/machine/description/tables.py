@@ -85,7 +85,6 @@ class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
         return _join(self.location, key)
 
     def refusal(self, key: str, expected: str, value: object) -> InputError:
-        """Return the error for an invalid value of a key."""
         return refusal(self.source, self.name_of(key), expected, value)
 
     def check_bounds(self, key: str, value: int, least: int, limit: int) -> int:

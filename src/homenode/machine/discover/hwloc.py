@@ -110,8 +110,7 @@ def read_hwloc_nodes(
 
 
 def _special_kind(obj: HwlocObject) -> MemoryKind | None:
-    """Return the kind of memory other than DRAM, by subtype ("GPUMemory", "NVM", "HBM",
-    "CXL-DRAM")."""
+    """The kind of memory other than DRAM, by subtype ("GPUMemory", "NVM", "HBM", "CXL-DRAM")."""
     subtype = obj.attributes.get("subtype", "") or obj.infos.get("DAXType", "")
     if subtype.startswith("GPUMemory"):
         return MemoryKind.GPU

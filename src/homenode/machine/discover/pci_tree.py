@@ -105,8 +105,7 @@ def parse_config(config: bytes) -> ConfigHeader | None:
 
 
 def _express(config: bytes) -> int | None:
-    """Return the offset of the PCI Express capability; None without one, or if it is not
-    visible."""
+    """The offset of the PCI Express capability; None without one, or if it is not visible."""
     has_capabilities = config[0x06] & 0x10
     offset = config[0x34] & 0xFC if has_capabilities else 0
     seen: set[int] = set()

@@ -35,8 +35,6 @@ _HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%/\[\]+-]{0,255}", re.ASCII)
 
 
 class CaptureArchive(Struct, frozen=True):
-    """An archive with its manifest."""
-
     content: bytes
     manifest: Manifest
 

@@ -18,8 +18,6 @@ from homenode.package_data import package_text
 
 
 class Kind(StrEnum):
-    """The kind of a path."""
-
     FILE = "file"
     LINK = "link"
     DIRECTORY = "directory"  # only that it is there
@@ -120,7 +118,6 @@ def table(name: str) -> list[str]:
 
 
 def words(section: str) -> frozenset[str]:
-    """The words of a section of words.txt."""
     _, _, tail = "\n".join(table("words.txt")).partition(f"[{section}]\n")
     return frozenset(tail.partition("[")[0].split())
 

@@ -38,7 +38,6 @@ class Manifest(Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> str:
-    """The JSON document."""
     left_out = [{"what": subject, "reason": reason} for subject, reason in manifest.left_out]
     return formats.encode(KIND, manifest, changed={"left_out": left_out})
 

@@ -354,8 +354,7 @@ def _remove(parent: etree._Element, child: etree._Element) -> None:
 
 
 def _pseudonym(uuid: etree._Element | None, names: Pseudonyms) -> None:
-    """Return a pseudonym for a value without a recognisable form. UUIDs have been replaced
-    already."""
+    """A pseudonym for a value without a recognisable form. UUIDs have been replaced already."""
     text = "" if uuid is None else (uuid.text or "").strip()
     if uuid is not None and text and _OF_SCRUBBED_UUID not in text:
         uuid.text = names.uuid(text)

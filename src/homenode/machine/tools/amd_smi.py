@@ -73,8 +73,6 @@ class AmdTopology(Struct, frozen=True):
 
 
 class AmdPartitions(Struct, frozen=True):
-    """A GPU."""
-
     number: int  # the tool's, of its first partition
     compute: str | None  # "CPX"; None if the tool says N/A
     memory: str | None  # "NPS4"; None if the tool says N/A

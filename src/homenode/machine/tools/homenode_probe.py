@@ -43,8 +43,6 @@ class ProbeNode(Struct, frozen=True):
 
 
 class ProbeMachine(Struct, frozen=True):
-    """The machine that the probe ran on."""
-
     architecture: str
     nodes: tuple[ProbeNode, ...] = ()
     # instructions are translated (QEMU's TCG): no figure means anything
@@ -93,8 +91,6 @@ class LatencyPoint(Struct, frozen=True):
 
 
 class LatencyCurve(Struct, frozen=True):
-    """Latency by array size."""
-
     pu: int
     node: int | None  # that the memory was bound to
     pages_wanted: str  # auto, base, ..
@@ -140,8 +136,6 @@ class SmtCore(Struct, frozen=True):
 
 
 class LoadedPoint(Struct, frozen=True):
-    """Latency under one load."""
-
     delay_cycles: int | None  # of the injectors between two pieces of work; None = they rest
     samples_ns: tuple[float, ...]
     samples_injected_bytes_per_s: tuple[float, ...]

@@ -26,8 +26,6 @@ COMMAND = ("lstopo-no-graphics", "--disallowed", "--filter", "io:all", "--of", "
 
 
 class HwlocObject(Struct, frozen=True):
-    """An <object>."""
-
     # "Package", "NUMANode", "L3Cache", "PCIDev", ... attributes and infos as written; memory, I/O
     # and normal children in document order.
     type: str
@@ -37,8 +35,6 @@ class HwlocObject(Struct, frozen=True):
 
 
 class HwlocDistances(Struct, frozen=True):
-    """A <distances2> or <distances2hetero>."""
-
     name: str
     by_os_index: bool  # those are OS indices, else gp_index
     # per row and column, its index with the type before it ("NUMANode:0", "OSDev:701")
@@ -47,15 +43,11 @@ class HwlocDistances(Struct, frozen=True):
 
 
 class HwlocCpuKind(Struct, frozen=True):
-    """A <cpukind>."""
-
     cpuset: str
     infos: dict[str, str]
 
 
 class HwlocTopology(Struct, frozen=True):
-    """A whole document."""
-
     machine: HwlocObject
     distances: tuple[HwlocDistances, ...]
     cpu_kinds: tuple[HwlocCpuKind, ...]

@@ -129,8 +129,6 @@ def _opening_line(text: str, at: int) -> int | None:
 
 
 class Line(NamedTuple):
-    """A line."""
-
     text: str
     number: int | None  # counted from 1; None = of no line
     source: str  # whose output it is of

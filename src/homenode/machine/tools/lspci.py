@@ -192,8 +192,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _cut_fences(lines: list[str]) -> list[str]:
-    """Return the lines between the fences that enclose the first function, or all lines without
-    fences."""
+    """The lines between the fences that enclose the first function, or all lines without fences."""
     opened: int | None = None
     begun = False
     for at, line in enumerate(lines):

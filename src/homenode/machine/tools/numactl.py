@@ -159,8 +159,7 @@ _WITH_VALUE = frozenset({*_NODES_OF, *"-C --physcpubind -i --interleave -p --pre
 
 
 def parse_show(text: str) -> NumactlShow:
-    """Return the binding of a process. Other lines are skipped, because the output often heads a
-    log.
+    """The binding of a process. Other lines are skipped, because the output often heads a log.
 
     Raises ParseError if none is found, or more than one.
     """

@@ -49,8 +49,6 @@ _TWO_WAYS = ("read1", "read2", "total")
 
 
 class Status(StrEnum):
-    """The outcome of a test."""
-
     PASSED = "passed"
     WAIVED = "waived"  # not possible here: no second GPU, no peer access
     FAILED = "failed"
@@ -92,8 +90,6 @@ class NvbandwidthMatrix(Struct, frozen=True):
 
 
 class NvbandwidthTest(Struct, frozen=True):
-    """A test of nvbandwidth."""
-
     name: str | None  # the tool's; None for a waived one of a text
     status: Status
     matrices: tuple[NvbandwidthMatrix, ...] = ()

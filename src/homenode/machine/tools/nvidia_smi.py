@@ -76,8 +76,6 @@ class NvidiaGpu(Struct, frozen=True, kw_only=True):
 
 
 class NvidiaQuery(Struct, frozen=True):
-    """The GPUs of nvidia-smi -q."""
-
     # in the tool's order, which is that of the numbers that other commands use
     gpus: tuple[NvidiaGpu, ...]
     # (GPU, element, text) whose text we do not understand; its field is None
@@ -172,8 +170,6 @@ class TopoDevice(Struct, frozen=True):
 
 
 class TopoMatrix(Struct, frozen=True):
-    """The matrix of nvidia-smi topo -m."""
-
     devices: tuple[TopoDevice, ...]  # in the tool's order
     # shape (devices, devices), [from][to]; "X" on the diagonal, then NV#, PIX, PXB, PHB, NODE or
     # SYS, nearest first; None for N/A

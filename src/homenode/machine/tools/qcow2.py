@@ -27,8 +27,6 @@ _LARGEST = 1 << 62
 
 
 class Qcow2Header(Struct, frozen=True):
-    """The header of an image."""
-
     size_bytes: int  # of the disk, as its guest sees it
     backing: str | None  # the name of the file under it, as it stands there; None = none
     backing_format: str | None  # None if it is not stated

@@ -51,16 +51,12 @@ _BYTES_OF_UNIT = {"KB": KIB, "MB": MIB, "GB": GIB}
 
 
 class RocmDevice(Struct, frozen=True, kw_only=True):
-    """A device of rocm_bandwidth_test."""
-
     index: int  # the tool's number, of CPUs and GPUs
     name: str
     address: Bdf | None  # None for CPUs and where not printed
 
 
 class RocmMatrix(Struct, frozen=True, kw_only=True):
-    """A matrix of rocm_bandwidth_test."""
-
     is_bidirectional: bool
     devices: tuple[int, ...]
     # shape (devices, devices), [source][destination], bytes/s; None if N/A
@@ -68,8 +64,6 @@ class RocmMatrix(Struct, frozen=True, kw_only=True):
 
 
 class RocmCopy(Struct, frozen=True, kw_only=True):
-    """A size of one pair."""
-
     is_bidirectional: bool
     source: int
     destination: int

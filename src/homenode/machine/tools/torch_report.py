@@ -44,8 +44,6 @@ class TorchThread(Struct, frozen=True):
 
 
 class TorchFigure(Struct, frozen=True):
-    """A series."""
-
     metric: str
     unit: str
     device: int  # indices
@@ -69,8 +67,6 @@ class TorchRow(Struct, frozen=True):
 
 
 class TorchRun(Struct, frozen=True):
-    """A document."""
-
     torch: str = ""
     runtime: str = ""
     devices: tuple[TorchDevice, ...] = ()

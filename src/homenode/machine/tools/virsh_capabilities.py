@@ -22,15 +22,11 @@ _MAX_NUMBER = 1 << 60
 
 
 class CapabilitiesCpu(Struct, frozen=True):
-    """A CPU of a cell."""
-
     pu: PuIndex
     siblings: CpuSet | None  # the CPUs of its core; None for CPUs that are offline
 
 
 class CapabilitiesCell(Struct, frozen=True):
-    """A NUMA node."""
-
     node: NodeIndex
     distances: tuple[tuple[NodeIndex, int], ...]  # (node, SLIT), where libvirt gives them
     cpus: tuple[CapabilitiesCpu, ...]

@@ -41,8 +41,7 @@ class Machine(Protocol):
         """
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of these programs that `run` would find. Raises ToolError when
-        unreachable."""
+        """The programs that `run` would find. Raises ToolError when unreachable."""
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the machine for discovery. Raises ToolError when unreachable."""

@@ -100,8 +100,7 @@ def command_in(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
-    """Return the last binding of a head, as shown or set by numactl; else the script's own
-    statement."""
+    """The last binding of a head, as shown or set by numactl; else the script's own statement."""
     pinned = [int(node) for node in _PINNED.findall(head)]
     at = head.rfind("policy:")
     if (command := command_in(head)) is not None:

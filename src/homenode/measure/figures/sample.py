@@ -35,8 +35,6 @@ def _no_step(test: BenchTest, text: str, host: Host) -> Figures:
 
 
 class ToolOutput(Struct, frozen=True):
-    """Reader of a tool's output."""
-
     name: str  # the tool's, for people
     # what only it prints, for files; None if none is looked for
     sign: re.Pattern[str] | None = None

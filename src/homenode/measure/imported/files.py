@@ -120,8 +120,7 @@ def find_directories(root: Path) -> FoundDirectories:
 def _directory(
     root: Path, path: Path, texts: dict[str, str], times: dict[str, float]
 ) -> SourceDirectory:
-    """Return a directory's name relative to the named one: results do not contain the user's
-    paths."""
+    """A directory's name relative to the named one: results do not contain the user's paths."""
     inside = path.relative_to(root).parts
     return SourceDirectory(
         "/".join(_printable(part) for part in (root.name, *inside)),

@@ -57,8 +57,6 @@ _RESULTS_DIRECTORIES = frozenset({"results", "data", ""})
 
 
 class SourceDirectory(Struct, frozen=True):
-    """A directory's files."""
-
     path: str  # as people call it, from the named directory on, "/" between names
     name: str
     above: str  # the name of the directory above it
@@ -345,8 +343,7 @@ _RUN = re.compile(r"(?m)^# run \d+\s*$", re.ASCII)
 
 
 def is_study_directory(names: frozenset[str]) -> bool:
-    """Return whether a directory of these files is a study's: its metadata, or two of its other
-    names."""
+    """Whether a directory of these files is a study's: its metadata, or two of its other names."""
     study_files = names & FILES
     return "metadata.json" in study_files or len(study_files) >= 2
 

@@ -51,8 +51,6 @@ _BYTES_OF_UNIT = {"MB": float(MIB), "GB": 1e9}
 
 
 class Direction(StrEnum):
-    """The direction of a copy."""
-
     HOST_TO_DEVICE = "host-to-device"
     DEVICE_TO_HOST = "device-to-host"
     DEVICE_TO_DEVICE = "device-to-device"
@@ -69,8 +67,6 @@ _DIRECTIONS = {
 
 
 class CudaTransfer(Struct, frozen=True, kw_only=True):
-    """A row of bandwidthTest."""
-
     direction: Direction
     is_pinned: bool | None  # None if not reported
     devices: int  # how many took part; bytes_per_s is their sum
@@ -79,8 +75,6 @@ class CudaTransfer(Struct, frozen=True, kw_only=True):
 
 
 class CudaBandwidthTest(Struct, frozen=True, kw_only=True):
-    """The output of bandwidthTest."""
-
     devices: tuple[tuple[int, str], ...]  # (CUDA's number, name)
     transfers: tuple[CudaTransfer, ...]
     has_passed: bool | None  # None if the end is missing

@@ -55,8 +55,6 @@ _SAYS_NOTHING = re.compile(
 
 
 class MlcMatrix(Struct, frozen=True, kw_only=True):
-    """A matrix of Intel MLC."""
-
     rows: tuple[NodeIndex, ...]
     columns: tuple[NodeIndex, ...]
     # shape (rows, columns), [node of the CPUs][node of the memory]; None if absent

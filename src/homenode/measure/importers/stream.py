@@ -77,15 +77,11 @@ _SAYS_NOTHING = (
 
 
 class StreamKernel(Struct, frozen=True, kw_only=True):
-    """A kernel of STREAM."""
-
     name: str  # one of KERNELS. Bytes as reported: each array once.
     best_bytes_per_s: float
 
 
 class StreamRun(Struct, frozen=True, kw_only=True):
-    """A run."""
-
     version: str | None
     # all three together; None if the log has only the table
     arrays_bytes: int | None

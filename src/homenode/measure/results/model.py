@@ -41,8 +41,6 @@ class Origin(StrEnum):
 
 
 class Statistic(StrEnum):
-    """Statistic of a published result."""
-
     SAMPLE = "sample"
     MEAN = "mean"
     MEDIAN = "median"
@@ -205,8 +203,6 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
 
 
 class FigureKey(Struct, frozen=True, gc=False):
-    """Key of a result."""
-
     # metric, unit: see docs/reference/formats/comparison.md; the rest is what distinguishes
     # it from others of its metric, None if it is over all
     metric: str
@@ -241,8 +237,6 @@ _LEAST, _MOST = 1e-12, 1e30
 
 
 class Run(Struct, frozen=True, dict=True):
-    """A results directory."""
-
     head: RunHead
     samples: tuple[Sample, ...]
 
@@ -261,7 +255,6 @@ class Run(Struct, frozen=True, dict=True):
 
     @cached_property
     def impossible_samples(self) -> tuple[Sample, ...]:
-        """Samples with impossible values."""
         return tuple([sample for sample in self.samples if not _LEAST < sample.value < _MOST])
 
     @cached_property

@@ -26,7 +26,6 @@ MAX_SAMPLES = 2_000_000
 
 
 def head_line(head: RunHead) -> str:
-    """The first line of a run."""
     return formats.head_line(KIND, head)
 
 
@@ -36,7 +35,6 @@ def end_line(samples: int) -> str:
 
 
 def run_text(run: Run) -> str:
-    """All lines of a run."""
     lines = [head_line(run.head), *map(formats.line, run.samples), end_line(len(run.samples))]
     return "".join(lines)
 
@@ -146,8 +144,7 @@ class StoredRuns(Struct, frozen=True):
 
 
 def run_directory(root: Path, system: str, name: str) -> Path:
-    """Return a run's directory below a results directory. Raises InputError for names that leave
-    it."""
+    """A run's directory below a results directory. Raises InputError for names that leave it."""
     for part in (system, name):
         if not part or part[0] == "." or "/" in part or not part.isprintable():
             raise InputError(

@@ -80,8 +80,6 @@ def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
 
 
 class TrialDomain(Struct, frozen=True):
-    """The domain that a trial works on."""
-
     virsh: Virsh
     head: TrialHead
     journal: TrialJournal

@@ -36,8 +36,6 @@ _LEAST_GUEST_MIB = math.ceil(_STREAM_BYTES / _SHARE_OF_STREAM / MIB)
 
 
 class PlannedLayout(Struct, frozen=True):
-    """A planned layout."""
-
     layout: str
     tuning: PlannedFile | None  # None if no placement fits
     # why it cannot be booted; without tuning the planner's rejection
@@ -64,7 +62,6 @@ def fit(
 
 
 def host_without(host: Host, name: str) -> Host:
-    """Return the host without the domain of that name."""
     domains = tuple(domain for domain in host.domains if domain.name != name)
     return structs.replace(host, domains=domains)
 

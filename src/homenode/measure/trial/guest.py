@@ -103,8 +103,7 @@ def wait_for_answer(
     timeout_s: float,
     on_wait: Callable[[float, float], None] = lambda waited_s, timeout_s: None,
 ) -> Machine:
-    """Return the guest once it answers. on_wait: called after each failed try (waited_s,
-    timeout_s).
+    """The guest once it answers. on_wait: called after each failed try (waited_s, timeout_s).
 
     Raises ToolError if the guest ends first, ToolTimeoutError with the last failure, HostKeyError
     at once if another machine answers, and InputError if no channel to it exists.

@@ -58,8 +58,6 @@ STATES = {
 
 
 class TrialCopy(Struct, frozen=True):
-    """The copy that a trial works on."""
-
     uuid: str
     name: str
     overlays: tuple[str, ...]  # files created for it
@@ -67,8 +65,6 @@ class TrialCopy(Struct, frozen=True):
 
 
 class TrialHead(Struct, frozen=True, omit_defaults=True):
-    """The description of a trial."""
-
     id: str  # its own name
     connect: str
     domain: str  # what it works on, a copy if `copy` is set
@@ -90,8 +86,6 @@ class TrialHead(Struct, frozen=True, omit_defaults=True):
 
 
 class TrialEntry(Struct, frozen=True, omit_defaults=True):
-    """A line."""
-
     at: str  # UTC, ISO 8601
     what: str
     number: int | None = None  # of the boot, None if it is about all of them
@@ -103,8 +97,6 @@ class TrialEntry(Struct, frozen=True, omit_defaults=True):
 
 
 class State(Struct, frozen=True):
-    """The state of a trial."""
-
     outcomes: dict[int, TrialEntry]  # the outcome of each boot, by its number
     # steps to undo, in the order in which they began
     changes: tuple[ChangeEntry, ...]
@@ -163,8 +155,6 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
 
 
 class StoredTrial(Struct, frozen=True):
-    """A trial on disk."""
-
     directory: Path
     head: TrialHead | None
     entries: tuple[TrialEntry, ...]
@@ -207,7 +197,6 @@ class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
         self.add(TrialEntry(at=at, what=kind, number=number, detail=detail, **fields))
 
     def load(self) -> StoredTrial:
-        """Read the journal from disk."""
         try:
             head, entries = self.contents()
             changes = self.changes.to_undo()

@@ -21,8 +21,7 @@ from homenode.vm.plan import Unplannable
 
 
 def are_paired(gpu: PciDevice, nic: PciDevice) -> bool:
-    """Return whether a NIC is on the root complex of a GPU: on its switch, or below the same CPU
-    ports."""
+    """Whether a NIC is on the root complex of a GPU: on its switch, or below the same CPU ports."""
     return gpu.root_complex == nic.root_complex
 
 

@@ -32,8 +32,6 @@ class Board(StrEnum):
 
 
 class FabricPartition(Struct, frozen=True):
-    """A default partition."""
-
     id: int
     modules: frozenset[int]  # physical (module) ids of its GPUs, 1-based
     nvlinks: int  # active links of each GPU; 0 for a single GPU
@@ -202,8 +200,7 @@ class Fabric(Struct, frozen=True):
         return partitions_of_size(self.board, size, self.module_of_gpu)
 
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
-        """Return a gap if it is unknown whether these GPUs are a partition, as one GPU or a board
-        is."""
+        """A gap if it is unknown whether these GPUs are a partition, as one GPU or a board is."""
         bdfs = _physical(gpus)
         unknown = [bdf for bdf in bdfs if bdf not in self.module_of_gpu]
         if not unknown or len(bdfs) < 2 or len(bdfs) == self.gpus in self.sizes():

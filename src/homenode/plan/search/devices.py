@@ -83,7 +83,6 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_homes(cls, homes: Iterable[HomeGpus]) -> "GpuGroup":
-        """Return the devices of these homes."""
         home_gpus = tuple(homes)
         count_of_node: dict[int, int] = {}
         for home in home_gpus:

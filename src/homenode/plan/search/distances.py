@@ -31,7 +31,6 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
 
     @cached_property
     def nodes_of_package(self) -> dict[int, int]:
-        """Return the nodes of each package."""
         nodes: dict[int, int] = {}
         for position, package in enumerate(self.packages):
             nodes[package] = nodes.get(package, 0) | 1 << position

@@ -240,7 +240,6 @@ def _merge_homes(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_
 
 
 def _of_each(home: _Home, distance: int) -> list[int]:
-    """Return the cost of each GPU of a home at this distance."""
     by_weight = home.by_weight
     return [weight * distance for weight, gpus in by_weight for _ in range(gpus.bit_count())]
 
@@ -252,7 +251,6 @@ def _add_rows(row: tuple[int, ...], rows: Sequence[tuple[int, Sequence[int]]]) -
 
 
 def _nearest_to_split(case: _Case, split: Sequence[int]) -> Choice:
-    """Return the GPUs that are nearest to a split."""
     total, tied = sum(map(mul, case.row, split)), 0
     sure, missing = case.certain, case.missing
     level, tied_count = -1, 0

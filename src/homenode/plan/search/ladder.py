@@ -37,8 +37,6 @@ class MemoryRule(StrEnum):
 
 
 class Fallback(Struct, frozen=True, kw_only=True):
-    """A step of the ladder."""
-
     grouping: Grouping  # the kind of sibling group
     groups: int  # number of groups that the VM needs
     mixed: bool  # of several kinds of core

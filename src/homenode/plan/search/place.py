@@ -39,7 +39,6 @@ MOST_REFUSED_NODES = 16
 
 
 def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
-    """Return the search for a VM on this host."""
     allocated = allocations(host, request)
     free = with_service = free_cpus(host, request, allocated)
     if allocated.service_cores:

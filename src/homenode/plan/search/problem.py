@@ -199,8 +199,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         ]
 
     def devices_of_cells(self, cells: int) -> tuple[int, ...]:
-        """Return the pages of each cell's memory devices; devices of removed cells count for cell
-        0."""
+        """The pages of each cell's memory devices; devices of removed cells count for cell 0."""
         owned = [0] * cells
         for cell, pages in self.device_pages:
             owned[cell if cell < cells else 0] += pages
@@ -243,8 +242,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def cost_of(self) -> Callable[[int, int], AllocationCost]:
-        """Return the result of a number of groups on a node. Cached, as nodes of one shape
-        repeat."""
+        """The result of a number of groups on a node. Cached, as nodes of one shape repeat."""
         supplies, isolation = self.supplies, self.hosts_isolation
         first_of_shape: dict[tuple[object, ...], int] = {}
         like = [first_of_shape.setdefault(shape, node) for node, shape in enumerate(self._shapes)]
@@ -334,7 +332,6 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         return self._supplies(fallback.keeps_core or not has_service, fallback.grouping)
 
     def problem(self, fallback: Fallback) -> SearchProblem:
-        """Return the problem of a fallback."""
         host, request, options = self.host, self.request, self.options
         even_splits = not (fallback.shares or request.options.unequal_cells)
         first, later = order(

@@ -36,7 +36,6 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> int:
-        """The nodes as bits."""
         return sum(1 << node for node, _ in self.split)
 
 
@@ -203,8 +202,7 @@ class _Search:
         return bool(self.node_sets_by_terms) or self.node_sets.exact
 
     def cannot_be_nearer(self, cost: Mapping[str, int]) -> bool:
-        """Return whether no split could cost fewer packages, nearer devices or more homes; a few
-        sums."""
+        """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
         if cost.get("gpus_away_from_home"):
             return False
         classes = tuple([cost.get(n) for n in ("device_class", "packages_spanned")])

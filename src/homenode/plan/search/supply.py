@@ -45,8 +45,6 @@ FreeCore = tuple[int, CoreShape]
 
 
 class NodeCores(Struct, frozen=True):
-    """A node with CPUs."""
-
     position: int
     index: NodeIndex
     pus: CpuSet
@@ -299,7 +297,6 @@ class Supply(Struct, frozen=True):
 
 
 def supply(cores: NodeCores, grouping: Grouping) -> Supply:
-    """Return the node's supply of groups."""
     counts = [
         (shape, count, groups_each)
         for shape, count in cores.shapes
@@ -350,8 +347,7 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, i
 
 
 def _largest(llcs: Sequence[tuple[int, int, int]], count: int) -> tuple[int, ...]:
-    """Return the positions of the fewest LLCs of a tier that together hold `count`, the largest
-    first."""
+    """The positions of the fewest LLCs of a tier that together hold `count`, the largest first."""
     positions = fewest([groups for _, groups, _ in llcs], count)
     for size in sorted({llc_bytes for *_, llc_bytes in llcs}, reverse=True)[:-1]:
         large = [i for i, (*_, llc_bytes) in enumerate(llcs) if llc_bytes >= size]

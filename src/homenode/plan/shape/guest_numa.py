@@ -419,8 +419,7 @@ def _missing_initiators(
 
 
 def initiator_nodes_of(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple[NodeIndex, ...]]:
-    """Return the generic initiator nodes of each of these Grace GPUs; () for a GPU without
-    nodes."""
+    """The generic initiator nodes of each of these Grace GPUs; () for a GPU without nodes."""
     grace_gpus = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
     return initiator_nodes(host, grace_gpus, gpus)
 

@@ -212,8 +212,6 @@ INTEL_MODELS = tuple(
 
 
 class TopologyChoice(Struct, frozen=True):
-    """A CPU topology for the guest."""
-
     topology: GuestTopology | None  # None = keep the definition's
     findings: tuple[Finding, ...] = ()
 

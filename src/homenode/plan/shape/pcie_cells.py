@@ -66,7 +66,6 @@ def on_nearest_cells(
 
 
 def slow_switches(controllers: Sequence[GuestPciController]) -> tuple[Finding, ...]:
-    """Return a finding if the guest is shown PCIe switches."""
     if all(port.model != PortModel.SWITCH_UPSTREAM for port in controllers):
         return ()
     return (

@@ -86,8 +86,7 @@ def _unbroken(unit: str) -> str:
 
 
 def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
-    """Return the effect of each switch on each metric, over all machines; None without
-    measurements.
+    """The effect of each switch on each metric, over all machines; None without measurements.
 
     A row for each metric that some switch was measured on.
     """
@@ -332,8 +331,7 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
 
 
 def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
-    """Return the machine's result from the layout with the most samples; controls ignore
-    layouts."""
+    """The machine's result from the layout with the most samples; controls ignore layouts."""
     candidates: list[Series] = []
     for alternative in machine.alternatives:
         by_key: Mapping[SeriesKey, Series] = machine.series[alternative.label]

@@ -122,8 +122,7 @@ def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
 def _advice(
     objective: Objective, all_effects: Sequence[SwitchEffect], moved: Sequence[SwitchEffect]
 ) -> AdviceLine:
-    """Return the effect of a step from one layout to another, and the number of machines with
-    it."""
+    """The effect of a step from one layout to another, and the number of machines with it."""
     ways = {effect.outcome for effect in moved}
     layout, than = (
         " or ".join(dict.fromkeys(getattr(effect.effect, side) for effect in moved))

@@ -180,8 +180,7 @@ def _verdicts(
 
 
 def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
-    """Return runs on the host itself, if other runs are of its guests: a reference, not a
-    choice."""
+    """Runs on the host itself, if other runs are of its guests: a reference, not a choice."""
     vantages = {run.head.vantage for run in runs}
     if not {Vantage.GUEST, Vantage.HOST} <= vantages:
         return None

@@ -56,8 +56,7 @@ def bar_of(label: str, series: Series, number: int, base: Series | None = None) 
 
 
 def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
-    """Return the bars of a metric of a machine, in one unit; changes are against the first
-    layout."""
+    """The bars of a metric of a machine, in one unit; changes are against the first layout."""
     bars = [
         (label, series, number)
         for label, number, by_key in machine.layouts()

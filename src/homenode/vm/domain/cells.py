@@ -54,12 +54,10 @@ def read_cells(document: Document) -> tuple[tuple[Element, CpuSet], ...]:
 
 
 def cell_bytes(cell: Element) -> int:
-    """Return the memory of a <cell>."""
     return size_bytes(cell, require_attribute(cell, "memory"), cell.get("unit"))
 
 
 def cells_bytes(document: Document) -> int:
-    """Return the memory of all cells."""
     return sum(map(cell_bytes, cell_elements(document)))
 
 
@@ -223,7 +221,6 @@ def page_bytes_of_cell(document: Document, cell: int) -> int | None:
 
 
 def page_bytes(page: Element) -> int:
-    """Return the size of a <page>."""
     return size_bytes(page, require_attribute(page, "size"), page.get("unit"))
 
 

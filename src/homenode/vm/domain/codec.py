@@ -56,8 +56,6 @@ PCIE_STEPS: tuple[Step, ...] = (
 
 
 class ElementRow(Struct, frozen=True):
-    """An element with its children."""
-
     path: str  # below <domain>
     field: str | None = None  # of Vm, or of RunningDomain; None = it is only written
     # reader of the field; None if another row reads it

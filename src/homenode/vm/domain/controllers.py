@@ -218,7 +218,6 @@ def read_window_mib(document: Document) -> int | None:
 
 
 def qemu_arguments(document: Document) -> tuple[Element, ...]:
-    """Return the arguments in <qemu:commandline>."""
     commandline = document.root.child(f"{{{QEMU_NAMESPACE}}}commandline")
     return () if commandline is None else commandline.children
 

@@ -86,8 +86,7 @@ def copied_mac(original_mac: str, name: str) -> str:
 
 
 def shared_with_original(xml: bytes, source: str = "domain") -> tuple[Finding, ...]:
-    """Return the resources that the original and its copy share, so that both cannot run at
-    once."""
+    """The resources that the original and its copy share, so that both cannot run at once."""
     document = open_domain(xml, source)
     findings = map(_find_sharing, document.root.all("devices/*"))
     return tuple(finding for finding in findings if finding is not None)

@@ -64,11 +64,9 @@ class Element(Struct, frozen=True):
         return self.end == self.tag_end
 
     def get(self, attribute: str) -> str | None:
-        """Return the value of an attribute, or None."""
         return dict(self.attributes).get(attribute)
 
     def child(self, name: str) -> "Element | None":
-        """Return the first child of that name, or None."""
         return next((child for child in self.children if child.name == name), None)
 
     def all(self, path: str) -> tuple["Element", ...]:
@@ -79,15 +77,13 @@ class Element(Struct, frozen=True):
         return tuple(child for child in children if name in ("*", child.name))
 
     def find(self, path: str) -> "Element | None":
-        """Return the first element at a path, or None."""
         element: Element | None = self
         for name in path.split("/"):
             element = element.child(name) if element is not None else None
         return element
 
     def value(self, path: str) -> str | None:
-        """Return the attribute at a path, or the stripped text of the element there; None if
-        missing."""
+        """The attribute at a path, or the stripped text of the element there; None if missing."""
         above, _, name = path.rpartition("/")
         if not name.startswith("@"):
             element = self.find(path)

@@ -123,7 +123,6 @@ def close_up(document: Document, element: Element) -> list[Edit]:
 
 
 def append(document: Document, parent: Element, new: Iterable[NewElement]) -> list[Edit]:
-    """Return edits that append new elements to a parent."""
     nodes = tuple(new)
     if not nodes:
         return []
@@ -154,7 +153,6 @@ def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]
 
 
 def insert_before(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
-    """Return edits that insert new elements before a sibling."""
     line = _own_line(_blank_before(document, sibling.start))
     step = _step(document, sibling)
     written = b"".join(_render(node, document, line, step) + line for node in new)

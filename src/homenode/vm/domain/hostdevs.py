@@ -157,7 +157,6 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
 
 
 def initiators_of(document: Document, hostdev: Element) -> CpuSet:
-    """Return the initiator cells of a <hostdev>."""
     named = hostdev.value("acpi/@nodeset")
     return CpuSet() if named is None else CpuSet.parse(named, f"{document.source}: <acpi nodeset>")
 

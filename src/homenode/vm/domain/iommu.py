@@ -228,8 +228,7 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
 
 
 def has_iommufd(document: Document) -> bool:
-    """Return whether all PCI devices of the host are opened through iommufd, which counts no
-    mappings."""
+    """Whether all PCI devices of the host are opened through iommufd, which counts no mappings."""
     default = document.root.value("iommufd/@enabled") or "no"
     settings = [e.value("driver/@iommufd") or default for _, e in hostdev_elements(document)]
     return bool(settings) and all(word == "yes" for word in settings)

@@ -69,7 +69,6 @@ def read_ballooned(document: Document) -> int:
 
 
 def memory_devices(document: Document) -> tuple[Element, ...]:
-    """Return the <memory model=...> devices."""
     return document.root.all("devices/memory")
 
 

@@ -206,5 +206,4 @@ def _sum(content: bytes) -> str:
 
 
 def _permissions(path: Path) -> int | None:
-    """The permissions of a file, or None."""
     return path.stat().st_mode & 0o777 if path.exists() else None

@@ -26,8 +26,6 @@ SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
 
 
 class SchemaError(Struct, frozen=True):
-    """A violation of the schema."""
-
     line: int  # of the document
     message: str
 

@@ -101,8 +101,6 @@ class Transport(StrEnum):
 
 
 class GuestAccess(Struct, frozen=True):
-    """The access to a guest."""
-
     transport: Transport = Transport.SSH
     address: str | None = None  # None = as reported by libvirt
     user: str = "root"

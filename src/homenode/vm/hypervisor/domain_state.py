@@ -18,8 +18,6 @@ _PIN_HEAD = re.compile(r"CPU Affinity|^\s*-+\s*\Z|No IOThreads found")
 
 
 class DomainState(Struct, frozen=True):
-    """A domain."""
-
     name: str
     uuid: str
     run_id: int | None  # libvirt's number of the running instance, None if it is shut off

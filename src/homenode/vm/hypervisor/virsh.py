@@ -75,7 +75,6 @@ class Virsh:
         return state
 
     def find(self, uuid: str) -> DomainState | None:
-        """Return the domain of that UUID, or None."""
         try:
             return self._read_state(uuid)
         except InputError:

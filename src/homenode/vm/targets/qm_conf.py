@@ -51,8 +51,6 @@ ports of hostpci0 to 3, the bridge, the chipset."""
 
 
 class Conf(Struct, frozen=True, dict=True):
-    """A qm configuration."""
-
     lines: tuple[str, ...]  # with their ends
     live: int  # how many of them are before the first section, such as [special:cloudinit]
     values: Mapping[str, str]  # of the live ones
@@ -151,8 +149,7 @@ def is_conf(content: bytes) -> bool:
 
 
 def is_short_conf(content: bytes) -> bool:
-    """Return whether this may be a qm configuration that consists of keys other formats have,
-    too."""
+    """Whether this may be a qm configuration that consists of keys other formats have, too."""
     try:
         return any(map(_OTHER_KEYS.match, parse(content, "").values))
     except ParseError:

@@ -28,7 +28,6 @@ def target_named(name: str) -> Target:
 
 
 def recognise_target(content: bytes) -> str | None:
-    """The target that a file is of, by its content."""
     return next((name for name in TARGETS if target_named(name).recognises(content)), None)
 
 

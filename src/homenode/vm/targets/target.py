@@ -133,8 +133,6 @@ class Level(StrEnum):
 
 
 class Support(Struct, frozen=True):
-    """One feature on one target."""
-
     level: Level
     how: str  # by which option and since which version that has been in use, or why not
     loses: str | None = None  # what the guest or the host then lacks; None for NATIVE
@@ -240,7 +238,6 @@ def is_vgpu(device: GuestHostdev) -> bool:
 
 
 def features_of(plan: Plan) -> frozenset[Feature]:
-    """The features that a plan needs."""
     return frozenset(feature for feature in Feature if feature.is_planned(plan))
 
 

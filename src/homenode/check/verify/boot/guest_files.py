@@ -38,16 +38,13 @@ _HINT = (
 
 
 class GuestFiles(Struct, frozen=True):
-    """The files that a test guest boots."""
-
     kernel: Path
     busybox: bytes
     kernel_name: str  # where the kernel comes from, for people
 
 
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:
-    """Return the named kernel, else one of this machine, else a cached or downloaded one; and
-    busybox.
+    """The named kernel, else one of this machine, else a cached or downloaded one; and busybox.
 
     Raises HostError that says what is missing and how to install it.
     """

@@ -49,8 +49,6 @@ _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class ArchiveMember(Struct, frozen=True):
-    """A member of an archive."""
-
     path: str
     mode: int
     content: bytes = b""

@@ -114,8 +114,7 @@ def daemon_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...
 
 
 def could_not_start(message: str, uri: str) -> Finding:
-    """Return the finding that the test guest was booted with QEMU directly because libvirt
-    failed."""
+    """The finding that the test guest was booted with QEMU directly because libvirt failed."""
     expected = f"libvirt at {uri} to start it"
     return finding("libvirt-could-not-start", "the test guest", expected, message, uri)
 

@@ -101,8 +101,7 @@ class AddressMap(Struct, frozen=True):
 
 
 def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
-    """Return the address map of a guest's devices; None if none of them has a large BAR that is
-    known."""
+    """The address map of a guest's devices; None if none of them has a large BAR that is known."""
     passed = [
         device for hostdev in guest.hostdevs if (device := host.device(hostdev.bdf)) is not None
     ]
@@ -177,8 +176,6 @@ _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
 
 
 class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
-    """The guest to boot."""
-
     # what it is: its machine is "q35", "pc", or a version of these, its memory is scaled down, its
     # parent controllers before their children, the root omitted
     vm: Vm

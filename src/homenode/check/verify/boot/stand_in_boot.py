@@ -92,8 +92,6 @@ class BootOptions(Struct, frozen=True):
 
 
 class BootOutcome(Struct, frozen=True):
-    """The result of a boot."""
-
     stand_in: StandInGuest
     guest: Host | None  # None if it did not come up; then `findings` say why
     how: str  # through what and with which accelerator, for people
@@ -218,8 +216,6 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
 
 
 class _Guest(Struct, frozen=True):
-    """A guest of a boot."""
-
     stand_in: StandInGuest
     source: str  # what findings of it name
     directory: Path
@@ -355,8 +351,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
 def _read_all(
     guests: Sequence[_Guest], refused: Sequence[Finding], name: str, keep: Path | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
-    """Return the guests' reports as one: PCI functions of the last guest, everything else of the
-    first.
+    """The guests' reports as one: PCI functions of the last guest, everything else of the first.
 
     None if one of them did not come up.
     """

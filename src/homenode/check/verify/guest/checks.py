@@ -31,8 +31,6 @@ KERNEL_SHARE = 16
 
 
 class Check(Struct, frozen=True):
-    """A line of the comparison."""
-
     id: str  # of the fact; its finding is guest-ID
     subject: str
     expected: str
@@ -122,8 +120,7 @@ def _memory(kernel_bytes: int) -> VmFact:
 
 
 def _promised_vm(expected: Expectation) -> Vm:
-    """Return the VM with the cells that are nodes of the guest, and the distances that the guest
-    sees."""
+    """The VM with the cells that are nodes of the guest, and the distances that the guest sees."""
     rows = expected.distances or ((),) * len(expected.cells)
     pairs = zip(expected.cells, rows, strict=True)
     cells = tuple(replace(cell, distances=row) for cell, row in pairs)
@@ -387,8 +384,6 @@ STAND_IN_KERNEL_BYTES = 96 * MIB
 
 
 class GuestView(Struct, frozen=True):
-    """The guest compared with its plan."""
-
     title: str
     checks: tuple[Check, ...]  # every line, with and without finding
     observation: Observation  # the guest's facts

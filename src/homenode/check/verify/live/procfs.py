@@ -22,8 +22,6 @@ from homenode.vm.targets.qemu_command import fields_of
 
 
 class ThreadKind(StrEnum):
-    """The role of a thread of QEMU."""
-
     VCPU = "vcpu"
     ALL_VCPUS = "all-vcpus"  # TCG with one thread for every vCPU
     IOTHREAD = "iothread"
@@ -31,8 +29,6 @@ class ThreadKind(StrEnum):
 
 
 class VmThread(Struct, frozen=True):
-    """A thread."""
-
     id: int
     name: str  # its comm
     kind: ThreadKind
@@ -147,8 +143,6 @@ class HostPlaces(Struct, frozen=True):
 
 
 class RunningVm(Struct, frozen=True):
-    """A running VM."""
-
     name: str
     uuid: str
     process: int  # of its QEMU

@@ -49,7 +49,6 @@ GRACE_POLLS = 18
 
 
 def study(arguments: SlurmStudyArguments) -> None:
-    """Begin or continue the study."""
     options = _options(arguments)
     check_options(options)
     if options.setup is not None and not Path(options.setup).is_file():

@@ -369,8 +369,7 @@ class StudySources(Struct, frozen=True, kw_only=True):
 
 
 def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
-    """Return the peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: number of its
-    GPUs."""
+    """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: number of its GPUs."""
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []
     all_peak: float | None = None

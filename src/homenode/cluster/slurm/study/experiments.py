@@ -51,8 +51,6 @@ class Mode(StrEnum):
 
 
 class Experiment(Struct, frozen=True):
-    """A job or job array."""
-
     id: str
     mode: Mode
     nodes: tuple[str, ...]
@@ -107,7 +105,6 @@ class Study(Struct, frozen=True, omit_defaults=True):
         return dict(self.jobs)
 
     def attempts_of(self, experiment: str) -> int:
-        """Number of its submissions."""
         return self.repeated.count(experiment) + sum(name == experiment for name, _ in self.jobs)
 
 

@@ -62,8 +62,7 @@ def matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
 
 
 def homes_of(jobs: Iterable[JobEvidence]) -> dict[str, int]:
-    """Return the NUMA node of each GPU of one cluster node: from its jobs, else from
-    measurements."""
+    """The NUMA node of each GPU of one cluster node: from its jobs, else from measurements."""
     node_jobs = list(jobs)
     return dict(home for job in node_jobs for home in job.homes) or measured_homes(node_jobs)
 

@@ -63,8 +63,6 @@ class NodeShare(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """A job as scontrol prints it."""
-
     id: str  # as users write it ("11_0" of an array, "12+1" of a heterogeneous job)
     number: str  # what Slurm counts by, so that an array's tasks are found by either
     name: str

@@ -286,8 +286,6 @@ def has_slices(text: str) -> bool:
 
 
 class ClusterNode(Struct, frozen=True):
-    """A node as Slurm declares it."""
-
     name: str
     partition: str
     is_default: bool

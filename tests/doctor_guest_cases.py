@@ -492,6 +492,11 @@ GUEST_CASES: dict[str, Case] = {
         ),
         lambda: two_cells(more=hugepages(1024), on=pools(GIB, 4)),
     ),
+    "gpus-split": Case(
+        "two GPUs of each node of hgx-h100, whose nodes have four",
+        lambda: diagnosed(domain(8, [*gpus("hgx-h100", 8)[2:6]]), "hgx-h100"),
+        lambda: diagnosed(domain(8, gpus("hgx-h100", 8)[:4]), "hgx-h100"),
+    ),
     "expander-on-other-machine": Case(
         "an expander bus on i440fx",
         lambda: diagnosed(_expander("pc"), SMALL),

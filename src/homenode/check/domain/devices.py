@@ -106,6 +106,28 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             yield from _find_unbound(host, hostdev, device)
             yield from _group(host, device, passed)
         yield from _place(facts, hostdev, device.node)
+    yield from _find_split(facts, host)
+
+
+def _find_split(facts: Vm, host: Host) -> Iterator[Finding]:
+    """Find GPUs of several nodes where one node has the VM's cores, memory and as many GPUs."""
+    used = {bdf for vm in host.domains if vm.name != facts.name for bdf in vm.devices}
+    mine = {hostdev.bdf for hostdev in facts.hostdevs}
+    gpus = [gpu for gpu in host.whole_gpus if gpu.bdf in mine]
+    homes = {gpu.node for gpu in gpus}
+    for node in host.nodes if len(homes) > 1 and None not in homes else ():
+        free = sum(gpu.node == node.index and gpu.bdf not in used for gpu in host.whole_gpus)
+        cores = sum(core.pus <= node.pus for core in host.cores)
+        has_room = cores >= facts.vcpus and (node.memory_bytes or 0) >= facts.memory_bytes
+        if has_room and free >= len(gpus):
+            yield finding(
+                "gpus-split",
+                f"{len(gpus)} GPUs",
+                expected=f"GPUs of one node, as node {node.index} has {free} that no other VM has",
+                observed=f"GPUs of nodes {CpuSet(home for home in homes if home is not None)}",
+                values={"count": len(gpus)},
+            )
+            return
 
 
 def _in_use(facts: Vm, host: Host, device: Bdf | str) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from homenode.plan.devices.brought import CompanionDevices, are_paired, link_gro
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.devices.gpu_ties import GpuTies
 from homenode.plan.request import GuestRequest
+from homenode.units import MIB
 from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
 from homenode.vm.plan import Unplannable
 
@@ -135,7 +136,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     by_bdf = host.device_at
     for bdf in request.devices:
         if bdf not in by_bdf:
-            raise _unknown(bdf, host)
+            raise _unknown(bdf, host, request)
         if by_bdf[bdf].bridge is not None or by_bdf[bdf].kind is DeviceKind.BRIDGE:
             raise InputError(
                 f"device {bdf}: expected an endpoint, found a bridge or switch port",
@@ -347,7 +348,7 @@ def _free_gpus(
     ]
 
 
-def _unknown(bdf: Bdf, host: Host) -> InputError:
+def _unknown(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     refuse_unshown(host, "PCI")
     bdfs = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
 
@@ -361,14 +362,17 @@ def _unknown(bdf: Bdf, host: Host) -> InputError:
 
     nearest = ", ".join(str(other) for other in sorted(bdfs, key=difference)[:3])
     gpus = ", ".join(str(gpu.bdf) for gpu in host.devices_of_kind(DeviceKind.GPU)[:16])
+    hint = f"GPUs of the host: {gpus}" if gpus else None if bdfs else "homenode capture reads PCI"
+    guest = request.guest
+    absent = {hostdev.bdf for hostdev in guest.hostdevs} - host.device_at.keys()
+    if bdf in absent and gpus:
+        size = f"--vcpus {guest.vcpus} --memory {guest.memory_bytes // MIB}MiB"
+        count = request.options.gpu_count or len(absent)
+        hint = f"remove its <hostdev>, or replace the file by {size} --gpus {count}"
     return InputError(
         f"device {bdf}: expected a PCI function of host {host.name!r}, which has "
         + (f"none at that address; nearest: {nearest}" if nearest else "no PCI functions"),
-        hint=f"GPUs of the host: {gpus}"
-        if gpus
-        else None
-        if bdfs
-        else "homenode capture reads PCI",
+        hint=hint,
     )
 
 

@@ -1,6 +1,5 @@
 """A headless Chromium, driven over a pair of pipes: nothing but the browser itself is needed."""
 
-import base64
 import contextlib
 import json
 import os
@@ -99,11 +98,6 @@ class Tab:
                 button="left",
                 clickCount=1,
             )
-
-    def picture(self, path: Path) -> None:
-        """A screenshot of what is seen."""
-        found = self.call("Page.captureScreenshot")
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the DevTools protocol, and its answer."""

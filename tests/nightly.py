@@ -26,7 +26,8 @@ PARTS = {
         f"{_PYTEST} --hypothesis-profile=thorough -k 'damaged or fuzz' tests",
         f"HOMENODE_FUZZ=1 {_PYTEST} tests/plan tests/analyse tests/doctor tests/snapshot "
         "tests/report tests/apply/test_apply.py tests/apply/test_edits_in_between.py "
-        "tests/kubevirt/test_hook_script.py "
+        "tests/kubevirt/test_check.py tests/kubevirt/test_hook_script.py "
+        "tests/kubevirt/test_lost_targets.py tests/slurm/test_hostile_live.py "
         "tests/verify/test_single_edits.py tests/measure/test_study_directories.py "
         "tests/cli tests/description tests/domain tests/targets tests/test_not_known.py",
         f"HOMENODE_FUZZ_SECONDS=200 {_PYTEST} -s tests/verify/test_fuzz_whole_way.py",

@@ -147,3 +147,15 @@ def _near(first: list[Box], second: list[Box]) -> list[tuple[Box, Box]]:
                 if other.left < box.right and box.left < other.right
             ]
     return pairs
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours such as #ffffff: WCAG's ratio of their light."""
+    dark, light = sorted((_light(one), _light(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _light(colour: str) -> float:
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -213,19 +213,6 @@ def test_an_edit_of_what_the_layout_set_is_a_conflict_by_name(
     assert place in conflicts(daemon, tmp_path, before, after)
 
 
-def test_a_device_that_was_removed_stays_removed(daemon: StandIn, tmp_path: Path) -> None:
-    daemon.put_definition(with_devices(daemon.definition()))
-    original = daemon.definition()
-    apply(tmp_path, "pin-numa-pci")
-    without = rb"\s*<hostdev.*?</hostdev>"
-    daemon.put_definition(re.sub(without, b"", daemon.definition(), count=1, flags=re.DOTALL))
-    with pytest.raises(InputError, match="edited after homenode apply: 0000"):
-        restore(tmp_path)
-    restore(tmp_path, keep_edits=True)
-    wanted = re.sub(without, b"", original, count=1, flags=re.DOTALL)
-    assert same_definition(daemon.definition(), wanted)
-
-
 def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Path) -> None:
     apply(tmp_path, "pin-numa")
     daemon.put("name", "renamed")

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from homenode.cli.command import WrongCall, find_call, option_helps
+from homenode.cli.command import find_call, option_helps
 from homenode.cli.help import format_option, help_lines, summary
 from homenode.cli.main import PROGRAM
 from homenode.option import Arg
@@ -74,13 +74,6 @@ def test_help_breaks_no_word_at_a_narrow_width(words: tuple[str, ...], width: in
         assert len(line) <= max(width, 62), line
 
 
-def test_commands_stand_in_their_groups() -> None:
-    shown = "\n".join(_help(("homenode",), 79))
-    order = [shown.index(f"{title}:") for title in ("Place", "Check", "Measure", "Conclude")]
-    assert order == sorted(order)
-    assert shown.index("  doctor") < shown.index("Measure:") < shown.index("  trial")
-
-
 def test_without_a_command_this_machine_and_the_first_commands_are_named() -> None:
     done = homenode()
     first, empty, *commands = done.stdout.splitlines()
@@ -115,14 +108,3 @@ def test_a_wrong_word_is_answered_with_the_one_that_was_meant(
 ) -> None:
     done = homenode(*words, whole=True)
     assert done.exit_code == 2 and meant in done.stderr
-
-
-def test_what_a_name_holds_does_not_steer_the_terminal() -> None:
-    done = homenode("show", "a\x1b[31m")
-    assert isinstance(done.exception, WrongCall) and done.exception.path == "homenode show"
-
-
-def test_a_subcommand_is_not_mistaken_for_the_argument_of_its_command() -> None:
-    shown = "\n".join(_help(("homenode", "doctor", "retrain"), 79))
-    assert shown.startswith("Usage: homenode doctor retrain BDF...")
-    assert "--print-unit" in shown and "--under-load" not in shown

@@ -164,12 +164,6 @@ def test_imported_runs_name_what_was_left_out(tmp_path: Path) -> None:
     assert found["left_out"]
 
 
-def test_no_trial_is_an_empty_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert _json("trial-status", "trial", "status")["trials"] == []
-
-
 @pytest.mark.parametrize("record", [ApplyAnswer, ImportedRuns, TrialStatus])
 def test_every_field_of_an_answer_is_documented(record: type[Struct]) -> None:
     words = read_page("docs/reference/formats/answers.md").words_in_code()

@@ -32,13 +32,6 @@ def test_a_plan_does_not_overwrite_a_file_that_homenode_did_not_write(
     assert homenode(*PLAN, option, str(path)).exit_code == 0, "it is homenode's own now"
 
 
-def test_an_edited_tuned_document_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "tuned.xml"
-    assert homenode(*PLAN, "-o", str(path)).exit_code == 0
-    path.write_bytes(path.read_bytes() + b"<!-- mine -->")
-    assert isinstance(homenode(*PLAN, "-o", str(path)).exception, UsageError)
-
-
 @pytest.mark.parametrize(
     ("option", "start"),
     [("-o", "<?xml"), ("--save-plan", "{"), ("--svg", "<svg")],

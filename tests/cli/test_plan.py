@@ -58,14 +58,6 @@ def test_a_tuned_document_is_as_private_as_the_one_that_was_read(
     assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {expected}
 
 
-def test_planning_a_tuned_document_again_changes_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "out.xml"
-    arguments = ["--host", "hgx-h100", "--layout", "pin-numa-pci", "--quiet"]
-    assert homenode("plan", DOCUMENT, *arguments, "--gpus", "8", "-o", out).exit_code == 0
-    again = homenode("plan", out, *arguments, "--diff")
-    assert (again.exit_code, again.stdout) == (0, ""), again.stdout + again.stderr
-
-
 def test_the_diff_shows_what_changes() -> None:
     words = "--host xapi-2n16c2t --layout pin --vcpus 8 --memory 8GiB --page-size 2MiB".split()
     done = homenode("plan", "-", *words, "--diff", "--quiet", input=DOCUMENT.read_bytes())
@@ -140,14 +132,6 @@ def test_what_cannot_be_planned_exits_with_4_and_writes_nothing(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_refusal_is_json_too() -> None:
-    done = homenode("plan", DOCUMENT, "--host", "xapi-2n16c2t", "--layout", "pin-numa", "--json")
-    assert done.exit_code == 4
-    refusal = json.loads(done.stdout)
-    assert refusal["format"] == "homenode.refusal/1"
-    assert refusal["rejections"]
-
-
 def test_the_94_vcpus_of_the_study_are_planned_with_unequal_cells_and_no_flag() -> None:
     done = homenode(
         "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "94"
@@ -184,13 +168,6 @@ def test_a_saved_plan_is_refused_on_another_host(tmp_path: Path) -> None:
     assert other.exit_code == 2
     assert "hgx-h100" in other.stderr
     assert not (tmp_path / "b.svg").exists()
-
-
-def test_show_prints_the_host_as_json() -> None:
-    done = homenode("show", "--host", "gh200x4", "--json")
-    host = json.loads(done.stdout)
-    assert list(host)[:2] == ["format", "summary"]
-    assert host["summary"]["numa_nodes"] == 36
 
 
 def test_capture_and_show_agree(tmp_path: Path) -> None:

@@ -58,14 +58,6 @@ def test_a_new_domain_is_written_as_it_was_asked_for(tmp_path: Path) -> None:
     assert (again.exit_code, again.stdout) == (0, "")
 
 
-def test_the_machine_is_of_the_hosts_architecture(tmp_path: Path) -> None:
-    path = tmp_path / "vm.xml"
-    done = planned("--gpus", "1", "--vcpus", "8", "--memory", "16GiB", "-o", path, host="gh200x4")
-    assert done.exit_code == 0, done.output
-    kind = etree.fromstring(path.read_bytes()).find("os/type")
-    assert kind is not None and (kind.get("arch"), kind.get("machine")) == ("aarch64", "virt")
-
-
 def test_a_file_that_is_there_is_overwritten_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "vm.xml"
     assert planned(*VM, "-o", path).exit_code == 0

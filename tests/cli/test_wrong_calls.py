@@ -57,6 +57,7 @@ CALLS = (
     (f"{PLAN} --layout pin --sibling-cpus 1", 2, "--node-cpus"),
     ("plan vm.xml --layout pin --node-cpus 0-3 --svg x.svg", 2, "--svg"),
     ("plan vm.xml --layout pin --node-cpus 0-3 --vcpus 4", 2, "--vcpus"),
+    ("plan vm.xml --layout pin --node-cpus 0-3 --ignore-domain x", 2, "--ignore-domain"),
     (f"{PLAN} --layout pin --memory 0GiB", 2, "is out of range"),
     (f"{PLAN} --layout pin --page-size 3MiB", 2, "2MiB or 1GiB"),
     (f"{PLAN} --layout pin --emulator-cpus=", 2, "missing CPUS"),

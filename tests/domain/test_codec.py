@@ -21,6 +21,9 @@ from homenode.vm.plan import Aperture, Plan, with_vm
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
+pytestmark = pytest.mark.xdist_group("codec")
+"""In one process: every step of all plans is taken once."""
+
 WRITTEN = [row for row in ROWS if row.steps]
 READ = [row for row in ROWS if row.path and row.field is not None]
 Facts = Counter[tuple[str, str, str]]

@@ -21,18 +21,6 @@ from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
 
-def test_devices_hang_on_the_expander_bus_of_their_cell() -> None:
-    after = read_vm(tuned("study", "pin-numa-pci").to_bytes(), "after")
-    model_of = {controller.index: controller for controller in after.controllers}
-    for hostdev in after.hostdevs:
-        assert hostdev.address is not None
-        port = model_of[hostdev.address.bus]
-        assert port.model == PortModel.ROOT_PORT
-        assert port.address is not None
-        expander = model_of[port.address.bus]
-        assert expander.cell == int(hostdev.bdf.bus >= 0x80)
-
-
 def test_controllers_are_written_as_libvirt_prints_them() -> None:
     after = tuned("study", "pin-numa-pci").text.decode()
     expected = """

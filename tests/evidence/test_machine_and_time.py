@@ -160,25 +160,6 @@ def test_an_order_names_each_run_once(logs: Path) -> None:
     assert done.exit_code == 0, "a word stands for the runs whose names it begins"
 
 
-def test_the_caveat_of_an_unknown_order_names_the_option_that_gives_it(logs: Path) -> None:
-    for path in logs.rglob("stream-*"):
-        os.utime(path, (1e9, 1e9))
-    homenode("import", "logs/pin", "logs/pin-numa", "-o", "res")
-    for words in ((), ("--explain",)):
-        lines = homenode("compare", "res", *words, env={"COLUMNS": "300"}).stdout.splitlines()
-        (caveat,) = (one for one in lines if one.startswith("caveat  ") and "in which order" in one)
-        assert caveat.count("homenode import --order RUN,RUN,") == 1
-
-
-def test_runs_that_show_no_machine_do_not_count_for_a_host(logs: Path) -> None:
-    homenode("import", "logs", "-o", "res")
-    found = homenode("compare", "res", "--host", "hgx-h100")
-    assert "runs that do not name this machine do not count" in " ".join(found.stdout.split())
-    homenode("import", "logs", "--machine", "hgx-h100", "-o", "own")
-    found = homenode("compare", "own", "--host", "hgx-h100")
-    assert "runs that do not name this machine" not in " ".join(found.stdout.split())
-
-
 @pytest.mark.parametrize(
     ("unit", "expected"), [("MB", 2e11), ("GB", 2e14), ("MiB", 2e5 * 2**20), ("GiB", 2e5 * 2**30)]
 )

@@ -17,13 +17,6 @@ def run(*arguments: str | Path) -> Result:
     return homenode("kubevirt", *arguments)
 
 
-def test_the_hook_gives_a_document_without_devices_back() -> None:
-    xml = document([])
-    done = run("on-define-domain", "--vmi", vmi(), "--domain", xml)
-    assert (done.exit_code, done.stdout) == (0, xml)
-    assert "nothing to do" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("end", "error"), [(">/dev/full", "No space left"), (">&-", "standard output is closed")]
 )

@@ -69,24 +69,6 @@ def test_libvirt_defines_what_the_hook_gives_and_the_hook_keeps_what_it_prints(
 
 
 @pytest.mark.libvirt
-def test_the_live_document_of_a_vm_that_libvirt_placed_is_transformed_too(
-    libvirt: None, tmp_path: Path
-) -> None:
-    path = tmp_path / "plain.xml"
-    path.write_text(valid(document(IBM_GPUS, pins=PINS, kind="qemu", name=NAME)))
-    assert virsh("define", "--validate", str(path)).returncode == 0
-    printed = virsh("dumpxml", "--inactive", NAME).stdout
-    assert virsh("undefine", "--nvram", NAME).returncode == 0
-    assert "pxb-pcie" not in printed
-    moved = place_devices(printed.encode(), shipped(IBM))
-    assert moved.notes[-1] == "placed 8 PCI functions: 4 on cell 0, 4 on cell 1"
-    path.write_bytes(moved.document)
-    defined = virsh("define", "--validate", str(path))
-    assert defined.returncode == 0, defined.stderr
-    assert virsh("undefine", "--nvram", NAME).returncode == 0
-
-
-@pytest.mark.libvirt
 def test_kubevirts_second_definition_has_the_places_of_the_first(
     libvirt: None, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from tests.simulated_trial import (
 )
 from tests.virsh_stand_in import URI, StandIn
 
-CUTS = int(os.environ.get("HOMENODE_KILLS", "8"))
+CUTS = int(os.environ.get("HOMENODE_KILLS", "4"))
 SEED = 7
 LAYOUTS = ("default", "pin-numa")
 KINDS = ("tool", "tool", "tool and virsh", "guest", "libvirt", "connection")

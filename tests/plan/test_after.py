@@ -24,7 +24,6 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode, PlanOptions
 from homenode.vm.targets.libvirt import rewrite
-from tests.cli.test_plan import DOCUMENT, homenode
 from tests.guest_shapes import bdfs, hgx_host, placed
 from tests.small_hosts import asking, even_host, pinned_domain, small_guest, small_request
 from tests.verify.test_single_edits import with_room
@@ -217,16 +216,6 @@ def test_a_name_that_is_none_of_the_hosts_is_refused_with_those_there() -> None:
         _planned(host, replaces=("odl",))
     with pytest.raises(UsageError, match="it has none"):
         _planned(even_host(1, 1, 1, 8, 1), replaces=("old",))
-
-
-def test_the_command_takes_it_and_refuses_it_where_it_means_nothing(tmp_path: Path) -> None:
-    done = homenode(
-        "plan", DOCUMENT, "--layout", "pin", "--host", "hgx-h100", "--ignore-domain", "x", "--json"
-    )
-    assert done.exit_code == 2 and "--ignore-domain" in done.stderr
-    lists = ("--node-cpus", "0-3")
-    done = homenode("plan", DOCUMENT, "--layout", "pin", "--ignore-domain", "x", *lists)
-    assert done.exit_code == 2 and "--ignore-domain" in done.stderr, done.stderr
 
 
 def now(layout: str) -> Plan:

@@ -341,7 +341,7 @@ def sizes(host: Host) -> Iterator[tuple[int, int, int]]:
         yield count, max(1, cores // 3), max(GIB, memory // 4 // GIB * GIB)
 
 
-@pytest.mark.parametrize("name", part(shipped_hosts(), 1))
+@pytest.mark.parametrize("name", part(shipped_hosts(), 1, every=6))
 def test_doctor_finds_nothing_in_pins_and_memory_of_the_layout(name: str) -> None:
     host = host_named(name)
     known = {one.id for one in diagnose(host).findings}

@@ -75,7 +75,7 @@ def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:
             )
 
 
-@pytest.mark.parametrize("path", part(HOSTS, 1, every=6), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", part(HOSTS, 1, every=9), ids=lambda path: path.stem)
 def test_whoever_follows_a_hint_gets_a_plan(path: Path) -> None:
     host = load_host(str(path))
     cores, pus = len(host.cores), sum(pu.online for pu in host.pus)

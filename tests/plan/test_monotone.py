@@ -109,7 +109,7 @@ def edges(host: Host) -> list[int]:
     return sorted(n for n in near | {1, cores + cores // 3, pus - 1, pus} if 0 < n <= pus)
 
 
-@pytest.mark.parametrize("path", part(HOSTS, 0, every=6), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", part(HOSTS, 0, every=9), ids=lambda path: path.stem)
 def test_more_vcpus_never_get_fewer_cores_or_further_memory(path: Path) -> None:
     host = load_host(str(path))
     for number, way in enumerate(WAYS):

@@ -22,6 +22,7 @@ from homenode.show.bars import (
 from homenode.show.curves import MOST_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.svg_canvas import HEAT, PRESET_SERIES, SERIES, css, series_number, text_width
 from homenode.vm.layout import PRESETS
+from tests.svg_geometry import contrast
 
 FIGURES = st.floats(1e-12, 1e30, allow_nan=False, allow_infinity=False)
 NAMES = st.text(max_size=60)
@@ -181,12 +182,6 @@ def test_large_matrices_are_drawn_by_blocks_and_say_so() -> None:
     assert 2 * 25 <= svg.count("<rect") - HEAT <= 3 * 25
 
 
-def test_a_map_of_two_hundred_and_forty_cores_is_small() -> None:
-    names = tuple(map(str, range(240)))
-    cells = tuple(tuple(30.0 + 40 * (r // 8 != c // 8) for c in range(240)) for r in range(240))
-    assert len(heat_map("cores", "ns", Matrix("CPU", "CPU", names, names, cells))) < 20_000
-
-
 def _fills(sheet: str) -> dict[str, str]:
     """The colours that a sheet fills with, by class."""
     return dict(re.findall(r"\.chart \.(\w+)\{fill:(#[0-9a-f]{6})\}", css(sheet)))
@@ -196,13 +191,13 @@ def _fills(sheet: str) -> dict[str, str]:
 def test_series_and_outcomes_stand_out_from_their_ground(sheet: str, ground: str) -> None:
     fills = _fills(sheet)
     for name in (*(f"s{number}" for number in range(SERIES)), "better", "worse", "neutral"):
-        assert _contrast(fills[name], ground) >= 3, name
+        assert contrast(fills[name], ground) >= 3, name
 
 
 def test_ink_on_heat_is_legible() -> None:
     fills = _fills("chart")
     for number in range(HEAT):
-        assert _contrast(fills[f"h{number}"], fills[f"i{number}"]) >= 4.4, number
+        assert contrast(fills[f"h{number}"], fills[f"i{number}"]) >= 4.4, number
 
 
 def test_presets_have_colours_of_their_own() -> None:
@@ -215,16 +210,3 @@ def test_steps_are_few(high: float) -> None:
     assert len(log_steps(high, high * 1e9)) <= 7
     assert math.isfinite(chart_scale("bytes_per_s", [high])[0])
     assert short_figure(high)
-
-
-def _contrast(one: str, other: str) -> float:
-    a, b = sorted((_light(one), _light(other)))
-    return (b + 0.05) / (a + 0.05)
-
-
-def _light(colour: str) -> float:
-    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    red, green, blue = (
-        c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

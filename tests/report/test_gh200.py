@@ -1,7 +1,5 @@
 """The study of GH200 nodes under Slurm, end to end: its logs' format in, its summary table out."""
 
-import json
-import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from homenode.show.report.document import document_of
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, machines_of
 from tests.explained import rows
-from tests.report_runs import report
 
 
 @pytest.fixture(scope="module")
@@ -128,34 +125,3 @@ def test_without_a_topology_the_node_with_the_fastest_copies_is_near(
     assert found["h2d-bandwidth"].ratio == pytest.approx(4.6456, abs=1e-3)
     assert found["h2d-latency"].local == pytest.approx(739)
     assert "fastest" in found["h2d-bandwidth"].basis
-
-
-def test_the_page_shows_the_maps_and_the_table(results: Path, tmp_path: Path) -> None:
-    path = tmp_path / "gh200.html"
-    assert report(results, "--host", "gh200x4", "-o", path) == 0
-    text = path.read_text(encoding="utf-8")
-    for figure in ("411.6", "88.6", "169.4", "88.3", "739", "1,109", "4.65x"):
-        assert figure in text
-    maps = re.findall(r'aria-label="([^"]*, exclusive_4gpu)"', text)
-    assert maps == [
-        "host to device, exclusive_4gpu",
-        "device to host, exclusive_4gpu",
-        "host to device latency, exclusive_4gpu",
-    ]
-    assert "shared_array_1gpu, as bound" in text
-    assert "synthesised" in text
-
-
-def test_rows_of_the_study_carry_each_cell(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert report(results, "--json") == 0
-    stored = json.loads(capsys.readouterr().out)["rows"]
-    cells = [
-        row
-        for row in stored
-        if (row["layout"], row["metric"]) == ("exclusive_4gpu", "h2d-bandwidth")
-        and row["device"] is not None
-    ]
-    assert len(cells) == 16
-    assert {row["origin"] for row in stored} == {"synthesised"}

@@ -17,13 +17,13 @@ from homenode.decide.switch_effects import StudySwitch
 from homenode.doc import Doc, plain
 from homenode.errors import HostError
 from homenode.machine.snapshot.capture import capture_host
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Run, Sample
+from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, Sample
 from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
-from homenode.show.html import html_for_paper, html_page
-from homenode.show.report.answer import answers_table, stop_of
+from homenode.show.html import html_page
+from homenode.show.report.answer import stop_of
 from homenode.show.report.document import document_of
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, machines_of
@@ -32,7 +32,7 @@ from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.explained import pictures, rows, section
 from tests.published_runs import DIRECTORY
-from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
+from tests.report_runs import full_results, full_run, report
 from tests.simulated_runs import simulated_run
 from tests.study_directories import write_study_directories
 
@@ -306,30 +306,6 @@ def test_a_call_that_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...]
     assert report(*arguments) == 2
 
 
-def test_names_that_mean_harm_stay_text_in_page_picture_and_print(tmp_path: Path) -> None:
-    found = machines(nasty_results(tmp_path))
-    document = document_of(found, (NASTY,), NASTY, title=NASTY)
-    for html in (html_page(document), html_for_paper(document)):
-        parser = parsed(html)
-        assert parser.tags.count("script") == (1 if "Content-Security" in html else 0)
-        assert not [name for name, _ in parser.attributes if name.startswith("on")]
-        assert "&lt;script&gt;window.owned=1&lt;/script&gt;" in html
-        assert "<script>window.owned" not in html
-
-
-def test_letters_that_steer_or_turn_the_writing_are_question_marks(tmp_path: Path) -> None:
-    for seed, layout in enumerate(("default", "pin")):
-        run = full_run(layout, seed)
-        name = "\x1b]0;x\x07a\u202eb\nc"
-        head = replace(run.head, host_kind=name, arrangement=name + layout, source=name)
-        write_run(tmp_path, Run(replace(head, conditions=(Condition(name, name),)), run.samples))
-    document = document_of(machines(tmp_path), (), "now")
-    for html in (html_page(document), html_for_paper(document)):
-        assert not [one for one in ("\x1b", "\x07", "\u202e") if one in html]
-        assert "?]0;x?a?b?c" in html
-        assert "GB/\u2060s" in html, "what keeps units whole stays"
-
-
 def test_the_page_is_well_formed_and_each_of_its_names_is_one(document: Doc) -> None:
     parser = parsed(html_page(document))
     assert len(parser.ids) == len(set(parser.ids))
@@ -366,31 +342,6 @@ def test_without_the_extra_the_command_says_how_to_get_it(
         html_page(document)
     assert "pip install 'homenode[report]'" in str(error.value)
     assert error.value.exit_code == 3
-
-
-def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
-    path = tmp_path / "published.html"
-    assert report(DIRECTORY, "-o", path) == 0
-    html = path.read_text(encoding="utf-8")
-    order = [
-        html.index(f'id="{name}"')
-        for name in ("answers", "machines", "evidence", "caveats", "data")
-    ]
-    assert order == sorted(order), "answers first"
-    assert len(html.encode()) < 3_000_000
-    assert "provisional, one printed value each" in html
-
-
-def test_the_details_of_a_machine_compare_its_layouts(
-    published: dict[str, ReportedMachine],
-) -> None:
-    why = {
-        (name, str(row[0])): str(row[2])
-        for name, machine in published.items()
-        for row in answers_table(machine).rows
-    }
-    assert "pin is 2.1x pin-numa, 2.2x pin-numa-smt" in why["H200", "multi-gpu"]
-    assert "expander buses is 1.2x GPUs on the root complex" in why["HGX A100", "gpu-copy"]
 
 
 def test_without_arguments_it_reports_on_the_studys_own_directory_in_one_step(

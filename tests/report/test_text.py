@@ -5,7 +5,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from demo.run import plan_table
 from msgspec import structs
 from msgspec.structs import replace
 from rich.console import RenderableType
@@ -28,10 +27,10 @@ from homenode.show.plan_text import refusal_text
 from homenode.show.results_text import bench_text, steps_text
 from homenode.show.terminal_text import PrintableConsole
 from homenode.text import plural
-from homenode.vm.layout import PRESETS
-from homenode.vm.plan import Plan, Unplannable
+from homenode.vm.plan import Unplannable
 from tests.bench_machines import FakeMachine
-from tests.picture_hosts import busy_host, h200_host, pictures, planned, tiny_host
+from tests.picture_hosts import h200_host, pictures, planned
+from tests.seeds import part
 
 _LINKED = (DeviceKind.GPU, DeviceKind.NVSWITCH)
 SCREEN = Path(__file__).with_name("show.txt")
@@ -88,20 +87,6 @@ def test_the_screen_of_every_host_has_its_counts_in_line_1_and_fits_40_lines(nam
     assert f"{summarise(host).cores} core" in lines[0]
 
 
-def test_the_summary_comes_first_and_the_gaps_last() -> None:
-    lines = _printed(host_tree(tiny_host()), 200).splitlines()
-    assert lines[0].startswith("tiny: 1 package, 1 node, 2 cores, 2 CPUs, memory unknown")
-    assert lines[-1] == "  LLCs: no caches in sysfs"
-
-
-def test_the_screen_groups_what_is_alike() -> None:
-    text = _printed(host_text(load_shipped("gh200x4").host), 120)
-    assert "nodes 4,12,20,28 without CPUs: 96 GiB of GPU memory each" in text
-    assert "NVLink between all pairs, 6 links each" in text
-    vm = _printed(host_text(busy_host()), 200)
-    assert "build-farm: running, 6 vCPUs, pinned to CPUs 90-95, 32 GiB, memory not bound" in vm
-
-
 def test_the_tree_groups_what_is_alike() -> None:
     text = _printed(host_tree(load_shipped("gh200x4").host), 300)
     assert "nodes 5-11,13-19,21-27,29-35: no memory, generic initiator" in text
@@ -121,8 +106,7 @@ def test_names_cannot_steer_the_terminal_or_the_markup() -> None:
     assert "<vm>&\"'?[31m?" in text
 
 
-@pytest.mark.parametrize("width", [60, 140])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("name", "width"), part(list(product(PLANS, (60, 140))), 0))
 def test_the_explanation_fits_narrow_and_wide_terminals(name: str, width: int) -> None:
     host, plan = pictures()[name]
     assert plan is not None
@@ -159,29 +143,6 @@ def test_an_unplannable_request_lists_its_rejections_and_the_hint() -> None:
         "  each of nodes 0-24    needs 48, 40 free",
         "  hint: allow two nodes",
     ]
-
-
-def test_the_table_of_presets_has_a_row_for_each_and_says_why_not() -> None:
-    host = h200_host()
-    plans = {name: planned(host, name, 44, 7) for name in PRESETS if name != "pin-numa-smt"}
-    table: dict[str, Plan | Unplannable] = {
-        **plans,
-        "pin-numa-smt": Unplannable("needs 184 cores, 96 are there"),
-    }
-    text = _printed(plan_table(table, host), 140)
-    rows = {line.split()[0]: line for line in text.splitlines() if line.split()}
-    assert set(PRESETS) <= set(rows)
-    assert "7 of 7" in rows["pin-numa-pci"] and "75 %" in rows["pin-numa-pci"]
-    assert "0 of 7" in rows["pin"]
-    assert "pin-numa-smt: unplannable: needs 184 cores" in text
-
-
-def test_the_table_of_presets_becomes_a_list_on_a_narrow_terminal() -> None:
-    host = h200_host()
-    plans = {name: planned(host, name, 88, 7) for name in ("pin", "pin-numa")}
-    text = _printed(plan_table(plans, host), 40)
-    assert "pin-numa: vCPUs 88, " in " ".join(text.split())
-    assert max(len(line) for line in text.splitlines()) <= 40
 
 
 def test_only_what_placement_depends_on_is_shown_of_the_kernel_command_line() -> None:

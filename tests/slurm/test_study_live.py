@@ -309,6 +309,7 @@ def test_a_nodes_own_python_may_be_old_or_missing(
     assert ["Python 3.8 or later with PyTorch" in reason for reason in reasons] == [True]
 
 
+@pytest.mark.nightly
 def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
     directory = tmp_path / "ada's study $(id) 1"  # as people call directories
     partitions = "--partition-exclusive whole --partition-shared parts"
@@ -325,6 +326,7 @@ def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_pat
     assert next(directory.glob("raw/look-gpu02/task-0/*/host.tar.gz")).stat().st_size > 1000
 
 
+@pytest.mark.nightly
 def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path: Path) -> None:
     nowhere = start(slurm, tmp_path / "a", "--partition-exclusive", "nowhere", *HOST)
     code, said = ended(nowhere, tmp_path / "a")

@@ -234,11 +234,12 @@ def test_a_program_that_gave_no_figure_in_any_job_is_no_result(queue: StandIn) -
     ("errors", "reason"),
     [
         ("homenode: --tests: no test\nnext\n", "--tests: no test"),
-        (
+        pytest.param(
             "script: line 9: /a/homenode: bad interpreter\n",
             "script: line 9: /a/homenode: bad inter",
+            marks=pytest.mark.nightly,
         ),
-        ("", ""),
+        pytest.param("", "", marks=pytest.mark.nightly),
     ],
 )
 def test_jobs_that_ended_without_a_figure_are_no_results(

@@ -47,7 +47,7 @@ def test_a_written_file_is_read_as_it_was_planned(target: str) -> None:
     assert compared >= CASES // 4
 
 
-COUNT = int(os.environ.get("HOMENODE_FUZZ", "25"))
+COUNT = int(os.environ.get("HOMENODE_FUZZ", "15"))
 PIECES = (
     b"",
     b"\n",

@@ -65,6 +65,7 @@ def test_nics_and_gpus_without_cpus_are_distinguished() -> None:
     assert (gpu1.cpus, gpu1.nodes, gpu1.memory_node) == (None, (1,), None)
     assert (nic.name, nic.cpus, nic.nodes) == ("NIC0", None, None)
     assert matrix.links[2] == ("PIX", "SYS", "X")
+    assert matrix.nvlinks(0, 1) == 18
 
 
 @pytest.mark.parametrize(
@@ -164,11 +165,6 @@ def test_no_external_file_is_read() -> None:
         assert nvidia_smi.parse_query(text).gpus
     except ParseError as error:
         assert "x" in error.message
-
-
-def test_nvlink_counts_need_no_second_table() -> None:
-    matrix = nvidia_smi.parse_topology(NICS)
-    assert matrix.nvlinks(0, 1) == 18
 
 
 @pytest.mark.parametrize(

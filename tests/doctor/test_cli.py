@@ -400,8 +400,8 @@ def test_the_first_line_keeps_the_letters_of_a_setting() -> None:
     assert first == "h: 1 critical: SelectType is not select/cons_tres"
 
 
-def lines(findings: Findings) -> list[str]:
-    parts = findings_text(findings, "h").parts
+def lines(findings: Findings, *, explain: bool = False) -> list[str]:
+    parts = findings_text(findings, "h", explain=explain).parts
     return [plain(part.words) for part in parts if isinstance(part, Text)]
 
 
@@ -452,3 +452,6 @@ def test_subjects_are_named_or_counted(subjects: list[str], text: str) -> None:
     group = [finding("pu-shared", subject, "e", "o") for subject in subjects]
     assert group_findings(group) == [group]
     assert subjects_of(group) == text
+    block = lines(Findings(checked=(), findings=tuple(group)), explain=True)
+    assert text in block[2] and sum(line.startswith("  found  ") for line in block) == 1
+    assert (f"  subjects  {', '.join(subjects)}" in block) is (len(subjects) > 3)

@@ -54,7 +54,7 @@ def findings_text(
     rows = _labels(findings, explain, has_table=bool(table))
     rows |= {label: text for label, text in (labels or {}).items() if text}
     shown = [f for f in findings.findings if explain or f.severity in _BAD]
-    groups = [[f] for f in shown] if explain else group_findings(shown)
+    groups = list(_equal_findings(shown).values()) if explain else group_findings(shown)
     first = Text(_answer(findings, subject, answer), "bold")
     used = 1 + _height(table) + bool(table) + _height(label_lines(rows))
     parts: list[Part] = [first, *((Text(""), *table) if table else ())]
@@ -86,14 +86,18 @@ def label_lines(rows: Mapping[str, str]) -> tuple[Text, ...]:
     )
 
 
-def group_findings(findings: Iterable[Finding]) -> list[Group]:
-    """Group equal findings; three or more of one id with different values are one block too."""
-    equal: dict[tuple[str, str, str, str], list[Finding]] = {}
+def _equal_findings(findings: Iterable[Finding]) -> dict[tuple[str, ...], list[Finding]]:
+    equal: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.id, str(finding.severity), finding.expected, finding.observed)
         equal.setdefault(key, []).append(finding)
-    groups_of: dict[tuple[str, str], list[list[Finding]]] = {}
-    for key, group in equal.items():
+    return equal
+
+
+def group_findings(findings: Iterable[Finding]) -> list[Group]:
+    """Group equal findings; three or more of one id with different values are one block too."""
+    groups_of: dict[tuple[str, ...], list[list[Finding]]] = {}
+    for key, group in _equal_findings(findings).items():
         groups_of.setdefault(key[:2], []).append(group)
     blocks: list[Group] = []
     for groups in groups_of.values():
@@ -186,12 +190,14 @@ def _block(group: Group, explain: bool) -> Iterator[Text]:
         if any(getattr(other, name) != getattr(finding, name) for other in group)
     ]
     mark = {differing[0]: f" ({finding.subject}; each: --explain)"} if differing else {}
+    names = dict.fromkeys(finding.subject for finding in group)
     values = {
+        "subjects": ", ".join(names) if explain and len(names) > _NAMED else None,
         "expected": finding.expected + mark.get("expected", ""),
         "found": finding.observed + mark.get("observed", ""),
         "cost": _shared_cost(group),
         "fix": _fix(group),
-        "source": finding.source if explain else None,
+        "source": first_few(dict.fromkeys(f.source for f in group), 1) if explain else None,
     }
     for label, value in values.items():
         if value:

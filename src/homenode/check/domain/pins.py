@@ -136,10 +136,9 @@ def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
         if len(used) > 1:
             yield finding(
                 "core-shared",
-                vcpus_text(CpuSet(on_it)),
+                f"{vcpus_text(CpuSet(on_it))} on CPUs {core.pus}",
                 expected="a core for each: the guest is shown no siblings",
-                observed=f"core {core.id.core} of package {core.id.package} (CPUs {core.pus}) "
-                "has them all",
+                observed="siblings of one core",
             )
 
 

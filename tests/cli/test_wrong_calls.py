@@ -39,6 +39,7 @@ CALLS = (
     (f"{PLAN} --layout numa", 2, "unknown layout 'numa' (did you mean pin-numa?)"),
     (f"{PLAN} --objective nccl", 2, "unknown value 'nccl' (did you mean multi-gpu?)"),
     (f"{PLAN} --target esx", 2, "unknown target 'esx'"),
+    (f"{PLAN} --target xapi", 2, "hint: --target xen, and the xe commands of docs/howto/xcp-ng.md"),
     (f"{PLAN} --vcpus many", 2, "--vcpus: 'many' is not a whole number"),
     (f"{PLAN} --vcpus 0", 2, "--vcpus: 0 is out of range (1 or more)"),
     (f"{PLAN} --spare-ports 99", 2, "--spare-ports: 99 is out of range (0 to 16)"),

@@ -135,7 +135,10 @@ def refuse_unknown_target(target: str) -> None:
     """Raise UsageError for a name that is not a target."""
     names: tuple[str, ...] = (LIBVIRT, *TARGETS)
     if target not in names:
-        raise unknown("target", target, names, f"--target {'|'.join(names)}", "--target: ")
+        hint = f"--target {'|'.join(names)}"
+        if target in ("xapi", "xcp-ng", "xenserver"):
+            hint = "--target xen, and the xe commands of docs/howto/xcp-ng.md"
+        raise unknown("target", target, names, hint, "--target: ")
 
 
 # The files to write.

@@ -15,7 +15,7 @@ from homenode.machine.topology import Host
 from homenode.plan.manual import manual_placement
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for, with_vcpus
-from homenode.plan.shape.aperture import QEMU_VERSION
+from homenode.plan.shape.aperture import QEMU_VERSION, WINDOW, WINDOW_FINDINGS
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import refuse_older
@@ -69,13 +69,15 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
 
 
 def _without_qemu(plan: Plan) -> Plan:
-    """Return the plan without QEMU's threads, its locked memory, and huge pages to reserve."""
+    """Return the plan without QEMU's threads, PCI window and locked memory, and huge pages to
+    reserve."""
     return structs.replace(
         plan,
         vm=structs.replace(plan.vm, emulator_pus=None, iothread_pins=()),
         page_reservations=(),
         aperture=None,
-        gaps=tuple(gap for gap in plan.gaps if gap.subject != QEMU_VERSION),
+        findings=tuple(f for f in plan.findings if f.id not in WINDOW_FINDINGS),
+        gaps=tuple(gap for gap in plan.gaps if gap.subject not in (QEMU_VERSION, WINDOW)),
     )
 
 

@@ -32,6 +32,9 @@ DEFAULT_ADDRESS_BITS = 40
 QEMU_VERSION = "QEMU's version"
 """The subject of the gap."""
 
+WINDOW, WINDOW_FINDINGS = "64-bit PCI window", ("pci-window-small", "virt-window-small")
+"""The subject of gaps and findings, and the ids."""
+
 _HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
 _HOST_BITS_QEMU = (6, 0, 0)
 _LOW_WINDOW_BYTES = 4 * GIB
@@ -68,7 +71,7 @@ def aperture(
     if unknown:
         gaps.append(
             Gap(
-                "64-bit PCI window",
+                WINDOW,
                 f"BAR sizes of {first_few(unknown, 4)} are unknown, so they do not count",
             )
         )
@@ -104,7 +107,7 @@ def aperture(
         findings = (
             finding(
                 "virt-window-small",
-                "64-bit PCI window",
+                WINDOW,
                 f"space for {format_bytes(window)} of BARs",
                 f"{format_bytes(VIRT_WINDOW_BYTES)} on the virt machine",
             ),
@@ -121,7 +124,7 @@ def _small_window(guest: Vm, window: int) -> Finding:
     sees_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
     return finding(
         "pci-window-small",
-        "64-bit PCI window",
+        WINDOW,
         f"space for {format_bytes(window)} of BARs",
         f"{has}, which this layout leaves as it is: firmware that does not size the window itself "
         "leaves the devices without BARs",

@@ -68,10 +68,11 @@ def open_domain(xml: bytes, source: str) -> Document:
         raise InputError(f"{source}:{root.line}: expected <domain>, found <{root.tag}>", hint=hint)
     hypervisor = _OTHER_HYPERVISORS.get((root.get("type") or "").strip())
     if hypervisor is not None:
+        target = "--target xen " if hypervisor == "Xen" else ""
         raise InputError(
             f"{source}:{root.line}: expected a domain of QEMU (type kvm or qemu), found one of "
             f"{hypervisor} (type {(root.get('type') or '').strip()})",
-            hint="plan a definition of type kvm of that size, and copy its pins manually",
+            hint=f"replace the file by {target}--vcpus N --memory SIZE",
         )
     for row in ROWS:
         several = root.all(row.path) if row.once else ()

@@ -60,8 +60,9 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     """
     figures = tools()[test.reads].of_step(test, output, host)
     if not figures.samples:
-        reasons = "; ".join(map(str, figures.gaps)) or "none"
-        raise ParseError(str(test.reads), f"results of {test.id}", reasons)
+        tool = str(test.reads)
+        reasons = (str(gap).removeprefix(f"{tool}: ") for gap in figures.gaps)
+        raise ParseError(tool, f"results of {test.id}", "; ".join(reasons) or "none")
     return _of_this_machine(figures, host)
 
 

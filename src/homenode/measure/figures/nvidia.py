@@ -161,7 +161,7 @@ def nvbandwidth_figures(run: NvbandwidthRun, binding: Binding | None) -> Figures
     """
     address_of = {device.index: device.address for device in run.devices}
     gaps = list(run.gaps)
-    gaps += [Gap("nvbandwidth", error) for error in run.errors]
+    gaps += [Gap("nvbandwidth", error.removeprefix("nvbandwidth: ")) for error in run.errors]
     samples: list[Sample] = []
     for test in run.tests:
         if test.status is Status.PASSED:

@@ -30,10 +30,7 @@ PEERS_HANG = (
     "direct access between these GPUs hangs, as on some virtual functions; collectives need "
     "NCCL_P2P_DISABLE=1"
 )
-_NO_TORCH = (
-    "requires {python} to be Python 3.8 or later with PyTorch (package torch; --python names "
-    "another Python)"
-)
+_NO_TORCH = "requires {python} to be Python 3.8 or later with PyTorch (package torch)"
 
 
 def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:

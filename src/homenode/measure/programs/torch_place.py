@@ -28,8 +28,7 @@ def load_torch() -> Any:
         torch = importlib.import_module("torch")
     except ImportError as error:
         raise SystemExit(
-            f"torch: not installed in {sys.executable} ({error}); install the package torch there, "
-            "or name another Python with --python"
+            f"torch: not installed in {sys.executable} ({error}); install the package torch there"
         ) from None
     if not torch.cuda.is_available():
         raise SystemExit(

@@ -235,6 +235,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("distances = { same_package = 10 }", "same_package: expected int >= 11, found 10"),
         ("hugepages_per_node = { '1GiB' = 9 }", "expected huge pages within 8589934592 bytes"),
         ("hugepages_per_node = { '3MiB' = 1 }", "a power of two"),
+        ("hugepages_per_node = { '2MiB' = 1, '2048KiB' = 1 }", "expected each page size once"),
         ("[expect]\npus = 9", "expect.pus: expected 8, found 9"),
         ("[settings]\nqemu = '8.2'", "settings.qemu: expected a version such as"),
         ("[settings]\nisolated = '9'", "settings.isolated: expected some of the online CPUs 0-7"),

@@ -326,6 +326,18 @@ def test_a_bridge_that_only_the_functions_below_it_tell_of_is_a_bridge(gone: str
     assert gone in {gap.subject for gap in host.gaps}
 
 
+def test_a_directory_that_is_no_address_ends_the_way_up() -> None:
+    host = _host(
+        {
+            key.replace("/0000:00:01.0/", "/banana/"): text
+            for key, text in SWITCHED.items()
+            if "0000:01:00.0/class" not in key
+        }
+    )
+    gpu = Bdf.parse("03:00.0")
+    assert str(host.bridges_above(gpu)[-1].bdf) == "0000:01:00.0"
+
+
 @pytest.mark.parametrize(
     "file",
     [

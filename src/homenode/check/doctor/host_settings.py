@@ -1,12 +1,13 @@
 """Findings on a host's firmware and running system, and on GPUs whose node NCCL cannot see."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import Core, Host, Package
+from homenode.machine.topology import Host
 from homenode.text import cpus_text, number_list
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
@@ -20,10 +21,12 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
 
     with_advice: also choices of the operator that are not faults, such as NPS1.
     """
+    core_counts = Counter(core.id.package for core in host.cores)
     for node in () if host.nodes_assumed else host.nodes:
         packages = [package for package in host.packages if not package.pus.isdisjoint(node.pus)]
         llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
-        if len(packages) > 1 and not _are_cores(packages, host.cores):
+        # On POWER and s390 partitions and in VMs, each package may be one core.
+        if len(packages) > 1 and any(core_counts[package.index] != 1 for package in packages):
             yield finding(
                 "node-spans-packages",
                 f"node {node.index}",
@@ -104,13 +107,6 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
 
 _LEAST_COMPARED = 4 * GIB
 """In smaller nodes the kernel's own share exceeds the tolerance."""
-
-
-def _are_cores(packages: list[Package], cores: tuple[Core, ...]) -> bool:
-    """Return whether each package is one core, as on POWER and s390 partitions and in VMs."""
-    return all(
-        sum(not core.pus.isdisjoint(package.pus) for core in cores) == 1 for package in packages
-    )
 
 
 def _nodes_without(host: Host) -> Iterator[Finding]:

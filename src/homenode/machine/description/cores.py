@@ -309,12 +309,14 @@ def _page_pools(
     source: str, prefix: str, pages_of_size: Mapping[str, object]
 ) -> tuple[PagePool, ...]:
     """Pools of a table such as { "2MiB" = 512, "1GiB" = { total = 64, free = 8 } }."""
-    pools = []
+    pools: list[PagePool] = []
     for size, pages in pages_of_size.items():
         key = f"{prefix}.{size}"
         page_bytes = int(decode_value(size, Size, source, key))
         if page_bytes < 4096 or page_bytes & (page_bytes - 1):
             raise refusal(source, key, "a page size, a power of two", size)
+        if any(pool.page_bytes == page_bytes for pool in pools):
+            raise refusal(source, key, "each page size once", size)
         if not isinstance(pages, Mapping):
             total = free = decode_value(pages, Count, source, key)
         else:

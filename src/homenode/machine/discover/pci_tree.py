@@ -259,7 +259,11 @@ def _bridges_not_listed(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]
             parent = current.parent
             if parent in places or parent in bridges:
                 break
-            current = place_by_path(current.directory.rpartition("/")[0])
+            directory, root_complex = current.directory.rpartition("/")[0], current.root_complex
+            try:
+                current = place_by_path(directory)
+            except ParseError:  # the directory above it is not named by an address
+                current = TreePlace(directory, root_complex, None)
             if current is not None:
                 bridges[parent] = current
     return bridges

@@ -4,6 +4,7 @@ A three-way merge by element of the original, the applied and the current defini
 both the layout and a user is a conflict, which the caller rejects.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -254,24 +255,17 @@ class _Work(Struct, frozen=True):
                 if key[0] not in unchanged and key in second and key not in third
                 if not _is_same(child, second[key])
             )
-        back = [
-            (key, child)
-            for key, child in first.items()
-            if key[0] not in unchanged and key not in second and key not in third
-        ]
-        # After the sibling that it followed, if that still exists.
-        places: dict[int, tuple[Element | None, list[Element]]] = {}
-        for key, child in back:
-            earlier = [
-                third[earlier_key]
-                for earlier_key in list(first)[: list(first).index(key)]
-                if earlier_key in third
-            ]
-            after = earlier[-1] if earlier else None
-            places.setdefault(after.end if after else 0, (after, []))[1].append(child)
-        for after, children in places.values():
-            self.edits.extend(transplant(self.now, current, after, self.original, children))
-        return child_count + len(back)
+        # A child that comes back follows the sibling that it followed, if that still exists.
+        after: Element | None = None
+        back: dict[int, tuple[Element | None, list[Element]]] = {}
+        for key, child in first.items():
+            if key in third:
+                after = third[key]
+            elif key[0] not in unchanged and key not in second:
+                back.setdefault(after.end if after else 0, (after, []))[1].append(child)
+        for sibling, children in back.values():
+            self.edits.extend(transplant(self.now, current, sibling, self.original, children))
+        return child_count + sum(len(children) for _, children in back.values())
 
 
 def _is_same(element: Element | None, other: Element | None) -> bool:
@@ -304,12 +298,12 @@ def _has_all(put: Element, current: Element) -> bool:
 
 def _children_by_key(element: Element | None) -> dict[_Key, Element]:
     """Map the children by name and key; by order if two have the same key."""
+    counts: Counter[_Key] = Counter()
     child_of_key: dict[_Key, Element] = {}
     for child in () if element is None else element.children:
-        key, number = (child.name, *_identity(child)), 0
-        while (*key, str(number)) in child_of_key:
-            number += 1
-        child_of_key[(*key, str(number))] = child
+        key = (child.name, *_identity(child))
+        child_of_key[(*key, str(counts[key]))] = child
+        counts[key] += 1
     return child_of_key
 
 

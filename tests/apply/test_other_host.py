@@ -42,7 +42,7 @@ CALLS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "other"), zip(CALLS, cycle(OTHERS), strict=False))
+@pytest.mark.parametrize(("call", "other"), list(zip(CALLS, cycle(OTHERS), strict=False)))
 def test_a_plan_for_another_host_is_refused_and_nothing_defined_or_started(
     daemon: StandIn, tmp_path: Path, other: str, call: str
 ) -> None:

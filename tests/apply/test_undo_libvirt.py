@@ -117,7 +117,7 @@ class Domain:
         restore_definition(self.virsh, NAME, self.root, keep_edits=keep_edits)
 
 
-FIRST = {"i440fx", "GPU with address"}
+FIRST = {"GPU with address"}
 """What make test restores."""
 
 

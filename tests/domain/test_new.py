@@ -26,7 +26,7 @@ from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.domain.schema import validate
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
-from tests.seeds import part
+from tests.seeds import draws, part
 
 
 def planned(host: Host, options: PlanOptions, document: bytes | None = None) -> bytes:
@@ -56,7 +56,7 @@ def test_a_new_domain_is_valid_on_every_host_and_planned_again_unchanged(name: s
         assert planned(host, PlanOptions(layout), made) == made
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(
     vcpus=st.integers(1, 512),
     memory=st.integers(1, 1 << 44),

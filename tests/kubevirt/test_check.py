@@ -343,10 +343,10 @@ def test_a_manifest_whose_keys_are_numbers_is_no_vmi() -> None:
     "text",
     [
         "---\na: 1\n" * 30_000,
-        "---\n" * 100_000,
+        pytest.param("---\n" * 100_000, marks=pytest.mark.nightly),
         "items: [" + "1," * 40_000,
         "- a: " + "1:" * 300_000 + "1",
-        'a: !!int "' + "1:" * 300_000 + '1"',
+        pytest.param('a: !!int "' + "1:" * 300_000 + '1"', marks=pytest.mark.nightly),
         "- " * 100_000,
         "a: &a [1]\nb: *a",
         "!!python/object/apply:os.getcwd []",

@@ -258,7 +258,7 @@ def test_published_trees_open() -> None:
         pytest.skip(f"{directory} is not there")
     with pytest.raises(InputError, match=r"found 3: .*4-socket.*desktop.*server"):
         open_snapshot(directory / "nri-topology-aware-sysfs.tar.bz2")
-    for path in part(sorted(directory.iterdir()), 0):
+    for path in part(sorted(directory.iterdir()), 0, every=6):
         if "nri" not in path.name:
             host = open_snapshot(path)
             assert isinstance(host, MemorySnapshot)

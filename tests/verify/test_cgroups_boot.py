@@ -14,7 +14,7 @@ from homenode.errors import HomenodeError
 from homenode.vm.domain.read import read_vm
 from tests.proc_trees import BARE, PID, UUID, ProcTree
 
-pytestmark = pytest.mark.qemu
+pytestmark = [pytest.mark.qemu, pytest.mark.nightly]
 
 VM = "/machine.slice/machine-qemu-1.scope"
 TWO = b"<domain type='kvm'><name>vm</name><memory unit='MiB'>128</memory><vcpu>2</vcpu></domain>"

@@ -47,10 +47,7 @@ def test_only_process_starts_processes() -> None:
     assert not starters
 
 
-HOOKS = (
-    Path("cluster/kubevirt/commands.py"),
-    Path("cluster/kubevirt/files/on_define_domain.py"),
-)
+HOOKS = (Path("cluster/kubevirt/commands.py"), Path("cluster/kubevirt/files/on_define_domain.py"))
 """KubeVirt's hook, whose exit code is part of its answer."""
 
 

@@ -122,10 +122,10 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
         r"(?<!\w)(?:MemFree|MemTotal):\s+(\d+) kB",
         "search",
     ),
-    (
-        "measure/programs/torch_place.py",
-        r"f'(?<!\\S)\\S*/lib{name}[^/\\s]*\\.so[^/\\s]*'",
-    ): (r"(?<!\S)/x/libnccl\.so[^/\s]*", "search"),
+    ("measure/programs/torch_place.py", r"f'(?<!\\S)\\S*/lib{name}[^/\\s]*\\.so[^/\\s]*'"): (
+        r"(?<!\S)/x/libnccl\.so[^/\s]*",
+        "search",
+    ),
     ("machine/snapshot/collector.py", "f'({pattern}):(.*)'"): (
         "(sys/bus/pci/devices/[^/]*/numa[0-9]+):(.*)",
         "fullmatch",
@@ -141,18 +141,12 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
     (
         "machine/snapshot/pseudonyms.py",
         r"f'({_PLACE_OF_HOST}){re.escape(word)}(?![\\w-]|\\.\\w)'",
-    ): (
-        rf"({_PLACE_OF_HOST})gpu7(?![\w-]|\.\w)",
-        "finditer",
-    ),
+    ): (rf"({_PLACE_OF_HOST})gpu7(?![\w-]|\.\w)", "finditer"),
     ("machine/snapshot/pseudonyms.py", "f'(?<![A-Za-z0-9])(?:{choice})(?![A-Za-z0-9])'"): (
         "(?<![A-Za-z0-9])(?:gpu77|gpu7)(?![A-Za-z0-9])",
         "finditer",
     ),
-    ("machine/snapshot/redact.py", "'|'.join(map(re.escape, words))"): (
-        "a|b",
-        "fullmatch",
-    ),
+    ("machine/snapshot/redact.py", "'|'.join(map(re.escape, words))"): ("a|b", "fullmatch"),
     ("vm/targets/target.py", "target.users_own"): (
         "|".join(f"(?:{one})" for name in TARGETS if (one := target_named(name).users_own)),
         "match",

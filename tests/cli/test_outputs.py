@@ -33,8 +33,7 @@ def test_a_plan_does_not_overwrite_a_file_that_homenode_did_not_write(
 
 
 @pytest.mark.parametrize(
-    ("option", "start"),
-    [("-o", "<?xml"), ("--save-plan", "{"), ("--svg", "<svg")],
+    ("option", "start"), [("-o", "<?xml"), ("--save-plan", "{"), ("--svg", "<svg")]
 )
 def test_a_dash_is_standard_output_and_nothing_else_goes_there(option: str, start: str) -> None:
     done = homenode(*PLAN, option, "-")

@@ -140,10 +140,7 @@ PLACED = (DOCUMENT, "--gpus", "2", "--vcpus", "8", "--memory", "8GiB")
     [
         ("plan", *PLACED, "--host", "small-2n8c-2gpu", "--save-plan", "plan.json"),
         ("plan", *PLACED, "--host", "small-2n8c-2gpu", "--target", "qemu"),
-        pytest.param(
-            ("pool", "place", *PLACED, "--pool", "small-2n8c-2gpu"),
-            marks=NEEDS_CLUSTER,
-        ),
+        pytest.param(("pool", "place", *PLACED, "--pool", "small-2n8c-2gpu"), marks=NEEDS_CLUSTER),
     ],
 )
 def test_files_are_written_where_nobody_reads_what_is_printed(

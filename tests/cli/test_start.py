@@ -62,21 +62,13 @@ def test_every_type_of_an_option_that_is_allowed_for_is_one(at_start: set[str]) 
     assert {f"homenode.{value}" for value in VALUES} <= at_start
 
 
-def test_the_command_line_loads_no_library_but_the_one_of_its_records(
-    at_start: set[str],
-) -> None:
+def test_the_command_line_loads_no_library_but_the_one_of_its_records(at_start: set[str]) -> None:
     heavy = {"lxml", "rich", "jinja2", "weasyprint", "tarfile", "ssl", "asyncio"}
     assert not heavy & at_start
 
 
 def test_commands_do_their_work_in_files_that_are_loaded_when_it_begins(at_start: set[str]) -> None:
-    files = (
-        "arguments",
-        "command",
-        "help",
-        "main",
-        "terminal",
-    )
+    files = ("arguments", "command", "help", "main", "terminal")
     known = {"homenode.cli", *(f"homenode.cli.{name}" for name in files)}
     own = {name for name in at_start if name.startswith("homenode.cli")}
     assert not {name for name in own if ".arguments." not in name} - known

@@ -38,10 +38,7 @@ sockets: 2
 """,
     owned=r"(sockets|cores|memory|numa\d*|affinity|args|balloon|hostpci\d+|hookscript):",
     free=r"#|name:|machine:|cpu:|scsihw:|.*pcie=",
-    refused_for=(
-        "x86_64",
-        "a range of host nodes",
-    ),
+    refused_for=("x86_64", "a range of host nodes"),
 )
 
 VARIABLE = "HOMENODE_PVE"
@@ -50,7 +47,7 @@ _CHECKOUTS = ("qemu-server", "pve-common", "pve-guest-common", "pve-storage", "p
 _FILE = re.sub(rb"(agent: 1\n|,\+foo)", b"", EXAMPLE.file).replace(b"65536", b"8192")
 """One of the tests of targets, as far as Proxmox's schema and this machine take it."""
 _OF_A_PROXMOX = {
-    *("-id", "-chardev", "-mon", "-pidfile", "-vnc", "-boot", "-smbios", "-iscsi", "-sandbox"),
+    *("-id", "-chardev", "-mon", "-pidfile", "-vnc", "-boot", "-smbios", "-iscsi", "-sandbox")
 }
 """Options with a value that ask for its sockets and files, or that its QEMU alone has."""
 

@@ -15,9 +15,7 @@ from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.qemu_machine import QEMU, Machine, QemuError, for_this_machine, machine_of
 from tests.conformance.vms import Planned, cells_of, planned_cases
 
-EXAMPLE = Example(
-    free=r"#",
-)
+EXAMPLE = Example(free=r"#")
 
 _POLICY = {"strict": "bind", "interleave": "interleave", "preferred": "preferred"}
 _ADVISED = {

@@ -219,12 +219,7 @@ def _started(
         "TASKSET_CALLS": str(calls),
     }
     process = subprocess.Popen(
-        argv,
-        cwd=work,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
+        argv, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
     try:
         yield process

@@ -40,10 +40,7 @@ def test_a_run_replaces_rows_of_its_versions_and_keeps_the_others() -> None:
     wrong = Answer(case="1-2", about="a|b", planned={"vCPUs": 4}, read={"vCPUs": 5})
     old = row_of(FIRST, "7.2", 30, [wrong], "2026-01-02")
     other = row_of(FIRST, "10.1", 30, [], "2026-01-02")
-    assert (old.differences, other.differences) == (
-        "1: 1-2, a/b: vCPUs: planned 4, read 5",
-        "0",
-    )
+    assert (old.differences, other.differences) == ("1: 1-2, a/b: vCPUs: planned 4, read 5", "0")
     new = replace(old, cases="60", differences="0", date="2026-02-03")
     rows = merged([old, other], [new], JUDGES[:2])
     assert rows[:2] == [new, other]

@@ -31,11 +31,7 @@ from tests.stored_records import FORMATS, stored_names
 
 _OPERATORS = "|&;()"
 _CALLERS = ("homenode", "srun", "sudo")
-_HELPS = {
-    "homenode-probe": "{} --help",
-    "virsh": "help {}",
-    "xl": "help {}",
-}
+_HELPS = {"homenode-probe": "{} --help", "virsh": "help {}", "xl": "help {}"}
 """What prints the options of a program's command, if the program is installed."""
 _PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 _MAKEFILES = "".join((ROOT / name).read_text() for name in ("Makefile", "native/Makefile"))

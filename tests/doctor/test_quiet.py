@@ -11,17 +11,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.vm.domain.read import open_domain
 from tests.doctor_cases import HGX, ISOLATED, NIC, changed, interrupting, quiet, set_apart, settings
-from tests.doctor_domains import (
-    NAME,
-    binding,
-    board,
-    diagnosed,
-    domain,
-    gpus,
-    host,
-    ids,
-    planned,
-)
+from tests.doctor_domains import NAME, binding, board, diagnosed, domain, gpus, host, ids, planned
 from tests.doctor_guest_cases import H200, companion, snp
 
 DESKTOP = "rtx4080-i9-14900k"
@@ -30,10 +20,7 @@ DESKTOP = "rtx4080-i9-14900k"
 def idling(deep: CpuSet) -> Host:
     """The desktop with deep idle states on some CPUs and shallow ones on the others."""
     others = CpuSet(pu.index for pu in host(DESKTOP).pus) - deep
-    return settings(
-        host(DESKTOP),
-        pus_of_idle_latency_us=((2, others), (890, deep)),
-    )
+    return settings(host(DESKTOP), pus_of_idle_latency_us=((2, others), (890, deep)))
 
 
 def test_idle_states_are_those_of_the_vcpus() -> None:

@@ -149,13 +149,7 @@ CASES: list[tuple[str, str, dict[str, object], tuple[str, ...], tuple[str, ...]]
     ("earlier-layout", "pin", {}, ("<numatune>", "<target busNr='200'>"), ("memnode", "<node>")),
     ("earlier-layout", "pin-numa", {"distances": False}, (), ("<distances>",)),
     ("hmat-and-cpuless-cell", "pin-numa", {}, (), ("interconnects", "associativity")),
-    (
-        "study",
-        "pin-numa",
-        {"page_bytes": GIB},
-        ("<page size='1' unit='GiB' nodeset='0,1'/>",),
-        (),
-    ),
+    ("study", "pin-numa", {"page_bytes": GIB}, ("<page size='1' unit='GiB' nodeset='0,1'/>",), ()),
     ("study", "pin", {"page_bytes": 2 * MIB}, ("<page size='2' unit='MiB'/>",), ()),
     ("study", "pin", {"page_bytes": 0}, ("<hugepages/>",), ()),
     (

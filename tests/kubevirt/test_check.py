@@ -91,11 +91,7 @@ ROWS: dict[str, tuple[str, Host | None, frozenset[str] | None]] = {
     "mapping-without-dedicated-cpus": (vmi({"dedicatedCpuPlacement": False}), None, None),
     "mapping-without-huge-pages": (vmi(memory={"hugepages": None}), None, None),
     "guest-flat": (vmi(FLAT), None, None),
-    "huge-page-size": (
-        vmi(memory={"hugepages": {"pageSize": "1Gi"}}),
-        with_pages(131_072),
-        None,
-    ),
+    "huge-page-size": (vmi(memory={"hugepages": {"pageSize": "1Gi"}}), with_pages(131_072), None),
     "gpus-short": (vmi(gpus=9), with_pages(131_072), None),
     "huge-pages-short": (vmi(), with_pages(131_071), None),
     "huge-pages-not-whole": (vmi(memory={"guest": "1000501Mi"}), None, None),

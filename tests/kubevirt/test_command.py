@@ -54,7 +54,7 @@ def test_the_check_reads_files_and_exits_by_what_it_finds(tmp_path: Path) -> Non
     answer = json.loads(done.stdout)
     assert answer["format"] == "homenode.findings/1"
     assert {finding["id"] for finding in answer["findings"]} == {
-        *("device-not-permitted", "gate-off", "gpus-short"),
+        *("device-not-permitted", "gate-off", "gpus-short")
     }
 
 

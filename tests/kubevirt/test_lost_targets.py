@@ -10,14 +10,7 @@ from homenode.vm.model import GuestPciController
 from homenode.vm.plan_options import PciGranularity
 from tests.kubevirt.test_grace import GPUS as GRACE_GPUS
 from tests.kubevirt.test_grace import cells, grace_vm, nodesets
-from tests.kubevirt_documents import (
-    IBM,
-    IBM_GPUS,
-    defined_again,
-    document,
-    ibm_document,
-    shipped,
-)
+from tests.kubevirt_documents import IBM, IBM_GPUS, defined_again, document, ibm_document, shipped
 from tests.seeds import part
 
 EXPANDER = "pcie-expander-bus"
@@ -41,10 +34,7 @@ def twice(
     """The answers to KubeVirt's two calls."""
     first = place(xml, host, granularity)
     between = defined_again(
-        xml,
-        first.document.decode(),
-        knows_targets=knows_targets,
-        knows_initiators=knows_initiators,
+        xml, first.document.decode(), knows_targets=knows_targets, knows_initiators=knows_initiators
     )
     return first, place(between, host, granularity)
 
@@ -105,10 +95,7 @@ def test_grace_gpus_get_their_cells_of_initiators_again(
     knows_targets: bool, knows_initiators: bool
 ) -> None:
     first, second = twice(
-        grace_vm(),
-        knows_targets=knows_targets,
-        knows_initiators=knows_initiators,
-        host="gh200x4",
+        grace_vm(), knows_targets=knows_targets, knows_initiators=knows_initiators, host="gh200x4"
     )
     assert expanders(second) == expanders(first)
     assert nodesets(second) == ["2-9", "10-17"]

@@ -13,12 +13,7 @@ import pytest
 
 from homenode.cli.main import BENCH
 from homenode.cluster.kubevirt.arguments import ManifestOptions
-from homenode.cluster.kubevirt.manifests import (
-    GATES,
-    GUEST_SCRIPT,
-    manifests,
-    virtual_machine,
-)
+from homenode.cluster.kubevirt.manifests import GATES, GUEST_SCRIPT, manifests, virtual_machine
 from homenode.errors import UsageError
 from homenode.measure.results.store import run_text
 from tests.command_line import homenode

@@ -29,11 +29,7 @@ def step(what: str) -> None:
 
 def virsh(*words: str) -> str:
     done = subprocess.run(
-        ["virsh", "-q", "-c", URI, *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        ["virsh", "-q", "-c", URI, *words], capture_output=True, text=True, timeout=300, check=False
     )
     if done.returncode:
         raise RuntimeError(f"virsh {words}: {done.stderr}")

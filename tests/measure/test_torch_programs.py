@@ -58,11 +58,7 @@ def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
         ("3.6", ["watched", "echo", "here"], "here\n\n# homenode watched: "),
         ("3.6", ["gpus_shown", "cuda"], '{"format": "homenode.gpus/1", '),
         ("3.8", ["torch_copies", "local-copy", "--seconds", "0.01"], '"local-copy"'),
-        (
-            "3.8",
-            "torch_collectives --gpus 2 --largest 64 --iterations 2".split(),
-            '"all-reduce"',
-        ),
+        ("3.8", "torch_collectives --gpus 2 --largest 64 --iterations 2".split(), '"all-reduce"'),
     ],
 )
 def test_a_program_runs_in_the_oldest_python_that_it_is_for(
@@ -102,9 +98,7 @@ def test_a_bound_run_is_a_row_of_the_matrix() -> None:
     if not nodes:
         pytest.skip("the kernel shows no NUMA nodes")
     output = run_program(
-        *"torch_copies host-copies --seconds 0.01 --node".split(),
-        str(nodes[0]),
-        addresses=GPUS[:1],
+        *"torch_copies host-copies --seconds 0.01 --node".split(), str(nodes[0]), addresses=GPUS[:1]
     ).stdout_or_raise()
     figures = read(output)
     assert {one.node for one in figures.samples} == {nodes[0]}
@@ -114,8 +108,7 @@ def test_a_bound_run_is_a_row_of_the_matrix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lies_on", "code", "is_own"),
-    [(1, 0, False), (0, 0, True), (None, 0, True), (0, 712, False)],
+    ("lies_on", "code", "is_own"), [(1, 0, False), (0, 0, True), (None, 0, True), (0, 712, False)]
 )
 def test_bound_memory_is_pinned_where_it_lies_if_the_driver_puts_it_elsewhere(
     lies_on: int | None, code: int, is_own: bool, monkeypatch: pytest.MonkeyPatch

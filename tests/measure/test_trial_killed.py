@@ -18,13 +18,7 @@ from homenode.measure.trial.prepare import preflight
 from homenode.measure.trial.runner import run_trial, steps_of
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL
-from tests.simulated_trial import (
-    SimulatedReach,
-    begun,
-    host,
-    trial_of,
-    wanted,
-)
+from tests.simulated_trial import SimulatedReach, begun, host, trial_of, wanted
 from tests.virsh_stand_in import URI, StandIn
 
 CUTS = int(os.environ.get("HOMENODE_KILLS", "4"))

@@ -10,20 +10,12 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import RunningDomain
 from homenode.measure.trial.fitting import fit
-from homenode.measure.trial.journal import (
-    KIND,
-    EntryKind,
-    TrialEntry,
-    TrialHead,
-    state_of,
-)
+from homenode.measure.trial.journal import KIND, EntryKind, TrialEntry, TrialHead, state_of
 from homenode.measure.trial.trial_config import trial_schedule
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
-from tests.simulated_trial import (
-    LAYOUTS,
-)
+from tests.simulated_trial import LAYOUTS
 from tests.virsh_stand_in import URI
 
 

@@ -151,12 +151,7 @@ def test_windows_that_collide_are_refused() -> None:
         side(xml)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 12), st.integers(0, 31), st.integers(0, 7)),
-        max_size=12,
-    )
-)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 31), st.integers(0, 7)), max_size=12))
 def test_any_tree_is_numbered_without_a_loop_and_each_bus_once(
     places: list[tuple[int, int, int]],
 ) -> None:

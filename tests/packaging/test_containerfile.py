@@ -84,10 +84,7 @@ def test_an_image_installs_what_the_locks_have_by_hash_and_nothing_else() -> Non
 
 
 def test_the_lock_of_images_is_the_part_of_the_lock_that_homenode_runs_with() -> None:
-    whole, part = (
-        _pins("requirements.lock"),
-        _pins("packaging/runtime.lock"),
-    )
+    whole, part = (_pins("requirements.lock"), _pins("packaging/runtime.lock"))
     assert {name: whole.get(name) for name in part} == part
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {re.split("[>=]", one)[0] for one in project["dependencies"]} <= part.keys()

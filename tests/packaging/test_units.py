@@ -16,9 +16,7 @@ MOST = 3.0
 
 
 def units() -> dict[str, str]:
-    return {
-        "homenode-retrain.service": systemd_unit([Bdf.parse("41:00.0")], "/usr/bin/homenode"),
-    }
+    return {"homenode-retrain.service": systemd_unit([Bdf.parse("41:00.0")], "/usr/bin/homenode")}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -496,9 +496,7 @@ def test_nor_on_hosts_that_once_had_a_better_one(seed: int) -> None:
     compare(host, small_wish(draw, host))
 
 
-def test_sets_that_are_grown_are_mostly_the_best(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sets_that_are_grown_are_mostly_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nodes are too many to list: here all are."""
     monkeypatch.setattr(node_sets, "MOST_LISTED_NODES", 0)
     right = wrong = missed = 0

@@ -116,8 +116,7 @@ def arrivals(host: Host, seed: int, vcpus_of_gpu: int, layout: str, count: int) 
 
 
 @pytest.mark.parametrize(
-    ("vcpus_of_gpu", "tells_modules"),
-    part([*product((12, 13, 14), (True, False))], 1),
+    ("vcpus_of_gpu", "tells_modules"), part([*product((12, 13, 14), (True, False))], 1)
 )
 def test_few_vms_are_refused_and_none_lies_across_sockets(
     vcpus_of_gpu: int, tells_modules: bool

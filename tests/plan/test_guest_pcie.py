@@ -167,8 +167,7 @@ def test_the_functions_of_a_nic_have_a_port_each() -> None:
 
 def test_each_virtual_function_has_a_port_after_those_of_whole_devices() -> None:
     host = even_host(
-        1,
-        devices=[DeviceSpec("10:00.0", switch=0), DeviceSpec("11:00.0", kind=DeviceKind.NIC)],
+        1, devices=[DeviceSpec("10:00.0", switch=0), DeviceSpec("11:00.0", kind=DeviceKind.NIC)]
     )
     devices = bdfs("10:00.0", "11:01.0", "11:01.2")
     host = with_virtual(host, "11:00.0", 16)

@@ -92,9 +92,7 @@ def test_whoever_follows_a_hint_gets_a_plan(path: Path) -> None:
             # But on small hosts each limit is tried at some of the numbers.
             for most_nodes, size in limits if pus < 16 or THOROUGH else limits[vcpus % 2 :: 2]:
                 request = asking(
-                    small_request(vcpus, size, layout=layout),
-                    keep_vcpus=keep,
-                    max_nodes=most_nodes,
+                    small_request(vcpus, size, layout=layout), keep_vcpus=keep, max_nodes=most_nodes
                 )
                 try:
                     place(host, request)

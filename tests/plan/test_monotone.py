@@ -60,9 +60,7 @@ def reach(host: Host, placement: Placement) -> tuple[int, int]:
 
 
 def climb(
-    host: Host,
-    way: tuple[Layout, Policy, bool],
-    counts: Iterable[int],
+    host: Host, way: tuple[Layout, Policy, bool], counts: Iterable[int]
 ) -> Iterator[tuple[GuestRequest, Placement]]:
     """The placements of ever more vCPUs, to the first number that the host refuses."""
     refused = 0
@@ -76,12 +74,7 @@ def climb(
             yield wanted, placement
 
 
-def has_reason(
-    host: Host,
-    wanted: GuestRequest,
-    placement: Placement,
-    before: Placement,
-) -> bool:
+def has_reason(host: Host, wanted: GuestRequest, placement: Placement, before: Placement) -> bool:
     """Whether no nodes as few and as near as before hold the VM with nothing more given up."""
     near = attempt(host, asking(wanted, max_nodes=len(set(before.nodes))))
     if near is None or not set(near.relaxations) <= set(placement.relaxations):

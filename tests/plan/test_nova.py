@@ -14,14 +14,7 @@ from homenode.units import GIB
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, Policy
-from tests.small_hosts import (
-    NodeSpec,
-    asking,
-    even_host,
-    host_of,
-    pinned_domain,
-    small_request,
-)
+from tests.small_hosts import NodeSpec, asking, even_host, host_of, pinned_domain, small_request
 
 
 def pus_of(host: Host, request: GuestRequest) -> list[int] | None:
@@ -52,12 +45,7 @@ ONE_THREAD = {count: even_host(1, 1, 1, count, 1) for count in (3, 4)}
 
 @pytest.mark.parametrize(
     ("cores", "in_use", "vcpus", "expected"),
-    [
-        (3, "", 4, None),
-        (4, "0", 4, None),
-        (3, "", 3, [0, 1, 2]),
-        (4, "1", 3, [0, 2, 3]),
-    ],
+    [(3, "", 4, None), (4, "0", 4, None), (3, "", 3, [0, 1, 2]), (4, "1", 3, [0, 2, 3])],
 )
 def test_without_smt_a_vcpu_takes_each_free_core(
     cores: int, in_use: str, vcpus: int, expected: list[int] | None

@@ -13,13 +13,7 @@ from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions, Policy, cell_asked
 from tests.figures import numbers
-from tests.small_hosts import (
-    DeviceSpec,
-    asking,
-    even_host,
-    pinned_domain,
-    small_request,
-)
+from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 from tests.targets.written import written
 
 
@@ -162,11 +156,7 @@ def test_devices_of_many_packages_have_the_vm_on_each_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "term", "best"),
-    [
-        (900002, "distance_sum", 900),
-        (900241, "device_distance", 225_900),
-    ],
+    ("seed", "term", "best"), [(900002, "distance_sum", 900), (900241, "device_distance", 225_900)]
 )
 def test_sets_that_are_grown_come_to_the_best_that_longer_searches_found(
     seed: int, term: str, best: int

@@ -15,11 +15,7 @@ from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, Policy
-from tests.small_hosts import (
-    asking,
-    even_host,
-    small_request,
-)
+from tests.small_hosts import asking, even_host, small_request
 
 XAPI_HOST = even_host(2, 1, 1, 16, 2, memory_bytes=512 * GIB)
 

@@ -160,9 +160,7 @@ def test_nothing_is_fetched_for_paper(tmp_path: Path) -> None:
     assert b"EmbeddedFile" not in paper
 
 
-def test_without_weasyprint_the_command_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_weasyprint_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "weasyprint", None)
     with pytest.raises(HostError) as error:
         pdf_pages("<p>")

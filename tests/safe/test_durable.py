@@ -47,10 +47,7 @@ def _bytes(directory: Path) -> None:
     durable.replace_file(directory / "out", b"new")
 
 
-WRITERS: tuple[tuple[Callable[[Path], None], str], ...] = (
-    (_text, "out"),
-    (_bytes, "out"),
-)
+WRITERS: tuple[tuple[Callable[[Path], None], str], ...] = ((_text, "out"), (_bytes, "out"))
 
 
 @pytest.mark.parametrize(("write", "name"), WRITERS, ids=lambda one: getattr(one, "__name__", one))

@@ -46,10 +46,7 @@ def test_keys_are_of_any_case_and_a_backslash_joins_lines() -> None:
 
 def test_a_hash_begins_a_comment_unless_it_is_escaped() -> None:
     config = parse_config('Prolog=/a\\#b  # not this\nX = "two words"\n#Y=1\n', "slurm.conf")
-    assert [line.words for line in config.lines] == [
-        (("prolog", "/a#b"),),
-        (("x", "two words"),),
-    ]
+    assert [line.words for line in config.lines] == [(("prolog", "/a#b"),), (("x", "two words"),)]
 
 
 def test_the_last_value_of_the_cluster_holds_and_those_of_nodes_do_not() -> None:

@@ -96,13 +96,7 @@ def test_no_words_of_a_user_hide_or_move_a_job(
 @pytest.mark.parametrize("key", ["JobName", pytest.param("Comment", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("words", part(WORDS, 1), ids=lambda words: ascii(words)[:40])
 def test_without_json_an_odd_job_is_named_and_the_others_are_audited(
-    slurm: Testbed,
-    audit: Audit,
-    far: str,
-    near: str,
-    without_json: None,
-    key: str,
-    words: str,
+    slurm: Testbed, audit: Audit, far: str, near: str, without_json: None, key: str, words: str
 ) -> None:
     _say(slurm, far, key, words.replace("OTHER", near))
     code, findings, _ = audit()
@@ -113,10 +107,7 @@ def test_without_json_an_odd_job_is_named_and_the_others_are_audited(
         if finding["id"] == "job-unreadable" and is_forged_for_the_other:
             assert set(
                 finding["subject"].removeprefix("jobs ").removeprefix("job ").split(", ")
-            ) <= {
-                far,
-                near,
-            }
+            ) <= {far, near}
         else:
             assert finding["subject"].startswith(far_or_odd[finding["id"]])
     assert not any("99" in finding["subject"].partition("(")[0] for finding in findings)

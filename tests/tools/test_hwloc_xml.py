@@ -173,11 +173,7 @@ def test_nodes_of_gpu_memory_name_their_gpu() -> None:
         '<info name="PCIBusID" value="0000:01:00.0"/></object>'
     )
     node = host_from_hwloc(_document(TWO_NODES + extra), "gpu memory").nodes[2]
-    assert (node.memory_kind, str(node.gpu), node.pus) == (
-        MemoryKind.GPU,
-        "0000:01:00.0",
-        CpuSet(),
-    )
+    assert (node.memory_kind, str(node.gpu), node.pus) == (MemoryKind.GPU, "0000:01:00.0", CpuSet())
 
 
 @pytest.mark.parametrize(

@@ -148,10 +148,7 @@ def test_the_published_query_of_eight_h100_is_read_whole() -> None:
             '<!DOCTYPE a [<!ENTITY b "c">]><nvidia_smi_log>&b;</nvidia_smi_log>',
             "XML without entities",
         ),
-        (
-            QUERY.replace("</gpu>", "</gpu><gpu id='0009:01:00.0'/>"),
-            "each GPU once",
-        ),
+        (QUERY.replace("</gpu>", "</gpu><gpu id='0009:01:00.0'/>"), "each GPU once"),
     ],
 )
 def test_a_query_that_is_none_is_refused(text: str, says: str) -> None:
@@ -169,10 +166,7 @@ def test_no_external_file_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("parser", "text"),
-    [
-        (nvidia_smi.parse_topology, NICS),
-        (nvidia_smi.parse_query, QUERY),
-    ],
+    [(nvidia_smi.parse_topology, NICS), (nvidia_smi.parse_query, QUERY)],
     ids=["topo", "query"],
 )
 def test_damaged_output_is_read_or_refused_and_nothing_else(parser: object, text: str) -> None:

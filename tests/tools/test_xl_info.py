@@ -53,10 +53,7 @@ def test_lspci_completes_the_host_with_gpus_on_their_nodes(tmp_path: Path) -> No
     ]
     assert (len(host.cores), host.distances) == (2, ((10, 21), (21, 10)))
     assert [gpu.node for gpu in host.whole_gpus] == [0, 1]
-    assert [gap.subject for gap in host.gaps] == [
-        "VMs",
-        "node of 0000:00:00.0",
-    ]
+    assert [gap.subject for gap in host.gaps] == ["VMs", "node of 0000:00:00.0"]
 
 
 def test_one_node_and_no_devices_are_read() -> None:

@@ -321,9 +321,7 @@ def attacked(place: Path) -> Iterator[list[str]]:
 
 @pytest.mark.root
 @as_root
-def test_an_attacker_at_every_moment_of_making_a_directory_gets_nothing(
-    place: Path,
-) -> None:
+def test_an_attacker_at_every_moment_of_making_a_directory_gets_nothing(place: Path) -> None:
     with attacked(place) as won:
         for _ in range(200):
             with boot_directory() as directory:

@@ -20,10 +20,7 @@ from homenode.vm.model import (
 )
 
 DEVICE = GuestHostdev(
-    Bdf.parse("0000:19:00.0"),
-    GuestAddress(0, 2, 0, 0),
-    cell=0,
-    initiator_cells=CpuSet([2]),
+    Bdf.parse("0000:19:00.0"), GuestAddress(0, 2, 0, 0), cell=0, initiator_cells=CpuSet([2])
 )
 EXPANDER = GuestPciController(1, "pcie-expander-bus", GuestAddress(0, 0, 5, 0), 128, 0)
 DIMM = MemoryDevice(model="dimm", cell=0, size_bytes=GIB, plugged_bytes=GIB, nodes=CpuSet([0]))

@@ -13,9 +13,11 @@ The texts of every finding are in findings/PAGE.toml, a table for each id:
 The code passes a value for each `{word}`, and names the case of a text.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
+from typing import NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType, toml
 from msgspec.structs import replace
@@ -55,6 +57,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     ] = ()  # functions that it is about, the cause first; () = not one by one
     count: int | None = None  # how often it was seen, of what is counted
     headline: str = ""  # its fact in a few words, with the subject; "" = the meaning of its texts
+    command: str = ""  # the first homenode command of the fix, "" without one
+    # of the definition: its name, and the number of the vCPU, cell or IOThread
+    element: tuple[str, int] | None = None
 
     @property
     def is_bad(self) -> bool:
@@ -188,6 +193,14 @@ class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         yield from (f"**Source.** {self.source}",) if self.source else ()
 
 
+class Subject(NamedTuple):
+    """A subject that is a numbered element of the definition."""
+
+    text: str  # in the user's words
+    element: str
+    number: int  # of the vCPU, cell or IOThread
+
+
 class Findings(Struct, frozen=True, kw_only=True):
     """The `findings` format, a line each."""
 
@@ -200,7 +213,7 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 def finding(
     id: str,
-    subject: str,
+    subject: str | Bdf | Subject,
     expected: str = "",
     observed: str = "",
     source: str = "",
@@ -215,30 +228,38 @@ def finding(
 ) -> Finding:
     """A finding with the severity, cost and fix of its texts, but for those that are given.
 
-    case: selects the texts. values: replacements for `{word}`. source: "" = set later for all
-    findings (add_source). devices, count: as in Finding.
+    subject: an address becomes the device. case: selects the texts. values: replacements for
+    `{word}`. source: "" = set later for all findings (add_source). devices, count: as in Finding.
     """
     texts, key, placeholders = texts_of(id), case or "", values or {}
+    fix_text = texts.fix_of.get(key, texts.fix) if fix is UNSET else ""
+    command = _COMMAND.search(fix_text)
+    name = subject.text if isinstance(subject, Subject) else str(subject)
     return Finding(
         id=id,
         severity=severity or texts.severity[0],
-        subject=subject,
+        subject=name,
         expected=expected,
         observed=observed,
         cost=as_printed(texts.cost_of.get(key, texts.cost), placeholders)
         if cost is UNSET
         else cost,
-        fix=as_printed(texts.fix_of.get(key, texts.fix), placeholders) if fix is UNSET else fix,
+        fix=as_printed(fix_text, placeholders) if fix is UNSET else fix,
         source=source,
-        devices=devices,
+        devices=(subject,) if isinstance(subject, Bdf) else devices,
         count=count,
-        headline=as_printed(texts.headline, {"subjects": subject, **placeholders}) or "",
+        headline=as_printed(texts.headline, {"subjects": name, **placeholders}) or "",
+        command="" if command is None else fill_in(command[1], placeholders),
+        element=subject[1:] if isinstance(subject, Subject) else None,
     )
 
 
 def as_printed(text: str, values: Mapping[str, object]) -> str | None:
     """Cost or fix on one line without the marks of Markdown, None if nothing is printed."""
     return fill_in(" ".join(text.replace("`", "").split()), values) or None
+
+
+_COMMAND = re.compile(r"`((?:sudo )?homenode [^`]+|\{command\})`")
 
 
 class _Values(dict[str, object]):

@@ -106,7 +106,7 @@ OFF = port(1, 0, 1).replace("function='0'", "function='0' multifunction='off'") 
         (FW_CFG.format("-fw_cfg", "-s"), "", "fw-cfg-broken", "its value behind it, found -s"),
         (FW_CFG.format("-s", "-fw_cfg"), "", "fw-cfg-broken", "-fw_cfg: expected its value"),
         (FW_CFG.format("-s", WINDOW), "", "fw-cfg-broken", "-fw_cfg before it, found -s"),
-        (cells("0-1", "2-3"), ACPI, "device-of-no-cell", "<hostdev><acpi>"),
+        (cells("0-1", "2-3"), ACPI, "device-of-no-cell", "<hostdev>"),
         (cells("0-1", "2-3"), expander(1, 64, "<node>2</node>"), "device-of-no-cell", "below 2"),
         ("", expander(1, 64) + expander(2, 64), "busnr-twice", "found 2"),
         (

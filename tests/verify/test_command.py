@@ -89,6 +89,8 @@ def test_json_is_the_documented_format(files: Files) -> None:
         "devices",
         "count",
         "headline",
+        "command",
+        "element",
     ]
 
 

@@ -202,18 +202,8 @@ def _block(group: Group, explain: bool) -> Iterator[Text]:
     for label, value in values.items():
         if value:
             line = f"  {label.ljust(_VALUE_COLUMN - 2)}{value}"
-            command = _command_of(finding) if label == "fix" else ""
-            yield Text(line, hang=_VALUE_COLUMN, command=command)
-
-
-def _command_of(finding: Finding) -> str:
-    """Return the command in a finding's fix, "" without one."""
-    fix, texts = finding.fix or "", texts_of(finding.id)
-    for template in (texts.fix, *texts.fix_of.values()):
-        before, mark, after = template.partition("`{command}`")
-        if mark and fix.startswith(before) and fix.endswith(after):
-            return fix[len(before) : len(fix) - len(after)]
-    return ""
+            is_last = label == "fix" and value.endswith(finding.command)
+            yield Text(line, hang=_VALUE_COLUMN, command=finding.command if is_last else "")
 
 
 def _shared_cost(group: Group) -> str | None:
@@ -241,14 +231,13 @@ def _labels(findings: Findings, explain: bool, *, has_table: bool) -> dict[str, 
     open_ = [f for f in findings.findings if f.severity is Severity.INCONCLUSIVE]
     unknown = [f"{subjects_of(group)}: {group[0].observed}" for group in group_findings(open_)]
     entries = [*(() if explain else unknown), *findings.unknown]
-    command = None if bad or not open_ else _COMMAND.search(open_[0].fix or "")
     return {
         "info": f"{len(infos)}: {_ids(infos)} (--explain)" if infos and not explain else "",
         "not read": "; ".join(findings.not_read),
         "checked": "; ".join(findings.checked) if explain or not (bad or has_table) else "",
         "not checked": "; ".join(findings.not_checked) if findings.checked else "",
         "unknown": "; ".join(entries) if explain else _first_entries(entries),
-        "next": "" if command is None else command[0],
+        "next": "" if bad or not open_ else open_[0].command,
     }
 
 
@@ -279,7 +268,6 @@ def _height(parts: Iterable[Part]) -> int:
     return height
 
 
-_COMMAND = re.compile(r"(?:sudo )?homenode [^,;:]{1,80}")  # in a fix
 _LONGEST = 30  # characters for the values of several facts
 
 _FACTS = {

@@ -8,11 +8,11 @@ nohz_full= alone by itself.
 
 from collections.abc import Iterator
 
-from homenode.check.domain.pins import nodes_of
+from homenode.check.domain.pins import nodes_of, vcpus_subject
 from homenode.check.verify.guest.expectation import groups_of
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity, finding
+from homenode.findings import Finding, Severity, Subject, finding
 from homenode.machine.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.machine.topology import Host
 from homenode.plan.shape.caches import (
@@ -71,7 +71,7 @@ def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
         if cut:
             yield finding(
                 "socket-cut-by-cell",
-                f"cell {cell.id}",
+                Subject(f"cell {cell.id}", "cell", cell.id),
                 expected=f"whole sockets of {plural(per_socket, 'vCPU')}",
                 observed=f"parts of socket {CpuSet(cut)}",
             )
@@ -89,7 +89,7 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
     if lying:
         yield finding(
             "threads-not-siblings",
-            f"vCPUs {CpuSet(lying)}",
+            vcpus_subject(CpuSet(lying)),
             expected=f"each {threads} vCPUs that the guest treats as siblings on one core",
             observed="on several cores",
         )
@@ -127,8 +127,8 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
     if missing and not (is_small and "stimer" not in missing):
         yield finding(
             "windows-enlightenments",
-            f"<hyperv> of {plural(facts.vcpus, 'vCPU')}",
-            expected=", ".join(_ENLIGHTENMENTS),
+            "<hyperv>",
+            expected=f"{', '.join(_ENLIGHTENMENTS)} for {plural(facts.vcpus, 'vCPU')}",
             observed=f"without {', '.join(missing)}",
             severity=Severity.INFO if is_small else None,
             case="of a small guest" if is_small else None,
@@ -165,7 +165,7 @@ def _check_cache(facts: Vm, host: Host) -> Iterator[Finding]:
     is_passed = cache == GuestCache.PASSTHROUGH
     yield finding(
         "cache-passthrough-false" if is_passed else "guest-l3-false",
-        f"vCPUs {CpuSet.union(lying)}",
+        vcpus_subject(CpuSet.union(lying)),
         expected="vCPUs that the guest sees behind one L3, behind one last-level cache of the host",
         observed="behind several",
     )
@@ -390,7 +390,7 @@ def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
             pus = CpuSet(pu for interrupt in interrupts for pu in interrupt.pus)
             yield finding(
                 "irq-far",
-                f"device {device.bdf}",
+                device.bdf,
                 expected=f"interrupts handled in the vCPUs' package (CPUs {near_pus})",
                 observed=f"IRQs {numbers} on {cpus_text(pus)}",
                 values={"device": device.bdf, "pus": near_pus - ours or near_pus},

@@ -96,7 +96,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
         if device is None or device.kind is DeviceKind.BRIDGE:
             yield finding(
                 "device-of-no-host",
-                str(hostdev.bdf),
+                hostdev.bdf,
                 expected=f"a device of {host.name}",
                 observed="none there" if device is None else "a bridge",
             )
@@ -136,7 +136,7 @@ def _in_use(facts: Vm, host: Host, device: Bdf | str) -> Iterator[Finding]:
         if domain.running and domain.name != facts.name and has_it:
             yield finding(
                 "device-in-use",
-                str(device),
+                device,
                 expected="a device that no other VM has",
                 observed=f"{neighbour(domain)} has it",
                 severity=severity_of_neighbour(domain),
@@ -149,7 +149,7 @@ def _find_unbound(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Itera
         return
     yield finding(
         "not-bound-to-vfio",
-        str(device.bdf),
+        device.bdf,
         expected="driver vfio-pci, because without managed='yes' that is left to you",
         observed=f"driver {device.driver}" if device.driver else "no driver that is known",
         severity=None if device.driver else Severity.INCONCLUSIVE,
@@ -173,7 +173,7 @@ def _group(host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]
         text = ", ".join(f"{other.bdf} ({other.driver})" for other in drivers[:4])
         yield finding(
             "iommu-group-shared",
-            str(device.bdf),
+            device.bdf,
             expected=f"IOMMU group {device.iommu_group} with no host driver in it",
             observed=text,
         )
@@ -191,10 +191,10 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
     )
     if cell is None:
         observed = f"at {hostdev.address or 'no address'}, on the root bus"
-        yield finding("device-without-cell", str(hostdev.bdf), expected, observed)
+        yield finding("device-without-cell", hostdev.bdf, expected, observed)
     elif cell not in homes:
         observed = f"at {hostdev.address}, on that of cell {cell}"
-        yield finding("device-on-other-cell", str(hostdev.bdf), expected, observed)
+        yield finding("device-on-other-cell", hostdev.bdf, expected, observed)
 
 
 def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
@@ -236,6 +236,7 @@ def _check_initiators(
         yield finding(
             "initiators-missing",
             ", ".join(map(str, short)),
+            devices=tuple(short),
             expected=f"{plural(needed, 'cell')} without vCPUs and memory, as many as the host "
             "has nodes for these GPUs, in their <acpi nodeset=>",
             observed=str(present or "none"),

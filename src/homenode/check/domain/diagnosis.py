@@ -1,10 +1,6 @@
-"""Every finding on one domain on its host, with the lines of its definition. Subjects of findings
-are words of the user ("vCPUs 3-4", "<emulatorpin>", "cell 1", an address); this module finds the
-element of each subject.
-"""
+"""Every finding on one domain on its host, with the lines of its definition."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -113,51 +109,31 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
     return lines
 
 
-_TAG = re.compile(r"<(\w[\w:-]*)>")
-_ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
-_NUMBERED = (
-    (re.compile(r"\bvCPUs? (\d+)"), "vcpupin", "vcpu", "vcpu"),
-    (re.compile(r"\bcells? (\d+)"), "cell", "id", "cell"),
-    (re.compile(r"\bIOThreads? (\d+)"), "iothreadpin", "iothread", "iothreads"),
-)
-"""How a subject names a thing with a number, of several the first, the element of it, the attribute
-with the number, and the element that is shown if there is none."""
+_NUMBER_OF = {"vcpupin": "vcpu", "cell": "id", "iothreadpin": "iothread"}
+"""The attribute with the number of an element."""
+
+_WITHOUT_PIN = {"vcpupin": "<vcpu>", "iothreadpin": "<iothreads>"}
 
 
 def locate(findings: Iterable[Finding], document: Document) -> Iterator[Finding]:
-    """The findings; those that name an element of the document have "file:line" as their source."""
-    lines: dict[tuple[str, int | None], int] = {}
-    numbers = {element: attribute for _, element, attribute, _ in _NUMBERED}
-    cells = 0
-    for element in document.root.walk():
-        lines.setdefault((element.name, None), element.line)
-        if element.name in numbers:
-            number = whole_number(element.get(numbers[element.name]))
-            if element.name == "cell":
-                number, cells = cells if number is None else number, cells + 1
-            lines.setdefault((element.name, number), element.line)
-    devices = {
+    """Yield the findings; those about an element of the document with "file:line" as source."""
+    lines: dict[str | tuple[str, int] | Bdf, int] = {
         bdf: element.line
         for bdf, element in reversed(hostdev_elements(document))
         if element.name == "hostdev"
     }
+    cells = 0
+    for element in document.root.walk():
+        lines.setdefault(f"<{element.name}>", element.line)
+        number = whole_number(element.get(_NUMBER_OF.get(element.name, "")))
+        if element.name == "cell":
+            number, cells = cells if number is None else number, cells + 1
+        if number is not None:
+            lines.setdefault((element.name, number), element.line)
     for finding in findings:
-        line = (
-            _line_of(finding.subject, lines, devices) if finding.source == document.source else None
-        )
-        yield finding if line is None else replace(finding, source=f"{finding.source}:{line}")
-
-
-def _line_of(
-    subject: str, lines: Mapping[tuple[str, int | None], int], devices: Mapping[Bdf, int]
-) -> int | None:
-    """Return the line of the first element that a subject names; None if it names no element."""
-    if (device := _ADDRESS.search(subject)) is not None:
-        return devices.get(Bdf.parse(device[0]))
-    if (tag := _TAG.search(subject)) is not None:
-        return lines.get((tag[1], None))
-    for pattern, element, _, otherwise in _NUMBERED:
-        if (number := pattern.search(subject)) is not None:
-            line = lines.get((element, whole_number(number[1])))
-            return lines.get((otherwise, None)) if line is None else line
-    return None
+        name = finding.element[0] if finding.element else ""
+        key = finding.element or (finding.devices or (finding.subject,))[0]
+        line = lines.get(key, lines.get(_WITHOUT_PIN.get(name, f"<{name}>")))
+        if line is not None and finding.source == document.source:
+            finding = replace(finding, source=f"{finding.source}:{line}")
+        yield finding

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.check.domain.pins import nodes_of
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity, finding
+from homenode.findings import Finding, Severity, Subject, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 from homenode.plan.memory import qemu_bytes
@@ -18,7 +18,7 @@ from homenode.text import nodes_text, plural
 from homenode.units import GIB, format_bytes
 from homenode.vm.domain.document import Document
 from homenode.vm.layout import MemoryBinding
-from homenode.vm.model import Vm
+from homenode.vm.model import Vm, VmCell
 
 VFIO_EXTRA_BYTES = GIB
 """Beyond the guest's memory. Source: qemuDomainGetMemLockLimitBytes, libvirt 9.0."""
@@ -27,7 +27,7 @@ VFIO_EXTRA_BYTES = GIB
 class _Demand(Struct, frozen=True):
     """Memory that must come from some nodes."""
 
-    subject: str
+    subject: str | Subject
     nodes: CpuSet
     memory_bytes: int
     page_bytes: int | None  # None = ordinary, 0 = the default size, which the host then gives
@@ -46,7 +46,7 @@ def memory_alone(facts: Vm) -> Iterator[Finding]:
     if facts.hard_limit_bytes < needed:
         yield finding(
             "memlock-low",
-            "<memtune><hard_limit>",
+            "<hard_limit>",
             expected=f"at least {format_bytes(needed)}: VFIO locks all memory and QEMU needs "
             f"its own{note}",
             observed=format_bytes(facts.hard_limit_bytes),
@@ -103,7 +103,7 @@ def _demands(facts: Vm) -> Iterator[_Demand]:
         for cell in facts.cells:
             if cell.nodes:
                 yield _Demand(
-                    f"cell {cell.id}",
+                    Subject(f"cell {cell.id}", "cell", cell.id),
                     cell.nodes,
                     cell.memory_bytes,
                     cell.page_bytes,
@@ -115,8 +115,9 @@ def _demands(facts: Vm) -> Iterator[_Demand]:
     devices = (device for device in facts.memory_devices if device.is_host_memory)
     for number, device in enumerate(devices):
         if device.nodes:
+            name = f"memory device {number} ({device.model}, cell {device.cell})"
             yield _Demand(
-                f"memory device {number} ({device.model}, cell {device.cell})",
+                Subject(name, "cell", device.cell),
                 device.nodes,
                 device.plugged_bytes,
                 device.page_bytes,
@@ -127,12 +128,14 @@ def _demands(facts: Vm) -> Iterator[_Demand]:
 def _unbound(facts: Vm, all_nodes: CpuSet) -> Iterator[_Demand]:
     """Yield unbound memory; ordinary pages without devices are needed only when touched."""
     needs_all = bool(facts.hostdevs)
-    cells = [(f"cell {c.id}", c.memory_bytes, c.page_bytes) for c in facts.cells if not c.nodes]
+    parts: dict[str | Subject, Vm | VmCell] = {
+        Subject(f"cell {c.id}", "cell", c.id): c for c in facts.cells if not c.nodes
+    }
     if not facts.cells and facts.binding is None:
-        cells = [("<memory>", facts.memory_bytes, facts.page_bytes)]
-    for subject, size, page in cells:
-        mode = "strict" if needs_all or page is not None else "preferred"
-        yield _Demand(subject, all_nodes, size, page, mode)
+        parts["<memory>"] = facts
+    for subject, part in parts.items():
+        mode = "strict" if needs_all or part.page_bytes is not None else "preferred"
+        yield _Demand(subject, all_nodes, part.memory_bytes, part.page_bytes, mode)
 
 
 def _binding_with_cells(facts: Vm, demands: list[_Demand]) -> Iterator[_Demand]:
@@ -314,7 +317,7 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
     if len(facts.cells) > 1 and unbound:
         yield finding(
             "memory-unbound",
-            f"cells {CpuSet(unbound)}",
+            Subject(f"cells {CpuSet(unbound)}", "cell", unbound[0]),
             expected="memory bound to the node of the cell's vCPUs",
             observed="no <memnode> and no <memory>",
         )
@@ -356,7 +359,7 @@ def _check_modes(facts: Vm) -> Iterator[Finding]:
     if soft:
         yield finding(
             "memnode-not-strict",
-            f"cells {CpuSet(cell.id for cell in soft)}",
+            Subject(f"cells {CpuSet(cell.id for cell in soft)}", "cell", soft[0].id),
             expected="mode strict, as <memory> says",
             observed=f"<memnode> with mode {', '.join(sorted({str(cell.mode) for cell in soft}))}",
         )
@@ -396,7 +399,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
         if device.node is not None and int(device.node) not in near_nodes:
             yield finding(
                 "device-far",
-                str(device.bdf),
+                device.bdf,
                 expected=f"vCPUs and memory on the device's node {device.node}",
                 observed=f"all of them on {nodes_text(vm_nodes)}",
                 severity=None if divides else Severity.INFO,

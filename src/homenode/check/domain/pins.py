@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from math import ceil
 
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity, finding
+from homenode.findings import Finding, Severity, Subject, finding
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, CoreKind, Host, RunningDomain
 from homenode.text import cpus_text, nodes_text, number_list, plural
 from homenode.vm.model import Vm, vcpus_text
+
+
+def vcpus_subject(vcpus: CpuSet) -> Subject:
+    """Return vCPUs as a subject, at the pin of the first."""
+    return Subject(vcpus_text(vcpus), "vcpupin", min(vcpus))
 
 
 def pins_alone(facts: Vm) -> Iterator[Finding]:
@@ -17,12 +22,12 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
     floating = CpuSet(i for i, pin in enumerate(facts.vcpu_pins) if not pin)
     if floating and facts.is_pinned:
         yield finding(
-            "vcpu-not-pinned", vcpus_text(floating), expected="a pin for each vCPU", observed="none"
+            "vcpu-not-pinned", vcpus_subject(floating), expected="a pin for each", observed="none"
         )
     elif floating:
         yield finding(
             "unpinned",
-            vcpus_text(floating),
+            vcpus_subject(floating),
             expected="pins",
             observed="none: each vCPU may run on any CPU",
             severity=Severity.INFO,
@@ -35,7 +40,7 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
         if len(vcpus) > 1:
             yield finding(
                 "pu-shared",
-                vcpus_text(CpuSet(vcpus)),
+                vcpus_subject(CpuSet(vcpus)),
                 expected="a CPU for each",
                 observed=f"all on CPU {pu}",
             )
@@ -76,14 +81,14 @@ def floats(facts: Vm) -> bool:
     return bool(facts.vcpu_pins) and all(pin and len(pin) > 1 for pin in facts.vcpu_pins)
 
 
-def _threads(facts: Vm) -> Iterator[tuple[str, CpuSet]]:
+def _threads(facts: Vm) -> Iterator[tuple[str | Subject, CpuSet]]:
     for vcpu, pin in enumerate(facts.vcpu_pins):
         if pin is not None:
-            yield f"vCPU {vcpu}", pin
+            yield Subject(f"vCPU {vcpu}", "vcpupin", vcpu), pin
     if facts.emulator_pus is not None:
         yield "<emulatorpin>", facts.emulator_pus
     for number, pus in facts.iothread_pins:
-        yield f"IOThread {number}", pus
+        yield Subject(f"IOThread {number}", "iothreadpin", number), pus
 
 
 def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
@@ -136,7 +141,7 @@ def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
         if len(used) > 1:
             yield finding(
                 "core-shared",
-                f"{vcpus_text(CpuSet(on_it))} on CPUs {core.pus}",
+                Subject(f"{vcpus_text(CpuSet(on_it))} on CPUs {core.pus}", "vcpupin", on_it[0]),
                 expected="a core for each: the guest is shown no siblings",
                 observed="siblings of one core",
             )
@@ -160,7 +165,7 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
             pins = CpuSet(pu for i in far for pu in facts.vcpu_pins[i] or ())
             yield finding(
                 "pin-off-node",
-                f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
+                Subject(f"cell {cell.id}, {vcpus_text(CpuSet(far))}", "vcpupin", far[0]),
                 expected=f"CPUs of node {cell.nodes} ({near_pus}), where the cell's memory is",
                 observed=cpus_text(pins),
             )
@@ -181,9 +186,11 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     place = "the guest's memory is" if facts.memory_nodes else "its vCPUs are"
     far_pins = {number: pin for number, pin in facts.iothread_pins if is_far(pin)}
     emulator = facts.emulator_pus or CpuSet()
-    pins = {"<emulatorpin>": emulator if is_far(emulator) else CpuSet()}
     name = f"IOThread{'s' if len(far_pins) > 1 else ''} {number_list(far_pins)}"
-    pins[name] = CpuSet.union(far_pins.values())
+    threads = Subject(name, "iothreadpin", min(far_pins, default=0))
+    far_emulator = emulator if is_far(emulator) else CpuSet()
+    pins: dict[str | Subject, CpuSet] = {"<emulatorpin>": far_emulator}
+    pins[threads] = CpuSet.union(far_pins.values())
     for subject, pus in pins.items():
         if pus:
             yield finding(
@@ -191,7 +198,7 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
                 subject,
                 expected=f"CPUs of node {nodes} ({near_pus}), where {place}",
                 observed=f"{cpus_text(pus)} of {nodes_text(nodes_of(pus, host))}",
-                severity=Severity.INFO if subject == "<emulatorpin>" else None,
+                severity=None if subject is threads else Severity.INFO,
                 case="threads of QEMU",
             )
 
@@ -368,7 +375,7 @@ def _check_helpers(facts: Vm) -> Iterator[Finding]:
         if not pin.isdisjoint(pus) and not pin - pus:
             yield finding(
                 "iothread-on-vcpu",
-                f"IOThread {number}",
+                Subject(f"IOThread {number}", "iothreadpin", number),
                 expected="CPUs without vCPUs",
                 observed=f"only {cpus_text(pin)}, where vCPUs run",
             )
@@ -393,7 +400,7 @@ def _check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     if floating:
         yield finding(
             "floats-on-isolated",
-            f"vCPUs {floating}",
+            vcpus_subject(floating),
             expected="one CPU for each vCPU if CPUs are isolated",
             observed=f"sets of isolated CPUs ({isolated}), over which the kernel balances nothing",
         )

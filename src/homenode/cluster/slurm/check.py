@@ -149,6 +149,7 @@ def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterat
                 severity=Severity.INCONCLUSIVE,
                 observed=f"{result.observed} in what was read",
                 fix="put what is included into one file, and check that",
+                command="",
             )
         else:
             yield result

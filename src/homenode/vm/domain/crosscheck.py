@@ -12,7 +12,7 @@ from math import prod
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity, finding
+from homenode.findings import Finding, Severity, Subject, finding
 from homenode.text import plural
 from homenode.units import KIB
 from homenode.vm.domain.cells import cells_bytes, read_cells
@@ -30,7 +30,7 @@ from homenode.vm.domain.memory import read_memnodes, read_memory
 from homenode.vm.model import EXPANDER, PORTS, QEMU_DEVICE, GuestPciController, PortModel
 
 
-def _fault(id: str, subject: str, expected: str, observed: object) -> Finding:
+def _fault(id: str, subject: str | Subject, expected: str, observed: object) -> Finding:
     return finding(id, subject, expected, str(observed))
 
 
@@ -53,7 +53,8 @@ def _threads(document: Document) -> Iterator[Finding]:
     vcpus, _ = read_vcpus(document)
     threads = iothread_ids(document)
     for (name, number), count in pin_counts(document).items():
-        subject = f"<{name}>" if name == "emulatorpin" else f"<{name}> for {number}"
+        has_number = name != "emulatorpin"
+        subject = Subject(f"<{name}> for {number}", name, number) if has_number else f"<{name}>"
         if count > 1:
             yield _fault("pin-twice", subject, "one", count)
         if name == "vcpupin" and number >= vcpus:
@@ -67,8 +68,8 @@ def _threads(document: Document) -> Iterator[Finding]:
             if number not in threads:
                 yield _fault(
                     "iothread-of-none",
-                    f"<{element.tag}><driver iothread>",
-                    f"one of {list(threads)}",
+                    f"<{element.tag}>",
+                    f"iothread= of its driver to be one of {list(threads)}",
                     iothread,
                 )
     topology = read_topology(document)
@@ -83,12 +84,11 @@ def _cells(document: Document) -> Iterator[Finding]:
     everything = CpuSet(range(vcpus))
     seen = CpuSet()
     for i, (_, inside) in enumerate(cells):
+        subject = Subject(f"cell {i}", "cell", i)
         if not inside.isdisjoint(seen):
-            yield _fault("cells-overlap", f"cell {i}", "vCPUs of its own", inside & seen)
+            yield _fault("cells-overlap", subject, "vCPUs of its own", inside & seen)
         if not inside <= everything:
-            yield _fault(
-                "cell-of-no-vcpu", f"cell {i}", f"vCPUs below {vcpus}", inside - everything
-            )
+            yield _fault("cell-of-no-vcpu", subject, f"vCPUs below {vcpus}", inside - everything)
         seen |= inside
     if cells and seen & everything != everything:
         missing = str(everything - seen)
@@ -101,14 +101,13 @@ def _cells(document: Document) -> Iterator[Finding]:
 def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
     """Distances to cells that are there, one to each."""
     seen: set[int] = set()
+    subject = Subject(f"distances of cell {id}", "cell", id)
     for sibling in cell.all("distances/sibling"):
         other = decimal(sibling, sibling.get("id") or "", "a cell id")
         if other >= cells:
-            yield _fault(
-                "distance-of-no-cell", f"distances of cell {id}", f"a cell below {cells}", other
-            )
+            yield _fault("distance-of-no-cell", subject, f"a cell below {cells}", other)
         if other in seen:
-            yield _fault("distance-twice", f"distances of cell {id}", f"one to cell {other}", "two")
+            yield _fault("distance-twice", subject, f"one to cell {other}", "two")
         seen.add(other)
 
 
@@ -129,7 +128,7 @@ def _names_of_cells(document: Document, cells: int) -> Iterator[Finding]:
         acpi = element.child("acpi")
         named = None if acpi is None else pu_set(acpi, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield _fault("device-of-no-cell", f"<{element.tag}><acpi>", expected, named)
+            yield _fault("device-of-no-cell", f"<{element.tag}>", expected, f"{named} in <acpi>")
 
 
 def _memory(document: Document) -> Iterator[Finding]:

@@ -117,7 +117,7 @@ def compare(directories: Sequence[str], objective: Objective | None = None) -> C
     from homenode.measure.imported.files import load_sources
 
     named = load_sources(directories)
-    skipped = [reason for source in named for reason in source.skipped]
+    skipped = [gap for source in named for gap in source.skipped]
     chosen = alternatives_of([(source.argument, source.runs) for source in named])
     return replace(compare_alternatives(chosen, objective), skipped=tuple(skipped))
 

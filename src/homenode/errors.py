@@ -22,16 +22,17 @@ EXIT_CODES = {
 
 
 class HomenodeError(Exception):
-    """An error with a message; `hint` is the next step.
+    """An error with a message; `hint` is the next step, `reason` the message without the subject.
 
     `exit_code` is the exit status of a command that ends with this error.
     """
 
     exit_code: ClassVar[int] = HOST
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, reason: str, *, hint: str | None = None, subject: str = "") -> None:
+        self.message = f"{subject}: {reason}" if subject else reason
+        super().__init__(self.message)
+        self.reason = reason
         self.hint = hint
 
     def __str__(self) -> str:
@@ -119,7 +120,7 @@ class NotKnownError(HomenodeError):
 class ParseError(InputError):
     """A text does not have its format.
 
-    found: None = the text lacks what is expected. reason: the message without source and line.
+    found: None = the text lacks what is expected.
     """
 
     def __init__(
@@ -134,8 +135,8 @@ class ParseError(InputError):
         position = source if line is None else f"{source}:{line}"
         shown = found if found is None or len(found) <= 120 else found[:117] + "..."
         missing = shown is None
-        self.reason = f"missing {expected}" if missing else f"expected {expected}, found {shown!r}"
-        super().__init__(f"{position}: {self.reason}", hint=hint)
+        reason = f"missing {expected}" if missing else f"expected {expected}, found {shown!r}"
+        super().__init__(reason, hint=hint, subject=position)
         self.source = source
         self.line = line
         self.expected = expected
@@ -162,7 +163,7 @@ _NOT_AS_NAMED = {
 
 def not_found(name: str, kind: str = "file or directory", hint: str | None = None) -> InputError:
     """Return the error for a named file or directory that does not exist."""
-    return InputError(f"{name}: no such {kind}", hint=hint)
+    return InputError(f"no such {kind}", hint=hint, subject=name)
 
 
 def of_os(
@@ -182,7 +183,7 @@ def of_os(
     if hint is None and isinstance(error, PermissionError):
         hint = "run as root, or as the owner of the file"
     reason = reason[:1].lower() + reason[1:]
-    return kind(f"{name}: cannot read {expected}: {reason}", hint=hint)
+    return kind(f"cannot read {expected}: {reason}", hint=hint, subject=name)
 
 
 class ToolError(HostError):

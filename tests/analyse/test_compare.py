@@ -352,7 +352,7 @@ def test_figures_of_other_nodes_are_said_not_to_pair() -> None:
     comparison = compared(*sides)
     (doubt,) = [one for one in comparison.doubts if one.id == "series-without-pair"]
     assert not comparison.effects and doubt.detail == "memory bandwidth: node 1 against node 0"
-    assert [text.rpartition(": ")[2] for text in left_out(sides, [Objective.MEMORY_BANDWIDTH])] == [
+    assert [gap.reason for gap in left_out(sides, [Objective.MEMORY_BANDWIDTH])] == [
         f"node {node} alone decides nothing" for node in (1, 0)
     ]
 

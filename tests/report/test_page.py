@@ -372,7 +372,7 @@ def test_logs_next_to_runs_are_read_and_raw_outputs_of_a_run_are_not(tmp_path: P
     (tmp_path / "notes/todo.txt").write_text("buy milk\n")
     found = gather([str(tmp_path)], [])
     assert (len(found.runs), found.imported) == (21, 20)
-    assert [one for one in found.skipped if "notes" in one]
+    assert [one for one in found.skipped if "notes" in one.subject]
     alone = gather([str(study / "H200/default/stream.txt")], [])
     assert (len(alone.runs), alone.imported) == (1, 1)
 

@@ -36,6 +36,7 @@ from homenode.decide.recommendation import (
 from homenode.decide.summary import left_out
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import FINDINGS, NOT_KNOWN, HomenodeError, UsageError, exclusive, missing
+from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.machine.topology import Host
 from homenode.measure.imported.files import load_sources
@@ -55,7 +56,7 @@ def compare(arguments: CompareArguments) -> None:
     by_argument = [(results.argument, results.runs) for results in named]
     runs = [run for results in named for run in results.runs]
     objectives = tuple(Objective) if arguments.objective is None else (arguments.objective,)
-    skipped = [reason for results in named for reason in results.skipped]
+    skipped = [gap for results in named for gap in results.skipped]
     skipped += left_out(runs, objectives)
     machines: dict[str, tuple[Alternative, ...]] = {}
     if arguments.bare is None:
@@ -172,7 +173,7 @@ def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
 
 def _machines(
     arguments: list[str], hosts: Sequence[str | None]
-) -> "tuple[tuple[ReportedMachine, ...], tuple[str, ...]]":
+) -> "tuple[tuple[ReportedMachine, ...], tuple[Gap, ...]]":
     from homenode.show.report.inputs import gather
     from homenode.show.report.machine import machines_of
 
@@ -187,8 +188,8 @@ def _machines(
         )
     for host in inputs.hosts.values() if any(hosts) else ():
         note_gaps(host.gaps)
-    for line in inputs.skipped[:_MOST_NAMED]:
-        note(f"skipped: {line}")
+    for gap in inputs.skipped[:_MOST_NAMED]:
+        note(f"skipped: {gap}")
     if len(inputs.skipped) > _MOST_NAMED:
         note(f"skipped: {len(inputs.skipped) - _MOST_NAMED} more; the report names them")
     _note_queues(ordered)
@@ -203,7 +204,7 @@ def _place(machine: "ReportedMachine") -> tuple[bool, int]:
 
 def _write(
     machines: "tuple[ReportedMachine, ...]",
-    skipped: tuple[str, ...],
+    skipped: tuple[Gap, ...],
     title: str | None,
     output: Path,
     *,

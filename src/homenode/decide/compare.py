@@ -28,7 +28,7 @@ from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.decide.machine_facts import runs_by_machine
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
-from homenode.findings import Doubt
+from homenode.findings import Doubt, Gap
 from homenode.measure.results.model import FigureKey, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
@@ -99,7 +99,7 @@ def compare_machines(
         elif len(chosen) > 1 or len(machines) == 1:
             by_machine[name] = compare(chosen, objective)
         else:
-            single.append(f"{name}: results of one layout only")
+            single.append(Gap(name, "results of one layout only"))
     if not by_machine:
         raise InputError(
             f"compare: expected two layouts of one machine, found one of each of {len(machines)}",

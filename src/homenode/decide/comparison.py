@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from homenode.decide.distributions import f_upper_p
 from homenode.decide.intervals import CONFIDENCE, Interval
-from homenode.findings import Doubt
+from homenode.findings import Doubt, Gap
 from homenode.measure.results.model import FigureKey
 from homenode.measure.results.sweep import SweepFit
 from homenode.metrics import Metric, metric_of
@@ -140,7 +140,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     alternatives: tuple[str, ...]  # of the first machine; of others their effects name them
     effects: tuple[Effect, ...]
     doubts: tuple[Doubt, ...]
-    skipped: tuple[str, ...] = ()  # directories that were omitted, with the reason
+    skipped: tuple[Gap, ...] = ()  # directories that were omitted
     power: Mapping[str, Mapping[str, float]] = {}  # median watts of a GPU, by alternative and test
     # of rates over sizes, by alternative and metric
     sweeps: Mapping[str, Mapping[str, SweepFit]] = {}

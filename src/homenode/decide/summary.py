@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
+from homenode.findings import Gap
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
     UNSETTLED,
@@ -351,20 +352,20 @@ def _faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> 
     return ordered[: len(ordered) // 2]
 
 
-def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[str]:
+def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[Gap]:
     """Yield runs of other tools without a layout, and results of single parts, which decide for
     none of these objectives."""
     for run in runs:
         name = f"{run.head.system}/{run.head.name}"
         is_foreign = run.head.origin is Origin.IMPORTED and run.head.arrangement is None
         if is_foreign and run.head.switches == UNKNOWN_SWITCHES:
-            yield f"{name}: its layout is not known (homenode import --layout NAME=PRESET)"
+            yield Gap(name, "its layout is not known (homenode import --layout NAME=PRESET)")
             continue
         series = _keys_of(run) if run.head.origin is not Origin.PUBLISHED else set()
         for metric in METRICS.values():
             part = None if headline(series, metric) else part_in(series, metric)
             if part and not set(objectives).isdisjoint((*metric.primary, *metric.stands_in)):
-                yield f"{name}: {metric.title}: {part} alone decides nothing"
+                yield Gap(f"{name}: {metric.title}", f"{part} alone decides nothing")
 
 
 def _keys_of(run: Run) -> set[SeriesKey]:

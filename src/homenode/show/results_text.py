@@ -39,7 +39,7 @@ from homenode.decide.sentences import (
 from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.decide.words import change_text, figure_text, range_text
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
-from homenode.findings import Doubt
+from homenode.findings import Doubt, Gap
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu.collectives import TOPOLOGY_FILE
 from homenode.measure.options import BenchOutcome
@@ -181,15 +181,12 @@ def _skipped_lines(comparison: Comparison) -> Iterator[Text]:
         yield Text(f"not read  {line}", "warn", hang=10)
 
 
-def _skipped_texts(skipped: Iterable[str]) -> Iterator[str]:
+def _skipped_texts(skipped: Iterable[Gap]) -> Iterator[str]:
     """Yield a line for each reason."""
-    names: dict[str, list[str]] = {}
-    for line in skipped:
-        name, _, reason = line.rpartition(": ")
-        names.setdefault(reason, []).append(name)
-    for reason, (first, *rest_of_names) in names.items():
-        addition = f" and {len(rest_of_names)} more" if rest_of_names else ""
-        yield f"{first}{addition}: {reason}" if first else reason
+    subjects: dict[str, list[str]] = {}
+    for gap in skipped:
+        subjects.setdefault(gap.reason, []).append(gap.subject)
+    yield from (f"{first_few(names, 1)}: {reason}" for reason, names in subjects.items())
 
 
 def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
@@ -317,9 +314,9 @@ def _is_passed(answers: Sequence[Recommendation], comparison: Comparison) -> boo
 
 def file_text(effect: Effect) -> str:
     """Return the effect of NCCL's topology file in a layout; "" for other effects."""
-    layout, _, condition = effect.alternative.rpartition(", ")
+    layout = effect.baseline
     is_peak = effect.metric == "allreduce-busbw-peak" and effect.state is None
-    if condition != TOPOLOGY_FILE or layout != effect.baseline or not is_peak:
+    if effect.alternative != f"{layout}, {TOPOLOGY_FILE}" or not is_peak:
         return ""
     change = change_text(effect.ratio, "without it")
     if effect.outcome is Outcome.CANNOT_TELL:

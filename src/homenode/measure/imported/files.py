@@ -196,11 +196,11 @@ _PAGES = (".html", ".pdf")
 
 
 class RunsOfArgument(Struct, frozen=True):
-    """The runs of one argument, and what was omitted, as "path: reason"."""
+    """The runs of one argument, and the omitted paths."""
 
     argument: str
     runs: tuple[Run, ...]
-    skipped: tuple[str, ...]
+    skipped: tuple[Gap, ...]
 
 
 def load_sources(arguments: Sequence[str]) -> tuple[RunsOfArgument, ...]:
@@ -215,22 +215,22 @@ def _load(argument: str) -> RunsOfArgument:
         return RunsOfArgument(argument, _some(argument, runs, left_out), tuple(left_out))
     loaded = load_runs(path)
     runs, left_out = import_all(list(map(Path, loaded.foreign)))
-    left_out += [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
+    left_out += [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
     return RunsOfArgument(
         argument, _some(argument, (*loaded.runs, *runs), left_out), tuple(left_out)
     )
 
 
-def _some(argument: str, runs: Sequence[Run], skipped: Sequence[str]) -> tuple[Run, ...]:
+def _some(argument: str, runs: Sequence[Run], skipped: Sequence[Gap]) -> tuple[Run, ...]:
     if not runs:
         raise InputError(
-            f"{argument}: no run in it ({'; '.join(skipped[:5])})",
+            f"{argument}: no run in it ({'; '.join(map(str, skipped[:5]))})",
             hint="homenode bench and homenode import make runs",
         )
     return tuple(runs)
 
 
-def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[Gap]]:
     """Return the runs of other tools' files, and the other files."""
     if not paths:
         return [], []
@@ -238,19 +238,19 @@ def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     all_imported = imported_runs(sources.directories, ImportOptions())
     runs = [entry.run for entry in all_imported if entry.run.samples]
     read = {run.head.source for run in runs}
-    skipped = [str(gap) for gap in sources.skipped]
+    skipped = list(sources.skipped)
     skipped += [
-        f"{directory.path}: not a run of homenode's, nor the output of a tool that is read"
+        Gap(directory.path, "not a run of homenode's, nor the output of a tool that is read")
         for directory in sources.directories
         if directory.path not in read and not all(name.endswith(_PAGES) for name in directory.texts)
     ]
     names = {entry.run.head.source: entry.gaps for entry in all_imported if entry.run.samples}
     skipped += [
-        f"{directory.path}/{gap.subject}: {gap.reason}"
+        Gap(f"{directory.path}/{gap.subject}", gap.reason)
         for directory in sources.directories
         for gap in names.get(directory.path, ())
         if gap.subject in directory.texts
     ]
     empty = [path for path in paths if not path.is_file() and not any(path.rglob("*"))]
-    skipped += [f"{path}: not a run of homenode's: no file in it" for path in empty]
+    skipped += [Gap(str(path), "not a run of homenode's: no file in it") for path in empty]
     return runs, skipped

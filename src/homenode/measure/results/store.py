@@ -69,7 +69,7 @@ def _run_by_lines(text: bytes, source: str) -> Run:
         raise _cut_short(source, "its last line is half-written")
     lines.pop()
     if not lines:
-        raise InputError(f"{source}: expected a homenode.{KIND} head, found an empty file")
+        raise InputError(f"expected a homenode.{KIND} head, found an empty file", subject=source)
     head = _head(lines[0], source)
     end: int | None = None
     samples: list[Sample] = []
@@ -81,16 +81,15 @@ def _run_by_lines(text: bytes, source: str) -> Run:
             end = formats.convert(record["end"], KIND, int, f"{source}:{number}")
             continue
         if len(samples) == MAX_SAMPLES:
-            raise InputError(f"{source}: expected at most {MAX_SAMPLES} samples, found more")
+            raise InputError(f"expected at most {MAX_SAMPLES} samples, found more", subject=source)
         sample = formats.convert(record, KIND, Sample, f"{source}:{number}")
         _check(sample, f"{source}:{number}")
         samples.append(sample)
     if end is None:
         raise _cut_short(source, f"{plural(len(samples), 'sample')} and no end")
     if end != len(samples):
-        raise InputError(
-            f"{source}: expected {plural(end, 'sample')}, as its end says, found {len(samples)}"
-        )
+        reason = f"expected {plural(end, 'sample')}, as its end says, found {len(samples)}"
+        raise InputError(reason, subject=source)
     return Run(head, tuple(samples))
 
 
@@ -120,7 +119,8 @@ def _check(sample: Sample, place: str) -> None:
 
 def _cut_short(source: str, state: str) -> InputError:
     return InputError(
-        f"{source}: expected a finished run, found {state}",
+        f"expected a finished run, found {state}",
+        subject=source,
         hint="it was cut short, or is still running: finish it, or remove the directory",
     )
 
@@ -225,7 +225,7 @@ def load_runs(path: Path) -> StoredRuns:
             runs.append(read_run(directory))
             directories.append(str(directory))
         except HomenodeError as error:
-            skipped.append(Gap(str(directory), error.message))
+            skipped.append(Gap(str(directory), error.reason))
     return StoredRuns(tuple(runs), tuple(skipped), tuple(directories), tuple(foreign))
 
 

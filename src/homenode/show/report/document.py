@@ -11,7 +11,7 @@ from homenode.decide.summary import power_by_test
 from homenode.decide.switch_effects import file_effects
 from homenode.decide.words import figure_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
-from homenode.findings import Doubt
+from homenode.findings import Doubt, Gap
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS
 from homenode.show.report.across import across_pictures, effects_table, link_speeds, summary_table
@@ -70,7 +70,7 @@ MOST_CAVEATS = 12
 
 def document_of(
     machines: Sequence[ReportedMachine],
-    skipped: Sequence[str],
+    skipped: Sequence[Gap],
     created: str,
     *,
     title: str | None = None,
@@ -155,7 +155,7 @@ def _caveats(machines: Sequence[ReportedMachine]) -> Section:
 def _data(
     machines: Sequence[ReportedMachine],
     anchors: Sequence[str],
-    skipped: Sequence[str],
+    skipped: Sequence[Gap],
     *,
     paper: bool,
 ) -> Section:
@@ -163,7 +163,7 @@ def _data(
     details = Span("Details of each machine", link="appendix")
     parts.append(Text((details, ": every result, picture and setting.")))
     if skipped:
-        parts.append(Section("Skipped", (Items(tuple(skipped)),), "skipped"))
+        parts.append(Section("Skipped", (Items(tuple(map(str, skipped))),), "skipped"))
     return Section("Data", tuple(parts), "data", "Data")
 
 

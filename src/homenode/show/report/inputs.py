@@ -10,6 +10,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from homenode.errors import HomenodeError, InputError
+from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.measure.imported.files import import_all
 from homenode.measure.results.model import Run
@@ -39,7 +40,7 @@ class ReportInputs(Struct, frozen=True):
     runs: tuple[Run, ...]
     stored: tuple[StoredRun, ...]
     hosts: dict[str, Host]
-    skipped: tuple[str, ...]
+    skipped: tuple[Gap, ...]
     imported: int = 0  # number of runs read from other tools' files
 
 
@@ -50,7 +51,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     """
     runs: list[Run] = []
     directories: list[str | None] = []
-    skipped: list[str] = []
+    skipped: list[Gap] = []
     foreign_paths: list[Path] = []
     loose: list[Path] = []
     for argument in arguments:
@@ -66,7 +67,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     directories += [None] * len(of_others)
     skipped += reasons
     if not runs:
-        causes = "; ".join(skipped[:5]) or "nothing was named"
+        causes = "; ".join(map(str, skipped[:5])) or "nothing was named"
         message = f"{first_few(arguments, 3)}: no run in it ({causes})"
         raise InputError(message, hint="homenode bench makes runs")
     known_hosts = {host.fingerprint: host for host in map(load_host, hosts)}
@@ -76,7 +77,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     return ReportInputs(tuple(runs), tuple(stored), known_hosts, tuple(skipped), len(of_others))
 
 
-def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[str], list[Path]]:
+def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[Gap], list[Path]]:
     """Return runs, their paths, omitted inputs, and possible files of other tools."""
     path = Path(argument)
     try:
@@ -84,11 +85,11 @@ def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[str
     except InputError as error:
         if path.is_file() and path.suffix != _RESULTS_SUFFIX:
             return [], [], [], [path]
-        return [], [], [error.message], []
+        return [], [], [Gap(argument, error.reason)], []
     foreign_paths = [Path(path) for path in loaded.foreign]
     if not loaded.runs and not any(gap.subject not in loaded.foreign for gap in loaded.skipped):
         foreign_paths = [path]  # includes files next to its directories
-    skipped = [str(gap) for gap in loaded.skipped if gap.subject not in loaded.foreign]
+    skipped = [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
     return list(loaded.runs), list(loaded.directories), skipped, foreign_paths
 
 
@@ -104,7 +105,7 @@ def _neighbours(
     runs: Sequence[Run],
     directories: Sequence[str | None],
     hosts: dict[str, Host],
-    skipped: list[str],
+    skipped: list[Gap],
 ) -> list[StoredRun]:
     """Return plans and captures, each once for all runs of a machine under one choice."""
     seen: set[object] = set()
@@ -136,11 +137,11 @@ def _neighbours(
     return neighbours
 
 
-def _read(read: Callable[[Path], T], path: Path, skipped: list[str]) -> T | None:
+def _read(read: Callable[[Path], T], path: Path, skipped: list[Gap]) -> T | None:
     try:
         return read(path)
     except HomenodeError as error:
-        skipped.append(f"{path}: {error.message}")
+        skipped.append(Gap(str(path), error.reason))
         return None
 
 

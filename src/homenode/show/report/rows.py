@@ -9,6 +9,7 @@ from homenode.decide.alternative import Alternative
 from homenode.decide.compare import series_key
 from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
+from homenode.findings import Gap
 from homenode.formats import encode_json
 from homenode.measure.results.model import FigureKey
 from homenode.show.report.machine import ReportedMachine
@@ -49,7 +50,7 @@ def csv_of(rows: Iterable[ReportRow]) -> str:
     return csv_text([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)])
 
 
-def json_text(rows: Iterable[ReportRow], skipped: Sequence[str]) -> str:
+def json_text(rows: Iterable[ReportRow], skipped: Sequence[Gap]) -> str:
     """Return the rows as JSON, `homenode.rows/1`, with the omitted inputs."""
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
     encoded = encode_json(msgspec.to_builtins(document))

@@ -10,7 +10,7 @@ from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, EvidenceLevel
 from homenode.decide.machine_facts import MachineFacts
 from homenode.decide.recommendation import ReasonId, Recommendation, decide_all
-from homenode.decide.sentences import STRENGTHS, boots_text, effect_text, sentence_of
+from homenode.decide.sentences import STRENGTHS, boots_text, effect_text, layout_named, sentence_of
 from homenode.decide.words import change_text
 from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.vantage import Vantage
@@ -93,9 +93,8 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
         assert answer.level is not None
         is_measured = answer.level is EvidenceLevel.MEASURED
         strength = "" if is_measured else f" ({STRENGTHS[answer.level]})"
-        layout = answer.choice.partition(",")[0]  # of several memory modes the label names one too
         effect = f"{effect_text(answer)}{strength}{_share_of_bare(conclusion.of_bare, answer)}"
-        sentence = f"{head.source}: run {layout} for {objective}: {effect}"
+        sentence = f"{head.source}: run {layout_named(answer)} for {objective}: {effect}"
         return TrialAnswer(sentence=sentence, command=commands[objective])
     if answer.is_blocked:
         reason = f"nothing is decided for {objective}: {obstacle or sentence_of(answer)}"

@@ -223,8 +223,6 @@ def read_running_domains(
     output = snapshot.command_output("virsh-domains")
     if output is None:
         reason = snapshot.failure("virsh-domains")
-        if "exit status" in reason and "error: " in reason:  # virsh's own words
-            reason = f"qemu:///system: {reason.rpartition('error: ')[2]}"
         return (), (Gap("VMs, pins and allocations", reason, GapKind.VMS),)
     if not output.strip():
         return (), ()

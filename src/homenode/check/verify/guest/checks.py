@@ -152,7 +152,7 @@ class GuestComparison(Struct, frozen=True):
             if comparison.title in unknown:
                 comparison = replace(comparison, observed="not given", agree=False)
                 yield _line(comparison, Severity.INCONCLUSIVE)
-            elif comparison.fact.id != "node-memory" or comparison.observed != _NO_NODE:
+            elif comparison.fact.id != "node-memory" or comparison.found_value is not None:
                 yield _line(comparison)
         yield from self._cpu_groups()
 

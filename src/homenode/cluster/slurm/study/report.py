@@ -182,18 +182,18 @@ def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> s
 
 def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
     """Compare copies between host and GPUs by memory node, and other results by binding."""
-    bound = runs_by(jobs, lambda job, s: None if s.metric in COPIES else _binding_of(job))
-    by_binding = sorted(bound, key=_binding_order)
+    ordered = sorted(jobs, key=_binding_order)
+    by_binding = runs_by(ordered, lambda job, s: None if s.metric in COPIES else _binding_of(job))
     for runs in (copies_as_runs(jobs), by_binding):
         compared = alternatives(runs)
         if len(compared) > 1:
             yield compare(compared)
 
 
-def _binding_order(run: Run) -> tuple[bool, int, str]:
+def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
     """Whole nodes first, by the number of the NUMA node."""
-    label = run.head.arrangement or ""
-    return not label.startswith(_BOUND), len(label), label
+    label = _binding_of(job)
+    return job.mode is not Mode.EXCLUSIVE, len(label), label
 
 
 def _binding_of(job: JobEvidence) -> str:
@@ -413,8 +413,8 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
 
 def _power(jobs: Iterable[JobEvidence]) -> Iterator[tuple[str, Mapping[str, float]]]:
     """Yield the power that jobs of each binding and shape drew."""
-    runs = runs_by(jobs, lambda job, _: _binding_of(job))
-    for alternative in sorted(alternatives(runs), key=lambda one: _binding_order(one.runs[0])):
+    runs = runs_by(sorted(jobs, key=_binding_order), lambda job, _: _binding_of(job))
+    for alternative in alternatives(runs):
         if drawn := power_by_test(alternative.series):
             yield alternative.label, drawn
 

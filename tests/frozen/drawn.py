@@ -54,7 +54,7 @@ from homenode.vm.plan_options import EmulatorPolicy, MemoryMode, PciGranularity,
 from tests.plan import test_against_brute_force as hosts
 from tests.small_hosts import asking, floating_domain, pinned_domain
 
-_TEXTS = frozenset({"cause", "cost", "fix", "remedy", "source"})
+_TEXTS = frozenset({"cause", "command", "cost", "fix", "remedy", "source"})
 """Fields that say in words what follows from the id of a finding or doubt."""
 
 

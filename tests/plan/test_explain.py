@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.bdf import Bdf
 from homenode.cli import terminal
 from homenode.cpuset import CpuSet
 from homenode.doc import Text, plain
-from homenode.findings import Finding, Gap, Rejection, Severity
+from homenode.findings import Finding, Rejection, Severity
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on
@@ -24,7 +23,6 @@ from homenode.vm.plan import (
     RunnerUp,
     is_critical,
 )
-from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.explained import Explained, explained
 from tests.picture_hosts import h200_host, planned
@@ -204,23 +202,6 @@ def test_the_terms_of_the_cost_are_compared_in_their_order_with_the_next_best() 
     assert term_words("cache_colour") == "cache colour"
 
 
-def test_a_runner_up_with_other_gpus_names_them() -> None:
-    other = replace(_plan().runners_up[0], devices=(Bdf.parse("ff:00.0"),))
-    lines = _section(replace(_plan(), runners_up=(other,)), h200_host(), "Why there").lines
-    assert any("2nd: nodes 1-2 with 0000:ff:00.0; decided by" in line for line in lines)
-
-
-def test_rejections_are_grouped_by_constraint_the_most_frequent_first() -> None:
-    lines = _section(_plan(), h200_host(), "Rejected").lines
-    assert lines == (
-        "2 rejected by cores:",
-        "  node 0: needs 92 free cores, 24 free",
-        "  node 1: needs 92 free cores, 24 free",
-        "1 rejected by memory:",
-        "  node 0: needs 1.5 TiB, 490 GiB free",
-    )
-
-
 def test_each_device_has_a_row_with_its_node_cell_and_address() -> None:
     table = _section(_plan(), h200_host(), "Devices").table
     assert table is not None
@@ -281,13 +262,6 @@ def test_every_preset_is_explained_with_and_without_its_host(layout: str) -> Non
         )
 
 
-def test_36_nodes_give_no_rows_for_nodes_that_are_not_chosen() -> None:
-    host = load_host("gh200x4")
-    plan = planned(host, "pin-numa-pci", 70, 1)
-    table = _section(plan, host, "Where it runs").table
-    assert table is not None and [row[0] for row in table.rows] == ["0"]
-
-
 def test_what_the_host_does_not_tell_is_no_term_of_the_choice() -> None:
     host = host_of([NodeSpec(memory_bytes=None)] * 2, tells_llcs=False)
     plan = plan_on(host, small_request(8, layout="pin-numa"))
@@ -311,15 +285,3 @@ def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:
     assert table is not None
     assert len(table.rows) == 1
     assert " on node 0" in answer_line(replace(plan, relaxations=()), host)
-
-
-def test_gaps_of_one_reason_are_reported_once() -> None:
-    gaps = (
-        Gap("node of 0000:17:00.0", "the firmware reports none"),
-        Gap("node of 0000:65:00.0", "the firmware reports none"),
-        Gap("free memory", "no meminfo"),
-    )
-    assert _section(replace(_plan(), gaps=gaps), None, "Unknown").lines == (
-        "node of 0000:17:00.0 and 0000:65:00.0: the firmware reports none",
-        "free memory: no meminfo",
-    )

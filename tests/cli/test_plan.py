@@ -233,3 +233,9 @@ def test_quiet_of_apply_leaves_what_makes_the_exit_code_1(
     assert is_critical(made.plan)
     shown = capsys.readouterr()
     assert shown.out == "" and "critical: small-2n8c-2gpu" in shown.err
+
+
+def test_slow_links_of_equal_gpus_are_one_warning() -> None:
+    words = "plan --host rtx5090-epyc7702 --vcpus 24 --memory 48GiB --gpus 1".split()
+    warnings = [line for line in homenode(*words).stderr.splitlines() if "pcie-link-slow" in line]
+    assert len(warnings) == 1 and warnings[0].startswith("warning: 8 GPUs: 0000:41:00.0 and 7 more")

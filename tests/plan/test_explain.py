@@ -127,7 +127,7 @@ def test_a_refusal_has_a_line_for_each_kind_and_the_option_to_add(words: str) ->
 @pytest.mark.parametrize(
     ("relaxation", "effect", "line"),
     [
-        (Relaxation.MIXED_KINDS, "performance and efficiency cores are mixed", "one kind of"),
+        (Relaxation.MIXED_KINDS, "P and E cores are mixed", "one kind of"),
         (Relaxation.HOST_CORE, "no core is left for the host", "a core for the host"),
         (Relaxation.UNEVEN_MEMORY, "the nodes hold it together", "memory as the vCPUs"),
         (Relaxation.MEMORY_ELSEWHERE, "some is on further nodes", "memory next to"),

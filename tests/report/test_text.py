@@ -84,7 +84,7 @@ def test_the_screen_of_every_host_has_its_counts_in_line_1_and_fits_40_lines(nam
     lines = _printed(host_text(host), 80).splitlines()
     assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
     assert f"{name}: {plural(summarise(host).packages, 'package')}, " in lines[0]
-    assert f"{summarise(host).cores} core" in lines[0]
+    assert f"{summarise(host).cores} core" in lines[0] and not lines[1].strip()
 
 
 def test_the_tree_groups_what_is_alike() -> None:

@@ -192,7 +192,6 @@ def tuned_together(
     """Plan VMs by name on one host, or exit. show: called with each explanation."""
     # Where they run already, their own pins do not count as allocated.
     (machine,) = hosts_after((machine.without_domains(originals),), after)
-    warn_slow_links(machine, options)
     choose = choose_by(results)
     chosen = {}
     for name, original in originals.items():
@@ -220,6 +219,7 @@ def tuned_together(
             note_critical(tuning.plan)
         for line in tuning.notes:
             note(line)
+    warn_slow_links(machine, options)
     return tunings
 
 

@@ -79,6 +79,7 @@ def plan(arguments: PlanArguments) -> None:
     _print(planned, reasons, source, arguments)
     for line in lines:
         note(line)
+    warn_slow_links(planned.host, arguments.options)
     if is_critical(planned.plan):
         raise SystemExit(FINDINGS)
 
@@ -232,7 +233,6 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         new = new_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
         vm, name = read_vm(new, source.name), None
     vm = on_host(vm, host)
-    warn_slow_links(host, options)
     resolved = resolve_layout(vm.guest, options, host, choose_by(arguments.results))
     if source.target != LIBVIRT:
         planned = plan_for_target(vm, resolved.options, host, source.target)
@@ -293,15 +293,16 @@ def choose_by(results: Sequence[str]) -> "Choose | None":
     return by_results([run for named in load_sources(results) for run in named.runs])
 
 
-def warn_slow_links(host: "Host", options: PlanOptions) -> None:
+def warn_slow_links(host: "Host | None", options: PlanOptions) -> None:
     """Warn about the host's slow links if homenode chooses the layout: they slow every layout."""
-    if options.layout != AUTO:
+    if host is None or options.layout != AUTO:
         return
     from homenode.check.doctor.links import link_health
+    from homenode.show.findings_text import group_findings, shared_fix, subjects_of
 
-    for finding in link_health(host):
-        note(f"warning: {finding.subject}: found {finding.observed}, expected {finding.expected}")
-        note(f"  {finding.fix} ({finding.id})")
+    for group in group_findings(link_health(host)):
+        seen, fact = subjects_of(group), f"found {group[0].observed}, expected {group[0].expected}"
+        note(f"warning: {seen}: {fact}; fix: {shared_fix(group)} ({group[0].id})")
 
 
 # What is printed and written.

@@ -196,7 +196,7 @@ def _block(group: Group, explain: bool) -> Iterator[Text]:
         "expected": finding.expected + mark.get("expected", ""),
         "found": finding.observed + mark.get("observed", ""),
         "cost": _shared_cost(group),
-        "fix": _fix(group),
+        "fix": shared_fix(group),
         "source": first_few(dict.fromkeys(f.source for f in group), 1) if explain else None,
     }
     for label, value in values.items():
@@ -213,7 +213,7 @@ def _shared_cost(group: Group) -> str | None:
     return cost if is_shared or cost is None else f"{cost} ({group[0].subject})"
 
 
-def _fix(group: Group) -> str | None:
+def shared_fix(group: Group) -> str | None:
     """Return the first finding's fix, also for the others if only the device differs."""
     finding, other_count = group[0], len(group) - 1
     fixes = {other.fix for other in group}

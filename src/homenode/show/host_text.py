@@ -90,8 +90,14 @@ def host_text(host: Host) -> Doc:
         for label, texts in lines.items()
         for number, text in enumerate(_shorten(texts))
     ]
-    head = Text(f"{host.name}: {host_counts(host)}", "bold")
+    line = f"{host.name}: {host_counts(host)}"
+    if len(line) > _LONGEST_HEAD:
+        line = line.rpartition(", ")[0]  # without the NICs, which have a label
+    head = Text(line, "bold")
     return Doc("", (head, _node_table(host), _gpu_table(host, groups), Text(""), *labels))
+
+
+_LONGEST_HEAD = 80
 
 
 def _shorten(texts: Sequence[str]) -> list[str]:

@@ -37,7 +37,7 @@ _RELAXED = {  # a relaxation: (the goal, what the VM gets, findings with the sam
     ),
     Relaxation.MIXED_KINDS: (
         "one kind of core",
-        "performance and efficiency cores are mixed",
+        "P and E cores are mixed",
         ("mixed-kinds",),
     ),
     Relaxation.FEWER_SIBLINGS: ("all threads of each core", "the guest sees fewer", ()),

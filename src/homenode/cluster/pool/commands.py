@@ -120,9 +120,6 @@ def place(arguments: PoolPlaceArguments) -> None:
         error_console().print(no_place_text(guest.name, ranking.refusing))
         _note_unread(named)
         raise SystemExit(UNPLANNABLE)
-    warn_slow_links(best.entry.host, options)
-    if foreign := gpus_of_others(best.entry, hosts, guest):
-        note(f"warning: {foreign}; remove their <hostdev> and add --gpus")
     lines = []
     if output is not None:
         lines += write_document(tuning, original, output, permissions_of(document))
@@ -137,6 +134,9 @@ def place(arguments: PoolPlaceArguments) -> None:
         _print_places(arguments, ranking, tuning, reasons, unknown_lines(gaps))
     for line in (*lines, *tuning.notes):
         note(line)
+    if foreign := gpus_of_others(best.entry, hosts, guest):
+        note(f"warning: {foreign}; remove their <hostdev> and add --gpus")
+    warn_slow_links(best.entry.host, options)
     _note_unread(named)
     _exit_with_unread(named, or_if=is_critical(tuning.plan))
 

@@ -134,6 +134,9 @@ _DECIDED = {
     "gpu_sets_lost": "GPU sets",
     "nodes_spanned": "nodes",
     "llcs_spanned": "LLCs",
+    "minus_nodes_spanned": "nodes",
+    "unevenness": "evenness",
+    "guest_sockets": "sockets",
     "free_cores": "cores",
     "free_memory": "memory",
     "name": "name",
@@ -161,6 +164,7 @@ def places_text(
     table = Table(
         heads=("rank", *heads),
         numeric=("LLCs", "GPUs left", "cores left", "memory left"),
+        least=("memory left",),
         rows=tuple(_rank_row(number, ranked) for number, ranked in enumerate(shown, start=1)),
     )
     parts: list[Part] = [table]

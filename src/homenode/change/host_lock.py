@@ -95,7 +95,7 @@ def _locked_record(
                 )
             )
         except BusyError:
-            raise _busy(root, holder(), longest_s) from None
+            raise _busy_error(root, holder(), longest_s) from None
         yield descriptor
 
 
@@ -107,7 +107,7 @@ def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Itera
         raise of_os(error, str(SHARED), "the directory") from None
     try:
         if not take_lock(descriptor, longest_s, lambda: on_wait(_holder())):
-            raise _busy(SHARED, _holder(), longest_s)
+            raise _busy_error(SHARED, _holder(), longest_s)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -124,7 +124,7 @@ def _holder() -> str:
     return _SOMEBODY
 
 
-def _busy(path: Path, holder: str, longest_s: float) -> HostError:
+def _busy_error(path: Path, holder: str, longest_s: float) -> HostError:
     return HostError(
         f"{path}: this host is being changed by {holder} or its virsh, for {longest_s:g} s",
         hint="wait for it to end, or answer what it asks; then run this again",

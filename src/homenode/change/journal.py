@@ -70,14 +70,14 @@ class Journal:
 
     def stored_head(self) -> ChangeHead:
         """The journal's head, or the head that it would get."""
-        first = self._first()
+        first = self._first_line()
         if formats.kind_of(first) != KIND:
             return self.head
         return formats.decode_head(first, KIND, ChangeHead, str(self.files.journal_path))
 
     def entries(self) -> tuple[ChangeEntry, ...]:
         """All lines. Raises InputError."""
-        if not self._first():
+        if not self._first_line():
             return ()
         source, content = str(self.files.journal_path), self.files.journal()
         return formats.decode_journal(content, KIND, ChangeHead, ChangeEntry, source)[1]
@@ -93,7 +93,7 @@ class Journal:
     def write(self, *entries: ChangeEntry) -> None:
         """Write lines and sync them to disk."""
         text = "".join(map(formats.line, entries))
-        if formats.kind_of(self._first()) == KIND:
+        if formats.kind_of(self._first_line()) == KIND:
             self.files.append(text)
             return
         self.entries()  # rejects an invalid journal
@@ -116,7 +116,7 @@ class Journal:
         """Undo the steps in reverse order, and return the outcome of each."""
         return tuple(step_of(entry).undo(entry, self.write) for entry in reversed(self.to_undo()))
 
-    def _first(self) -> bytes:
+    def _first_line(self) -> bytes:
         return self.files.journal().partition(b"\n")[0]
 
 

@@ -288,14 +288,14 @@ def _change(
                 _show_change(change, preview, tunings, with_diff=arguments.diff)
         refuse_obstacles([obstacle for preview in previews for obstacle in preview.obstacles])
         if arguments.dry_run:
-            _say(arguments, "dry run: nothing was changed")
+            _print_answer(arguments, "dry run: nothing was changed")
         if arguments.dry_run or not any(preview.changed for preview in previews):
             return
         ask(f"Define {first_few((preview.state.name for preview in previews), 3)}?")
     outcomes = apply_definitions(virsh, changes, root)
     for outcome in outcomes:
         text = "defined; its next start uses it" if outcome.changed else _UNCHANGED
-        _say(arguments, f"{outcome.state.name}: {text}")
+        _print_answer(arguments, f"{outcome.state.name}: {text}")
         if outcome.edited:
             note(f"warning: {outcome.state.name} was edited at the same moment: the edits stay")
         _warn_of_original(outcome)
@@ -308,9 +308,9 @@ def _change(
         start = command_line("virsh", *connection, "start", names[0])
         verify = with_connection(virsh.connect, "homenode", "verify", "--live", names[0])
         likewise = f"; likewise {', '.join(names[1:])}" if names[1:] else ""
-        _say(arguments, f"next  {start}, then {command_line(*verify)}{likewise}")
+        _print_answer(arguments, f"next  {start}, then {command_line(*verify)}{likewise}")
         undo = with_connection(virsh.connect, "homenode", "restore", *names)
-        _say(arguments, f"undo  {command_line(*undo)}")
+        _print_answer(arguments, f"undo  {command_line(*undo)}")
     if arguments.json:
         _answer(arguments, map(_applied_domain, outcomes), tunings)
 
@@ -318,7 +318,7 @@ def _change(
 _UNCHANGED = "has this definition already"
 
 
-def _say(arguments: ApplyArguments, text: str) -> None:
+def _print_answer(arguments: ApplyArguments, text: str) -> None:
     """Print a line of the answer; with --json, on standard error."""
     (note if arguments.json else say)(text)
 
@@ -387,7 +387,7 @@ def _move(
         if moved.after and not arguments.json:
             console().print(_threads_doc(moved))
         if arguments.dry_run:
-            _say(arguments, "dry run: nothing was changed")
+            _print_answer(arguments, "dry run: nothing was changed")
         elif moved.after:
             ask(f"Move the threads of {moved.state.name}?")
     if not arguments.dry_run:
@@ -395,13 +395,13 @@ def _move(
     name = moved.state.name
     count = plural(len(moved.after), "thread")
     if not moved.after:
-        _say(arguments, f"{name}: every thread is where the plan has it")
+        _print_answer(arguments, f"{name}: every thread is where the plan has it")
     elif not arguments.dry_run:
-        _say(arguments, f"{name}: {count} moved; its definition is as it was")
+        _print_answer(arguments, f"{name}: {count} moved; its definition is as it was")
         if arguments.yes:
             _print_screens(screens)
         undo = with_connection(virsh.connect, "homenode", "restore", moved.state.argument)
-        _say(arguments, f"undo  {command_line(*undo)}")
+        _print_answer(arguments, f"undo  {command_line(*undo)}")
     if moved.strangers:
         note(
             f"warning: {name}: memory stays on node {moved.strangers}, where the plan has none: "

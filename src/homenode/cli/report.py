@@ -135,7 +135,7 @@ def report(arguments: ReportArguments) -> None:
     if output is not None:
         _write(machines, skipped, arguments.title, output, appendix=arguments.appendix)
         if not (arguments.csv or arguments.json or output == STANDARD_OUTPUT):
-            _say(machines, output)
+            _print_summary(machines, output)
         elif output != STANDARD_OUTPUT:
             note_written(output)
     if arguments.csv or arguments.json:
@@ -233,7 +233,7 @@ def _write(
         write_text(output, html_page(document))
 
 
-def _say(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:
+def _print_summary(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:
     from homenode.decide.health import figure_findings
     from homenode.show.report.answer import answer_text, counts_text
 

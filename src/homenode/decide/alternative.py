@@ -262,7 +262,7 @@ def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
             new: str | None = None
         else:
             usual = {
-                number: _usual(names, is_fixed=all(map(_is_fixed, groups[number])))
+                number: _usual_state(names, is_fixed=all(map(_is_fixed, groups[number])))
                 for number, names in states.items()
             }
             if None in usual.values() or len(set(usual.values())) < 2:
@@ -287,7 +287,7 @@ def _states_of_boots(boots: Iterable[Counter[str]]) -> frozenset[str | None]:
     return frozenset(states) if not mixed or len(states) > 1 else frozenset({None})
 
 
-def _usual(states: frozenset[str | None], *, is_fixed: bool) -> str | None:
+def _usual_state(states: frozenset[str | None], *, is_fixed: bool) -> str | None:
     (state,) = states
     return state if is_fixed or state == MOVING else None
 

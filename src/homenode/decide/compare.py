@@ -63,7 +63,7 @@ def compare(
     comparison = compare_series(joined, series_by_label, objective, bare=bare)
     by_test = {label: power_by_test(series) for label, series in series_by_label.items()}
     power = {label: watts for label, watts in by_test.items() if watts}
-    doubts = once([*_sick(chosen), *comparison.doubts])
+    doubts = once([*_link_doubts(chosen), *comparison.doubts])
     sweeps = {layout.label: fits for layout in chosen if (fits := sweep_fits(layout.runs))}
     return structs.replace(comparison, doubts=doubts, power=power, sweeps=sweeps)
 
@@ -149,7 +149,7 @@ def compare_series(
     candidates: list[UnjudgedEffect] = []
     doubts: list[Doubt] = []
     for other in alternatives:
-        those, doubted = _against(baseline, other, series_by_label, objective, metrics, bare=bare)
+        those, doubted = _compare(baseline, other, series_by_label, objective, metrics, bare=bare)
         candidates += those
         doubts += doubted
     return Comparison(
@@ -163,7 +163,7 @@ def compare_series(
     )
 
 
-def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
+def _link_doubts(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
     """Yield caveats on the machine's links from the results themselves, which no layout fixes."""
     for finding in figure_findings([run for alternative in chosen for run in alternative.runs]):
         yield make_doubt(
@@ -176,7 +176,7 @@ def _sick(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
         )
 
 
-def _against(
+def _compare(
     baseline: Alternative,
     other: Alternative,
     series_by_label: SeriesByLabel,
@@ -195,7 +195,7 @@ def _against(
             for by_key in (series, theirs)
         )
     doubts += _unpaired_doubts(series, theirs, other.label)
-    decisive = _decisive(series.keys() & theirs.keys(), objective)
+    decisive = _deciding_keys(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)
     candidates: list[UnjudgedEffect] = []
     of_series: list[Doubt] = []
@@ -245,7 +245,7 @@ def is_whole(effect: Effect) -> bool:
     return effect.slowest_device or series_key(effect).is_over_all
 
 
-def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
+def _deciding_keys(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
     metric_ids = set(keys)
     metrics: list[Metric] = []
     for candidate in Objective if objective is None else (objective,):
@@ -287,7 +287,7 @@ def _interval_between(
         doubts=blocking,
     )
     return UnjudgedEffect(
-        effect, bounds, _apart(first, second), _imbalance_ratio(first, second, metric)
+        effect, bounds, _boot_gap(first, second), _imbalance_ratio(first, second, metric)
     )
 
 
@@ -312,7 +312,7 @@ def _imbalance_ratio(first: Series, second: Series, metric: Metric) -> float:
     return gain if gain >= least else loss if loss <= 1 / least else 1.0
 
 
-def _apart(first: Series, second: Series) -> float:
+def _boot_gap(first: Series, second: Series) -> float:
     (low_1, high_1), (low_2, high_2) = _reach(first), _reach(second)
     return max(low_1 / high_2, low_2 / high_1)
 
@@ -376,7 +376,7 @@ def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]
         yield make_doubt(FEW_BOOTS, subject, f"{boots}: expected three or more each")
     elif (
         ratio >= LEAST_STATES
-        and _apart(first, second) < TWO_STATES
+        and _boot_gap(first, second) < TWO_STATES
         and chance_of_states(*counts) > 1 - CONFIDENCE
     ):
         yield make_doubt(

@@ -249,13 +249,13 @@ def adjust_p_values(tested: Sequence[MetricTest], pairs: int) -> tuple[float, ..
         return tuple(min(1.0, test.interval.p * len(metrics)) for test in tested)
     adjusted = [1.0] * len(tested)
     for places in by_alternative.values():
-        together = min(1.0, _together([tested[place] for place in places]) * pairs)
+        together = min(1.0, _joint_p([tested[place] for place in places]) * pairs)
         for place in places:
             adjusted[place] = max(together, tested[place].interval.p)
     return tuple(adjusted)
 
 
-def _together(tested: Sequence[MetricTest]) -> float:
+def _joint_p(tested: Sequence[MetricTest]) -> float:
     """Return the probability of such differences on all metrics by chance (F). If one side varies
     more than the other, fewer degrees of freedom count than Satterthwaite's."""
     intervals = [test.interval for test in tested]

@@ -64,7 +64,7 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
             yield make_doubt(
                 "no-real-machine", f"{head.system}/{head.name}", f"its results are {head.origin}"
             )
-        refused = sorted(_among({sample.metric for sample in run.impossible_samples}, metrics))
+        refused = sorted(_limit_to({sample.metric for sample in run.impossible_samples}, metrics))
         if refused:
             detail = f"zero, negative or impossible results of {', '.join(refused)} were omitted"
             yield make_doubt("refused-figures", f"{head.system}/{head.name}", detail)
@@ -195,7 +195,7 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
         any(gpu.node is None for gpu in run.head.gpus)
         or (not run.head.gpus and alternative.switches.pcie is GuestPcie.KEEP)
         for run in alternative.runs
-        if any(metric.startswith(_GPU_METRICS) for metric in _among(run.metrics, metrics))
+        if any(metric.startswith(_GPU_METRICS) for metric in _limit_to(run.metrics, metrics))
     )
     if not nodeless:
         return
@@ -206,7 +206,7 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
     yield make_doubt(NODELESS, alternative.label, detail)
 
 
-def _among(metric_ids: Set[str], metrics: Metrics) -> Set[str]:
+def _limit_to(metric_ids: Set[str], metrics: Metrics) -> Set[str]:
     return metric_ids if metrics is None else metric_ids & metrics
 
 

@@ -201,9 +201,9 @@ def _slow_copies_in_one(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Itera
     for metric, direction in _COPIES.items():
         healthy: dict[tuple[object, ...], float] = {}
         for copies in fast_side.copies[metric]:
-            healthy |= {place: copies[place][0] for place in copies.keys() - _slow(copies)}
+            healthy |= {place: copies[place][0] for place in copies.keys() - _slow_gpus(copies)}
         for copies in slow_side.copies[metric]:
-            for place in sorted(_slow(copies) & healthy.keys(), key=str):
+            for place in sorted(_slow_gpus(copies) & healthy.keys(), key=str):
                 rate, usual = copies[place][0], healthy[place]
                 text = f"{_rate(rate)} {direction} in {label} and {_rate(usual)} in {other_label}"
                 slow[place[0]] = min(slow.get(place[0], (math.inf, "")), (rate / usual, text))
@@ -217,7 +217,7 @@ def _rate(bytes_per_s: float) -> str:
     return figure_text(bytes_per_s, "bytes_per_s")
 
 
-def _slow(copies: _Shares) -> set[tuple[object, ...]]:
+def _slow_gpus(copies: _Shares) -> set[tuple[object, ...]]:
     """Return GPUs below the rate of any link, and GPUs far below the others, if fewer than half:
     half of them are far from the memory."""
     unlike = {place for place, (rate, usual) in copies.items() if rate < _PEERS_SHARE * usual}

@@ -228,7 +228,7 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     slope = math.fsum(time * log for pairs in off for time, log in pairs) / squares
     rests = [math.fsum((log - slope * time) ** 2 for time, log in pairs) for pairs in off]
     freedom = len(all_times) - len(compared) - 1.0
-    variance = max(math.fsum(rests) / freedom, _inner(compared), RESOLUTION**2)
+    variance = max(math.fsum(rests) / freedom, _mean_inner_variance(compared), RESOLUTION**2)
     part = freedom / (freedom + 1)
     variances = _residual_variances(rests, [part * (len(pairs) - 1.0) for pairs in off])
     wider, freedom_left = _variance_factor(compared, variances)
@@ -382,7 +382,7 @@ def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "
         )
         for row, mean in zip(rows, of_row, strict=True)
     ]
-    variance = max(math.fsum(rests) / freedom, _inner(compared), RESOLUTION**2)
+    variance = max(math.fsum(rests) / freedom, _mean_inner_variance(compared), RESOLUTION**2)
     between = count * math.fsum((level - overall_mean) ** 2 for level in of_round) / (rounds - 1)
     if f_upper_p(between / variance, rounds - 1.0, freedom) >= BLOCKS_DIFFER:
         return None
@@ -392,7 +392,7 @@ def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "
     return _Blocks(math.sqrt(2 * variance / rounds) * wider, freedom_left, variance, freedom)
 
 
-def _inner(compared: Sequence[Series]) -> float:
+def _mean_inner_variance(compared: Sequence[Series]) -> float:
     return math.fsum(series.inner_variance for series in compared) / len(compared)
 
 

@@ -101,14 +101,14 @@ def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ..
     """Return caveats on runs without a host name that are not counted, if the machine is known."""
     if machine.fingerprint is None or machine.nodes is None:
         return ()
-    return once(_stranger(run.head, machine) for run in runs if run.head.host is None)
+    return once(_other_machine_doubt(run.head, machine) for run in runs if run.head.host is None)
 
 
 NOT_OF_MACHINE = ("other-machine", "machine-unknown")
 """Caveats on runs that do not count."""
 
 
-def _stranger(head: RunHead, machine: MachineFacts) -> Doubt:
+def _other_machine_doubt(head: RunHead, machine: MachineFacts) -> Doubt:
     named = ", ".join(head.hardware or (head.system,))
     detail, cause, remedy = {
         MachineMatch.OTHER: (

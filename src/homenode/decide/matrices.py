@@ -109,7 +109,7 @@ def localities(
             (c.name, c.value) == _SEVERAL for run in alternative.runs for c in run.head.conditions
         )
         node_of_gpu = _nodes_of_gpus(alternative, node_of)
-        nearest = _nearest(matrices, node_of_gpu)
+        nearest = _node_of_gpus(matrices, node_of_gpu)
         for key, figures in matrices.items():
             sides, basis = _known_sides(figures, nearest, node_of_gpu)
             if as_bound:
@@ -232,7 +232,7 @@ def _nodes_of_gpus(alternative: Alternative, node_of: Mapping[Bdf, int]) -> dict
     return seen if in_guest else seen | dict(node_of)
 
 
-def _nearest(
+def _node_of_gpus(
     copies: Mapping[MatrixKey, _Figures], node_of: Mapping[Bdf, int]
 ) -> dict[MatrixPlace, int]:
     """Return the node of each GPU from a topology, or from copies of several nodes."""

@@ -200,10 +200,10 @@ def _results(
         level = EvidenceLevel.MEASURED if effect is None else effect.level
         ratio = series.value / best_series.value if effect is None else effect.ratio
         results.append(result(alternative, series, bounds, position, level, ratio))
-    return results, [*_about(comparison.doubts, metric), *_wide(results, metric)]
+    return results, [*_select(comparison.doubts, metric), *_wide_doubts(results, metric)]
 
 
-def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
+def _wide_doubts(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
     """Yield caveats on alternatives whose intervals are too wide for a conclusion."""
     ranges = [
         f"{result.alternative} {range_text(result.low, result.high)}"
@@ -230,7 +230,7 @@ def _bounds(
     return None, None
 
 
-def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
+def _select(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
     """Yield whether a caveat concerns the deciding metric: it names it, or names no metric."""
     for doubt in doubts:
         is_own = doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks

@@ -189,7 +189,7 @@ def decide_all(
                 objective=objective, system=machine.name, reasons=(reason,), findings=findings
             )
         else:
-            answer = _strongest(machine, objective, machine_alternatives, like, inputs)
+            answer = _strongest_answer(machine, objective, machine_alternatives, like, inputs)
             answer = _with_memory_bound(_with_needs(answer, inputs))
         answers.append(replace(answer, doubts=(*answer.doubts, *strangers)))
     return tuple(answers)
@@ -435,7 +435,7 @@ def _are_of(candidates: Sequence[Alternative], runs: Sequence[Run]) -> bool:
     return run_ids == set(map(id, runs)) and len(choices) == len(candidates)
 
 
-def _strongest(
+def _strongest_answer(
     machine: MachineFacts,
     objective: Objective,
     machine_alternatives: Sequence[Alternative],

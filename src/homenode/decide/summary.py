@@ -117,9 +117,9 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
                 boots[boot] = _Boot(together, block, time)
     in_use = {SeriesKey(*fields): boots for fields, boots in by_fields.items()}
     if len(runs) > 1:
-        in_use = {key: _once(boots) for key, boots in in_use.items()}
+        in_use = {key: _drop_copies(boots) for key, boots in in_use.items()}
     series = {key: _series(key, boots) for key, boots in in_use.items()}
-    return series | _slowest(in_use)
+    return series | _slowest_devices(in_use)
 
 
 def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
@@ -207,7 +207,7 @@ def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
     return watts_by_test
 
 
-def _once(boots: _Boots) -> _Boots:
+def _drop_copies(boots: _Boots) -> _Boots:
     """Remove boots without identity that equal another boot value by value, because a run was given
     or imported twice. A few values may agree by chance, so then the run's name must agree too.
     """
@@ -277,7 +277,7 @@ def sample_variance(values: Sequence[float]) -> float:
     return math.fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1)
 
 
-def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
+def _slowest_devices(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
     """Return the slowest device's median of each boot, for metrics in which it counts.
 
     A device is known by its address, or by its position where a tool printed no address.

@@ -81,7 +81,7 @@ def derive_run(
     gaps += [gap for step in read for gap in step.reading.gaps]
     findings = [
         *(finding for look in looks for finding in look.findings),
-        *_once(finding for step in read for finding in step.reading.findings),
+        *_first_of_each(finding for step in read for finding in step.reading.findings),
     ]
     marks = [*record.head.unusable, *record.marks]
     marks += [str(finding) for finding in findings if finding.id in MARKING]
@@ -89,7 +89,7 @@ def derive_run(
         _failed_tests(steps),
         _moved_controls(record, read),
         _changed_settings(looks, host.usable_pus),
-        _busy(record, read, marks),
+        _find_noise(record, read, marks),
         _placement(states),
     ):
         findings += extra
@@ -213,7 +213,7 @@ def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
     return None if device is None else on_host.get(device, device)
 
 
-def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
+def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the first finding of each kind and subject: every round repeats it with other
     decimals."""
     first: dict[tuple[str, str], Finding] = {}
@@ -297,7 +297,9 @@ def _without_times(environment: Environment) -> Environment:
     return replace(environment, times=())
 
 
-def _busy(record: RunRecord, read: Sequence[_ReadStep], marks: list[str]) -> Iterator[Finding]:
+def _find_noise(
+    record: RunRecord, read: Sequence[_ReadStep], marks: list[str]
+) -> Iterator[Finding]:
     """Find steps during which other programs ran; a test without an undisturbed round marks the
     run."""
     busy = [busy_step for busy_step in read if busy_step.reading.busy]

@@ -98,7 +98,7 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
         numa_balancing=settings.numa_balancing,
         kernel_release=settings.kernel_release,
         turbo=settings.turbo,
-        throttles=tuple(_throttles(snapshot, online)),
+        throttles=tuple(_throttle_counts(snapshot, online)),
         links=tuple(
             LinkState(
                 device.bdf,
@@ -208,7 +208,7 @@ def _link(link: LinkState) -> tuple[float | None, int | None]:
     return link.gt_per_s, link.width
 
 
-def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
+def _throttle_counts(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
     """Sums over CPUs. Source: Documentation/admin-guide/thermal of Linux; x86 Intel only."""
     for name in _THROTTLE_FILES:
         words = (
@@ -300,7 +300,7 @@ def preflight(host: Host, looks: Looks, plan: Plan | None = None) -> tuple[Findi
     """Return the findings, worst first. plan: of this guest, if the machine is a guest."""
     findings = [
         *_load(looks),
-        *_unfavourable(looks.second),
+        *_setting_findings(looks.second),
         *_links(host),
         *_neighbours(host, looks.pus),
     ]
@@ -320,7 +320,7 @@ def _load(looks: Looks) -> Iterator[Finding]:
             source="/proc/stat",
         )
         return
-    findings = tuple(_busy(looks.pus, share))
+    findings = tuple(_cpu_time_findings(looks.pus, share))
     yield from findings or _crowded_pus(looks)
 
 
@@ -337,7 +337,7 @@ def _crowded_pus(looks: Looks) -> Iterator[Finding]:
         yield _usage_finding("bench-stolen", looks.pus, f"{expected} stolen", observed)
 
 
-def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
+def _cpu_time_findings(pus: CpuSet, share: Share) -> Iterator[Finding]:
     if share.busy > BUSY_SHARE:
         expected = f"at most {BUSY_SHARE:.0%} busy"
         yield _usage_finding("bench-busy", pus, expected, f"{share.busy:.0%} busy")
@@ -352,7 +352,7 @@ def _usage_finding(id: str, pus: CpuSet, expected: str, observed: str) -> Findin
     return finding(id, cpus_text(pus), expected=expected, observed=observed, source="/proc/stat")
 
 
-def _unfavourable(now: Environment) -> Iterator[Finding]:
+def _setting_findings(now: Environment) -> Iterator[Finding]:
     slow = [name for name in now.governors or () if name not in ("performance", "schedutil")]
     if slow:
         yield finding(

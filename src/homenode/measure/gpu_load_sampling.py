@@ -111,7 +111,7 @@ def sample_under_load(
     def sample() -> None:
         while not ended.is_set():
             for bdf in devices:
-                now = _current(snapshot, bdf)
+                now = _current_link(snapshot, bdf)
                 if now is not None:
                     best = fastest.get(bdf, now)
                     fastest[bdf] = (max(best[0], now[0]), max(best[1], now[1]))
@@ -139,7 +139,7 @@ def _with_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciD
     return replace(device, link=link)
 
 
-def _current(snapshot: Snapshot, bdf: Bdf) -> tuple[float, int] | None:
+def _current_link(snapshot: Snapshot, bdf: Bdf) -> tuple[float, int] | None:
     directory = f"/sys/bus/pci/devices/{bdf}"
     speed = parse_link_speed((snapshot.read_text(f"{directory}/current_link_speed") or "").strip())
     width = read_link_width(snapshot, f"{directory}/current_link_width")

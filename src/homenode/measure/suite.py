@@ -204,28 +204,28 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
         missed = [Group.GPU_COPY, Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
         left_out += [Gap(group, reason) for group in missed]
         return
-    yield _either(
+    yield _pick(
         _nvbandwidth(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY) if has_tool else None,
         machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"),
     )
     names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
     host_copies = ("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies")
     copy_test = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
-    yield _either(_watch(copy_test, machine) if has_tool else None, machine.copies(*host_copies))
+    yield _pick(_watch(copy_test, machine) if has_tool else None, machine.copies(*host_copies))
     for node in machine.nodes:
         tool = _from_node(copy_test, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and not has_torch:
             reason = f"from node {node.index}: numactl: command not found"
             left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
             continue
-        yield _either(tool, machine.copies(*host_copies, node))
+        yield _pick(tool, machine.copies(*host_copies, node))
     if count > 1:
         is_quick = machine.suite.depth is Depth.QUICK
         copies = PEER_COPIES[:2] if is_quick else PEER_COPIES
         peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, copies)
         peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
         torch_peers = machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies")
-        yield _stop_early(_either(peers if has_tool else None, torch_peers), PEERS_HANG)
+        yield _stop_early(_pick(peers if has_tool else None, torch_peers), PEERS_HANG)
 
 
 def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
@@ -235,20 +235,20 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
         reason = machine.without_torch()
         left_out += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
     else:
-        yield _either(machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"))
-        yield _either(machine.copies("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies"))
+        yield _pick(machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"))
+        yield _pick(machine.copies("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies"))
     name, group = "gpu-bandwidth by node", Group.GPU_BANDWIDTH
     torch = machine.copies(name, group, "host-copies", each_node=len(machine.nodes))
     by_node = [*_amd_tools(machine, name, group), *filter(None, [torch])]
     if by_node:
-        yield _either(*by_node)
+        yield _pick(*by_node)
         if by_node[0].reads is Reader.ROCM:
             argv = ("rocm-bandwidth-test", "-A")
             both = _gpu_test(
                 "gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv, by_node[0].seconds
             )
             # ROCm 7's program of that name has no -A: then those give it that stand in for -a.
-            yield _either(replace(both, reads=Reader.ROCM), *by_node[1:])
+            yield _pick(replace(both, reads=Reader.ROCM), *by_node[1:])
     else:
         reason = "neither rocm-bandwidth-test nor PyTorch is installed"
         missed = [Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
@@ -259,7 +259,7 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
             *_amd_tools(machine, "gpu-peer", Group.GPU_PEER),
             machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies"),
         ]
-        yield _stop_early(_either(*peers), PEERS_HANG)
+        yield _stop_early(_pick(*peers), PEERS_HANG)
 
 
 def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest]:
@@ -275,9 +275,9 @@ def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest
         reason = machine.without_torch()
         left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
         return
-    yield _either(machine.copies("gpu-compute", Group.MATMUL, "matmul"))
+    yield _pick(machine.copies("gpu-compute", Group.MATMUL, "matmul"))
     for node in (None, *machine.nodes):
-        yield _either(machine.copies("gpu-small-copies", Group.GPU_SMALL, "small-copies", node))
+        yield _pick(machine.copies("gpu-small-copies", Group.GPU_SMALL, "small-copies", node))
 
 
 def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]) -> BenchTest:
@@ -301,7 +301,7 @@ def _from_node(test: BenchTest, node: NumaNode) -> BenchTest:
     return replace(test, id=f"{test.id} from node {node.index}", argv=argv, node=node.index)
 
 
-def _either(*attempts: BenchTest | None) -> BenchTest:
+def _pick(*attempts: BenchTest | None) -> BenchTest:
     """Return the first existing test with the others as alternatives."""
     first, *alternatives = (attempt for attempt in attempts if attempt is not None)
     return first.or_else(*alternatives)

@@ -59,7 +59,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
             source=source,
         )
         return
-    yield from _odd(bdfs, board, known_modules, source)
+    yield from _partition_findings(bdfs, board, known_modules, source)
 
 
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
@@ -67,10 +67,10 @@ def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
     bdfs = tuple(sorted(gpus))
     board, known_modules = board_of_host(host), modules_of_host(host)
     if board is not None and bdfs and all(bdf in known_modules for bdf in bdfs):
-        yield from _odd(bdfs, board, known_modules, host.name)
+        yield from _partition_findings(bdfs, board, known_modules, host.name)
 
 
-def _odd(
+def _partition_findings(
     bdfs: tuple[Bdf, ...], board: Board, modules: Mapping[Bdf, int], source: str
 ) -> Iterator[Finding]:
     if partition_of(board, (modules[bdf] for bdf in bdfs)) is not None:

@@ -135,7 +135,7 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
                     expected="each once",
                     observed=f"{count} times",
                 )
-    yield from _overlaps(read)
+    yield from _check_overlaps(read)
     yield from _version_findings(read, flavour or flavour_of(read))
 
 
@@ -161,7 +161,7 @@ def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Find
             )
 
 
-def _overlaps(read: ReadTopology) -> Iterator[Finding]:
+def _check_overlaps(read: ReadTopology) -> Iterator[Finding]:
     """Yield each <cpu> that shares vCPUs with an earlier one, and the first such <cpu>."""
     owner_of: dict[int, tuple[XmlNode, CpuSet]] = {}
     for node in read.walk("cpu"):

@@ -114,16 +114,16 @@ def subjects_of(group: Group) -> str:
     heads = {subject.rpartition(" ")[0] for subject in subjects}
     noun = heads.pop() if len(heads) == 1 else ""
     if not noun or " " in noun:
-        return _some(subjects)
+        return _name_some(subjects)
     names = [subject.rpartition(" ")[2] for subject in subjects]
     numbers = [number for number in map(whole_number, names) if number is not None]
-    text = number_list(numbers) if len(numbers) == len(names) else _some(names)
+    text = number_list(numbers) if len(numbers) == len(names) else _name_some(names)
     if noun.endswith("s"):
         return f"{noun} {text}"  # each subject names several already
     return f"{len(names)} {noun}s: {text}"
 
 
-def _some(names: Sequence[str]) -> str:
+def _name_some(names: Sequence[str]) -> str:
     if len(names) <= _NAMED:
         return f"{', '.join(names[:-1])} and {names[-1]}"
     return first_few(names, 1)

@@ -131,7 +131,7 @@ def _cell(cell: str | Cell) -> Line:
     return _line(cell.lines[0] if len(cell.lines) == 1 else plain(cell), cell.look)
 
 
-def _apart(row: Sequence[str | Cell]) -> Iterator[str | Cell]:
+def _spread_cells(row: Sequence[str | Cell]) -> Iterator[str | Cell]:
     """Yield a cell for each column; a cell over several columns is followed by empty cells."""
     for cell in row:
         yield cell
@@ -180,7 +180,7 @@ class TableOrList:
     """A table if its columns fit, else each row as lines of "head: text"; see `Table`."""
 
     def __init__(self, table: Table) -> None:
-        self._table = replace(table, rows=tuple(tuple(_apart(row)) for row in table.rows))
+        self._table = replace(table, rows=tuple(tuple(_spread_cells(row)) for row in table.rows))
         self._heads = tuple(map(plain, table.heads))
         self._rows = tuple(tuple(map(_cell, row)) for row in self._table.rows)
 
@@ -191,7 +191,7 @@ class TableOrList:
             return
         unfolded = [head for head in self._heads if head not in table.folds]
         needed = self._width(console, unfolded)
-        folded = sum(min(self._longest(head), _LEAST_FOLDED) for head in table.folds)
+        folded = sum(min(self._longest_cell(head), _LEAST_FOLDED) for head in table.folds)
         if needed + folded <= space:
             stacked = self._width(console, unfolded, stacked=False) + folded > space
             yield self._drawn_table(self._heads, stacked=stacked)
@@ -200,14 +200,14 @@ class TableOrList:
             for row in self._rows:
                 yield Line.assemble(row[0], ": ", row[-1])
         elif table.least or set(self._heads[1:]) <= set(table.numeric):
-            yield from self._narrower(console, space)
+            yield from self._narrow(console, space)
         else:
             for row in self._rows:
                 for number, (head, text) in enumerate(zip(self._heads, row, strict=True)):
                     if text or not number:
                         yield Line.assemble("- " if number == 0 else "  ", f"{head}: ", text)
 
-    def _narrower(self, console: Console, space: int) -> RenderResult:
+    def _narrow(self, console: Console, space: int) -> RenderResult:
         """Narrow the table: shorter names, without the least column, both, or as paragraphs."""
         whole_table = self._table
         columns = [at for at, head in enumerate(self._heads) if head not in whole_table.least]
@@ -246,7 +246,7 @@ class TableOrList:
         wide = console.options.update(width=10_000)
         return Measurement.get(console, wide, self._drawn_table(heads, stacked=stacked)).maximum
 
-    def _longest(self, head: str) -> int:
+    def _longest_cell(self, head: str) -> int:
         at = self._heads.index(head)
         return 1 + max(len(head), *(len(row[at]) for row in self._rows))
 

@@ -112,7 +112,7 @@ def _devices(vm: Vm, get: Callable[[Any], Any]) -> FactValues:
     return {device.uuid: get(device) for device in vm.mediated} | values
 
 
-def _some(texts: Iterable[str]) -> str:
+def _join(texts: Iterable[str]) -> str:
     return first_few(texts, _SHOWN) or "none"
 
 
@@ -132,8 +132,8 @@ def _both_pins(
     apart = [(i, want, have) for i, (want, have) in pairs if want != have]
     return (
         f"pins of {vcpus_text(CpuSet(i for i, _, _ in apart))}",
-        "vCPU " + _some(f"{i} {_pus(want)}" for i, want, _ in apart),
-        "vCPU " + _some(f"{i} {_pus(have)}" for i, _, have in apart),
+        "vCPU " + _join(f"{i} {_pus(want)}" for i, want, _ in apart),
+        "vCPU " + _join(f"{i} {_pus(have)}" for i, _, have in apart),
     )
 
 
@@ -319,7 +319,7 @@ FACTS: tuple[VmFact, ...] = (
         title="IOThreads' CPUs",
         values=lambda vm: of_vm(vm.iothread_pins),
         fields=("iothread_pins",),
-        show=lambda pins: "no pins" if not pins else _some(f"{n} {_pus(pus)}" for n, pus in pins),
+        show=lambda pins: "no pins" if not pins else _join(f"{n} {_pus(pus)}" for n, pus in pins),
     ),
     VmFact(
         id="cells",

@@ -113,10 +113,10 @@ def parts_at(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart, .
 def same_profile(part: GpuPart, profile: str) -> bool:
     """Return whether a part is of a profile in any of its spellings: "NVIDIA A40-12Q", "A40-12Q",
     and "NVIDIA_A40-12Q" as Kubernetes has it."""
-    return part.profile is not None and _plain(part.profile) == _plain(profile)
+    return part.profile is not None and _plain_profile(part.profile) == _plain_profile(profile)
 
 
-def _plain(profile: str) -> str:
+def _plain_profile(profile: str) -> str:
     words = profile.replace("_", " ").split()
     return " ".join(words[1:] if words[:1] in (["NVIDIA"], ["GRID"]) else words).lower()
 

@@ -70,7 +70,7 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
         first_unread = unread[0]
         raise InputError(
             str(first_unread),
-            hint=f"{_meant(first_unread.subject)}a pool is a directory of captures, a libvirt URI, "
+            hint=f"{_guess(first_unread.subject)}a pool is a directory of captures, a libvirt URI, "
             "or a host times a number: 'hgx-h100*40'",
         )
     ordered = sorted(hosts.values(), key=lambda named: natural_key(named.name))
@@ -86,7 +86,7 @@ def _entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]]:
             return [(source, None)]
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     except (OSError, ValueError) as error:
-        unread.append(_unread(source, of_os(error, source, "a directory").message))
+        unread.append(_unread_gap(source, of_os(error, source, "a directory").message))
         return []
     if not paths:
         unread.append(Gap(source, "missing captures or host.toml files"))
@@ -112,23 +112,23 @@ def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | Gap:
             host = load_host(source)
             names = [name or host.name or source]
     except HomenodeError as error:
-        return _unread(source, error.message)
+        return _unread_gap(source, error.message)
     except (OSError, ValueError) as error:
-        return _unread(source, of_os(error, source, "a host").message)
+        return _unread_gap(source, of_os(error, source, "a host").message)
     return tuple(
         NamedHost(name=host_name, source=source, host=replace(host, name=host_name))
         for host_name in names
     )
 
 
-def _unread(source: str, message: str) -> Gap:
+def _unread_gap(source: str, message: str) -> Gap:
     """Return the reader's message without the source's name at its start."""
     for name in (source, f"ssh://{source}", source.rstrip("/").rpartition("/")[2]):
         message = message.removeprefix(f"{name}: ")
     return Gap(source, message)
 
 
-def _meant(source: str) -> str:
+def _guess(source: str) -> str:
     from homenode.machine.description.parse import shipped_hosts
 
     return did_you_mean(source, shipped_hosts())

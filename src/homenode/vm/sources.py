@@ -54,10 +54,10 @@ def load_host(source: str | None, *, lspci: Path | None = None) -> Host:
     part. Raises InputError for a missing, unknown or contradictory source, HostError for an
     unreadable one.
     """
-    return _overlaid(_this_machine() if source is None else _load_named(source), lspci)
+    return _overlay_lspci(_this_machine() if source is None else _load_named(source), lspci)
 
 
-def _overlaid(host: Host, lspci: Path | None = None) -> Host:
+def _overlay_lspci(host: Host, lspci: Path | None = None) -> Host:
     if lspci is None:
         return host
     from homenode.machine.discover.lspci import overlay_lspci
@@ -209,7 +209,7 @@ def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
             f"{overlays[0]}, {overlays[1]}: two outputs of lspci for one host",
             hint="homenode doctor --pool DIR compares hosts",
         )
-    return _overlaid(reduce(complement, map(_load_named, bases)), *overlays)
+    return _overlay_lspci(reduce(complement, map(_load_named, bases)), *overlays)
 
 
 def read_matrices(sources: Sequence[str]) -> "dict[str, TopoMatrix]":

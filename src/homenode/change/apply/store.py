@@ -57,11 +57,11 @@ class DomainStore:
         return self._files.path
 
     def definition(self) -> ChangeEntry | None:
-        return self._last(DEFINE)
+        return self._last_entry(DEFINE)
 
     def pins(self) -> ChangeEntry | None:
         """The last entry of the pins of the running domain, or None."""
-        return self._last(PIN)
+        return self._last_entry(PIN)
 
     def written_at(self) -> datetime:
         """When the record was last written, in local time."""
@@ -103,7 +103,7 @@ class DomainStore:
     def document_path(self, name: str | None) -> Path:
         return (self.directory / f"{name}.xml").absolute()
 
-    def _last(self, kind: str) -> ChangeEntry | None:
+    def _last_entry(self, kind: str) -> ChangeEntry | None:
         try:
             return self.journal.last(kind, self._uuid)
         except InputError as error:

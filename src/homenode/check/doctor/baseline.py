@@ -52,7 +52,7 @@ class PathLink(NamedTuple):
         return f"{self.rate.with_rate()}{idle}"
 
 
-def _is(severity: Severity) -> Callable[[Any, Any], Severity | None]:
+def _judge_change(severity: Severity) -> Callable[[Any, Any], Severity | None]:
     return lambda was, now: severity if was != now else None
 
 
@@ -60,11 +60,11 @@ def _memory_change(was: int, now: int) -> Severity | None:
     return Severity.CRITICAL if abs(now - was) * _MEMORY_TOLERANCE > was else None
 
 
-def _fewer(was: int, now: int) -> Severity | None:
+def _judge_count(was: int, now: int) -> Severity | None:
     return Severity.CRITICAL if now < was else None
 
 
-def _slower(was: PathLink, now: PathLink) -> Severity | None:
+def _judge_link(was: PathLink, now: PathLink) -> Severity | None:
     if now.rate.bytes_per_s >= was.rate.bytes_per_s:
         return None
     return Severity.CRITICAL if now.idle is None else Severity.INCONCLUSIVE
@@ -163,14 +163,14 @@ def _links(host: Host) -> dict[Bdf, PathLink]:
     """Return the links; paths with an unknown link are omitted, because it may be the slowest."""
     slowest_of: dict[Bdf, PathLink] = {}
     for path in device_paths(host):
-        links = [_present(link) for link in path.links]
+        links = [_present_link(link) for link in path.links]
         known_links = [link for link in links if link is not None]
         if known_links and len(known_links) == len(links):
             slowest_of[path.device.bdf] = min(known_links, key=lambda link: link.rate.bytes_per_s)
     return slowest_of
 
 
-def _present(link: Link) -> PathLink | None:
+def _present_link(link: Link) -> PathLink | None:
     rate = link.current if link.lower.link and link.lower.link.current_width else None
     capable = link.capable
     if rate is None or capable is None:
@@ -182,7 +182,7 @@ def _present(link: Link) -> PathLink | None:
 
 _COUNTS = ("packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes")
 _PCI_COUNTS = ("gpus", "nics", "nvswitches")
-_CRITICAL, _WARNING = _is(Severity.CRITICAL), _is(Severity.WARNING)
+_CRITICAL, _WARNING = _judge_change(Severity.CRITICAL), _judge_change(Severity.WARNING)
 _MODEL = HostFact("drift-device", "model", _of_devices(_model), _CRITICAL)
 FACTS = (
     *(
@@ -195,8 +195,8 @@ FACTS = (
     HostFact("drift-topology", "distances", _of_host(_distances), _CRITICAL, _matrix),
     _MODEL,
     HostFact("drift-device", "node", _nodes, _CRITICAL),
-    HostFact("drift-link", "link", _links, _slower),
-    HostFact("drift-huge-pages", "huge pages", _huge_pages, _fewer),
+    HostFact("drift-link", "link", _links, _judge_link),
+    HostFact("drift-huge-pages", "huge pages", _huge_pages, _judge_count),
     HostFact("drift-host", "kernel's command line", _of_host(_kernel_parameters), _kernel_change),
     HostFact("drift-host", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
     HostFact("drift-host", "IOMMU", _of_host(_iommu), _CRITICAL),

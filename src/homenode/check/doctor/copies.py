@@ -104,10 +104,10 @@ def copy_findings(
                 source="the result of --h2d, or of the copy that ran",
             )
         elif rate < _SOUND * path.expected.bytes_per_s:
-            yield _slow(path.device.bdf, rate, path.expected)
+            yield _slow_copy(path.device.bdf, rate, path.expected)
 
 
-def _slow(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
+def _slow_copy(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
     fits = rates_that_fit(rate, expected)
     excluded = LinkRate(2.5, expected.width)
     not_one = f"; excludes {excluded.as_generation}" if excluded.bytes_per_s < rate else ""

@@ -261,7 +261,7 @@ def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
         slow: set[Bdf] = set()
         for fact in FACTS:
             values = {p.device: v for p in peers if (v := fact.read(p)) is not None}
-            usual, is_known = _usual(list(values.values()), fact.is_worse)
+            usual, is_known = _usual_value(list(values.values()), fact.is_worse)
             named = [str(device.bdf) for device, value in values.items() if value == usual]
             skipped = {"path": slow, "bars": reported, "peer links": reported}.get(fact.case, ())
             for device, value in values.items():
@@ -286,7 +286,7 @@ def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
                     )
 
 
-def _usual(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
+def _usual_value(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
     """The majority's value and True, or the better of two and False; None if no value is usual."""
     value, count = Counter(values).most_common(1)[0] if values else (None, 0)
     if len(values) >= _LEAST_PEERS and 2 * count > len(values):

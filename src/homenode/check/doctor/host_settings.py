@@ -176,7 +176,7 @@ def settings_findings(
                 source=_SYSFS,
             )
         return
-    yield from _idle(host, facts)
+    yield from _check_idle_states(host, facts)
     if facts.page_bytes is None:
         yield from _small_pages(host, facts, memory_is_bound)
 
@@ -234,7 +234,7 @@ def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
             )
 
 
-def _idle(host: Host, facts: Vm) -> Iterator[Finding]:
+def _check_idle_states(host: Host, facts: Vm) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
     slow = [

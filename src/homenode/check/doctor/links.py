@@ -350,7 +350,7 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
 
 def silent_device_findings(host: Host) -> Iterator[Finding]:
     """Find devices that the kernel still lists but that no longer respond."""
-    for device in _silent(host):
+    for device in _silent_devices(host):
         yield finding(
             "device-silent",
             f"{JUDGED.get(device.kind, 'port')} {device.bdf}",
@@ -362,7 +362,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
         )
 
 
-def _silent(host: Host) -> Iterator[PciDevice]:
+def _silent_devices(host: Host) -> Iterator[PciDevice]:
     """Yield judged devices, and ports above them, that read as all ones and are not asleep."""
     silent = {gap.device for gap in host.gaps if gap.kind is GapKind.DEVICE_SILENT}
     judged = [d for d in host.pci_devices if silent and d.kind in JUDGED]
@@ -377,7 +377,7 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
     virtual functions have no link of their own.
     """
     by_bdf = host.device_at
-    silent = {device.bdf for device in _silent(host)}
+    silent = {device.bdf for device in _silent_devices(host)}
     blind = [
         gpu.bdf
         for gpu in host.devices_of_kind(DeviceKind.GPU)

@@ -59,11 +59,11 @@ def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Fi
     return [
         _weigh(finding, facts, host)
         for finding in add_source(findings, facts.source)
-        if finding.id != "emulator-on-vcpu" or not _fills(facts, host)
+        if finding.id != "emulator-on-vcpu" or not _fills_cores(facts, host)
     ]
 
 
-def _fills(facts: Vm, host: Host) -> bool:
+def _fills_cores(facts: Vm, host: Host) -> bool:
     """Return whether the vCPUs use a CPU of every core, so that the emulator has no other place."""
     pus = facts.pinned_pus
     return bool(host.cores) and all(not core.pus.isdisjoint(pus) for core in host.cores)

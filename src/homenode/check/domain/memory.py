@@ -57,7 +57,7 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """Check the memory and its binding against this host's nodes."""
     node_at = {int(node.index): node for node in host.nodes}
     all_nodes = CpuSet(i for i, node in node_at.items() if node.memory_kind is not MemoryKind.GPU)
-    demands = [*_demands(facts), *(_unbound(facts, all_nodes) if all_nodes else ())]
+    demands = [*_demands(facts), *(_unbound_demands(facts, all_nodes) if all_nodes else ())]
     for demand in (*demands, *_binding_with_cells(facts, demands)):
         yield from _nodes_exist(demand, node_at, host, facts.source)
     yield from _none_for_qemu(facts, demands, [node_at[i].memory_bytes for i in all_nodes])
@@ -69,7 +69,7 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     for size in sorted(sizes, key=lambda size: -1 if size is None else size):
         some = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(node_at)]
         if size is None:
-            yield from _ordinary(some, node_at, running)
+            yield from _check_ordinary_pages(some, node_at, running)
         else:
             yield from _check_huge_pages(some, node_at, size, running)
 
@@ -125,7 +125,7 @@ def _demands(facts: Vm) -> Iterator[_Demand]:
             )
 
 
-def _unbound(facts: Vm, all_nodes: CpuSet) -> Iterator[_Demand]:
+def _unbound_demands(facts: Vm, all_nodes: CpuSet) -> Iterator[_Demand]:
     """Yield unbound memory; ordinary pages without devices are needed only when touched."""
     needs_all = bool(facts.hostdevs)
     parts: dict[str | Subject, Vm | VmCell] = {
@@ -215,7 +215,7 @@ def _free_memory(space: str, severity: Severity | None) -> str:
     return f"{space}; a running domain with a redacted name may be this very VM"
 
 
-def _ordinary(
+def _check_ordinary_pages(
     demands: list[_Demand], node_at: dict[int, NumaNode], running: bool | None
 ) -> Iterator[Finding]:
     free: dict[int, int | None] = {}
@@ -249,11 +249,11 @@ def _check_huge_pages(
             observed="none in the capture or description of the host",
         )
         # Pools can be made of what there is, and of no more.
-        yield from _ordinary(demands, node_at, True)
+        yield from _check_ordinary_pages(demands, node_at, True)
         return
     if page not in sizes and page * page // 8 in sizes:
         # The ordinary page: a table of one page has page / 8 entries, and maps the next size.
-        yield from _ordinary(demands, node_at, running)
+        yield from _check_ordinary_pages(demands, node_at, running)
         return
     if page not in sizes:
         yield finding(

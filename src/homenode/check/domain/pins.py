@@ -269,7 +269,7 @@ def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
             reverse=True,
         )
         touched += sum(not llc.pus.isdisjoint(pus & node.pus) for llc in llcs)
-        needed += _fewest(sizes, len(cores))
+        needed += _count_fewest_caches(sizes, len(cores))
     if touched <= needed:
         return
     least = max(2 * needed, needed + 2)
@@ -282,7 +282,7 @@ def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
     )
 
 
-def _fewest(sizes: list[int], cores: int) -> int:
+def _count_fewest_caches(sizes: list[int], cores: int) -> int:
     """Count the caches (cores each, largest first) that hold so many cores."""
     for count, size in enumerate(sizes, start=1):
         cores -= size

@@ -207,8 +207,8 @@ def as_planned(
         yield finding(
             "plan-record" if recorded else "plan-element",
             ", ".join(f"<{tag}>" for tag in sorted(tags)),
-            _some([text for *_, text in added]),
-            _some([text for *_, text in removed]),
+            _first_texts([text for *_, text in added]),
+            _first_texts([text for *_, text in removed]),
             case=_CASES.get(step),
         )
     yield from _check_settings(document, plan, reported_tags)
@@ -253,7 +253,7 @@ def changed_settings(
     if gone or new:
         names = dict.fromkeys(line.partition(" ")[0] for line in (*gone, *new))
         about = subject or ", ".join(f"<{name}>" for name in names)
-        yield finding("plan-setting", about, _some(gone), _some(new), source)
+        yield finding("plan-setting", about, _first_texts(gone), _first_texts(new), source)
 
 
 def _difference(
@@ -284,7 +284,7 @@ def _parts(element: Element, above: str) -> Iterator[_Part]:
         yield from _parts(child, path)
 
 
-def _some(texts: list[str]) -> str:
+def _first_texts(texts: list[str]) -> str:
     return first_few(texts, _SHOWN) or "none"
 
 
@@ -324,14 +324,14 @@ def _check_quotas(document: Document, tune: Element) -> Iterator[Finding]:
     for quota, period, subject in _QUOTAS:
         share = _share(tune, quota, period)
         if share is not None and share < 1:
-            yield _slow(subject, share, f"<{quota}>")
+            yield _quota_finding(subject, share, f"<{quota}>")
     vcpus = _number(document.root.value("vcpu")) or 1
     share = _share(tune, "global_quota", "global_period")
     if share is not None and share < vcpus:
-        yield _slow(f"all {vcpus} vCPUs together", share, "<global_quota>")
+        yield _quota_finding(f"all {vcpus} vCPUs together", share, "<global_quota>")
 
 
-def _slow(subject: str, share: float, element: str) -> Finding:
+def _quota_finding(subject: str, share: float, element: str) -> Finding:
     return finding(
         "cpu-quota",
         subject,

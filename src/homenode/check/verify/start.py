@@ -140,7 +140,7 @@ def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[Mad
         yield MadeFile(owner, path, is_emptied=append not in ("on", "yes"))
 
 
-def _makes(document: Document, name: str) -> list[str]:
+def _created_paths(document: Document, name: str) -> list[str]:
     """Return these paths, and the default paths of unnamed files."""
     root = document.root
     paths = [file.path for file in created_files(document)]
@@ -162,7 +162,7 @@ def verify_paused(
     fails. Raises HostError if the end fails; the journal then says so.
     """
     name, uuid = on.state.name, on.state.uuid
-    makes = _makes(on.document, name)
+    makes = _created_paths(on.document, name)
     step = PausedStart(virsh=on.virsh, uuid=uuid, name=name, makes=makes, locks=locks)
     journal = paused_journal(default_root(), on.virsh, uuid, name)
     try:

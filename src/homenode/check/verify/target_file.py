@@ -47,9 +47,9 @@ def verify_target(
     module = target_named(target)
     vm = module.read_vm(content, source)
     lost = lost_features(module, plan)
-    skipped = _unsaid(plan, vm, module, lost)
+    skipped = _unsaid_facts(plan, vm, module, lost)
     findings = [
-        _differs(
+        _difference(
             difference.title, difference.expected, difference.observed, source, difference.fact.id
         )
         for difference in diff(visible(plan.vm, lost), vm, skipped)
@@ -110,11 +110,11 @@ def _missing_lines(content: bytes, written: bytes, source: str) -> Iterator[Find
     for line in planned_lines:
         if line and not line.startswith(b"#") and not count_of[line]:
             text = printable(line.decode("utf-8", "replace"))
-            yield _differs("line of the plan", text, "no such line", source)
+            yield _difference("line of the plan", text, "no such line", source)
         count_of[line] -= 1
 
 
-def _differs(
+def _difference(
     subject: str, expected: object, observed: object, source: str, fact: str = "target"
 ) -> Finding:
     return finding(
@@ -127,7 +127,7 @@ def _differs(
     )
 
 
-def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
+def _unsaid_facts(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
     """Facts that a target's file does not say, or that the plan leaves to it."""
     facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
     facts |= {fact for feature in lost for fact in feature.facts}
@@ -151,9 +151,9 @@ def _hook(
         return
     vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:
-        yield _differs("hook script: CPUs of vCPUs", "those of the plan", "others", source)
+        yield _difference("hook script: CPUs of vCPUs", "those of the plan", "others", source)
     if emulator != plan.vm.emulator_pus:
-        yield _differs("hook script: emulator's CPUs", plan.vm.emulator_pus, emulator, source)
+        yield _difference("hook script: emulator's CPUs", plan.vm.emulator_pus, emulator, source)
     planned = None if written is None else dict(written.companions).get(suffix)
     if vcpus == plan.vcpu_pins and emulator == plan.vm.emulator_pus and planned is not None:
         yield from _missing_lines(hook, planned, f"{source}: hook script")

@@ -85,7 +85,7 @@ def verify(request: VerifyRequest) -> Verification:
         facts = None if document is None else vm_of(document)
     except InputError as error:
         assert document is not None
-        return _unreadable(document, error)
+        return _verify_unreadable(document, error)
     plan = None
     if request.plan is not None:
         plan = read_plan(read_input(request.plan, "a saved plan"), str(request.plan))
@@ -107,7 +107,7 @@ def verify(request: VerifyRequest) -> Verification:
     return Verification(findings, tuple(answer.views), host, plan, answer.how)
 
 
-def _unreadable(document: Document, error: InputError) -> Verification:
+def _verify_unreadable(document: Document, error: InputError) -> Verification:
     """Return libvirt's refusal of an unreadable definition. Raises the error otherwise."""
     parsed = parsed_by_libvirt(document)
     if parsed is None or parsed.refusal is None:

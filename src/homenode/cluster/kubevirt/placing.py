@@ -114,7 +114,7 @@ def place_devices(
         return PlacedXml(xml, (reason,))
     by_bdf = host.device_at
     guest, regained = _with_lost_targets(guest, by_bdf, nodes.cell_of_node)
-    staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for, regained)]
+    staying = [h for h in guest.hostdevs if _is_chosen(guest, h, asked_for, regained)]
     if guest.is_virt:
         staying = [h for h in staying if not _lacks_initiators(guest, by_bdf[h.bdf], h, nodes)]
     moving = [h.bdf for h in guest.hostdevs if h not in staying]
@@ -123,7 +123,7 @@ def place_devices(
         for h in staying
         if (note := _note_of_staying(guest, h, by_bdf[h.bdf], nodes)) is not None
     ]
-    notes += [note for bdf in moving if (note := _unplaceable(by_bdf[bdf], nodes)) is not None]
+    notes += [note for bdf in moving if (note := _unplaced_note(by_bdf[bdf], nodes)) is not None]
     placeable = tuple(sorted(bdf for bdf in moving if by_bdf[bdf].node in nodes.cell_of_node))
     gaps: list[Gap] = []
     cells = planned_cells(guest, host, nodes, gaps)
@@ -239,7 +239,7 @@ def _is_grace_done(document: Document, cells: int) -> bool:
     return False
 
 
-def _stays(
+def _is_chosen(
     guest: Vm, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
 ) -> bool:
     """Return whether the address was chosen: by the user, or by a place other than behind a root
@@ -292,7 +292,7 @@ def _note_of_staying(
     )
 
 
-def _unplaceable(device: PciDevice, nodes: CellNodes) -> str | None:
+def _unplaced_note(device: PciDevice, nodes: CellNodes) -> str | None:
     if device.node is None:
         return (
             f"warning: {device.bdf}: no host NUMA node (numa_node is -1 or missing): it stays on "

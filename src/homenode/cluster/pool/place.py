@@ -85,13 +85,13 @@ def rank_hosts(
         if isinstance(answer, PoolPlace):
             taking.append(replace(answer, entry=entry))
             continue
-        nearest = _nearest(answer)
+        nearest = _closest(answer)
         kind = answer.message if nearest is None else nearest.constraint
         refusals.setdefault(kind, ([], answer))[0].append(entry.name)
     refusing = [
         RefusingHosts(
             names=tuple(names),
-            reason=first.message if (nearest := _nearest(first)) is None else nearest.detail,
+            reason=first.message if (nearest := _closest(first)) is None else nearest.detail,
             hint=first.hint,
             refusal=first if isinstance(first, Unplannable) else None,
         )
@@ -116,7 +116,7 @@ def gpus_of_others(best: NamedHost, hosts: Sequence[NamedHost], guest: Vm) -> st
     return ""
 
 
-def _nearest(refusal: HomenodeError) -> Rejection | None:
+def _closest(refusal: HomenodeError) -> Rejection | None:
     return refusal.nearest if isinstance(refusal, Unplannable) else None
 
 

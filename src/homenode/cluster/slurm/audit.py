@@ -101,7 +101,7 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     cpu_nodes = tree.nodes_of(owned.pus)
     blind = [gpu for gpu in owned.gpus if gpu.node is None]
     if blind:
-        yield _blind(owned, blind)
+        yield _unknown_home_finding(owned, blind)
     far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
     place = "" if tree.is_of_gres else f" on {tree.names(cpu_nodes)}"
     observed = f"{'cores' if tree.is_of_gres else 'CPUs'} {owned.pus}{place}"
@@ -127,7 +127,7 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
         )
 
 
-def _blind(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
+def _unknown_home_finding(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
     return finding(
         "job-unjudged",
         owned.subject,

@@ -196,7 +196,7 @@ def _number_pus(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ..
             if slots[i].package == package
         ]
     elif numbering == "nodes-interleaved":
-        sequence = list(chain.from_iterable(_dealt(slots, row) for row in by_thread))
+        sequence = list(chain.from_iterable(_deal_cores(slots, row) for row in by_thread))
     else:
         sequence = list(chain.from_iterable(by_thread))
     pus: dict[int, list[int]] = {i: [] for i in order}
@@ -205,7 +205,7 @@ def _number_pus(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ..
     return tuple(replace(slot, pus=tuple(pus[i])) for i, slot in enumerate(slots))
 
 
-def _dealt(slots: Sequence[CoreSlot], row: Sequence[int]) -> list[int]:
+def _deal_cores(slots: Sequence[CoreSlot], row: Sequence[int]) -> list[int]:
     """Cores one from each node in turn."""
     hands: dict[int, list[int]] = {}
     for i in row:
@@ -393,7 +393,7 @@ def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, C
 def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
     """Return cores with an online CPU, by their lowest CPU."""
     alive = [(CpuSet(slot.pus) & online, slot) for slot in slots if CpuSet(slot.pus) & online]
-    alive.sort(key=lambda pair: _lowest(pair[0]))
+    alive.sort(key=lambda pair: _lowest_pu(pair[0]))
     return tuple(
         Core(CoreIndex(i), CoreId(PackageIndex(slot.package), slot.id), pus, slot.kind)
         for i, (pus, slot) in enumerate(alive)
@@ -406,7 +406,7 @@ def llcs_of(
     """Last-level caches of online CPUs, by their lowest CPU. sizes: used in turn."""
     sharers = _union_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
     alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
-    shown = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest(cache[0]))
+    shown = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest_pu(cache[0]))
     return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(shown))
 
 
@@ -426,6 +426,6 @@ def _union_by_key(pairs: Iterable[tuple[int, tuple[int, ...]]]) -> dict[int, Cpu
     return {key: CpuSet(pus) for key, pus in members.items()}
 
 
-def _lowest(pus: CpuSet) -> int:
+def _lowest_pu(pus: CpuSet) -> int:
     first = pus.first()
     return -1 if first is None else first

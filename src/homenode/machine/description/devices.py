@@ -101,8 +101,8 @@ def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> D
     start = port_model or models[table.class_ or "other"]
     if len(table.functions) > 7:
         raise table.refusal("functions", "at most 7 names of models", table.functions)
-    vendor_id = _or(table.vendor, start.vendor_id)
-    class_code = _or(table.class_code, start.class_code)
+    vendor_id = _value_or(table.vendor, start.vendor_id)
+    class_code = _value_or(table.class_code, start.class_code)
     # AMD's accelerators are no displays: Source: lspci of an MI300X, class 1200.
     if start.kind is DeviceKind.GPU and vendor_id == 0x1002 and table.class_code is None:
         class_code = 0x120000
@@ -113,7 +113,7 @@ def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> D
         kind=start.kind,
         class_code=class_code,
         vendor_id=vendor_id,
-        device_id=_or(table.device, start.device_id),
+        device_id=_value_or(table.device, start.device_id),
         subsystem_vendor_id=table.subsystem_vendor,
         subsystem_device_id=table.subsystem_device,
         link=_link(table.link) or start.link,
@@ -149,7 +149,7 @@ def _link(text: LinkText | None) -> PciLink | None:
     return None if text is None else text.link
 
 
-def _or(value: int | None, default: int) -> int:
+def _value_or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 

@@ -27,7 +27,7 @@ def parse_reserve(file: HostDocument) -> HostReserve | None:
 
 def parse_housekeeping(file: HostDocument, online: CpuSet) -> CpuSet:
     """CPUs for the emulators of several VMs."""
-    return _online(file.reserve, "housekeeping_pus", file.reserve.housekeeping_pus, online)
+    return _online_pus(file.reserve, "housekeeping_pus", file.reserve.housekeeping_pus, online)
 
 
 def parse_vms(
@@ -68,7 +68,7 @@ def _vm(
             raise table.refusal("nodes", f"nodes of the host ({CpuSet(host_nodes)})", node)
     pins = _pins(table, nodes, online, pus_of_node)
     total, sizes = _memory(table, host_nodes, nodes or _nodes_of(pins, pus_of_node))
-    emulator = _online(table, "emulator", table.emulator, online)
+    emulator = _online_pus(table, "emulator", table.emulator, online)
     return RunningDomain(
         name=table.name,
         running=table.state == "running",
@@ -96,7 +96,7 @@ def _pins(
     if pins is not None:
         if isinstance(pins, str):
             pus = CpuSet.parse(pins, f"{table.source}: {table.name_of('pins')}")
-            listed = tuple(CpuSet([pu]) for pu in _online(table, "pins", pus, online))
+            listed = tuple(CpuSet([pu]) for pu in _online_pus(table, "pins", pus, online))
         else:
             listed = _pu_lists(table, "pins", pins, online)
         if not listed or (count is not None and count != len(listed)):
@@ -148,12 +148,12 @@ def _pu_lists(
     table: VmTable, key: str, listed: Sequence[CpuSet], online: CpuSet
 ) -> tuple[CpuSet, ...]:
     for pus in listed:
-        if not _online(table, key, pus, online):
+        if not _online_pus(table, key, pus, online):
             raise table.refusal(key, "a list of CPU lists, none of them empty", "")
     return tuple(listed)
 
 
-def _online(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
+def _online_pus(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
     if not pus <= online:
         raise table.refusal(key, f"some of the online CPUs {online}", str(pus))
     return pus

@@ -56,7 +56,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     pus_of_node = {index: node.pus for index, node in nodes.items()}
     locality = Locality.from_nodes(host.nodes, CpuSet(), host.distances)
     device_of = {device.bdf: device for device in host.pci_devices}
-    gaps = [*_signs_of_a_cut(functions, text, source), *_silent(functions)]
+    gaps = [*_signs_of_a_cut(functions, text, source), *_silent_gaps(functions)]
     devices = tuple(
         _merge_device(device, device_of.get(device.bdf), gaps)
         for device in _devices(functions, locality, pus_of_node, gaps)
@@ -118,7 +118,7 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
     return gaps
 
 
-def _silent(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
+def _silent_gaps(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
     """Yield functions whose registers read as all ones: they have left the bus, or are switched
     off."""
     for function in functions:
@@ -143,7 +143,7 @@ def add_lspci(
         listed = {function.bdf: function for function in parse(text, source)}
     except ParseError as error:
         return devices, (Gap("names of PCI functions", str(error)),)
-    gaps = [*_silent(listed.values())]
+    gaps = [*_silent_gaps(listed.values())]
     for ours, theirs, place in (
         ({device.bdf for device in devices}, set(listed), "sysfs"),
         (set(listed), {device.bdf for device in devices}, "lspci"),

@@ -263,7 +263,7 @@ class _Tar:
                     if self._records > MAX_RECORDS:
                         raise self._too_much(f"at most {MAX_RECORDS} pax records", "more")
                     if any(key.startswith("GNU.sparse") for key in records):
-                        raise self._sparse()
+                        raise self._sparse_error()
                     if header.kind != b"g":
                         name, link = records.get("path", name), records.get("linkpath", link)
                         size = _size(records["size"]) if "size" in records else size
@@ -279,7 +279,7 @@ class _Tar:
 
     def _add(self, header: "_Header", name: str, link: str, size: int) -> None:
         if header.kind == b"S":
-            raise self._sparse()
+            raise self._sparse_error()
         is_directory = header.kind == b"5" or (header.kind == b"\0" and header.name.endswith("/"))
         text = None
         if not is_directory and header.kind not in b"12346":
@@ -349,7 +349,7 @@ class _Tar:
     def _too_much(self, expected: str, excess: str) -> InputError:
         return _too_much(self._source, expected, excess)
 
-    def _sparse(self) -> InputError:
+    def _sparse_error(self) -> InputError:
         return InputError(
             f"{self._source}: expected whole files, found a sparse one",
             hint="pack it without --sparse",

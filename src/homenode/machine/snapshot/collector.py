@@ -50,19 +50,19 @@ _FUNCTIONS = package_text("machine", "snapshot", "collector.sh")
 def collector_script(root: str = "/") -> str:
     """The script. root: where the host's /sys and /proc lie (a chroot, a mounted tree)."""
     lines = [_FUNCTIONS, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
-    lines += [f"f {_relative(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
-    together = [_relative(rule.glob) for rule in PATHS if _is_text(rule)]
+    lines += [f"f {_relative_glob(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
+    together = [_relative_glob(rule.glob) for rule in PATHS if _is_text(rule)]
     lines.append(f"g '{' '.join(together)}'")
     links: list[str] = []
     for rule in PATHS:
         if rule.kind is Kind.LINK:
-            links.append(_relative(rule.glob))
+            links.append(_relative_glob(rule.glob))
         elif _is_text(rule):
             continue
         elif rule.unless is None:
             lines += _reading_lines(rule)
         else:
-            better = f'set -- {_relative(rule.unless)}; [ -e "$1" ] || {{'
+            better = f'set -- {_relative_glob(rule.unless)}; [ -e "$1" ] || {{'
             lines += [better, *_reading_lines(rule), "}"]
     lines.append("echo L")
     # In a bare tree, directories may stand where a host has links.
@@ -96,7 +96,7 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
         if kind == "F":
             files[f"/{subject}"] = _text(body)
         elif kind == "G":
-            files.update(_many(subject, body))
+            files.update(_split_lines(subject, body))
         elif kind == "H":
             files[f"/{subject}"] = _binary(body, name, number)
         elif kind == "D":
@@ -121,7 +121,7 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
     )
 
 
-def _relative(glob: str) -> str:
+def _relative_glob(glob: str) -> str:
     """A glob of the table below the current directory; it goes to the shell unquoted."""
     assert _SAFE_GLOB.match(glob), glob
     return glob.lstrip("/")
@@ -133,7 +133,7 @@ def _is_text(rule: PathRule) -> bool:
 
 
 def _reading_lines(rule: PathRule) -> Iterator[str]:
-    glob = _relative(rule.glob)
+    glob = _relative_glob(rule.glob)
     if rule.kind is Kind.DIRECTORY:
         yield f'for p in {glob}; do d "$p"; done'
     elif rule.kind is Kind.CONFIG:
@@ -200,7 +200,7 @@ def _text(body: Sequence[str]) -> str:
     return "\n".join(line[1:] for line in body)
 
 
-def _many(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _split_lines(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(path, text) of lines "path:line". A path may hold colons: 0000:3b:00.0/class:0x030200."""
     patterns = ["/".join(map(_part_pattern, glob.split("/"))) for glob in globs.split(" ")]
     line_patterns = [re.compile(rf"({pattern}):(.*)", re.DOTALL) for pattern in patterns]

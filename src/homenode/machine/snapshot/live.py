@@ -53,7 +53,7 @@ class LiveSnapshot(QuietSnapshot):
     def _run(self, command: ToolCommand) -> str | None:
         try:
             if not command.list_argv:
-                return _first(command).stdout_or_raise()
+                return _run_first_installed(command).stdout_or_raise()
             run((command.spellings[0][0], "--version"), command.timeout_s)  # it is there
             listed = run(command.list_argv, command.timeout_s).stdout_or_raise()
             return self._run_each(command, listed.split()[:_MAX_DOMAINS])
@@ -84,7 +84,7 @@ _GONE = "failed to get domain"
 OF_NAME = {**COMMAND_OF_NAME, **{command.name: command for command in IDENTITY_COMMANDS}}
 
 
-def _first(command: ToolCommand) -> ProgramResult:
+def _run_first_installed(command: ToolCommand) -> ProgramResult:
     """The first spelling whose program is installed. Raises ToolError."""
     missing: ToolMissingError | None = None
     for argv in command.spellings:

@@ -91,10 +91,10 @@ def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identit
     users = [snapshot.command_output(command.name) for command in IDENTITY_COMMANDS]
     serials = [(snapshot.read_text(path) or "").strip() for path in SERIAL_PATHS]
     return Identities(
-        _distinct((*also.hosts, *_words(words))),
-        _distinct((*also.users, *_words(users))),
+        _distinct_words((*also.hosts, *_words(words))),
+        _distinct_words((*also.users, *_words(users))),
         # "To be filled by O.E.M." is no serial.
-        _distinct((*also.serials, *(serial for serial in serials if " " not in serial))),
+        _distinct_words((*also.serials, *(serial for serial in serials if " " not in serial))),
     )
 
 
@@ -306,7 +306,7 @@ _OF_SCRUBBED_UUID = "00000000-0000-4000-8000-"
 def redact_capabilities(text: str, names: Pseudonyms) -> str:
     """libvirt's capabilities without the host's UUID and security labels. Raises ParseError."""
     root = parse_xml(text, "capabilities", "virsh capabilities")
-    _keep(root, _CAPABILITIES)
+    _drop_unlisted(root, _CAPABILITIES)
     _scrub_tree(root, names)
     _pseudonym(root.find("host/uuid"), names)
     return _document(root)
@@ -320,18 +320,18 @@ def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
         tag, value = str(element.tag).lower(), (element.text or "").strip()
         if "serial" in tag and value not in ("", "N/A", "0"):
             names.serial(value)
-    _keep(root, _NVIDIA)
+    _drop_unlisted(root, _NVIDIA)
     _scrub_tree(root, names)
     for gpu in root.findall("gpu"):
         _pseudonym(gpu.find("uuid"), names)
     return _document(root)
 
 
-def _keep(element: etree._Element, rules: Rules) -> None:
+def _drop_unlisted(element: etree._Element, rules: Rules) -> None:
     """Removes what is not on the list, from the element down."""
     for child in list(element):
         # Entities that the document uses but does not declare are nodes without a name.
-        name = _local(child.tag) if isinstance(child.tag, str) else ""
+        name = _local_name(child.tag) if isinstance(child.tag, str) else ""
         if name not in rules:
             _remove(element, child)
             continue
@@ -344,7 +344,7 @@ def _keep(element: etree._Element, rules: Rules) -> None:
         if child.text and name != "uuid" and child.text.strip():
             child.text = None
         child.tail = "\n" if child.tail and child.tail.strip() else child.tail
-        _keep(child, rules)
+        _drop_unlisted(child, rules)
 
 
 def _remove(parent: etree._Element, child: etree._Element) -> None:
@@ -374,7 +374,7 @@ def _document(root: etree._Element) -> str:
     return etree.tostring(root, encoding="unicode") + "\n"
 
 
-def _local(tag: str) -> str:
+def _local_name(tag: str) -> str:
     """The name without its namespace: {http://libvirt.org/schemas/domain/qemu/1.0}arg is arg."""
     return tag.rpartition("}")[2]
 
@@ -526,5 +526,5 @@ def _words(texts: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(word for text in texts for word in (text or "").split() if word != "(none)")
 
 
-def _distinct(words: tuple[str, ...]) -> tuple[str, ...]:
+def _distinct_words(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in words if word))

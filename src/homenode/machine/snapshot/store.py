@@ -80,7 +80,7 @@ def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
     }
     if not roots and "devices/system" in directories:
         roots = {("", True)}
-    return sorted(_outermost(roots))
+    return sorted(_outermost_roots(roots))
 
 
 def _roots_in(top: str) -> list[tuple[str, bool]]:
@@ -125,7 +125,7 @@ def _subdirectories(directory: str) -> list[str]:
         return []
 
 
-def _outermost(roots: set[tuple[str, bool]]) -> set[tuple[str, bool]]:
+def _outermost_roots(roots: set[tuple[str, bool]]) -> set[tuple[str, bool]]:
     """Return roots that are not inside another root: /sys/fs/.../sys of a container is not a second
     machine."""
     prefixes = {prefix for prefix, _ in roots}

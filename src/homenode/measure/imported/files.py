@@ -212,16 +212,16 @@ def _load(argument: str) -> RunsOfArgument:
     path = Path(argument)
     if path.is_file() and path.name != FILE:
         runs, left_out = import_all([path])
-        return RunsOfArgument(argument, _some(argument, runs, left_out), tuple(left_out))
+        return RunsOfArgument(argument, _require_runs(argument, runs, left_out), tuple(left_out))
     loaded = load_runs(path)
     runs, left_out = import_all(list(map(Path, loaded.foreign)))
     left_out += [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
     return RunsOfArgument(
-        argument, _some(argument, (*loaded.runs, *runs), left_out), tuple(left_out)
+        argument, _require_runs(argument, (*loaded.runs, *runs), left_out), tuple(left_out)
     )
 
 
-def _some(argument: str, runs: Sequence[Run], skipped: Sequence[Gap]) -> tuple[Run, ...]:
+def _require_runs(argument: str, runs: Sequence[Run], skipped: Sequence[Gap]) -> tuple[Run, ...]:
     if not runs:
         raise InputError(
             f"{argument}: no run in it ({'; '.join(map(str, skipped[:5]))})",

@@ -124,7 +124,7 @@ def _run(version: str, lines: Lines) -> SysbenchRun:
             "Threads fairness:events (avg/stddev)", _pair, "a mean and a deviation"
         ),
         memory=memory,
-        gaps=(*lines.gaps, *_unread(lines)),
+        gaps=(*lines.gaps, *_unread_gaps(lines)),
     )
 
 
@@ -137,7 +137,7 @@ def _memory(lines: Lines) -> SysbenchMemory:
     )
 
 
-def _unread(lines: Lines) -> Iterator[Gap]:
+def _unread_gaps(lines: Lines) -> Iterator[Gap]:
     for name, word, line in lines.untaken():
         if not _NOT_READ.fullmatch(name):
             text = f"{name}: {word}"

@@ -140,7 +140,7 @@ def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int
             if pair < len(side) and (value := side[pair]) is not None and value > 0
         ]
         classes = classes_of([value for _, value in latencies])
-        for (place, _), at, lone in zip(latencies, classes, _lone(classes), strict=True):
+        for (place, _), at, lone in zip(latencies, classes, _lone_classes(classes), strict=True):
             ends[place][pair] = None if lone else at
     return ends
 
@@ -160,7 +160,7 @@ def mark_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
     )
 
 
-def _lone(classes: Sequence[int]) -> tuple[bool, ...]:
+def _lone_classes(classes: Sequence[int]) -> tuple[bool, ...]:
     """Find classes that never occur twice in a row, between two equal neighbours: disturbed
     hand-overs."""
     lasting = {a for a, b in pairwise(classes) if a == b}

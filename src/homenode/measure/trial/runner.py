@@ -171,7 +171,7 @@ class _BootedVm:
         self._steps: dict[str, ScheduledTask] = {}
         self._pace = Pace(trial.boot_s)
         self._begun = time.monotonic()
-        self.alive = self._alive()
+        self.alive = self._running_guest()
 
     def poll(self) -> Progress:
         trial_state = self._trial.journal.load().state
@@ -184,7 +184,7 @@ class _BootedVm:
             state = TaskState.WAITING if outcome is None else STATES[EntryKind(outcome.what)]
             tasks.append(TaskStatus(name, 0, state))
         waiting = [self._steps[status.id] for status in tasks if status.state is TaskState.WAITING]
-        next_step = self._next(waiting)
+        next_step = self._order_next(waiting)
         return Progress(
             tuple(tasks),
             now="" if next_step is None else next_step.variant,
@@ -217,7 +217,7 @@ class _BootedVm:
             self._trial.journal.note(EntryKind.AGAIN, step.number)
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
-        step = self._next([self._steps[task.id] for task in tasks])
+        step = self._order_next([self._steps[task.id] for task in tasks])
         assert step is not None, "something is left"
         begun = time.monotonic()
         machine = None if self.alive is None else self.alive[1]
@@ -225,12 +225,12 @@ class _BootedVm:
         self._boot_and_measure(step, machine)
         self._pace.took(step.variant, time.monotonic() - begun)
 
-    def _next(self, steps: Sequence[ScheduledTask]) -> ScheduledTask | None:
+    def _order_next(self, steps: Sequence[ScheduledTask]) -> ScheduledTask | None:
         """Return the tasks, the boot whose guest is running first."""
         alive = None if self.alive is None else self.alive[0]
         return min(steps, key=lambda step: (step.number != alive, step.number), default=None)
 
-    def _alive(self) -> tuple[int, Machine] | None:
+    def _running_guest(self) -> tuple[int, Machine] | None:
         """Return the boot and guest of a killed trial, if the guest still answers."""
         trial = self._trial
         state = trial.journal.load().state
@@ -269,7 +269,7 @@ class _BootedVm:
             _set_aside(trial, step, directory)
         try:
             if step.variant == BARE:
-                _measure(trial, step, LocalMachine(), _bare(trial, step), resume=False)
+                _measure(trial, step, LocalMachine(), _bare_options(trial, step), resume=False)
                 return
             if machine is None:
                 machine = self._boot(step)
@@ -419,7 +419,7 @@ def measures_all_reduce(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
     return gpus > 1 and (not suite.groups or Group.NCCL in suite.groups)
 
 
-def _bare(trial: Trial, step: ScheduledTask) -> BenchOptions:
+def _bare_options(trial: Trial, step: ScheduledTask) -> BenchOptions:
     plans = (layout.plan for layout in trial.layouts.values())
     pinning = next(plan for plan in plans if plan.layout.pinning is not Pinning.NONE)
     return boot_orders(trial.config, trial.head.id, step, pinning, f"{BARE} {step.round}")

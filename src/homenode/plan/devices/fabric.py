@@ -139,7 +139,7 @@ class Fabric(Struct, frozen=True):
 
     def no_partition(self, gpus: Sequence[PciDevice]) -> Finding | None:
         """Return a warning if these GPUs are known not to be a partition."""
-        bdfs = _physical(gpus)
+        bdfs = _physical_functions(gpus)
         if len(bdfs) < 2 or (
             any(bdf not in self.module_of_gpu for bdf in bdfs) and len(bdfs) in self.sizes()
         ):
@@ -164,7 +164,7 @@ class Fabric(Struct, frozen=True):
         None if any GPUs are allowed: for a single GPU, if too few module ids are known, and, with a
         warning, if no partition of that size is free.
         """
-        owned = set(_physical(named))
+        owned = set(_physical_functions(named))
         total = count + len(owned)
         if total not in self.sizes():
             return None, self._finding(plural(total, "GPU"), ())
@@ -201,7 +201,7 @@ class Fabric(Struct, frozen=True):
 
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
         """A gap if it is unknown whether these GPUs are a partition, as one GPU or a board is."""
-        bdfs = _physical(gpus)
+        bdfs = _physical_functions(gpus)
         unknown = [bdf for bdf in bdfs if bdf not in self.module_of_gpu]
         if not unknown or len(bdfs) < 2 or len(bdfs) == self.gpus in self.sizes():
             return ()
@@ -263,7 +263,7 @@ def may_have_nvswitches(host: Host) -> bool:
     return many or bool(host.devices_of_kind(DeviceKind.NVSWITCH))
 
 
-def _physical(gpus: Sequence[PciDevice]) -> tuple[Bdf, ...]:
+def _physical_functions(gpus: Sequence[PciDevice]) -> tuple[Bdf, ...]:
     return tuple(sorted({gpu.physical_function or gpu.bdf for gpu in gpus}))
 
 

@@ -136,7 +136,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     by_bdf = host.device_at
     for bdf in request.devices:
         if bdf not in by_bdf:
-            raise _unknown(bdf, host, request)
+            raise _unknown_device(bdf, host, request)
         if by_bdf[bdf].bridge is not None or by_bdf[bdf].kind is DeviceKind.BRIDGE:
             raise InputError(
                 f"device {bdf}: expected an endpoint, found a bridge or switch port",
@@ -348,7 +348,7 @@ def _free_gpus(
     ]
 
 
-def _unknown(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
+def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     refuse_unshown(host, "PCI")
     bdfs = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
 

@@ -262,13 +262,13 @@ class NodeSets:
             yield largest
         for order in self._orders(nodes):
             for number, able in numbers:
-                grown = self._first(order, number, able)
+                grown = self._first_nodes(order, number, able)
                 if grown and grown not in tried:
                     tried.add(grown)
                     if self.holds(grown):
                         yield grown
 
-    def _first(self, order: Sequence[int], number: int, able: int) -> int:
+    def _first_nodes(self, order: Sequence[int], number: int, able: int) -> int:
         """Return the first suitable nodes of an order that reach each other (bits); 0 = too few."""
         chosen, unreachable = 0, self._unreachable
         for node in order:

@@ -168,10 +168,10 @@ class _LadderSearch:
                 refused.add(attempt.problem.key())
                 if sum(supply[1:]) < supply[0]:
                     too_few.add(supply)
-                self._miss(attempt)
+                self._record_miss(attempt)
             elif attempt.is_possible:
                 self._reject_single_nodes(attempt)
-                best = self._better(attempt, attempts) or attempt
+                best = self._better_fallback(attempt, attempts) or attempt
                 placement = best.placement if self.brief else best.with_explanation(self.rejections)
                 return placement if self.is_sure else replace(placement, optimal=None)
         if self.brief:
@@ -184,7 +184,7 @@ class _LadderSearch:
         if not (self.brief or is_one) and len(nodes) <= MOST_REFUSED_NODES:
             self.rejections += single_nodes(attempt)
 
-    def _miss(self, attempt: Attempt) -> None:
+    def _record_miss(self, attempt: Attempt) -> None:
         if self.brief:
             return
         if all(attempt.cores != rejection.cores for rejection, _ in self.misses):
@@ -199,7 +199,7 @@ class _LadderSearch:
         if len(host_rejection.nodes) != 1 or not is_said:
             self.rejections.append(host_rejection)
 
-    def _better(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
+    def _better_fallback(self, first: Attempt, later: Iterable[Attempt]) -> Attempt | None:
         """Return a better later fallback that relaxes only the host's last core or local memory;
         else None.
 

@@ -128,7 +128,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
                 )
                 like = last.setdefault(key, [])
                 for position, other in enumerate(like):
-                    if _swappable(between, other, node):
+                    if _are_swappable(between, other, node):
                         earlier = 1 << other
                         like[position] = node
                         break
@@ -449,7 +449,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         return homes
 
 
-def _swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
+def _are_swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
     """Return whether two nodes have the same distance to every other node."""
     if between[a] == between[b]:
         return True

@@ -55,8 +55,8 @@ def numbering(request: GuestRequest, placement: Placement, *, may_share_sockets:
     runs = _Way(tuple(_runs(counts)), None)
     if len(counts) == 1 or not offline or not placement.vcpu_nodes:
         return Numbering(placement, runs.cells)
-    ways = [_turns(counts, offline, size) for size in _sizes(counts, placement.threads_per_core)]
-    way = _best((runs, *ways), counts, offline, may_share_sockets=may_share_sockets)
+    ways = [_assign(counts, offline, size) for size in _sizes(counts, placement.threads_per_core)]
+    way = _best_way((runs, *ways), counts, offline, may_share_sockets=may_share_sockets)
     order = [v for cell in way.cells for v in cell]
     at = sorted(range(len(order)), key=order.__getitem__)
     pins = placement.vcpu_pins
@@ -137,7 +137,7 @@ class _Way(Struct, frozen=True):
         )
 
 
-def _best(
+def _best_way(
     ways: Sequence[_Way], counts: Sequence[int], offline: CpuSet, *, may_share_sockets: bool
 ) -> _Way:
     """Return the first numbering, from the largest sockets down, that spreads the online vCPUs to
@@ -175,7 +175,7 @@ def _runs(counts: Sequence[int]) -> Iterator[CpuSet]:
         start += count
 
 
-def _turns(counts: Sequence[int], offline: CpuSet, size: int) -> _Way:
+def _assign(counts: Sequence[int], offline: CpuSet, size: int) -> _Way:
     """Assign sockets of this size: those with the most online vCPUs first, to a cell without any,
     then to the cell that lacks most of its share; offline sockets go to the emptiest cell."""
     total = sum(counts)
@@ -242,7 +242,7 @@ def guest_topology(
     counts = tuple(map(len, numbers.cells))
     findings: tuple[Finding, ...] = ()
     if request.layout.cells is GuestCells.SINGLE:
-        topology = _flat(request, counts[0], threads, package_vcpus)
+        topology = _flat_topology(request, counts[0], threads, package_vcpus)
     else:
         _check_threads(counts, threads)
         sockets, findings = _sockets_of_cells(
@@ -262,7 +262,7 @@ def _with_dies(topology: GuestTopology | None, llc_vcpus: int) -> GuestTopology 
     return topology._replace(dies=dies, cores=llc_vcpus // topology.threads)
 
 
-def _flat(
+def _flat_topology(
     request: GuestRequest,
     vcpus: int,
     threads: int,

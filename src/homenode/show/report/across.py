@@ -38,10 +38,10 @@ def summary_table(
         )
     ]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
-    figures = tuple(f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown)
+    figures = tuple(f"{metric.title}, {_keep_on_line(units[metric.id][1])}" for metric in shown)
     rows: list[tuple[Cell, ...]] = []
     for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
-        best = {metric.id: _best(machine, metric) for metric in shown}
+        best = {metric.id: _best_alternative(machine, metric) for metric in shown}
         for position, alternative in enumerate(machine.alternatives):
             label, by_key = alternative.label, by_label[alternative.label]
             cells = [_figure(by_key, m, units[m.id], best[m.id] == label) for m in shown]
@@ -80,7 +80,7 @@ def summary_table(
     )
 
 
-def _unbroken(unit: str) -> str:
+def _keep_on_line(unit: str) -> str:
     """Keep units on one line: add a word joiner after the slash."""
     return unit.replace("/", "/\u2060")
 
@@ -159,7 +159,7 @@ def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
     ]
 
 
-def _best(machine: ReportedMachine, metric: Metric) -> str | None:
+def _best_alternative(machine: ReportedMachine, metric: Metric) -> str | None:
     """Return the alternative that is clearly better than every other, or None.
 
     Results that are emulated, of a faulty machine, or of too few boots have no best.

@@ -321,7 +321,7 @@ def _machine_row(machine: ReportedMachine, anchor: str) -> tuple[Cell, ...]:
 
 
 def _objective_cell(machine: ReportedMachine, answer: Recommendation | None) -> Cell:
-    if answer is not None and not _applies(machine, answer):
+    if answer is not None and not _has_enough_gpus(machine, answer):
         return Cell((Span("-", "dim"),), "none")
     if answer is None or answer.choice is None or answer.level is None:
         return Cell((Span("no result" if answer is None else "cannot tell", "dim"),), "none")
@@ -336,7 +336,7 @@ def answers_table(machine: ReportedMachine) -> Table:
     """Return a row for each objective: layout, reason, strength, and open questions."""
     rows = []
     for answer in machine.recommendations:
-        if _applies(machine, answer):
+        if _has_enough_gpus(machine, answer):
             caveats = dict.fromkeys(doubts_of(answer, machine.doubts))
             if answer.measure_next is not None:
                 caveats = {f"measure next: {answer.measure_next}": None, **caveats}
@@ -384,7 +384,7 @@ def machine_line(machine: ReportedMachine) -> str:
     return "; ".join(kinds or named) or "the results do not name its processor and GPUs"
 
 
-def _applies(machine: ReportedMachine, answer: Recommendation) -> bool:
+def _has_enough_gpus(machine: ReportedMachine, answer: Recommendation) -> bool:
     """Return False if the machine is known to have too few GPUs for the objective."""
     if machine.host is None or answer.level is not EvidenceLevel.RULE:
         return True

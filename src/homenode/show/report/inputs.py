@@ -60,7 +60,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
         directories += argument_directories
         skipped += reasons
         foreign_paths += foreign
-        loose += _loose(argument, foreign)
+        loose += _loose_files(argument, foreign)
     of_others, reasons = import_all(foreign_paths)
     of_others += import_all(loose)[0]
     runs += of_others
@@ -93,7 +93,7 @@ def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[Gap
     return list(loaded.runs), list(loaded.directories), skipped, foreign_paths
 
 
-def _loose(argument: str, paths: Sequence[Path]) -> list[Path]:
+def _loose_files(argument: str, paths: Sequence[Path]) -> list[Path]:
     """Return files next to a directory's runs, such as logs of other tools."""
     directory = Path(argument)
     if not directory.is_dir() or directory in paths or (directory / FILE).exists():

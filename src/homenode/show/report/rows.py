@@ -89,7 +89,7 @@ def _row(
         high=series.high,
         boots=len(series.medians),
         samples=series.samples,
-        **_against(effect),
+        **_effect_columns(effect),
     )
     return {name: row.get(name) for name in COLUMNS}
 
@@ -101,7 +101,7 @@ def _figure(key: FigureKey) -> dict[str, Any]:
     return shared | devices
 
 
-def _against(effect: Effect | None) -> dict[str, Any]:
+def _effect_columns(effect: Effect | None) -> dict[str, Any]:
     if effect is None:
         return {}
     return {

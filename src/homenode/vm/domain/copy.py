@@ -274,17 +274,17 @@ def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
     """
     document = open_domain(xml, source)
     _refuse_directories(document)
-    return tuple(_disk(document, element) for element in _writable(document))
+    return tuple(_disk(document, element) for element in _writable_disks(document))
 
 
 def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) -> bytes:
     """Return the definition with each of these disks replaced by a qcow2 file."""
     document = open_domain(xml, source)
     edits: list[Edit] = []
-    for element in _writable(document):
+    for element in _writable_disks(document):
         path = path_of_target[_target(document, element)]
         under = element.child("source")
-        assert under is not None, "_writable omits disks without one"
+        assert under is not None, "_writable_disks omits disks without one"
         edits += set_attribute(document, element, "type", "file")
         edits += set_attributes(document, under, {"dev": None, "file": path})
         driver = element.child("driver")
@@ -298,7 +298,7 @@ def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
     return apply(document, edits).to_bytes()
 
 
-def _writable(document: Document) -> tuple[Element, ...]:
+def _writable_disks(document: Document) -> tuple[Element, ...]:
     return tuple(
         disk
         for disk in document.root.all("devices/disk")

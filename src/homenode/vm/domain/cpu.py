@@ -305,13 +305,13 @@ def read_pins(document: Document) -> dict[Key, CpuSet]:
 
 def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
     """Return the CPUs of each vCPU; None if it floats. Without a pin those of <vcpu> apply."""
-    pins, everywhere = read_pins(document), _everywhere(document)
+    pins, everywhere = read_pins(document), _pus_of_vcpu_element(document)
     return tuple(pins.get(("vcpupin", i), everywhere) for i in range(read_vcpus(document)[0]))
 
 
 def read_emulator(document: Document) -> CpuSet | None:
     """Return the CPUs of QEMU's own threads; None = not pinned."""
-    return read_pins(document).get(("emulatorpin", 0), _everywhere(document))
+    return read_pins(document).get(("emulatorpin", 0), _pus_of_vcpu_element(document))
 
 
 def read_iothread_pins(document: Document) -> tuple[tuple[int, CpuSet], ...]:
@@ -320,7 +320,7 @@ def read_iothread_pins(document: Document) -> tuple[tuple[int, CpuSet], ...]:
     return tuple(sorted((number, pus) for (name, number), pus in pins if name == "iothreadpin"))
 
 
-def _everywhere(document: Document) -> CpuSet | None:
+def _pus_of_vcpu_element(document: Document) -> CpuSet | None:
     vcpu = document.root.child("vcpu")
     return None if vcpu is None else pu_set(vcpu, "cpuset")
 

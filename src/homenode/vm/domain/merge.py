@@ -247,7 +247,7 @@ class _Work(Struct, frozen=True):
                 continue
             before = len(self.edits)
             self.element(place, first.get(key), second.get(key), child)
-            child_count += not _removes(self.edits[before:], child)
+            child_count += not _is_removed(self.edits[before:], child)
         if current.name != "devices":  # a device that was detached stays detached
             self.conflicts.extend(
                 f"{place}/{child.tag}{_name_suffix(child)}: the layout changed it, now none"
@@ -326,7 +326,7 @@ def _by_key(item: tuple[_Key, Element]) -> _Key:
     return item[0]
 
 
-def _removes(edits: Sequence[Edit], element: Element) -> bool:
+def _is_removed(edits: Sequence[Edit], element: Element) -> bool:
     """Return whether edits remove the whole element."""
     return any(e.start <= element.start and e.end == element.end and not e.new for e in edits)
 

@@ -48,7 +48,7 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
 
     Raises HostError that says what is missing and how to install it.
     """
-    image = _readable(kernel) if kernel is not None else _kernel_here()
+    image = _path_if_readable(kernel) if kernel is not None else _kernel_here()
     if kernel is not None and image is None:
         raise HostError(f"{kernel}: the kernel cannot be read", hint=_HINT)
     if image is not None and kernel is not None and not _is_kernel(image):
@@ -74,7 +74,7 @@ def cache_directory() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "homenode"
 
 
-def _readable(path: Path) -> Path | None:
+def _path_if_readable(path: Path) -> Path | None:
     try:
         return path if read_start(path, 1) else None
     except OSError:
@@ -95,7 +95,7 @@ def _kernel_here() -> Path | None:
         candidates += sorted(images, key=lambda path: path.stat().st_mtime, reverse=True)
     if os.uname().machine != "x86_64":
         return None
-    return next((path for path in candidates if _readable(path) is not None), None)
+    return next((path for path in candidates if _path_if_readable(path) is not None), None)
 
 
 def _busybox() -> bytes:

@@ -367,7 +367,7 @@ def _read_all(
                 partly.append(error)
     finally:
         if keep is not None:
-            _keep(guests, keep)
+            _copy_files(guests, keep)
     log_findings = tuple(finding for _, findings in read for finding in findings)
     seen = [host for host, _ in read if host is not None]
     if partly and len(seen) == len(read):  # else another guest crashed, which is the answer
@@ -434,7 +434,7 @@ def _check_can_keep(keep: Path | None) -> None:
         raise HostError(f"{keep}: cannot write: {error.strerror}") from None
 
 
-def _keep(guests: Sequence[_Guest], keep: Path) -> None:
+def _copy_files(guests: Sequence[_Guest], keep: Path) -> None:
     """Copy the files of interest; the kernel is the distribution's own."""
     try:
         for guest in guests:

@@ -219,7 +219,7 @@ class GuestComparison(Struct, frozen=True):
             other = f"{function.vendor_id:04x}:{function.device_id:04x}"
             return check("device-other", subject, ids, other)
         node_text = f"{_node(function.reported_node)}, as {function.bdf}"
-        agree = self._agrees(device, function.reported_node)
+        agree = self._is_on_cell_node(device, function.reported_node)
         return check("device-node", subject, home, node_text, agree=agree)
 
     def _function_of(self, device: ExpectedDevice) -> PciDevice | None:
@@ -233,7 +233,7 @@ class GuestComparison(Struct, frozen=True):
         home = self.node_of_cell.get(device.cell)
         return f"the node of cell {device.cell}" + ("" if home is None else f" (node {home.index})")
 
-    def _agrees(self, device: ExpectedDevice, node: int | None) -> bool:
+    def _is_on_cell_node(self, device: ExpectedDevice, node: int | None) -> bool:
         """Return whether a device's node is that of its cell, which the guest may lack."""
         if device.cell is None:
             return node is None
@@ -246,7 +246,7 @@ class GuestComparison(Struct, frozen=True):
         subject, home = f"device {device.bdf}", self._home_text(device)
         ids = (device.vendor_id, device.device_id)
         if None in ids:
-            return self._unknown(device, "its guest address is not known")
+            return self._unknown_check(device, "its guest address is not known")
         kind = [peer for peer in self.expected.devices if (peer.vendor_id, peer.device_id) == ids]
         functions = self.observed.guest.pci_devices
         peers = [peer for peer in functions if (peer.vendor_id, peer.device_id) == ids]
@@ -259,17 +259,17 @@ class GuestComparison(Struct, frozen=True):
             text = text if is_one_node else f"one of {len(peers)} of its kind"
             return check("device-node", subject, home, text, agree=True)
         if is_one_node:
-            agree = self._agrees(device, peers[0].reported_node)
+            agree = self._is_on_cell_node(device, peers[0].reported_node)
             return check("device-node", subject, home, text, agree=agree)
-        at_home = sum(self._agrees(device, peer.reported_node) for peer in peers)
+        at_home = sum(self._is_on_cell_node(device, peer.reported_node) for peer in peers)
         planned = sum(peer.cell == device.cell for peer in kind)
         if at_home < planned:
             text = f"{at_home} of its kind there, where {planned} are planned"
             return check("device-node", subject, home, text)
         reason = f"its guest address is not known, and {len(peers)} of its kind differ"
-        return self._unknown(device, reason)
+        return self._unknown_check(device, reason)
 
-    def _unknown(self, device: ExpectedDevice, reason: str) -> Check:
+    def _unknown_check(self, device: ExpectedDevice, reason: str) -> Check:
         fix = "name the running domain's definition too: virsh dumpxml NAME > VM.xml"
         if not self.expected.has_device_cells:
             fix = "name the plan's host: --host"

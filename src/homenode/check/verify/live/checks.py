@@ -445,7 +445,7 @@ def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, 
         # Without nodes of its own it is bound for the whole process, if at all: its pages show it.
         nodes = CpuSet() if backend is None else backend.host_nodes
         area = min(
-            (area for area in free if _holds(area, size)),
+            (area for area in free if _is_of_size(area, size)),
             key=lambda area: (
                 not _is_named(area, backend),
                 area.policy.nodes != nodes,
@@ -463,7 +463,7 @@ def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, 
         yield subject, {"nodes": nodes, "page_bytes": page, "bytes_by_node": bytes_by_node}
 
 
-def _holds(area: RamArea, memory_bytes: int) -> bool:
+def _is_of_size(area: RamArea, memory_bytes: int) -> bool:
     return 0 <= area.size_bytes - memory_bytes < max(area.policy.page_bytes, 64 * KIB)
 
 

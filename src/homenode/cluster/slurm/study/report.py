@@ -221,7 +221,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
         matrix for matrix in maps if matrix.metric == "h2d-bandwidth" and matrix.local is not None
     ]
     if not local:
-        return _unknown("host to device was not measured from each NUMA node")
+        return _unknown_answer("host to device was not measured from each NUMA node")
     evidence = [_on_node(matrix) for matrix in local[:_SHOWN]]
     # A slice of a GPU is not a part of this question.
     gpu_jobs = tuple(job for job in jobs if job.gres == "gpu")
@@ -245,7 +245,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
         return Queue.EXCLUSIVE, reason, evidence, True
     if not shapes <= {recommendation.choice, *recommendation.also}:
-        return _unknown(sentence_of(recommendation), *evidence)
+        return _unknown_answer(sentence_of(recommendation), *evidence)
     if all(place is JobLocality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
         return Queue.EITHER, reason, evidence, True
@@ -291,7 +291,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
         if effect.outcome is Outcome.CANNOT_TELL:
             doubts = ", ".join(effect.doubts) or "its interval is wide"
-            return _unknown(f"measure more jobs of each: {doubts}", evidence)
+            return _unknown_answer(f"measure more jobs of each: {doubts}", evidence)
         if effect.outcome is Outcome.NO_DIFFERENCE:
             reason = "your program runs as fast in a part of a node"
             return Queue.SHARED, reason, (evidence,), True
@@ -305,11 +305,11 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
 def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     runs = between_gpus(jobs)
     if len({run.head.arrangement for run in runs}) < 2:
-        return _unknown("copies between GPUs were measured under one binding, or none")
+        return _unknown_answer("copies between GPUs were measured under one binding, or none")
     recommendation = recommend("", alternatives(runs), Objective.MULTI_GPU)
     evidence = _evidence_of(recommendation)
     if recommendation.choice is None:
-        return _unknown(sentence_of(recommendation), evidence)
+        return _unknown_answer(sentence_of(recommendation), evidence)
     if not recommendation.avoid:
         reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
         return Queue.EITHER, reason, (evidence,), True
@@ -339,7 +339,7 @@ def _development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     return Queue.EITHER, reason, evidence, True
 
 
-def _unknown(reason: str, *evidence: str) -> QueueAnswer:
+def _unknown_answer(reason: str, *evidence: str) -> QueueAnswer:
     return Queue.UNKNOWN, reason, evidence, False
 
 

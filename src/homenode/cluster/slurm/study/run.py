@@ -118,7 +118,7 @@ class SlurmQueue:
         waiting = {task.id for task in tasks}
         # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
         alive = self._jobs_in(JobState.PENDING, JobState.RUNNING)
-        behind = self._behind(alive)
+        behind = self._make_follower_finder(alive)
         for experiment in self.study.all_experiments():
             if experiment.id in waiting:
                 try:
@@ -229,7 +229,7 @@ class SlurmQueue:
         self._note(StudyEntry(submitted=experiment.id, job=job))
         return job
 
-    def _behind(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
+    def _make_follower_finder(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
         """Return the experiments that follow another on its nodes and are already queued or
         running. A resubmitted job finds them in the queue, and waits until they end.
         """

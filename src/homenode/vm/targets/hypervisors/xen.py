@@ -71,7 +71,7 @@ def parse(content: bytes, source: str) -> Config:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None or match.end() == at:
-            raise _wrong(text, at, "KEY=VALUE", source)
+            raise _parse_error(text, at, "KEY=VALUE", source)
         kind = match.lastgroup or ""
         if kind not in ("blank", "comment", "continued"):
             tokens.append((kind, match[0], at, match.end()))
@@ -84,18 +84,18 @@ def parse(content: bytes, source: str) -> Config:
             index += 1
             continue
         if kind != "word" or index + 2 >= len(tokens) or tokens[index + 1][0] != "equals":
-            raise _wrong(text, start, "KEY=VALUE", source)
+            raise _parse_error(text, start, "KEY=VALUE", source)
         if tokens[index + 1][1] == "+=" or any(pair.key == word for pair in pairs):
-            raise _wrong(text, start, f"{word} once", source)
+            raise _parse_error(text, start, f"{word} once", source)
         value_start = tokens[index + 2][2]
         value, index = _value(tokens, index + 2, text, source, 0)
         pairs.append(Entry(word, value, start, value_start, tokens[index - 1][3]))
         if index < len(tokens) and tokens[index][0] != "end":
-            raise _wrong(text, tokens[index][2], "a new line or a semicolon", source)
+            raise _parse_error(text, tokens[index][2], "a new line or a semicolon", source)
     return Config(text, tuple(pairs), source)
 
 
-def _wrong(text: str, at: int, expected: str, source: str) -> ParseError:
+def _parse_error(text: str, at: int, expected: str, source: str) -> ParseError:
     line = text.count("\n", 0, at) + 1
     return ParseError(source, expected, text[at : at + 40].partition("\n")[0], line=line)
 
@@ -106,7 +106,7 @@ def _value(
     while index < len(tokens) and depth and tokens[index][1] == "\n":
         index += 1
     if index >= len(tokens) or depth > _MOST_DEPTH:
-        raise _wrong(text, len(text) - 1, "a value", source)
+        raise _parse_error(text, len(text) - 1, "a value", source)
     kind, word, start, _ = tokens[index]
     if kind == "string":
         return word[1:-1], index + 1
@@ -114,7 +114,7 @@ def _value(
         number = whole_number(word, digits=18)
         return (word if number is None else number), index + 1
     if kind != "open":
-        raise _wrong(text, start, "a string, a number or a list", source)
+        raise _parse_error(text, start, "a string, a number or a list", source)
     values: list[Value] = []
     index += 1
     while True:
@@ -129,7 +129,7 @@ def _value(
         if index < len(tokens) and tokens[index][0] == "comma":
             index += 1
         elif index >= len(tokens) or tokens[index][0] != "close":
-            raise _wrong(text, start, "a list that ends", source)
+            raise _parse_error(text, start, "a list that ends", source)
 
 
 def is_config(content: bytes) -> bool:

@@ -1,6 +1,8 @@
 """Hosts of the shapes that pictures and texts must cope with, and plans on them."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 from msgspec import structs
 
@@ -90,38 +92,37 @@ def planned(
     return plan(host, asking(request, page_bytes=GIB) if has_pools else request)
 
 
+HOSTS: dict[str, Callable[[], Host]] = {
+    "h200": busy_host,
+    "hgx": partial(load_host, "hgx-h100"),
+    "gh200": partial(load_host, "gh200x4"),
+    "epyc-9654": partial(load_host, "epyc9654-2p-1node"),
+    "wide": wide_host,
+    "tiny": tiny_host,
+    "odd": odd_host,
+}
+PLANS: dict[str, tuple[Callable[[], Host], tuple[Any, ...]]] = {
+    "h200-pin": (h200_host, ("pin", 88, 7)),
+    "h200-pci": (h200_host, ("pin-numa-pci", 88, 7, 1536 * GIB)),
+    "h200-smt": (h200_host, ("pin-numa-smt", 56, 7)),
+    "h200-default": (h200_host, ("default", 88, 7)),
+    "hgx-pci": (HOSTS["hgx"], ("pin-numa-pci", 96, 8)),
+    "gh200-pci": (HOSTS["gh200"], ("pin-numa-pci", 70, 1)),
+    "epyc-9654-pin": (HOSTS["epyc-9654"], ("pin", 24)),
+    "wide-numa": (wide_host, ("pin-numa", 800, 8)),
+    "desktop-pin": (partial(load_host, "rtx4080-i9-14900k"), ("pin", 8, 1, 8 * GIB)),
+    "nps4-smt": (partial(load_host, "epyc-nps4-gpu-nic"), ("pin-numa-pci-smt", 128, 8)),
+    "mi350x-pci": (partial(load_host, "mi350x-epyc9575f"), ("pin-numa-pci", 120, 8)),
+    "tiny-pin": (tiny_host, ("pin", 1)),
+}
+"""Hosts, and what is planned of them, by a name for test output."""
+
+
 @cache
-def pictures() -> dict[str, tuple[Host, Plan | None]]:
-    """Hosts with and without plans, by a name for test output."""
-    h200, wide, tiny = h200_host(), wide_host(), tiny_host()
-    hgx, gh200, epyc, desktop, nps4, mi350x = map(
-        load_host,
-        (
-            *("hgx-h100", "gh200x4", "epyc9654-2p-1node", "rtx4080-i9-14900k"),
-            *("epyc-nps4-gpu-nic", "mi350x-epyc9575f"),
-        ),
-    )
-    hosts = {
-        "h200": busy_host(),
-        "hgx": hgx,
-        "gh200": gh200,
-        "epyc-9654": epyc,
-        "wide": wide,
-        "tiny": tiny,
-        "odd": odd_host(),
-    }
-    plans = {
-        "h200-pin": (h200, planned(h200, "pin", 88, 7)),
-        "h200-pci": (h200, planned(h200, "pin-numa-pci", 88, 7, 1536 * GIB)),
-        "h200-smt": (h200, planned(h200, "pin-numa-smt", 56, 7)),
-        "h200-default": (h200, planned(h200, "default", 88, 7)),
-        "hgx-pci": (hgx, planned(hgx, "pin-numa-pci", 96, 8)),
-        "gh200-pci": (gh200, planned(gh200, "pin-numa-pci", 70, 1)),
-        "epyc-9654-pin": (epyc, planned(epyc, "pin", 24)),
-        "wide-numa": (wide, planned(wide, "pin-numa", 800, 8)),
-        "desktop-pin": (desktop, planned(desktop, "pin", 8, 1, 8 * GIB)),
-        "nps4-smt": (nps4, planned(nps4, "pin-numa-pci-smt", 128, 8)),
-        "mi350x-pci": (mi350x, planned(mi350x, "pin-numa-pci", 120, 8)),
-        "tiny-pin": (tiny, planned(tiny, "pin", 1)),
-    }
-    return {**{name: (host, None) for name, host in hosts.items()}, **plans}
+def picture(name: str) -> tuple[Host, Plan | None]:
+    """One of HOSTS, or of PLANS with its plan."""
+    if name in HOSTS:
+        return HOSTS[name](), None
+    make_host, wishes = PLANS[name]
+    host = make_host()
+    return host, planned(host, *wishes)

@@ -5,10 +5,11 @@ import enum
 import inspect
 import itertools
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 from msgspec import Struct
@@ -73,12 +74,19 @@ def _hints(one: type) -> dict[str, Any]:
     return {}
 
 
+@cache
+def _classes(file: str) -> tuple[list[str], dict[str, ast.ClassDef]]:
+    """The lines of a file, and its classes."""
+    text = Path(file).read_text(encoding="utf-8")
+    body = ast.parse(text).body
+    return text.splitlines(), {one.name: one for one in body if isinstance(one, ast.ClassDef)}
+
+
 def _comments(one: type) -> dict[str, str]:
     """What the comment behind each field, or the lines above it, say of it."""
-    source = textwrap.dedent(inspect.getsource(one))
-    lines = source.splitlines()
+    lines, classes = _classes(inspect.getfile(one))
     found: dict[str, str] = {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+    for node in classes[one.__name__].body:
         if not isinstance(node, ast.AnnAssign):
             continue
         name, at = ast.unparse(node.target), node.lineno - 1

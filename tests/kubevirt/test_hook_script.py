@@ -47,15 +47,6 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return directories
 
 
-def pythons() -> list[str]:
-    found = [sys.executable]
-    for name in OTHER_PYTHONS:
-        path = shutil.which(name)
-        if path and subprocess.run([path, "-V"], capture_output=True, check=False).returncode == 0:
-            found.append(path)
-    return found
-
-
 def run(python: str, vmi_text: str, domain: str, root: Path) -> subprocess.CompletedProcess[str]:
     words = ("--vmi", vmi_text, "--domain", domain, "--root", str(root))
     return subprocess.run(
@@ -109,10 +100,13 @@ def calls() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("python", pythons())
+@pytest.mark.parametrize("python", [sys.executable, *OTHER_PYTHONS])
 def test_the_script_gives_every_document_the_tree_of_the_images_hook(
     python: str, roots: dict[str, Path]
 ) -> None:
+    path = shutil.which(python)
+    if path is None or subprocess.run([path, "-V"], capture_output=True, check=False).returncode:
+        pytest.skip(f"no {python} here")
     for vmi_text, domain in calls():
         assert same_answer(python, vmi_text, domain, roots[IBM]), domain[:200]
 

@@ -29,13 +29,11 @@ from homenode.show.terminal_text import PrintableConsole
 from homenode.text import plural
 from homenode.vm.plan import Unplannable
 from tests.bench_machines import FakeMachine
-from tests.picture_hosts import h200_host, pictures, planned
+from tests.picture_hosts import HOSTS, PLANS, h200_host, picture, planned
 from tests.seeds import part
 
 _LINKED = (DeviceKind.GPU, DeviceKind.NVSWITCH)
 SCREEN = Path(__file__).with_name("show.txt")
-HOSTS = [name for name, (_, plan) in pictures().items() if plan is None]
-PLANS = [name for name, (_, plan) in pictures().items() if plan is not None]
 
 
 def _printed(what: RenderableType | Doc, width: int = 100, encoding: str = "utf-8") -> str:
@@ -53,20 +51,20 @@ def _printed(what: RenderableType | Doc, width: int = 100, encoding: str = "utf-
 @pytest.mark.parametrize("width", [60, 200])
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_tree_fits_the_terminal_without_colour_codes_in_a_pipe(name: str, width: int) -> None:
-    text = _printed(host_tree(pictures()[name][0]), width)
+    text = _printed(host_tree(picture(name)[0]), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_tree_needs_no_unicode(name: str) -> None:
-    text = _printed(host_tree(pictures()[name][0]), encoding="ascii")
+    text = _printed(host_tree(picture(name)[0]), encoding="ascii")
     assert "`-- " in text or "+-- " in text
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_every_gpu_nic_and_nvswitch_is_in_the_tree(name: str) -> None:
-    host = pictures()[name][0]
+    host = picture(name)[0]
     text = _printed(host_tree(host), 300)
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
@@ -101,14 +99,14 @@ def test_the_tree_groups_what_is_alike() -> None:
 
 
 def test_names_cannot_steer_the_terminal_or_the_markup() -> None:
-    text = _printed(host_tree(pictures()["odd"][0]), 120)
+    text = _printed(host_tree(picture("odd")[0]), 120)
     assert "\x1b" not in text and "\x07" not in text and "\x00" not in text
     assert "<vm>&\"'?[31m?" in text
 
 
 @pytest.mark.parametrize(("name", "width"), part(list(product(PLANS, (60, 140))), 0))
 def test_the_explanation_fits_narrow_and_wide_terminals(name: str, width: int) -> None:
-    host, plan = pictures()[name]
+    host, plan = picture(name)
     assert plan is not None
     text = _printed(explain(plan, host), width)
     assert max(len(line) for line in text.splitlines()) <= width

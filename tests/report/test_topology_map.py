@@ -22,17 +22,17 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan import with_vm
 from homenode.vm.sources import load_host
 from tests.cpu_time import cpu_time_below
-from tests.picture_hosts import busy_host, h200_host, pictures, planned, tiny_host
+from tests.picture_hosts import HOSTS, PLANS, busy_host, h200_host, picture, planned, tiny_host
 from tests.seeds import part
 from tests.shared_data import SHARED
 from tests.svg_geometry import SVG, Box, assert_legible, contrast, rects, text_boxes
 
-NAMES = sorted(pictures())
+NAMES = sorted((*HOSTS, *PLANS))
 
 
 @cache
 def _map_of(name: str) -> str:
-    return topology_map(*pictures()[name])
+    return topology_map(*picture(name))
 
 
 def _parsed(svg: str) -> etree._Element:
@@ -65,7 +65,7 @@ def test_the_assertion_itself_sees_small_and_overlapping_text() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
-    host, _ = pictures()[name]
+    host, _ = picture(name)
     texts = _texts(_map_of(name))
     named = CpuSet(int(text) for text in texts if text.isdigit())
     joined = " ".join(texts)
@@ -79,7 +79,7 @@ def test_every_pu_is_named_alone_or_in_a_range(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gpu_and_nic_has_a_card(name: str) -> None:
-    host, _ = pictures()[name]
+    host, _ = picture(name)
     joined = " ".join(_texts(_map_of(name)))
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
@@ -138,7 +138,7 @@ def test_cores_of_other_vms_are_hatched_and_their_siblings_too() -> None:
 
 
 def test_names_from_outside_are_text_and_nothing_else() -> None:
-    host, _ = pictures()["odd"]
+    host, _ = picture("odd")
     svg = topology_map(host)
     root = _parsed(svg)
     assert not list(root.iter(f"{SVG}script"))
@@ -158,13 +158,13 @@ def test_names_from_outside_are_text_and_nothing_else() -> None:
 
 
 def test_the_same_host_and_plan_give_the_same_bytes() -> None:
-    host, drawn = pictures()["hgx-pci"]
+    host, drawn = picture("hgx-pci")
     assert drawn is not None
     assert topology_map(host, drawn) == topology_map(load_host("hgx-h100"), replace(drawn))
 
 
 def test_a_host_of_384_pus_is_drawn_in_less_than_150_ms() -> None:
-    host, drawn = pictures()["epyc-9654-pin"]
+    host, drawn = picture("epyc-9654-pin")
     with cpu_time_below(0.150):
         topology_map(host, drawn)
 
@@ -231,7 +231,7 @@ def _inside(bar: Box, part: Box) -> bool:
 
 
 def test_a_device_of_another_vm_names_it() -> None:
-    host, _ = pictures()["odd"]
+    host, _ = picture("odd")
     assert Bdf.parse("10000:02:00.0") in host.domains[0].devices
     assert any("in use by" in text for text in _texts(topology_map(host)))
 

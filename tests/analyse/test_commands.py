@@ -86,8 +86,8 @@ memory-bandwidth  pin-numa is 7.3x default, 7.5x pin
 latency           pin-numa is 28 % lower than default; cannot tell it from
                   pin-numa-smt (pin-numa is 1 % higher), pin (pin-numa is 10 %
                   lower); the rule of auto chooses pin-numa
-throughput        cannot tell pin from pin-numa-smt (pin is 2 % slower); the
-                  rule of auto chooses pin
+throughput        cannot tell pin from pin-numa-smt; the rule of auto chooses
+                  pin
 caveat            one printed value for each, no samples; the guest has nodes,
                   its GPUs have numa_node -1: pin-numa-pci may change multi-gpu
 next              homenode trial VM --layouts default,pin,pin-numa,pin-numa-pci
@@ -188,6 +188,11 @@ def test_runs_of_one_layout_are_compared_argument_by_argument(tmp_path: Path) ->
         write_run(tmp_path / day, run)
     printed = call("compare", tmp_path / "monday", tmp_path / "friday", width=200)
     assert f"{tmp_path / 'friday'} against {tmp_path / 'monday'}" in printed
+
+
+def test_a_pair_with_a_long_unit_keeps_its_table_at_80_columns() -> None:
+    lines = call("compare", DIRECTORY / "xen-2-nodes-of-16-cores", width=80).splitlines()
+    assert lines[2].split() == ["objective", "unit", "cores-first", "memory-first", "run"]
 
 
 def test_columns_of_arrangements_that_are_not_layouts_have_one_order() -> None:

@@ -120,13 +120,13 @@ def _obstacle(answers: Sequence[Recommendation]) -> str:
     return next((doubt.detail for doubt in doubts.values()), "they are within noise of each other")
 
 
-def sentence_of(answer: Recommendation) -> str:
-    """Return an answer as a sentence, with its multiples."""
+def sentence_of(answer: Recommendation, *, brief: bool = False) -> str:
+    """Return an answer as a sentence, with its multiples. brief: without those of equal layouts."""
     if answer.choice is None:
         return (
             "; ".join(_no_answer_text(reason, answer) for reason in answer.reasons) or "no answer"
         )
-    compared = (_compare(answer, metric, len(answer.metrics) > 1) for metric in answer.metrics)
+    compared = (_compare(answer, metric, brief=brief) for metric in answer.metrics)
     parts = list(filter(None, compared))
     rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
     if rule and not answer.reason_of(ReasonId.NO_LAYOUT):
@@ -139,7 +139,7 @@ def sentence_of(answer: Recommendation) -> str:
     return "; ".join(parts)
 
 
-def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
+def _compare(answer: Recommendation, metric: str, *, brief: bool) -> str:
     """Compare the choice with each other alternative on a metric; "" if it has no value."""
     if (compared := answer.compared_on(metric)) is None:
         return ""
@@ -154,14 +154,17 @@ def _compare(answer: Recommendation, metric: str, has_others: bool) -> str:
         parts.append(f"{answer.choice} is {changes}")
     if equal:
         names = ", ".join(
-            f"{other.alternative} ({answer.choice} is {_change(chosen, other, metric, bare=True)})"
+            other.alternative
+            if brief
+            else f"{other.alternative} ({answer.choice} is "
+            f"{_change(chosen, other, metric, bare=True)})"
             for other in equal
         )
         is_same = answer.level is EvidenceLevel.NO_DIFFERENCE
         it = "it" if worse else answer.choice
         word = "no difference that matters of" if is_same else "cannot tell"
         parts.append(f"{word} {it} from {names}")
-    title = f"{METRICS[metric].title}: " if has_others else ""
+    title = f"{METRICS[metric].title}: " if len(answer.metrics) > 1 else ""
     return title + "; ".join(parts)
 
 

@@ -192,9 +192,12 @@ def _skipped_texts(skipped: Iterable[Gap]) -> Iterator[str]:
 def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
     """Return a row per objective, a column per layout; None without results of two layouts."""
     layouts = sorted(sorted(_labels(answers)), key=lambda name: [*PRESETS, name].index(name))
-    is_pair = len(layouts) == 2  # values then have units, and the change has a column
+    shown = list(_shown_results(answers, everything))
+    units = {result.unit for answer, metric in shown for result in answer.results_on(metric)}
+    # Values of a pair have units, and their change has a column.
+    is_pair = len(layouts) == 2 and all(len(figure_text(1, unit)) < _WIDE for unit in units)
     rows: list[tuple[str | Cell, ...]] = []
-    for answer, metric in _shown_results(answers, everything):
+    for answer, metric in shown:
         results = {result.alternative: result for result in answer.results_on(metric)}
         texts = {name: figure_text(result.value, result.unit) for name, result in results.items()}
         unit = next(iter(texts.values())).partition(" ")[2]
@@ -214,6 +217,9 @@ def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Tabl
     change = ("change",) if is_pair else ()
     heads = ("objective", "result" if is_pair else "unit", *layouts, *change, "run")
     return Table(heads=heads, rows=tuple(rows), numeric=tuple(layouts)) if rows else None
+
+
+_WIDE = 14  # characters of a value, such as "1 of the reference"
 
 
 def _labels(answers: Sequence[Recommendation]) -> set[str]:
@@ -254,7 +260,8 @@ def _reasons(
             continue
         label = "repair" if answer in blocked else str(answer.objective)
         ground = f"  [{ground_of(answer)}]" if everything else ""
-        lines.append((label, sentence_of(answer) + ground, "" if answer.tells else "warn"))
+        sentence = sentence_of(answer, brief=not (everything or answer.tells))
+        lines.append((label, sentence + ground, "" if answer.tells else "warn"))
         passed = (reason for reason in answer.reasons if reason.id is ReasonId.PASSED)
         lines += [("", reason.detail, "") for reason in passed]
     if objectives_of_rule:

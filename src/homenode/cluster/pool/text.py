@@ -168,15 +168,15 @@ def places_text(
         rows=tuple(_rank_row(number, ranked) for number, ranked in enumerate(shown, start=1)),
     )
     parts: list[Part] = [table]
-    if len(hosts) > len(shown):
-        parts.append(Text(f"{plural(len(hosts) - len(shown), 'host')} more: --explain", "dim"))
+    more = [f"{plural(len(hosts) - len(shown), 'more host')}"] if len(hosts) > len(shown) else []
     if everything:
         parts += map(refusal_text, refusing)
     elif refusing:
         names = [name for refused in refusing for name in refused.names]
-        more = "; others" if len(refusing) > 1 else ""
-        reason = f"{refusing[0].reason}{more} (--explain)"
-        parts.append(Text(f"it does not fit {first_few(names, 3)}: {reason}", "dim"))
+        reason = f": {refusing[0].reason}" if len(refusing) == 1 else ""
+        more.append(f"it does not fit {first_few(names, 3)}{reason}")
+    if more:
+        parts.append(Text(f"{'; '.join(more)} (--explain)", "dim"))
     return Doc(head, (*parts, *planned))
 
 

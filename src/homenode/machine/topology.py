@@ -292,7 +292,7 @@ class Host(Struct, frozen=True, dict=True):
 
     @cached_property
     def mutual_distances(self) -> tuple[tuple[int, ...], ...]:
-        """The distances, of both directions the worse; assumed where the source has none."""
+        """Return the larger distance of both directions; assumed if the source has none."""
         between = self.distances
         if between is None:
             row = (REMOTE_DISTANCE,) * len(self.nodes)
@@ -399,7 +399,7 @@ class Host(Struct, frozen=True, dict=True):
         return tuple(path)
 
     def ports_above(self, device: PciDevice) -> tuple[PciDevice, ...]:
-        """As bridges_above; of a virtual function those of its physical one, if that is shown."""
+        """Return bridges_above; for a virtual function those of its physical function, if known."""
         physical = device.physical_function
         shown = physical is not None and physical in self.device_at
         return self.bridges_above(physical if physical is not None and shown else device.bdf)
@@ -508,7 +508,7 @@ def with_certain_nodes(host: Host) -> Host:
 
 
 def host_of_nothing(name: str, gaps: tuple[Gap, ...]) -> Host:
-    """Return a host of which only the name is known."""
+    """Return a host with a name and gaps only."""
     return Host(
         name=name,
         architecture=None,

@@ -32,7 +32,7 @@ _SEARCH = (
 
 
 def check_metric(pattern: str) -> None:
-    """Raises UsageError for what is not a regular expression with one group."""
+    """Raise UsageError unless the pattern is a regular expression with one group."""
     try:
         groups = re.compile(pattern).groups
     except (re.error, RecursionError, OverflowError) as error:

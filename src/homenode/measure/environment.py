@@ -242,8 +242,8 @@ _NO_MAKER = "0x00"
 
 
 def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
-    """None if nothing says: an aarch64 guest of QEMU with a real CPU's model and no firmware
-    tables, or anything that is neither x86 nor aarch64."""
+    """Return whether an emulator runs the machine; None if unknown: an aarch64 guest of QEMU with a
+    real CPU's model and no firmware tables, or anything that is neither x86 nor aarch64."""
     if says_tcg(host):
         return True
     if host.architecture in ("x86_64", "i686"):

@@ -78,7 +78,7 @@ def check_name(name: str, option: str = "--name") -> None:
 
 
 def restricted_to(orders: BenchOptions) -> CpuSet | None:
-    """CPUs that a run is confined to: as ordered, else on a host those that the plan pins."""
+    """Return the CPUs of a run: the requested ones, else, on a host, the plan's."""
     if orders.pus is not None or orders.vantage is Vantage.GUEST or orders.plan is None:
         return orders.pus
     pinned = CpuSet.union(orders.plan.vcpu_pins)

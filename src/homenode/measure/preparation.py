@@ -288,7 +288,7 @@ def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
 
 
 def affinity(snapshot: Snapshot) -> CpuSet | None:
-    """CPUs that our threads may be on: by the cpuset, and by taskset or srun; None as above.
+    """Return the CPUs that homenode's threads may use, by cpuset, taskset or srun; None = unknown.
 
     A host is discovered by its cgroups alone: where a VM may run, taskset does not say.
     """
@@ -314,7 +314,7 @@ def restrict_host(host: Host, pus: CpuSet | None) -> Host:
 
 
 def keeps_to_nodes(test: BenchTest) -> bool:
-    """Whether a test can be kept to some nodes. The probe's matrices take all that there are."""
+    """Return whether a test can be limited to some nodes. The probe's matrices use all nodes."""
     return test.argv[0] != PROBE or "--matrix" not in test.argv
 
 

@@ -224,7 +224,7 @@ def tool_of(text: str) -> str | None:
 
 
 def figures_of(tool: str, text: str, name: str) -> Figures:
-    """The figures of a file. name: the file's, for what old versions do not print.
+    """Return a file's results. name: the file's, for facts that old versions do not print.
 
     Raises ParseError. A file with several runs of nvbandwidth or nccl-tests gives all of them, and
     so does one of any tool whose runs stand below commands of numactl each.
@@ -306,7 +306,7 @@ def nccl_runs(text: str) -> tuple[str, ...]:
 
 
 def _parts(lines: list[str], starts: list[int]) -> tuple[str, ...]:
-    """A text from each of these lines on; what stands before the first is part of it."""
+    """Split a text at these lines; the text before the first line belongs to the first part."""
     bounds = [0, *starts[1:], len(lines)]
     return tuple("\n".join(lines[a:b]) for a, b in pairwise(bounds))
 
@@ -345,7 +345,7 @@ def tools() -> Mapping[str, ToolOutput]:
 
 
 def lenient(tool: str, text: str, name: str) -> Figures:
-    """As figures_of; unreadable files become gaps, so one bad file does not lose the others."""
+    """Return figures_of; an unreadable file becomes a gap, so that the other files are read."""
     try:
         return figures_of(tool, text, name)
     except ParseError as error:

@@ -148,7 +148,7 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
         return self.model in ("dimm", "virtio-mem")
 
     def lies_with_cell(self, layout: Layout) -> bool:
-        """Whether a plan says where its memory lies: one that binds memory sets a node mask too."""
+        """Whether a plan gives the memory's nodes; if it binds memory, it sets a node mask."""
         bound = layout.memory is not MemoryBinding.KEEP
         return self.follows_cell or (self.has_nodemask and bound)
 

@@ -86,7 +86,7 @@ def _open(path: Path) -> Snapshot:
 
 
 def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
-    """Whether a source is an archive or a directory, and whether there is a file of that name."""
+    """Return whether a source is an archive or a directory, and whether its file exists."""
     archive, is_part, _ = source.rpartition("#")
     try:
         is_archive = path.is_dir() or (is_part and not path.exists() and Path(archive).exists())
@@ -195,7 +195,7 @@ def is_host_source(name: str) -> bool:
 
 
 def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
-    """Read the one host that several sources describe; output of lspci is laid over the others.
+    """Read the host that several sources describe; lspci's output supplements the others.
 
     Raises like load_host, and InputError for sources that do not complement each other.
     """
@@ -259,8 +259,8 @@ def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Ho
 
 
 def shipped_host(name: str) -> Host:
-    """A host that comes with homenode, whatever lies under its name in the current directory.
-    Raises InputError for a name that none has."""
+    """Return a shipped host, even if the current directory has a file of its name. Raises
+    InputError for an unknown name."""
     from homenode.machine.description.parse import load_shipped, shipped_hosts
 
     names = shipped_hosts()

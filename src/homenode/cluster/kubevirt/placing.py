@@ -165,7 +165,7 @@ def place_devices(
 
 
 def _reason_to_leave(document: Document, guest: Vm) -> str | None:
-    """Return why the definition stays as it is, whatever its host; None if devices may move."""
+    """Return why the definition stays unchanged on any host; None if devices may move."""
     if not guest.hostdevs:
         return "no passed-through PCI function: nothing to do"
     if _is_grace_done(document, len(guest.cell_vcpus)):

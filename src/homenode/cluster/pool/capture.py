@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,254}", re.ASCII)
 
 
 class ListedHost(Struct, frozen=True, kw_only=True):
-    """A host of a list: where ssh finds it, and its name in the pool."""
+    """A host of a list: its ssh address, and its name in the pool."""
 
     server: str
     name: str

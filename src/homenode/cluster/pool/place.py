@@ -54,7 +54,7 @@ class RefusingHosts(Struct, frozen=True, kw_only=True):
 
 
 class PoolRanking(Struct, frozen=True, kw_only=True):
-    """The hosts on which a VM fits, best first; and the others, by the frequency of the reason."""
+    """The hosts on which a VM fits, best first, and the others by frequency of the reason."""
 
     hosts: tuple[PoolPlace, ...]
     refusing: tuple[RefusingHosts, ...]

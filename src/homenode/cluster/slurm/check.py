@@ -130,7 +130,7 @@ def check(
 
 
 def groups_like(groups: Sequence[NodeClass], order: CoreOrder) -> tuple[NodeClass, ...]:
-    """The groups of the machine's shape, or of none in slurm.conf; all where there are none."""
+    """Return the groups of the machine's shape or without one; all groups if none is."""
     alike = [
         group
         for group in groups
@@ -377,7 +377,7 @@ def _subject_of(group: NodeClass, gpus: Sequence[GpuCores]) -> str:
 def _check_shape(
     group: NodeClass, order: CoreOrder, alike: Sequence[NodeClass]
 ) -> Iterator[Finding]:
-    """Cores= counts the cores of slurm.conf: they must be those of the machine."""
+    """Compare the number of cores in slurm.conf, which Cores= counts, with the machine's."""
     node = group.definition
     if node is None or node.shape is None or order.fits(node.shape):
         return

@@ -279,7 +279,7 @@ def ask_queue() -> tuple[QueuedJob, ...]:
 def submit(
     directory: Path, script: str, after: tuple[str, ...], kept_open: tuple[int, ...] = ()
 ) -> str:
-    """Submit a script of a study, to run in the study's directory; the job's id.
+    """Submit a study's script, to run in the study's directory, and return the job's id.
 
     after: ids of jobs that must have ended. kept_open: the study's lock: sbatch continues if we are
     killed, and a process that continues the study must see its job. Raises NoAnswerError if the job

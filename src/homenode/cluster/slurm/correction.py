@@ -91,8 +91,8 @@ def shared_lines(
 def _correct_lines(
     gres: SlurmConfig, group: NodeClass, host: Host, promised_type: str, edits: Edits
 ) -> dict[str, int] | None:
-    """Add to edits what the group's lines become, and return the GPUs of each type that they list
-    then; None if lines without files cannot be corrected."""
+    """Add the group's corrected lines to edits, and return the GPUs of each type in them; None if
+    lines without files cannot be corrected."""
     placed = placed_files(group.lines)
     if not placed or any(file is None for _, file, _ in placed):
         return None

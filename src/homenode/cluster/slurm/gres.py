@@ -219,7 +219,7 @@ def device_order(gres: SlurmConfig) -> DeviceOrder:
 
 
 class NodeDefinition(Struct, frozen=True):
-    """A NodeName line of slurm.conf, with what NodeName=DEFAULT lines before it fill in."""
+    """A NodeName line of slurm.conf, completed by the NodeName=DEFAULT lines before it."""
 
     names: tuple[str, ...]
     line: ConfigLine

@@ -37,7 +37,7 @@ def parse_vms(
     pus_of_node: Mapping[int | None, CpuSet],
     tree: DescribedPci,
 ) -> tuple[RunningDomain, ...]:
-    """The [[vm]] tables, in order. Raises InputError where two have one name or one device."""
+    """Return the [[vm]] tables in order. Raises InputError for a repeated name or device."""
     vms: dict[str, RunningDomain] = {}
     owner_of: dict[Bdf | str, str] = {}
     for table in file.vm:
@@ -91,7 +91,7 @@ def _pins(
     online: CpuSet,
     pus_of_node: Mapping[int | None, CpuSet],
 ) -> tuple[CpuSet | None, ...]:
-    """CPUs of each vCPU: as pinned, or those of the VM's nodes, or None = anywhere."""
+    """Return CPUs of each vCPU: its pins, else the VM's nodes, else None (any CPU)."""
     count, pins = table.vcpus, table.pins
     if pins is not None:
         if isinstance(pins, str):

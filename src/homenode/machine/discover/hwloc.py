@@ -338,7 +338,7 @@ def _cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:
 
 
 def _architecture(machine: HwlocObject) -> str | None:
-    """x86_64 where the packages carry CPUID numbers: only hwloc's x86 code writes these."""
+    """Return x86_64 if the packages have CPUID numbers, which only hwloc's x86 code writes."""
     return "x86_64" if "CPUFamilyNumber" in _first_package(machine).infos else None
 
 

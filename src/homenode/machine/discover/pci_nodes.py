@@ -161,7 +161,7 @@ def with_stated_nodes(
 def nodes_of_root_complexes(
     devices: Iterable[PciDevice],
 ) -> tuple[dict[str, NodeIndex | None], tuple[Gap, ...]]:
-    """The node of each root complex: that of the functions on its own bus, where they agree."""
+    """Return the node of each root complex: that of the functions on its own bus, if they agree."""
     seen: dict[str, set[NodeIndex | None]] = {}
     for device in devices:
         nodes = seen.setdefault(device.root_complex, set())

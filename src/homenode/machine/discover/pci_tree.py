@@ -174,7 +174,7 @@ class _MalformedFiles(Struct):
 def read_pci_tree(
     snapshot: Snapshot, locality: Locality, nvidia_gpus: tuple[Bdf, ...] = ()
 ) -> PciTree:
-    """The PCI tree of a snapshot; empty where it has none.
+    """Return the PCI tree of a snapshot; empty if it has none.
 
     nvidia_gpus: functions that the NVIDIA driver calls GPUs, for trees without vendor files.
     """

@@ -97,7 +97,7 @@ def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
 
 
 def address_of(name: str) -> Bdf | None:
-    """The address that a name is; None if it is none, as of a control file."""
+    """Return the PCI address that a file name is; None for other names, such as control files."""
     try:
         return Bdf.parse(name)
     except ParseError:

@@ -274,7 +274,7 @@ def cpu_model(fields: Mapping[str, str]) -> CpuModel:
 
 
 def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | None:
-    """The machine's name as `uname -m` prints it; None if nothing says it.
+    """Return the machine's name as `uname -m` prints it; None if unknown.
 
     /proc/hwloc-nofile-info is in trees that hwloc-gather-topology made.
     """

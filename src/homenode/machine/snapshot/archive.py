@@ -180,7 +180,7 @@ class _UnpackedStream:
         return taken
 
     def drain(self) -> None:
-        """Read to the end, where the checksum of a compressed stream stands."""
+        """Read to the end, which holds the checksum of a compressed stream."""
         while self._piece():
             pass
 

@@ -48,7 +48,7 @@ _FUNCTIONS = package_text("machine", "snapshot", "collector.sh")
 
 
 def collector_script(root: str = "/") -> str:
-    """The script. root: where the host's /sys and /proc lie (a chroot, a mounted tree)."""
+    """Return the script. root: where /sys and /proc are (a chroot, a mounted tree)."""
     lines = [_FUNCTIONS, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
     lines += [f"f {_relative_glob(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
     together = [_relative_glob(rule.glob) for rule in PATHS if _is_text(rule)]

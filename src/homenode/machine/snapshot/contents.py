@@ -123,7 +123,7 @@ def words(section: str) -> frozenset[str]:
 
 
 def _expand_braces(names: str) -> list[str]:
-    """Return each name that braces stand for."""
+    """Return each name that braces expand to."""
     before, _, tail = names.partition("{")
     several, _, after = tail.partition("}")
     return [f"{before}{name}{after}" for name in several.split(",")]

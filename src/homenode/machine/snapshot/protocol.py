@@ -76,7 +76,7 @@ class BoundedSnapshot:
         return self._text(self._files.command_output(command))
 
     def failure(self, command: str) -> str:
-        """Return the reason why a tool has no output: its own words where it ran just now."""
+        """Return the reason why a tool has no output: the tool's message if it ran just now."""
         failures: Mapping[str, str] = getattr(self._files, "failures", {})
         return failures.get(command, f"{self.name} has no output of {command.partition('-')[0]}")
 

@@ -100,12 +100,12 @@ class Pseudonyms:
         return self._remember(kind, secret, lambda count: f"{kind}-{count}")
 
     def uuid(self, secret: str) -> str:
-        """A UUID for a UUID, or for anything that identifies a machine."""
+        """Return a UUID as the pseudonym of a UUID, or of another identifier of a machine."""
         key = secret.replace("-", "").lower()
         return self._remember("uuid", key, lambda n: f"00000000-0000-4000-8000-{n:012d}")
 
     def serial(self, secret: str) -> str:
-        """A pseudonym for a serial number, which is also found wherever else it stands."""
+        """Return a pseudonym for a serial number; a long one is then replaced everywhere."""
         secret = secret.strip()
         pseudonym = self.pseudonym("serial", secret)
         # Short ones, and numbers that could be an amount of memory, are not looked for elsewhere.

@@ -77,7 +77,7 @@ class RedactedSnapshot(Struct, frozen=True):
 
 
 class Identities(Struct, frozen=True):
-    """Names that are redacted wherever they stand."""
+    """Names that are redacted everywhere."""
 
     hosts: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ def redact_command_line(text: str, names: Pseudonyms) -> str:
 
 
 def redact_product(text: str, names: Pseudonyms) -> str:
-    """The name of a machine as its maker gives it, without a serial that stands in it.
+    """Return the product name of a machine without a serial number in it.
 
     >>> redact_product("PowerEdge R750 S/N CZ3049XYZ1", Pseudonyms())
     'PowerEdge R750 redacted'
@@ -313,7 +313,7 @@ def redact_capabilities(text: str, names: Pseudonyms) -> str:
 
 
 def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
-    """nvidia-smi -q -x without serials, processes and their like. Raises ParseError."""
+    """Return nvidia-smi -q -x without serials, processes and other secrets. Raises ParseError."""
     root = parse_xml(text, "nvidia_smi_log", "nvidia-smi -q -x")
     for element in root.iter():
         # Found here, so that they are known wherever else they stand.
@@ -328,7 +328,7 @@ def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
 
 
 def _drop_unlisted(element: etree._Element, rules: Rules) -> None:
-    """Removes what is not on the list, from the element down."""
+    """Remove everything that is not listed, from the element down."""
     for child in list(element):
         # Entities that the document uses but does not declare are nodes without a name.
         name = _local_name(child.tag) if isinstance(child.tag, str) else ""

@@ -116,7 +116,7 @@ _UNINDENTED = re.compile(
 
 
 def looks_like_lspci(text: str) -> bool:
-    """True if a function's header stands near the beginning."""
+    """Return whether the header of a function is near the beginning."""
     lines = _lines(text[:_HEAD_CHARACTERS])
     return any(_HEADER.fullmatch(line.rstrip()) for line in lines)
 

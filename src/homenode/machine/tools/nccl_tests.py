@@ -250,7 +250,7 @@ def _average_rate(line: Line, word: str, expected: str) -> float:
 
 
 def _is_correct(rows: Sequence[NcclRow], out_of_bounds: int | None) -> bool | None:
-    """Return whether the data were checked and right. "0 OK" stands there without a check too."""
+    """Return whether the data were checked and correct. "0 OK" is printed without a check too."""
     wrongs = [half.wrong for row in rows for half in row.halves() if half.wrong is not None]
     if any(wrongs) or out_of_bounds:
         return False

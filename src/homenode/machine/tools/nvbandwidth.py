@@ -153,7 +153,7 @@ def _bdf_of(text: str, line: Line) -> Bdf:
 
 
 def _merge_tests(tests: Iterable[NvbandwidthTest]) -> tuple[NvbandwidthTest, ...]:
-    """Each named test once: the entry of an error replaces the one that says it began.
+    """Return each named test once: the entry of an error replaces the entry of its start.
 
     Two results of one name are refused by the readers; unnamed tests all stay.
     """
@@ -250,7 +250,7 @@ class _Text:
         self._open_matrix(None, None)
 
     def _read_run_line(self, line: Line) -> bool:
-        """Read what stands between tests: the version, blank lines and all before it, names."""
+        """Read a line between tests: the version, blank lines and the lines before it, names."""
         if match := VERSION_LINE.fullmatch(line.text):
             if self.version is not None:
                 raise line.error("one run")
@@ -271,7 +271,7 @@ class _Text:
         return True
 
     def _took_of_test(self, line: Line) -> bool:
-        """Read what stands within a test: samples, threads, sums, descriptions and rows."""
+        """Read a line of a test: samples, threads, sums, descriptions and rows."""
         if match := _THREAD.fullmatch(line.text):
             self.threads.append((int(match[1]), int(match[2])))
         elif match := _SUM.fullmatch(line.text) or _PERF.fullmatch(line.text):

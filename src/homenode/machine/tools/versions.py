@@ -30,7 +30,7 @@ _KEYS = (
 
 
 def parse_virsh_version(text: str) -> tuple[Version, Version | None]:
-    """libvirt's version, of the daemon where it is another one, and QEMU's. Raises ParseError."""
+    """Return libvirt's version (the daemon's, if it differs) and QEMU's. Raises ParseError."""
     versions: dict[str, Version] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():

@@ -80,7 +80,7 @@ def run_script(
 
 
 def installed_script(names: Collection[str]) -> str:
-    """A line that prints each name of which a program is there."""
+    """Return a shell line that prints each name whose program is installed."""
     words = " ".join(quote(name) for name in sorted(names))
     return f'{_PRELUDE}for n in {words}; do command -v "$n" >/dev/null 2>&1 && echo "$n"; done; :'
 
@@ -272,7 +272,7 @@ class RemoteMachine:
         return path
 
     def _line(self, script: str, input: str | None = None) -> str:
-        """The first line that a script says. Raises ToolError if the way to it breaks."""
+        """Return the first line of a script's output. Raises ToolError if the connection breaks."""
         mark = _mark()
         output = self._channel.execute(f'{script}; echo "{mark}"', _SHORT_S, input)
         if mark not in output.stdout:

@@ -154,7 +154,7 @@ SMALL_MESSAGE_BYTES = 1024
 
 
 def nvbandwidth_figures(run: NvbandwidthRun, binding: Binding | None) -> Figures:
-    """Each cell of each test that passed. binding: of the process, where its log says it.
+    """Return each cell of each passed test. binding: of the process, if its log has it.
 
     A host copy's node is the node that memory was bound to, else the one of the CPUs. Where the
     tool put its own thread is not a setting: `peer_node`, over which figures are compared.

@@ -93,7 +93,7 @@ def _lies_unseen(figure: TorchFigure) -> bool:
 
 
 def _lies_elsewhere(figure: TorchFigure, run: TorchRun) -> bool:
-    """A cell of another row of the matrix, whatever was asked for: no figure of this one."""
+    """Return whether a cell belongs to another row of the matrix, whatever was requested."""
     bound, memory_node = run.bound_node, figure.memory_node
     return bound is not None and memory_node is not None and memory_node != bound
 

@@ -66,7 +66,7 @@ def find_sources(paths: Sequence[Path]) -> FoundDirectories:
 
 
 def find_directories(root: Path) -> FoundDirectories:
-    """The directories at and below a path; a file stands for itself alone.
+    """Return the directories at and below a path; a file is a directory of its own.
 
     Raises InputError if nothing is there, or more than MAX_FILES or MAX_BYTES, and HostError
     if the directory cannot be read.

@@ -278,7 +278,7 @@ def _origin(texts: Iterable[str]) -> Origin:
 
 
 def _is_bound(figures: Figures) -> bool:
-    """Return whether its log says how the process was bound."""
+    """Return whether the log has the binding of its process."""
     return any(condition.name == _BINDING for condition in figures.conditions)
 
 
@@ -349,7 +349,7 @@ def is_study_directory(names: frozenset[str]) -> bool:
 
 
 def switches_of(name: str) -> Switches:
-    """The layout that a directory's name stands for; unknown where it stands for none.
+    """Return the layout that a directory's name denotes; unknown for other names.
 
     >>> switches_of("vcpu_pin_60c").name, switches_of("VCPU-Pin_NUMA.run2 (1)").name
     ('pin', 'pin-numa')
@@ -362,7 +362,7 @@ def switches_of(name: str) -> Switches:
 
 
 def figures_of_study(files: Mapping[str, str]) -> Figures:
-    """All figures of a directory. files: text by name; unknown names are not looked at.
+    """Return all results of a directory. files: text by name; unknown names are ignored.
 
     What cannot be read is a gap that names its file: the others are kept.
     """
@@ -388,7 +388,7 @@ def figures_of_study(files: Mapping[str, str]) -> Figures:
 
 
 def vcpus_of(files: Mapping[str, str]) -> int | None:
-    """vCPUs of the guest: of all its nodes, else as its metadata says."""
+    """Return the guest's vCPUs: those of all its nodes, else the number in its metadata."""
     hardware = _hardware(files)
     if hardware is not None:
         return sum(len(node.pus) for node in hardware.nodes) or None
@@ -467,7 +467,7 @@ LEAST_DRAM_BYTES = 256 * MIB
 
 
 def chase_figures(points: Sequence[study_programs.ChasePoint]) -> Figures:
-    """The curve by size; its end as the latency of memory, where it is large enough."""
+    """Return the latency by size; that of the largest size, if large enough, as the memory's."""
     figures = FigureList("chase", "8-byte slots, random cycle, ordinary pages")
     for point in points:
         figures.add("memory-latency", "ns", point.latency_ns, size_bytes=point.size_bytes)

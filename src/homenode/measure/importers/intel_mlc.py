@@ -89,7 +89,7 @@ def parse(text: str) -> MlcRun:
 
 
 class _Reader:
-    """The run so far. section: the title that the line stands under."""
+    """The run so far. section: the title above the line."""
 
     def __init__(self, text: str) -> None:
         self.section = ""

@@ -175,7 +175,7 @@ are few. With less, what was measured is a cache, whatever the machine."""
 
 
 def stream_figures(run: StreamRun, node: int | None = None) -> Figures:
-    """The best rate of each kernel. node: what its memory was bound to."""
+    """Return the best rate of each kernel. node: the node of its memory."""
     if run.is_valid is False:
         reason = "its own check failed: its results are omitted"
         return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))

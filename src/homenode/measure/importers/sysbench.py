@@ -51,7 +51,7 @@ class SysbenchMemory(Struct, frozen=True, kw_only=True):
 
     @property
     def shares_one_buffer(self) -> bool:
-        """True if all threads used the same block: nothing of it says how fast memory is."""
+        """Return whether all threads used one block: the rate is then not the memory's."""
         return self.scope == "global"
 
 

@@ -65,7 +65,7 @@ class Bench:
         device: int,
         **fields: Any,
     ) -> None:
-        """A series. convert: seconds into the unit. The thread is looked at where it copies."""
+        """Report a series, with the place of the thread. convert: seconds into the unit."""
         self.report.figure(
             metric=metric,
             unit=unit,
@@ -78,7 +78,7 @@ class Bench:
         )
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
-        """A figure; where PyTorch refuses, its reason is a gap and the others go on."""
+        """Do the work; if PyTorch rejects it, report the reason as a gap and continue."""
         with self.report.guard(name):
             try:
                 work()
@@ -90,7 +90,7 @@ class Bench:
 
 
 def pin_memory(torch: Any, count: int, node: int | None) -> Any:
-    """Pinned host memory for int32 numbers; on the node, where one is bound.
+    """Return pinned host memory for int32 numbers, on the bound node if there is one.
 
     HIP puts it next to the GPU, whatever is bound (it has hipHostMallocNumaUser for the other), and
     a driver may hide where it lies. Then memory that this bound thread touched is pinned in place.
@@ -133,13 +133,14 @@ class HostBuffers:
         self.host_out.copy_(self.on_out, non_blocking=True)
 
     def is_right(self) -> bool:
-        """Return whether the copies brought what was sent, at every 4093rd place."""
+        """Return whether the copies contain the sent data, at every 4093rd place."""
         sent, got = self.host_in[::4093], self.on_in[::4093].cpu()
         return bool(self._torch.equal(sent, got)) and int(self.host_out[::4093].min()) == 7
 
 
 def copy_size(gpus: int, free: int | None) -> int:
-    """Less if the buffers exceed a quarter of the memory: a bound process has no other."""
+    """Return the bytes of a copy: fewer if the buffers exceed a quarter of the memory, because a
+    bound process has no other."""
     size = COPY_BYTES
     while free is not None and 2 * size * gpus > free / 4 and size > LEAST_COPY_BYTES:
         size //= 2
@@ -379,7 +380,7 @@ COMMANDS: dict[str, Callable[[Bench], None]] = {
 
 
 def measure(command: str, seconds: float, node: int | None, stall_s: float) -> None:
-    """Bind, measure, print. Raises SystemExit with a line for people where that cannot be."""
+    """Bind, measure, print. Raises SystemExit with a message if that fails."""
     if node is not None:
         try:
             bind(node)

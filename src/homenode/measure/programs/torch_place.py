@@ -23,7 +23,7 @@ _NODES = "/sys/devices/system/node"
 
 
 def load_torch() -> Any:
-    """PyTorch, with a GPU. Raises SystemExit that names the package or what is amiss."""
+    """Import PyTorch and require a GPU. Raises SystemExit with the missing package or the fault."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:

@@ -52,7 +52,7 @@ class Report:
                 sys.stdout.flush()
 
     def drop(self, device: int) -> None:
-        """Forgets what was measured on a GPU."""
+        """Forget the results of a GPU."""
         figures = [figure for figure in self.document["figures"] if figure["device"] != device]
         self.document["figures"] = figures
 

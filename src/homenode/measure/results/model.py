@@ -71,7 +71,7 @@ class Switches(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The preset's name; "unknown" where no switch is known, else what is known."""
+        """The preset's name; "unknown" if no switch is known, else the known switches."""
         for name, preset in PRESETS.items():
             if Switches.of_layout(preset) == self:
                 return name

@@ -134,7 +134,7 @@ MAX_DIRECTORIES = 20_000
 
 
 class StoredRuns(Struct, frozen=True):
-    """Runs in the order of their paths, and what was omitted."""
+    """Runs in the order of their paths, and the omitted paths."""
 
     runs: tuple[Run, ...]
     skipped: tuple[Gap, ...]

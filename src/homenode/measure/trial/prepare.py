@@ -58,7 +58,7 @@ class TrialRequest(Struct, frozen=True):
 
 
 class Preflight(Struct, frozen=True):
-    """A checked trial of which nothing is written yet."""
+    """A checked trial that is not written yet."""
 
     head: TrialHead
     begun: TrialConfig

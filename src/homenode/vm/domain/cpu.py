@@ -304,7 +304,7 @@ def read_pins(document: Document) -> dict[Key, CpuSet]:
 
 
 def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
-    """Return the CPUs of each vCPU; None if it floats. Without a pin those of <vcpu> apply."""
+    """Return the CPUs of each vCPU, without a pin those of <vcpu>; None if it floats."""
     pins, everywhere = read_pins(document), _pus_of_vcpu_element(document)
     return tuple(pins.get(("vcpupin", i), everywhere) for i in range(read_vcpus(document)[0]))
 

@@ -71,8 +71,8 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
 
 
 def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
-    """(UUID, element) of every mediated PCI device; lower case. Raises ParseError for what is no
-    UUID: libvirt takes it for a name of sysfs."""
+    """Return (UUID, element) of every mediated PCI device, in lower case. Raises ParseError for an
+    invalid UUID, which libvirt would use as a name in sysfs."""
     devices = []
     for element in document.root.all("devices/hostdev"):
         if element.get("type") != "mdev" or element.get("model") not in (None, "vfio-pci"):

@@ -91,7 +91,7 @@ class Codec(Struct, frozen=True, kw_only=True):
     def render(
         self, plan: Plan, guest: Vm, host: Host | None, original: bytes | None, source: str
     ) -> Rendering:
-        """The file with the plan in it; what is not ours stays. Raises InputError."""
+        """Return the file with the plan; other content stays. Raises InputError."""
         refuse_unsafe_name(guest.name, source)
         content = self.new(guest, plan).encode() if original is None else original
         writing = Writing(

@@ -79,8 +79,8 @@ def size_text(size_bytes: int) -> str:
 
 
 def size_of(text: str, source: str, *, default_unit: int = 1) -> int:
-    """Bytes of a size. default_unit: what a number alone counts. Raises ParseError, and like
-    bytes_of."""
+    """Return the bytes of a size. default_unit: the unit of a bare number. Raises ParseError, and
+    like bytes_of."""
     match = _SIZE.match(text.strip())
     if match is None:
         raise ParseError(source, "a size such as 512M", text)
@@ -89,7 +89,7 @@ def size_of(text: str, source: str, *, default_unit: int = 1) -> int:
 
 
 def ranges_text(key: str, numbers: CpuSet) -> str:
-    """A set as QEMU takes it: the key again for each range.
+    """Format a set for QEMU, which repeats the key for each range.
 
     >>> ranges_text("cpus", CpuSet.parse("0-3,8"))
     ',cpus=0-3,cpus=8'
@@ -146,7 +146,7 @@ def backend(plan: Plan, cell: VmCell, id: str) -> str:
 
 
 def smp_text(plan: Plan) -> str:
-    """-smp of the plan; sockets alone where it leaves the topology as it was."""
+    """Return -smp of the plan; sockets only if the plan keeps the topology."""
     shape = plan.vm.cpu_topology
     if shape is None:
         return str(plan.vm.vcpus)
@@ -157,7 +157,7 @@ def smp_text(plan: Plan) -> str:
 
 
 def cpu_text(plan: Plan, model: str = "host") -> str:
-    """-cpu: what the plan says of SMT on AMD, of caches and of the address space."""
+    """Return -cpu with the plan's SMT on AMD, caches and address bits."""
     words = [model]
     if plan.vm.topoext is not None:
         words.append(f"topoext={'on' if plan.vm.topoext else 'off'}")
@@ -179,7 +179,7 @@ def vfio_text(device: GuestHostdev) -> str:
 
 
 def uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
-    """-uuid, by which NVIDIA's vGPU manager knows the VM of a vGPU; none without a vGPU."""
+    """Return -uuid, by which NVIDIA's vGPU manager identifies the VM; nothing without a vGPU."""
     if any(map(is_vgpu, plan.vm.hostdevs)):
         yield "-uuid", guest.uuid or str(uuid5(_NAMESPACE, guest.name))
 
@@ -247,7 +247,7 @@ def options_of(words: Sequence[str], source: str) -> Options:
 
 
 def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The first word of an option's value and its keys, in order; ("", ...) where it has none.
+    """Return the first word of an option's value ("" if none) and its keys, in order.
 
     Also of a value in JSON, as libvirt 7 and newer write it; a list is a text with commas.
 

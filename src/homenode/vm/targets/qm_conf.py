@@ -74,8 +74,8 @@ class Conf(Struct, frozen=True, dict=True):
 
     @cached_property
     def vm_fields(self) -> Mapping[str, Any]:
-        """Fields of a Vm: what the command says that Proxmox makes of it, and the keys that it is
-        made of. Raises ParseError or InputError."""
+        """Return fields of a Vm from the command that Proxmox generates, and from its keys. Raises
+        ParseError or InputError."""
         values, source, (sockets, cores) = self.values, self.source, self.shape
         vm = read_command(options_of(command_of(self)[1:], source), source)
         names = [
@@ -265,7 +265,7 @@ def command_of(conf: Conf) -> tuple[str, ...]:
 
 
 def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
-    """Cells of numaN lines; without those, one for each socket."""
+    """Return the cells of numaN lines, else one cell for each socket."""
     values, (sockets, cores) = conf.values, conf.shape
     if values.get("numa") not in ("1", "yes", "on", "true"):
         return

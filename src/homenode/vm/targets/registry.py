@@ -73,7 +73,7 @@ def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
 
 
 def on_host(vm: VmFile, host: Host) -> VmFile:
-    """The VM with what its file leaves to a host: architecture, functions of whole cards."""
+    """Return the VM with facts that its file leaves to a host: architecture, whole cards."""
     if vm.kind in (None, LIBVIRT) or vm.content is None:
         return vm
     target = target_named(vm.kind)

@@ -125,7 +125,7 @@ class Feature(StrEnum):
 
 
 class Level(StrEnum):
-    """How far a target goes for a feature."""
+    """Support of a target for a feature."""
 
     NATIVE = "native"  # an option of its own
     INDIRECT = "indirect"  # by raw arguments or a script, at a price
@@ -319,7 +319,7 @@ def refuse_arm(guest: Vm, target: str, purpose: str) -> None:
 
 
 def shows_siblings(plan: Plan) -> bool:
-    """The guest's vCPUs are sibling pairs."""
+    """Return whether the guest's vCPUs are sibling pairs."""
     return plan.vm.threads_per_core > 1
 
 
@@ -329,7 +329,7 @@ def shape_of_siblings(vcpus: int) -> GuestTopology:
 
 
 def refuse_unsafe_name(name: str, source: str) -> str:
-    """The name as it is. Raises InputError if it holds what no file or command line should."""
+    """Return the name. Raises InputError for letters that are unsafe in files and command lines."""
     if not name.isprintable() or not name.strip():
         raise InputError(
             f"{source}: expected a VM name of printable characters, found {name!r}",

@@ -163,7 +163,7 @@ class SlurmQueue:
         return max(known_seconds, default=0.0) if len(known_seconds) == len(estimates) else None
 
     def _attempts(self, task: TaskStatus) -> int:
-        """Attempts that began to write, or that the journal knows."""
+        """Return the attempts that began to write, or are in the journal."""
         began = len(attempts(self._directory.path, task.id, task.part))
         return max(began, self.study.attempts_of(task.id))
 

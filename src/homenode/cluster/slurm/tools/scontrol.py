@@ -169,7 +169,7 @@ def _digits(text: str) -> bool:
 
 
 def _outside_brackets(text: str) -> Iterator[str]:
-    """The items between the commas that stand outside round brackets."""
+    """Return the items between commas outside round brackets."""
     depth = start = 0
     for at, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

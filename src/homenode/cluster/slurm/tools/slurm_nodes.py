@@ -94,7 +94,7 @@ def _bracket_text(numbers: list[int], width: int) -> str:
 
 
 def _parts(text: str, source: str, line: int | None) -> Iterator[str]:
-    """The expressions between the commas that stand outside brackets."""
+    """Return the expressions between commas outside brackets."""
     start = 0
     inside = False
     for at, letter in enumerate(text):

@@ -98,7 +98,7 @@ def _parse_job(job: Any, source: str) -> Job:
 
 
 def _state(value: Any, source: str) -> str:
-    """The state; of a list the flag behind it where that says more, as COMPLETING does."""
+    """Return the state; of a list the later flag if it is more specific, such as COMPLETING."""
     if isinstance(value, list) and value:
         value = next((word for word in value[1:] if word in _MORE_THAN_RUNNING), value[0])
     if not isinstance(value, str):

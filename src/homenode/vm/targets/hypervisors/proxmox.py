@@ -159,7 +159,7 @@ def _write_head(writing: Writing[Conf]) -> Mapping[str, str]:
 
 
 def _read_fields(*fields: str) -> Callable[[Conf], Mapping[str, Any]]:
-    """A reader of what the command says that Proxmox makes of the configuration."""
+    """Return a reader of fields from the QEMU command that Proxmox makes of the configuration."""
     return lambda conf: {field: conf.vm_fields[field] for field in fields}
 
 
@@ -245,7 +245,7 @@ def _read_pins(conf: Conf) -> Mapping[str, Any]:
 
 
 def _in_args(plan: Plan) -> bool:
-    """The devices are on expander buses, which only `args` can say."""
+    """Return whether devices are on expander buses, which only `args` can describe."""
     return any(device.cell is not None for device in plan.vm.hostdevs) and bool(plan.vm.controllers)
 
 
@@ -360,7 +360,7 @@ _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
 
 
 def _with_args(value: str | None, ours: str, source: str) -> str | None:
-    """`args` with our words at its end in place of those of an earlier plan."""
+    """Return `args` with homenode's words at the end, in place of those of an earlier plan."""
     text = value or ""
     spans = [(m.start(), m.end()) for m in _WORD.finditer(text)]
     words, at, index = "", 0, 0

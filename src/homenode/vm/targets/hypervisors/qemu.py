@@ -78,7 +78,7 @@ class Script(NamedTuple):
 
 
 def parse(content: bytes, source: str) -> Script:
-    """Raises ParseError for what is not a script of this module."""
+    """Parse a script of this module. Raises ParseError for other files."""
     text = content.decode("utf-8", "replace")
     words = array_in(text, "qemu")
     if not words:
@@ -265,8 +265,8 @@ def _machine(plan: Plan, guest: Vm) -> str:
 
 
 def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[Bdf, GuestAddress]]:
-    """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
-    where neither plan nor document has one for it."""
+    """Return the bridges, parents first, and the address of each device; a device without a port
+    gets a root port on pcie.0."""
     # Cells of the document are no more, but for those that the plan mirrors.
     # Long because places of the plan, the document and new ports share one set of slots.
     cells = len(plan.cells) if plan.is_mirrored else 0

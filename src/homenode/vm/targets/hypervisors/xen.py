@@ -64,7 +64,7 @@ class Config(NamedTuple):
 
 
 def parse(content: bytes, source: str) -> Config:
-    """Raises ParseError for what xl would not take, or a key twice."""
+    """Parse a configuration. Raises ParseError for text that xl rejects, and for a repeated key."""
     text = text_of(content, source, "an xl configuration")
     tokens: list[tuple[str, str, int, int]] = []
     at = 0
@@ -198,7 +198,7 @@ def _read_pins(config: Config) -> Mapping[str, Any]:
 
 
 def _is_soft(writing: Writing[Config]) -> bool:
-    """Return whether the file asks that vCPUs prefer CPUs, and the layout lets them float."""
+    """Return whether the file gives vCPUs preferred CPUs, and the layout lets them float."""
     values = writing.file.values
     floats = writing.plan.layout.pinning is Pinning.NODE
     return floats and "cpus_soft" in values and "cpus" not in values

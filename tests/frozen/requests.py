@@ -19,7 +19,7 @@ from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, homenode
 from tests.domain_corpus import NAMES, sample
-from tests.frozen import drawn, projection
+from tests.frozen import drawn, drawn_options, projection
 from tests.virsh_stand_in import StandIn
 
 
@@ -444,6 +444,12 @@ def planned() -> Iterator[Request]:
         yield Request(f"drawn-{number}", partial(drawn.planned, number))
 
 
+def asked() -> Iterator[Request]:
+    """Drawn hosts with devices and options of users: layout, plan or error."""
+    for number in range(300):
+        yield Request(f"drawn-{number}", partial(drawn_options.asked, number))
+
+
 def decided() -> Iterator[Request]:
     """Drawn results: every value of effects and answers."""
     for number in range(120):
@@ -459,5 +465,6 @@ KINDS: dict[str, Callable[[], Iterator[Request]]] = {
     "published": published,
     "compared": compared,
     "planned": planned,
+    "asked": asked,
     "decided": decided,
 }

@@ -3,7 +3,7 @@
 place.py and manual.py make placements; assemble.py turns one into a Plan.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -65,16 +65,14 @@ class Placement(Struct, frozen=True):
         ]
         names = [name for name, _ in terms]
         at = next((names.index(name) for name in _OF_NODES if name in names), 0)
-        relaxations = self.given_up
-        first, later = _GIVEN_FIRST, _GIVEN_FOR_NEARNESS
-        if Relaxation.SHARED_CORES in relaxations:
-            first, later = first[:2], (*first[2:], *later)
+        # With shared cores only what is as severe comes before nearness.
+        first = _GIVEN_FIRST[: 2 if Relaxation.SHARED_CORES in self.relaxations else None]
         return [
-            ("given_up", _severity(first, relaxations)),
+            ("given_up", _severity(name for name in self.given_up if name in first)),
             *terms[:at],
-            ("given_up_for_nearness", _severity(later, relaxations)),
+            ("given_up_for_nearness", _severity(n for n in self.given_up if n not in first)),
             *terms[at : at + 1],
-            ("unequal_cells", int(Relaxation.UNEQUAL_CELLS in relaxations)),
+            ("unequal_cells", int(Relaxation.UNEQUAL_CELLS in self.relaxations)),
             *terms[at + 1 :],
         ]
 
@@ -91,11 +89,10 @@ _GIVEN_FIRST: tuple[str, ...] = (
     "whole cores",
     Relaxation.MEMORY_ELSEWHERE,
 )
-_GIVEN_FOR_NEARNESS: tuple[str, ...] = (Relaxation.HOST_CORE, Relaxation.UNEVEN_MEMORY)
+_SEVEREST_FIRST = (*_GIVEN_FIRST, Relaxation.HOST_CORE, Relaxation.UNEVEN_MEMORY)
 
 
-def _severity(order: tuple[str, ...], relaxations: Collection[str]) -> int:
-    """Return a bit for each relaxation, the severest first."""
-    return sum(
-        1 << place for place, relaxation in enumerate(reversed(order)) if relaxation in relaxations
-    )
+def _severity(names: Iterable[str]) -> int:
+    """Return a bit for each relaxation, the severest first; equal cells have none."""
+    given_up = set(names)
+    return sum(1 << i for i, name in enumerate(reversed(_SEVEREST_FIRST)) if name in given_up)

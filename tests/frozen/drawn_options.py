@@ -68,6 +68,9 @@ def _specs(draw: random.Random) -> list[DeviceSpec]:
             switch = draw.choice((gpu.switch, gpu.switch, None))
             name = f"0000:{bus + distance:02x}:00.0"
             specs.append(DeviceSpec(name, gpu.node, DeviceKind.NIC, gpu.root, switch))
+        if draw.random() < 0.2:
+            audio = f"{gpu.bdf[:-1]}1"
+            specs.append(DeviceSpec(audio, gpu.node, DeviceKind.AUDIO, gpu.root, gpu.switch))
     if draw.random() < 0.3:
         buses = (1, 2)[: draw.randint(1, 2)]
         specs += [DeviceSpec(f"0000:{bus:02x}:00.0", 1, DeviceKind.NVSWITCH, 9) for bus in buses]
@@ -84,7 +87,8 @@ def _devices(draw: random.Random, host: Host) -> Iterator[PciDevice]:
             yield device
             continue
         driver = draw.choice(DRIVERS) if has_drivers else None
-        device = replace(device, driver=driver, device_id=model)
+        group = draw.choice((None, device.bdf.bus, device.bdf.bus >> 1))
+        device = replace(device, driver=driver, device_id=model, iommu_group=group)
         if device.kind is DeviceKind.GPU:
             module = modules.pop() if has_names and draw.random() < 0.95 else None
             parts = tuple(

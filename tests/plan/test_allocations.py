@@ -4,9 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.machine.topology import RunningDomain
+from homenode.machine.topology import DomainMark, RunningDomain
 from homenode.plan.allocations import allocations, own_domains
 from tests.small_hosts import even_host, floating_domain, pinned_domain, small_guest, small_request
+
+RANGE = CpuSet.parse("0-3")
+COPY = replace(pinned_domain("0", running=False), mark=DomainMark.COPY)
 
 
 @pytest.mark.parametrize(("name", "is_own"), [("vm", True), ("other", False), ("vm/1", False)])
@@ -33,6 +36,9 @@ def test_an_emulator_that_may_run_on_every_cpu_takes_no_core(emulator: str, serv
         (pinned_domain("0", memory_bytes=1), ["memory of domain 'd'"]),
         (pinned_domain("0", memory_bytes=1, memory_by_node=((0, 1),)), []),
         (replace(pinned_domain("0"), vcpu_pins=(CpuSet([0, 4]), CpuSet([1, 5]))), []),
+        (replace(pinned_domain("0"), vcpu_pins=(RANGE,)), ["load of domain 'd'"]),
+        (COPY, ["CPUs of domain 'd'"]),
+        (replace(COPY, mark=DomainMark.OWN), []),
     ],
 )
 def test_what_floats_and_memory_that_nothing_binds_are_gaps(
@@ -40,3 +46,18 @@ def test_what_floats_and_memory_that_nothing_binds_are_gaps(
 ) -> None:
     host = even_host(1, domains=[replace(domain, name="d")])
     assert [gap.subject for gap in allocations(host, small_request()).gaps] == subjects
+
+
+def test_vcpus_that_float_over_a_range_have_as_many_cores_at_its_end() -> None:
+    ranges = replace(pinned_domain("0,3"), vcpu_pins=(RANGE, RANGE))
+    host = even_host(1, domains=[pinned_domain("3", name="pinned"), ranges])
+    found = allocations(host, small_request())
+    assert str(found.vcpu_cores) == "1-3,5-7" and not found.service_cores
+
+
+def test_vms_that_are_shut_off_and_hold_their_place_are_named() -> None:
+    own = replace(COPY, mark=DomainMark.OWN)
+    domains = own, replace(own, name="planned", planned=True), pinned_domain("1", name="runs")
+    found = allocations(even_host(1, domains=domains), small_request())
+    assert found.shut_off == {"other"}
+    assert [cores.domain for cores in found.by_domain] == ["other", "planned", "runs"]

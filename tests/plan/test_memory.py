@@ -114,6 +114,15 @@ def test_a_vm_that_nothing_binds_has_a_finding_as_soon_as_all_nodes_lack_a_mebib
         assert [finding.id for finding in placement.findings] == ids
 
 
+@pytest.mark.parametrize(("free_pages", "ids"), [(2048, []), (2047, ["host-memory-taken"])])
+def test_huge_pages_that_the_host_has_free_need_nothing_else(
+    free_pages: int, ids: list[str]
+) -> None:
+    host = even_host(1, memory_bytes=5 * GIB, pools=(PagePool(2 * MIB, 2048, free_pages),))
+    request = replace(small_request(4, 4 * GIB, layout="default"), page_bytes=2 * MIB)
+    assert [finding.id for finding in place(host, request).findings] == ids
+
+
 def test_a_vm_has_no_more_guest_cells_than_pages() -> None:
     host = even_host(1, 4, 1, 4, 1, memory_bytes=64 * GIB)
     request = replace(small_request(8, 2 * GIB), page_bytes=GIB)
@@ -150,6 +159,20 @@ def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_findi
     assert placement.memory_nodes == (0, 1)
     assert placement.relaxations == (Relaxation.MEMORY_ELSEWHERE,)
     assert "memory-from-other-nodes" in {f.id for f in placement.findings}
+
+
+def test_the_nearest_node_is_near_to_one_of_the_vms_nodes_and_nodes_are_in_order() -> None:
+    host = host_of(
+        [
+            NodeSpec(((1,),), 2, memory_bytes=24 * GIB),
+            *(NodeSpec(((1,) * 8,), package, memory_bytes=8 * GIB) for package in (0, 1)),
+            NodeSpec(((1,),), 3, memory_bytes=24 * GIB),
+        ],
+        distances=((10, 30, 11, 20), (30, 10, 15, 20), (11, 15, 10, 20), (20, 20, 20, 10)),
+        domains=[pinned_domain("0,17")],
+    )
+    placement = place(host, small_request(15, 20 * GIB, layout="pin-bound"))
+    assert (placement.nodes, placement.memory_nodes) == ((1, 2), (0, 1, 2))
 
 
 def test_memory_of_an_allowed_node_without_pus_goes_with_the_nearest_node() -> None:

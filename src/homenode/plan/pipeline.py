@@ -171,6 +171,10 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
     plan_file; Unplannable of the order in which the most VMs fit.
     """
 
+    if len(requests) == 1:
+        (only,) = requests
+        return (plan_file(only.original, only.name, only.options, host),)
+
     def size(request: FileRequest) -> tuple[int, int]:
         guest = vm_of(open_domain(request.original, request.name))
         return -(guest.memory_bytes or 0), -(guest.vcpus or 0)
@@ -182,9 +186,7 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
         sorted(requests, key=lambda one: sizes[one.name][1]),
     )
     best: tuple[int, Unplannable] | None = None
-    # One VM has one order, and the requested policy.
-    shared = (False, True) if len(requests) > 1 else (False,)
-    for is_shared, order in product(shared, orders[: 1 if len(requests) == 1 else None]):
+    for is_shared, order in product((False, True), orders):
         planned_files: dict[str, PlannedFile] = {}
         machine = host
         for request in order:

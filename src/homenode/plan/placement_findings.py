@@ -80,7 +80,7 @@ def placement_findings(
     yield from _away_from_home(host, request, devices, nodes)
     yield from _nics_in_other_packages(host, devices, nodes)
     yield from _host_share(host, request, relaxations, vcpu_pus, threads, allocations)
-    further = sorted(set(memory) - set(nodes))
+    further = set(memory) - set(nodes)
     if fallback.memory is MemoryRule.ELSEWHERE and further:
         bound = request.layout.memory is not MemoryBinding.KEEP
         yield finding(
@@ -291,7 +291,7 @@ def document_siblings(
         if other is None or Relaxation.SHARED_CORES in other.relaxations:
             limit = _most_with_whole_cores(host, request)
             fix = f"at most {plural(limit, 'vCPU')} can have a whole core each" if limit else None
-    elif not costs and other is not None:
+    elif other is not None:
         fewer = len(_cores_of(host, other))
         detail = (
             f"each vCPU gets a whole core, {cores} in all, though the definition shows "

@@ -276,7 +276,7 @@ def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
 
 def _may_weigh_siblings(guest: Vm, options: PlanOptions, layout: Layout) -> bool:
     """Return whether siblings as in the definition may replace whole cores."""
-    hides_siblings = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
+    hides_siblings = layout.pinning is Pinning.ONE_PER_CORE
     vcpus = options.vcpus or guest.vcpus
     threads = guest.threads_per_core
     return hides_siblings and threads > 1 and vcpus % threads == 0 and not options.explicit_cells

@@ -133,8 +133,8 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         nics = self.host.devices_of_kind(DeviceKind.NIC)
         virtual: dict[Bdf, list[Bdf]] = {nic.bdf: [] for nic in nics if not nic.physical_function}
         for nic in nics:
-            if nic.physical_function is not None:
-                virtual.setdefault(nic.physical_function, []).append(nic.bdf)
+            if nic.physical_function in virtual:
+                virtual[nic.physical_function].append(nic.bdf)
         named = self.request.devices
         return {
             nic: free[0]

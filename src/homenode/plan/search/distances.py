@@ -42,10 +42,10 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
         result = {}
         for home, nodes in self.nodes_of_package.items():
             rows = [self.between[node] for node in members(nodes)]
-            nearest = map(min, *rows) if len(rows) > 1 else rows[0]
             least: dict[int, int] = {}
-            for package, distance in zip(self.packages, nearest, strict=True):
-                least[package] = min(distance, least.get(package, distance))
+            for row in rows:
+                for package, distance in zip(self.packages, row, strict=True):
+                    least[package] = min(distance, least.get(package, distance))
             least[home] = LOCAL_DISTANCE
             result[home] = least
         return result

@@ -451,8 +451,6 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
 
 def _are_swappable(between: Sequence[Sequence[int]], a: int, b: int) -> bool:
     """Return whether two nodes have the same distance to every other node."""
-    if between[a] == between[b]:
-        return True
     first, second = list(between[a]), list(between[b])
     first[a], first[b] = first[b], first[a]
     return first == second

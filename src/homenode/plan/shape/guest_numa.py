@@ -288,7 +288,7 @@ def _reserve(
             unplaced = cell.memory_bytes // page_bytes + -(-extra_bytes // page_bytes)
             for node in cell.host_nodes:
                 pool = pools.get((node, page_bytes))
-                is_last = pool is None or node == cell.host_nodes[-1]
+                is_last = node == cell.host_nodes[-1]
                 in_use = unplaced if is_last or pool is None else min(unplaced, pool.free_pages)
                 pages_of_node[node] = pages_of_node.get(node, 0) + in_use
                 unplaced -= in_use

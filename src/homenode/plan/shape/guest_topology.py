@@ -53,7 +53,7 @@ def numbering(request: GuestRequest, placement: Placement, *, may_share_sockets:
     counts = cell_counts(request, placement)
     offline = offline_vcpus(request, sum(counts))
     runs = _Way(tuple(_runs(counts)), None)
-    if len(counts) == 1 or not offline or not placement.vcpu_nodes:
+    if not offline or not placement.vcpu_nodes:
         return Numbering(placement, runs.cells)
     ways = [_assign(counts, offline, size) for size in _sizes(counts, placement.threads_per_core)]
     way = _best_way((runs, *ways), counts, offline, may_share_sockets=may_share_sockets)

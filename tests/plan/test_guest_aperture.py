@@ -135,6 +135,8 @@ def test_unknown_bars_are_a_gap_and_no_value_is_invented() -> None:
     assert any(
         "BAR sizes of 0000:19:00.0" in gap.reason and "4 more" in gap.reason for gap in plan.gaps
     )
+    known = planned(with_bars(hgx_host(), 256 * MIB))
+    assert "64-bit PCI window" not in {gap.subject for gap in known.gaps}
 
 
 def test_layouts_that_leave_pcie_as_it_was_leave_its_window_too_and_say_so() -> None:

@@ -15,7 +15,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.guest_numa import memory_granule, split_memory
 from homenode.units import GIB, KIB, MIB
-from homenode.vm.layout import PRESETS, Layout
+from homenode.vm.layout import PRESETS, Layout, MemoryBinding
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
 from tests.figures import numbers
@@ -147,6 +147,14 @@ def test_a_host_without_a_slit_tells_the_guest_nothing() -> None:
     plan = assemble(even_host(2, tells_distances=False), small_request(4), placed((2, 2)))
     assert all(cell.distances == () for cell in plan.cells)
     assert any(gap.subject == "guest distances" for gap in plan.gaps)
+    told = assemble(even_host(2), small_request(4), placed((2, 2)))
+    assert len(plan.consequences) == len(told.consequences) + 1
+
+
+def test_memory_that_stays_unbound_leaves_cells_without_nodes() -> None:
+    layout = structs.replace(PRESETS["pin-numa"], memory=MemoryBinding.KEEP, name="custom")
+    plan = assemble(even_host(2), small_request(4, layout=layout), placed((2, 2)))
+    assert [(cell.mode, str(cell.nodes)) for cell in plan.cells] == [(None, "")] * 2
 
 
 def test_huge_pages_are_counted_for_each_node_with_a_command_where_they_lack() -> None:

@@ -360,7 +360,7 @@ def test_topoext_comes_with_the_models_that_have_it(model: str, brings: bool) ->
 def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
     cases = (
         *((model, 4, GuestCache.DISABLED) for model in (1, 0x1F)),
-        (49, 4, GuestCache.EMULATED),
+        *((model, 4, GuestCache.EMULATED) for model in (0x20, None)),
     )
     for model, cores, cache in cases:
         host = even_host(1, 1, 2, cores, 1)

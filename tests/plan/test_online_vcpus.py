@@ -229,3 +229,9 @@ def test_a_vm_with_another_number_of_vcpus_starts_all_of_them_in_order() -> None
     made = plan_file(DOCUMENT % b"", "vm.xml", options, host)
     assert [str(cell.vcpus) for cell in made.plan.cells] == ["0-29", "30-59"]
     assert b"current" not in made.document
+
+
+def test_cells_with_as_many_vcpus_offline_each_stay_as_they_are() -> None:
+    plan, whole = shaped((4, 4), CpuSet([2, 3, 6, 7])), shaped((4, 4), CpuSet())
+    assert plan.vm.cell_vcpus == whole.vm.cell_vcpus
+    assert plan.vm.cpu_topology == whole.vm.cpu_topology

@@ -61,7 +61,9 @@ class SimulatedConfig:
                 most, now = CODE[link.max_gt_per_s], CODE[link.current_gt_per_s]
                 width, lanes = link.max_width or 0, link.current_width or 0
                 self._put(space, AT + 0x0C, 4, most | width << 4 | 1 << 20 | 7 << 24)
-                self._put(space, LINK_CONTROL, 2, 0x0043)  # ASPM and common clock are on
+                self._put(
+                    space, LINK_CONTROL, 2, 0x0243
+                )  # ASPM, common clock and a fixed width are on
                 self._put(space, LINK_STATUS, 2, now | lanes << 4 | 0x3000)
                 self._put(space, AT + 0x2C, 4, ((1 << most) - 1) << 1)
                 self._put(space, LINK_CONTROL_2, 2, 0x1040 | now)  # de-emphasis, compliance

@@ -149,6 +149,7 @@ def _with(run: Run, **changes: object) -> Run:
     [
         ({"host": "host-2"}, "other-host"),
         ({"host_kind": "another machine"}, "other-host"),
+        ({"host": None, "host_kind": None, "system": "another"}, "other-host"),
         ({"conditions": (Condition("governor", "powersave"),)}, "other-conditions"),
         ({"unusable": ("throttled to 1.2 GHz",)}, "unusable"),
         ({"origin": Origin.EMULATED}, "no-real-machine"),
@@ -486,7 +487,8 @@ def test_bare_metal_is_compared_on_the_same_ground_only() -> None:
     ground = {"pus": CpuSet.parse("0-7"), "nodes": (0,)}
     host = _with(simulated_run("default", TRIAD, rng), vantage=Vantage.HOST, **ground)
     guest = _with(simulated_run("pin", {"memory-bandwidth": ("bytes_per_s", 90e9)}, rng), **ground)
-    assert only(compared(host, guest, bare=True)).ratio == pytest.approx(0.9, abs=0.03)
+    effect = only(compared(host, guest, bare=True))
+    assert effect.ratio == pytest.approx(0.9, abs=0.03) and effect.doubts == ()
     elsewhere = _with(guest, pus=CpuSet.parse("8-15"))
     assert only(compared(host, elsewhere, bare=True)).doubts == ("other-ground",)
     unknown = [_with(run, pus=None) for run in (host, guest)]

@@ -138,7 +138,7 @@ def alternatives_of(
     that a source prints for all layouts together are omitted. first_alone: the first argument is
     bare metal.
     """
-    if first_alone and arguments:
+    if first_alone:
         (argument, runs), *further = arguments
         alone = [replace(bare, label=f"{argument}: {bare.label}") for bare in alternatives(runs)]
         return with_joint_states((*alone, *alternatives_of(further)))

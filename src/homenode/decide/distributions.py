@@ -209,7 +209,7 @@ def _nodes(count: int = 48) -> tuple[tuple[float, float], ...]:
     points = []
     for number in range(count):
         x = math.cos(math.pi * (number + 0.75) / (count + 0.5))
-        for _ in range(50):
+        for _ in range(8):
             before, value = 1.0, x
             for degree in range(2, count + 1):
                 before, value = (
@@ -217,9 +217,6 @@ def _nodes(count: int = 48) -> tuple[tuple[float, float], ...]:
                     ((2 * degree - 1) * x * value - (degree - 1) * before) / degree,
                 )
             slope = count * (x * value - before) / (x * x - 1)
-            step = value / slope
-            x -= step
-            if abs(step) < 1e-15:
-                break
+            x -= value / slope
         points.append(((1 + x) / 2, 1 / ((1 - x * x) * slope**2)))
     return tuple(points)

@@ -208,7 +208,7 @@ def _slow_copies_in_one(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Itera
                 text = f"{_rate(rate)} {direction} in {label} and {_rate(usual)} in {other_label}"
                 slow[place[0]] = min(slow.get(place[0], (math.inf, "")), (rate / usual, text))
     if slow:
-        first, *slower = sorted(slow, key=lambda gpu: (slow[gpu][0], str(gpu)))
+        first, *slower = sorted(slow, key=lambda gpu: slow[gpu][0])
         also = f"; GPU {', '.join(map(str, slower))} likewise" if slower else ""
         yield f"GPU {first} copies {slow[first][1]}{also}"
 

@@ -597,6 +597,25 @@ def test_a_paused_vm_is_ended_unless_its_guest_runs_or_another_started_it(
     assert virsh.domain(UUID).is_active is (outcome is ChangeState.KEPT)
 
 
+def test_files_that_a_paused_start_made_go_unless_they_were_written_since(
+    daemon: StandIn, root: Path, tmp_path: Path
+) -> None:
+    was_there, made, written = (tmp_path / name for name in ("was-there", "made", "written"))
+    was_there.touch()
+    makes = tuple(map(str, (was_there, made, written)))
+    step = PausedStart(virsh=Virsh(URI), uuid=UUID, name=NAME, makes=makes)
+    journal = paused_journal(root, Virsh(URI), UUID, NAME)
+    entry = step.do(journal.write)
+    assert entry.made == makes[1:] and "destroy" in entry.by_hand and UUID in entry.by_hand
+    daemon.put("id", "1")
+    daemon.put("run-state", "paused")
+    made.touch()
+    written.touch()
+    facts = entry.facts | {str(made): str(made.stat().st_mtime_ns), str(written): "1"}
+    step.undo(structs.replace(entry, facts=facts), journal.write)
+    assert [path.exists() for path in (was_there, made, written)] == [True, False, True]
+
+
 def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> None:
     run_with_pins(daemon)
     apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)

@@ -146,13 +146,12 @@ class DefineStep:
             assert last is not None, "it was begun"
             self._record_outcome(last, self._original, note)
 
-    def undo(self, entry: ChangeEntry, note: Note, *, replaces: bytes | None = None) -> ChangeEntry:
-        """Define the original again. replaces: the definition that may be replaced; None = the
-        current one. Raises InputError if it was edited meanwhile.
+    def undo(self, entry: ChangeEntry, note: Note, replaces: bytes) -> ChangeEntry:
+        """Define the original again. replaces: the definition that may be replaced. Raises
+        InputError if it was edited meanwhile.
         """
-        now = replaces or self.virsh.definition(self.state.uuid)
-        entry = with_facts(entry, name=self.state.name, found=self.store.save(now))
-        self._begin(entry.now(ChangeState.UNDOING), now, note)
+        entry = with_facts(entry, name=self.state.name, found=self.store.save(replaces))
+        self._begin(entry.now(ChangeState.UNDOING), replaces, note)
         try:
             self._define(entry.before)
         except RefusedError:

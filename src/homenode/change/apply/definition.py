@@ -235,7 +235,7 @@ def restore_definition(
             store.journal.write(entry.now(ChangeState.UNDONE))
             return RestoreOutcome(definition=restorable.definition, exact=True, changed=False)
         step = DefineStep(virsh, state, store, lock)
-        undone = step.undo(entry, store.journal.write, replaces=restorable.definition)
+        undone = step.undo(entry, store.journal.write, restorable.definition)
         now = virsh.definition(state.uuid)
         if restorable.original != store.document(restorable.entry.before):
             # With the addresses that libvirt gave out.

@@ -98,8 +98,7 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
             subject=state.uuid,
             before=pins_text(before),
             after=pins_text(after),
-            facts={key: value for key, value in run.items() if value is not None}
-            | {"name": moved.state.name},
+            facts={key: value for key, value in run.items() if value is not None},
             by_hand="; ".join(_commands(virsh, state.uuid, before)),
         )
         store.journal.write(entry)

@@ -53,6 +53,25 @@ def test_a_full_node_sends_the_emulator_to_the_nearest_node_with_room() -> None:
     assert placement.emulator_pus == CpuSet.parse("0")
 
 
+@pytest.mark.parametrize(("far_gpus", "expected"), [(0, "8"), (2, "5")])
+def test_the_emulator_leaves_the_node_only_for_cores_that_free_gpus_do_not_need(
+    far_gpus: int, expected: str
+) -> None:
+    gpus = [DeviceSpec(f"0000:1{i}:00.0", 0) for i in range(2)]
+    gpus += [DeviceSpec(f"0000:9{i}:00.0", 1) for i in range(far_gpus)]
+    host = even_host(2, 1, 1, 8, 1, devices=gpus)
+    placement = place(host, small_request(5, devices=["10:00.0"]))
+    assert placement.emulator_pus == CpuSet.parse(expected)
+
+
+def test_siblings_on_the_node_of_huge_pages_come_before_free_cores_of_other_nodes() -> None:
+    bound = replace(small_request(8), page_bytes=2 * MIB)
+    placement = place(even_host(2, 1, 1, 8, 2), bound)
+    assert placement.nodes == (0,)
+    (shared,) = (f for f in placement.findings if f.id == "emulator-on-siblings")
+    assert "huge pages" in shared.observed
+
+
 def test_idle_siblings_come_last_and_with_a_finding() -> None:
     placement = place(even_host(1, 1, 1, 4, 2), small_request(4))
     assert placement.emulator_pus == CpuSet.parse("4")

@@ -211,8 +211,9 @@ class PlanOptions(Struct, frozen=True):
       host_reserve: Reserve for the host: whole cores without vCPUs, and memory of each node. Either
         may be omitted. Default: [reserve] of the host.toml; else 1 core, and the larger of 2 GiB
         and 2 %.
-      emulator_policy: CPUs for QEMU's own threads: auto (cores without vCPUs, near the devices),
-        housekeeping (the host's housekeeping CPUs), share (the vCPUs' CPUs), none (not pinned).
+      emulator_policy: CPUs for QEMU's own threads: auto (cores without vCPUs that free GPUs do
+        not need, near the devices), housekeeping (the host's housekeeping CPUs), share (the vCPUs'
+        CPUs), none (not pinned).
       emulator_pus: Pin QEMU's own threads to exactly these CPUs.
       housekeeping_pus: CPUs for the emulators of several VMs, with --emulator housekeeping or if no
         core is left for an emulator; vCPUs do not use them. Default: those in the host.toml.

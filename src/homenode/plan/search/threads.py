@@ -3,10 +3,10 @@
 Order of places for the emulator: cores without vCPUs on the chosen nodes that the node's free GPUs
 do not need, those nearest the devices first (on hybrid hosts efficiency cores first); cores that
 serve the emulators of other VMs; the host's own core, which is any other core without vCPUs, first
-on nodes whose free GPUs do not need it; the host's housekeeping CPUs; free siblings of vCPU cores,
-with a finding; the vCPUs' own CPUs, with a finding. Never isolated CPUs. The emulator gets one core
-on each of at most EMULATOR_CORES chosen nodes: its main loop is one thread, and a second node's
-core keeps its workers near that node's memory.
+on nodes whose free GPUs do not need it, then on the VM's own; the host's housekeeping CPUs; free
+siblings of vCPU cores, with a finding; the vCPUs' own CPUs, with a finding. Never isolated CPUs.
+The emulator gets one core on each of at most EMULATOR_CORES chosen nodes: its main loop is one
+thread, and a second node's core keeps its workers near that node's memory.
 
 QEMU allocates the huge pages that are bound to a node on CPUs of that node, and does not start
 where its own threads may run on none of these (libvirt 9.0, thread-context): then the emulator has
@@ -69,20 +69,22 @@ def thread_places(
     """
     nodes = node_order[:chosen]
     spare_of_node = _own_spare_cores(free, nodes, request.vcpu_pus)
-    far = _far_cores(free, node_order[chosen:], request.vcpu_pus)
+    far_nodes = node_order[chosen:]
     findings: tuple[Finding, ...] = ()
     emulator = request.emulator_pus
     if emulator is None and request.on_every_node and not request.housekeeping:
         emulator, findings = _on_every_node(free, request, spare_of_node)
     if emulator is None:
-        emulator = _emulator(request, spare_of_node, far) or request.housekeeping_pus or None
+        emulator = (
+            _emulator(free, request, spare_of_node, far_nodes) or request.housekeeping_pus or None
+        )
         if emulator is None:
             emulator, findings = _next_to_vcpus(free, nodes, request.vcpu_pus)
     if emulator is not None and request.on_every_node:
         findings = (*findings, *_off_nodes(free, emulator, nodes))
     if emulator is None or not request.iothreads:  # not pinned: no core is left for IOThreads
         return ThreadPlaces(emulator, (), findings)
-    spare = chain(*spare_of_node.values(), _far_cores(free, node_order[chosen:], request.vcpu_pus))
+    spare = chain(*spare_of_node.values(), _far_cores(free, far_nodes, request.vcpu_pus))
     cores = list(islice((pus for pus in spare if not pus & emulator.bits), request.iothreads))
     # The first CPU of every core before the second of any.
     turns = range(max((pus.bit_count() for pus in cores), default=0))
@@ -95,9 +97,12 @@ def thread_places(
 
 
 def _emulator(
-    request: ThreadRequest, spare_of_node: dict[int, list[int]], far: Iterator[int]
+    free: FreeCpus,
+    request: ThreadRequest,
+    spare_of_node: dict[int, list[int]],
+    far_nodes: Sequence[int],
 ) -> CpuSet | None:
-    """Return cores without vCPUs for the emulator, or None. own: cores of each node."""
+    """Return cores without vCPUs for the emulator, or None."""
     nodes = [node for node, cores in spare_of_node.items() if cores]
     if not request.housekeeping:
         chosen = list(islice((n for n in nodes if request.own_cores(n) > 0), EMULATOR_CORES))
@@ -105,10 +110,11 @@ def _emulator(
             return CpuSet.from_bits(sum(spare_of_node[node][0] for node in chosen))
     if request.service_cores:
         return request.service_cores[0]
-    mine = spare_of_node[nodes[0]][:1] if nodes else []
-    needed = nodes and request.own_cores(nodes[0]) <= 0
-    core = next(chain(far, mine) if needed else chain(mine, far), None)
-    return None if core is None else CpuSet.from_bits(core)
+    spare = {node: spare_of_node[node] for node in nodes[:1]}
+    spare |= {node: _spare_cores(free, node, request.vcpu_pus, frozenset()) for node in far_nodes}
+    with_spare = (node for node, cores in spare.items() if cores)
+    node = min(with_spare, key=lambda node: request.own_cores(node) <= 0, default=None)
+    return None if node is None else CpuSet.from_bits(spare[node][0])
 
 
 def _on_every_node(
@@ -124,7 +130,8 @@ def _on_every_node(
             return None, ()
         bits |= cores[0] if cores else idle[0]
         siblings |= 0 if cores else idle[0]
-    findings = (_on_siblings(CpuSet.from_bits(siblings)),) if siblings else ()
+    where = " on a node whose huge pages QEMU allocates"
+    findings = (_on_siblings(CpuSet.from_bits(siblings), where),) if siblings else ()
     return CpuSet.from_bits(bits), findings
 
 
@@ -201,9 +208,10 @@ def _free_siblings(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> li
     ]
 
 
-def _on_siblings(pus: CpuSet) -> Finding:
+def _on_siblings(pus: CpuSet, where: str = "") -> Finding:
     return finding(
         "emulator-on-siblings",
         cpus_text(pus),
-        observed="no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
+        observed=f"no core without vCPUs is free{where}, so QEMU's own threads share a core with a "
+        "vCPU",
     )

@@ -15,6 +15,7 @@ from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.domain.read import read_vm
 from tests.command_line import homenode
 from tests.pool.pools import filled, named, shipped
+from tests.tools.test_xl_info import INFO
 
 DOCUMENT = """<domain type='kvm'><name>gpu-vm</name><memory unit='GiB'>256</memory><vcpu>32</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
@@ -144,6 +145,18 @@ def test_a_vm_that_fits_nowhere_has_a_reason_for_each_kind(run: Run) -> None:
     assert "gpu-vm fits none of 4 hosts" in err
     assert "300 CPUs needed, 224 free" in " ".join(err.split())
     assert "aarch64" in err
+
+
+def test_what_a_source_does_not_show_is_unknown_and_not_none(run: Run) -> None:
+    Path("xen.txt").write_text(INFO)
+    code, _, err = run("place vm.xml --gpus 1 --vcpus 1 --memory 1GiB --pool xen.txt")
+    assert (code, "xl info -n does not show" in err, "--lspci" in err) == (5, True, True)
+    _, out, _ = run("show --pool xen.txt")
+    assert (out.splitlines()[0].startswith("1 host, the VMs of 1 not read"), _rows(out)[3][-1]) == (
+        True,
+        "unknown",
+    )
+    assert json.loads(run("show --pool xen.txt --json")[1])["hosts"][0]["vms"] is None
 
 
 def test_capture_reads_named_hosts_or_a_list(run: Run) -> None:

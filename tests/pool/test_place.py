@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from homenode.cluster.pool.fits import (
     DEFAULT_SIZES,
-    MOST_COUNTED,
     VmSize,
     blank_vm,
     count_fits,
@@ -239,9 +238,15 @@ def test_a_host_without_gpus_has_no_answer_for_shares_of_gpus() -> None:
         share_of(host, 1)
 
 
-def test_counting_ends() -> None:
+def test_counting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homenode.cluster.pool.fits.MOST_COUNTED", 9)
     tiny = VmSize(vcpus=1, memory_bytes=128 * MIB)
-    assert count_fits(shipped("xeon-2p-cpus"), tiny) == MOST_COUNTED
+    assert count_fits(shipped("xeon-2p-cpus"), tiny) == 9
+
+
+def test_a_vm_that_needs_unequal_guest_nodes_does_not_count() -> None:
+    size = VmSize(gpus=1, vcpus=14, memory_bytes=200 * GIB)
+    assert count_fits(shipped("hgx-a100-80gb"), size) == 4
 
 
 def test_a_gpus_share_leaves_the_host_and_the_emulators_their_cores() -> None:

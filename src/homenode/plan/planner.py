@@ -19,15 +19,21 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
     InputError for what the host lacks, NotKnownError if its cores are unknown.
     """
     certain = with_certain_nodes(host)
+    placed = placement(certain, request, brief=brief)
+    return assemble(certain, as_placed(request, placed), placed)
+
+
+def placement(certain: Host, request: GuestRequest, *, brief: bool = False) -> Placement:
+    """Return the placement on a host of certain nodes. Raises as plan does."""
     try:
-        placed = place(certain, request, brief=brief)
+        return place(certain, request, brief=brief)
     except Unplannable as error:
         refuse_unshown(certain, "CPUs")
         if request.options.gpu_count:
             refuse_unshown(certain, "PCI")
         if certain.pus and not certain.cores:
             raise NotKnownError(
-                f"{host.name}: the CPUs of each core are unknown, so no plan can be made",
+                f"{certain.name}: the CPUs of each core are unknown, so no plan can be made",
                 hint="use lscpu -e of the host, or homenode capture, as the source",
             ) from None
         unknown = own_is_unknown(certain, request)
@@ -41,7 +47,6 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
             nearest=error.nearest,
             quotes_nearest=error.quotes_nearest,
         ) from None
-    return assemble(certain, as_placed(request, placed), placed)
 
 
 def as_placed(request: GuestRequest, placed: Placement) -> GuestRequest:

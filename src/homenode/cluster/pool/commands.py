@@ -40,6 +40,7 @@ from homenode.cluster.pool.text import (
 )
 from homenode.errors import (
     FINDINGS,
+    NOT_KNOWN,
     UNPLANNABLE,
     NotKnownError,
     UsageError,
@@ -119,7 +120,8 @@ def place(arguments: PoolPlaceArguments) -> None:
             print_json(encode_refusal(refusals[0]))
         error_console().print(no_place_text(guest.name, ranking.refusing))
         _note_unread(named)
-        raise SystemExit(UNPLANNABLE)
+        codes = {hosts.exit_code for hosts in ranking.refusing}
+        raise SystemExit(NOT_KNOWN if NOT_KNOWN in codes else UNPLANNABLE)
     lines = []
     if output is not None:
         lines += write_document(tuning, original, output, permissions_of(document))

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import InputError, UsageError, out_of_range
-from homenode.findings import Gap, unread_vms
+from homenode.findings import NO_VMS, NO_VMS_DESCRIBED, Gap, unread_vms
 from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host, MemoryKind, NumaNode, with_certain_nodes
@@ -31,7 +31,10 @@ MOST_COUNTED = 100
 """VMs of one size on one host; where as many fit, more may."""
 
 _LAYOUT = "pin-numa-pci"  # the guest sees where each GPU is
-_LOCALITY = ("given_up", "device_class", "packages_spanned", "gpus_away_from_home")
+_LOCALITY = (
+    *("given_up", "device_class", "packages_spanned", "gpus_away_from_home"),
+    *("given_up_for_nearness", "unequal_cells"),
+)
 
 
 class FreeOfNode(Struct, frozen=True, kw_only=True):
@@ -241,13 +244,17 @@ def examine_pool(
         hosts.append(
             PoolHost(
                 name=entry.name,
-                vms=None if unread_vms(host.gaps) else vms,
+                vms=None if any(map(_hides_vms, host.gaps)) else vms,
                 nodes=free_by_node(host),
                 fits=fits_of[key],
                 gaps=host.gaps,
             )
         )
     return Pool(hosts=tuple(hosts), unread=named.unread)
+
+
+def _hides_vms(gap: Gap) -> bool:
+    return gap != NO_VMS_DESCRIBED and (gap.subject == NO_VMS or bool(unread_vms([gap])))
 
 
 def count_fits(host: Host, size: VmSize) -> int | None:

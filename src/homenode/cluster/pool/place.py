@@ -7,12 +7,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cluster.pool.fits import FreeOfNode, equivalence_key, free_by_node, sum_of
-from homenode.errors import HomenodeError, InputError, NotKnownError
+from homenode.errors import UNPLANNABLE, HomenodeError, InputError, NotKnownError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, with_certain_nodes
 from homenode.plan.placement import Placement
-from homenode.plan.planner import as_placed
+from homenode.plan.planner import as_placed, placement
 from homenode.plan.request import request_for
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
@@ -51,6 +51,7 @@ class RefusingHosts(Struct, frozen=True, kw_only=True):
     reason: str  # of the first of them
     hint: str | None
     refusal: Unplannable | None = None  # of the first of them
+    exit_code: int = UNPLANNABLE  # of the first of them
 
 
 class PoolRanking(Struct, frozen=True, kw_only=True):
@@ -86,16 +87,18 @@ def rank_hosts(
             taking.append(replace(answer, entry=entry))
             continue
         nearest = _closest(answer)
-        kind = answer.message if nearest is None else nearest.constraint
+        message = answer.message.removeprefix(f"{entry.host.name}: ")
+        kind = message if nearest is None else nearest.constraint
         refusals.setdefault(kind, ([], answer))[0].append(entry.name)
     refusing = [
         RefusingHosts(
             names=tuple(names),
-            reason=first.message if (nearest := _closest(first)) is None else nearest.detail,
+            reason=kind if (nearest := _closest(first)) is None else nearest.detail,
             hint=first.hint,
             refusal=first if isinstance(first, Unplannable) else None,
+            exit_code=first.exit_code,
         )
-        for names, first in refusals.values()
+        for kind, (names, first) in refusals.items()
     ]
     refusing.sort(key=lambda refused: -len(refused.names))
     return PoolRanking(hosts=_rank(taking), refusing=tuple(refusing))
@@ -128,16 +131,16 @@ def _plan_on(
         options = options_on(entry)
         request = request_for(guest, options, host)
         try:
-            placement = place(host, request, brief=True)
+            placed = place(host, request, brief=True)
         except Unplannable:
-            placement = place(host, request)  # refuses again, with its reasons
-        domain = domain_of_plan(assemble(host, as_placed(request, placement), placement))
+            placed = placement(host, request)  # refuses again, with its reasons
+        domain = domain_of_plan(assemble(host, as_placed(request, placed), placed))
     except (Unplannable, InputError, NotKnownError) as refusal:
         return refusal
     domains = tuple(other for other in host.domains if other.name != guest.name)
     free = sum_of(free_by_node(replace(host, domains=(*domains, domain))))
-    gpus = sum(gpu.bdf in placement.devices for gpu in host.devices_of_kind(DeviceKind.GPU))
-    return PoolPlace(entry=entry, options=options, placement=placement, free=free, gpus=gpus)
+    gpus = sum(gpu.bdf in placed.devices for gpu in host.devices_of_kind(DeviceKind.GPU))
+    return PoolPlace(entry=entry, options=options, placement=placed, free=free, gpus=gpus)
 
 
 def _rank(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:

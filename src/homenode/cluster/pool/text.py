@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from homenode.cluster.pool.fits import MOST_COUNTED, FreeOfNode, Pool, PoolHost, SizeFits, sum_of
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
 from homenode.doc import Doc, Part, Table, Text
-from homenode.findings import NO_VMS, Gap, shared_gap_lines
+from homenode.findings import NO_VMS_DESCRIBED, Gap, shared_gap_lines
 from homenode.show.explain import term_words
 from homenode.show.plan_text import fallback_text, local_text
 from homenode.text import first_few, nodes_text, number_list, plural
@@ -57,9 +57,9 @@ def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
 
 
 def unknown_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
-    """Return the unknown facts of hosts, except that a source cannot show VMs."""
+    """Return the unknown facts of hosts; a description without VMs has none."""
     return shared_gap_lines(
-        (name, [gap for gap in gaps if gap.subject != NO_VMS]) for name, gaps in gaps_of
+        (name, [gap for gap in gaps if gap != NO_VMS_DESCRIBED]) for name, gaps in gaps_of
     )
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import fields, replace
 
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError, unknown
-from homenode.findings import NO_VMS, Gap
+from homenode.findings import NO_VMS_DESCRIBED, Gap
 from homenode.machine.description.buses import DescribedPci, address, parse_links
 from homenode.machine.description.cores import (
     cores_of,
@@ -189,7 +189,7 @@ def _at_cpus(host: Host, online: CpuSet) -> Host:
 def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
     """Yield gaps for facts that the description omits."""
     if not host.domains:
-        yield Gap(NO_VMS, _LEFT_OUT)
+        yield NO_VMS_DESCRIBED
     if without := online - CpuSet.union(llc.pus for llc in host.llcs):
         yield Gap(f"last-level cache of CPUs {without}", _LEFT_OUT)
     if host.distances is None:
@@ -199,7 +199,7 @@ def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
             yield Gap(f"node of {device.bdf}", _LEFT_OUT)
 
 
-_LEFT_OUT = "the description has none"
+_LEFT_OUT = NO_VMS_DESCRIBED.reason
 
 
 def _bytes(size: int | None) -> int | None:

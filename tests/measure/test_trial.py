@@ -33,7 +33,7 @@ from homenode.measure.trial.journal import (
     TrialJournal,
     known_trials,
 )
-from homenode.measure.trial.prepare import latest, preflight
+from homenode.measure.trial.prepare import latest_trial, preflight
 from homenode.measure.trial.runner import outcome_code, run_trial, steps_of
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
@@ -423,7 +423,7 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     state = journal.load().state
     assert len(state.measured_boots) == 2
     assert not state.to_undo
-    assert latest(root, NAME).directory == journal.path
+    assert latest_trial(root, NAME).directory == journal.path
     with pytest.raises(UsageError, match="is unfinished") as raised:
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
     assert "trial resume" in str(raised.value.hint)

@@ -16,7 +16,7 @@ from homenode.errors import InputError
 from homenode.findings import are_bad
 from homenode.objective import Objective
 from homenode.plan.pipeline import plan_file
-from homenode.plan.shape.guest_numa import together
+from homenode.plan.shape.guest_numa import merge_devices
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE as QEMU
 from homenode.vm.domain.read import open_domain, read_kept, with_kept
@@ -413,7 +413,7 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "page_bytes": 2 * MIB,
         "ballooned_bytes": GIB,
         "binding": ("preferred", CpuSet(plan.memory_nodes)),
-        "memory_devices": together(GIB),
+        "memory_devices": merge_devices(GIB),
         "cells": cells[:1],
         "hostdevs": devices[:1],
         "mediated": (MediatedDevice("0" * 32, None),),

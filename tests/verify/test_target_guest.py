@@ -12,7 +12,7 @@ from homenode.check.verify.target_file import expectation_for_target, lost_in_gu
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.topology import Host
-from homenode.plan.shape.guest_numa import together
+from homenode.plan.shape.guest_numa import merge_devices
 from homenode.plan.stored import encode_plan
 from homenode.units import GIB
 from homenode.vm.plan import Plan, with_vm
@@ -128,7 +128,7 @@ def test_a_plan_that_the_target_never_has_is_refused() -> None:
     with pytest.raises(InputError, match=r"the vGPU 0000:11:00\.0, 0000:81:00\.0"):
         expectation_for_target(vgpu, "xen")
     with pytest.raises(InputError, match="memory devices"):
-        expectation_for_target(with_vm(plan, memory_devices=together(GIB)), "xen")
+        expectation_for_target(with_vm(plan, memory_devices=merge_devices(GIB)), "xen")
 
 
 @pytest.fixture

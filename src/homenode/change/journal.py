@@ -20,7 +20,7 @@ from homenode.change.step import (
     ChangeHead,
     ChangeState,
     ChangeStep,
-    latest,
+    last_lines,
     to_undo,
 )
 from homenode.errors import HomenodeError
@@ -84,7 +84,7 @@ class Journal:
 
     def last(self, kind: str, subject: str) -> ChangeEntry | None:
         """The last line of a step; None if nothing was ever done."""
-        return latest(self.entries()).get((kind, subject))
+        return last_lines(self.entries()).get((kind, subject))
 
     def to_undo(self) -> tuple[ChangeEntry, ...]:
         """The steps that changed or may have changed the host, in the order of their start."""

@@ -76,11 +76,11 @@ class ChangeStep(Protocol):
         """Whether the host is in the state after the entry; reads the host, never a journal."""
 
 
-def latest(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]:
+def last_lines(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]:
     """Return the last line of each step, in the order of their start.
 
     >>> lines = [ChangeEntry(what=ChangeState.BEGIN, kind="file", subject="/a")]
-    >>> latest([*lines, lines[0].now(ChangeState.DONE)])["file", "/a"].what
+    >>> last_lines([*lines, lines[0].now(ChangeState.DONE)])["file", "/a"].what
     <ChangeState.DONE: 'done'>
     """
     last_entries: dict[tuple[str, str], ChangeEntry] = {}
@@ -96,4 +96,4 @@ def latest(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]
 
 def to_undo(entries: Iterable[ChangeEntry]) -> tuple[ChangeEntry, ...]:
     """The steps that did something, or may have, in the order in which they were begun."""
-    return tuple(entry for entry in latest(entries).values() if entry.what in TO_UNDO)
+    return tuple(entry for entry in last_lines(entries).values() if entry.what in TO_UNDO)

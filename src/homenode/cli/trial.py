@@ -52,7 +52,7 @@ from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
 from homenode.measure.suite import suite_for
 from homenode.measure.trial.boot_steps import TrialDomain
-from homenode.measure.trial.guest import GuestReach, again
+from homenode.measure.trial.guest import GuestReach, command_for
 from homenode.measure.trial.journal import (
     EntryKind,
     State,
@@ -63,7 +63,7 @@ from homenode.measure.trial.journal import (
     domain_locked,
     known_trials,
 )
-from homenode.measure.trial.prepare import Preflight, latest, preflight, prepare, reopen
+from homenode.measure.trial.prepare import Preflight, latest_trial, preflight, prepare, reopen
 from homenode.measure.trial.runner import (
     Trial,
     TrialSetup,
@@ -195,8 +195,8 @@ def resume_trial(arguments: TrialResumeArguments) -> None:
     if reaching is not None:
         check_access(reaching)
     check_can_write(arguments.report)
-    trial = latest(default_root(), arguments.name)
-    assert trial.head is not None, "latest omits what cannot be read"
+    trial = latest_trial(default_root(), arguments.name)
+    assert trial.head is not None, "latest_trial omits what cannot be read"
     head, journal = trial.head, TrialJournal(default_root(), trial.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.hold() as lock:
@@ -220,8 +220,8 @@ def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int
 
 def rollback_trial(arguments: TrialUndoArguments) -> None:
     """Restore the VM to its state before its last trial."""
-    trial = latest(default_root(), arguments.name)
-    assert trial.head is not None, "latest omits what cannot be read"
+    trial = latest_trial(default_root(), arguments.name)
+    assert trial.head is not None, "latest_trial omits what cannot be read"
     journal = TrialJournal(default_root(), trial.head.id)
     alone = domain_locked(default_root(), trial.head.source_uuid or trial.head.uuid)
     with alone, journal.hold():
@@ -336,10 +336,10 @@ def _run(
         try:
             run_trial(trial, lock)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"{again(head.argument, 'resume')} continues") from None
+            raise KeyboardInterrupt(f"{command_for(head.argument, 'resume')} continues") from None
         except HomenodeError as error:
             resume, undo, status = (
-                again(head.argument, action) for action in ("resume", "undo", "status")
+                command_for(head.argument, action) for action in ("resume", "undo", "status")
             )
             ways = f"{resume} continues; {undo} undoes it; {status} shows what is left"
             error.hint = ways if error.hint is None else f"{error.hint}; then {ways}"

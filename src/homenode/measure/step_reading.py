@@ -344,7 +344,7 @@ def tools() -> Mapping[str, ToolOutput]:
     return {output.name: output for output in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
 
 
-def lenient(tool: str, text: str, name: str) -> Figures:
+def figures_or_gap(tool: str, text: str, name: str) -> Figures:
     """Return figures_of; an unreadable file becomes a gap, so that the other files are read."""
     try:
         return figures_of(tool, text, name)

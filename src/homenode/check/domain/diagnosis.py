@@ -23,7 +23,7 @@ from homenode.check.domain.devices import (
 )
 from homenode.check.domain.memory import memory_alone, memory_findings, memory_on_host
 from homenode.check.domain.pins import (
-    floats,
+    has_floating_vcpus,
     is_flat_by_evidence,
     nodes_of,
     pin_findings,
@@ -97,7 +97,7 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
         f"{host.name} reports no CPUs to compare its pins with"
     ]
     pus = facts.pinned_pus
-    if floats(facts) and host.pus:
+    if has_floating_vcpus(facts) and host.pus:
         lines[0] += f"; its vCPUs float over {cpus_text(pus)}, {nodes_text(nodes_of(pus, host))}"
     devices = passed_devices(facts, host)
     if devices:

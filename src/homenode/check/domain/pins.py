@@ -71,12 +71,12 @@ def _check_pin_counts(facts: Vm, host: Host) -> Iterator[Finding]:
     if 0 < online < started:
         limit = f"at most the {plural(online, 'CPU')} of {host.name}"
         yield finding("vcpus-above-pus", plural(started, "vCPU"), limit, str(started))
-    elif floats(facts) and len(pins) < started:
+    elif has_floating_vcpus(facts) and len(pins) < started:
         limit = f"at most the {plural(len(pins), 'CPU')} that they may run on ({pins})"
         yield finding("vcpus-above-pus", plural(started, "vCPU"), limit, str(started), case="pins")
 
 
-def floats(facts: Vm) -> bool:
+def has_floating_vcpus(facts: Vm) -> bool:
     """Return whether every vCPU is pinned to a set of CPUs rather than to one."""
     return bool(facts.vcpu_pins) and all(pin and len(pin) > 1 for pin in facts.vcpu_pins)
 

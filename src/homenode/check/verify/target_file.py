@@ -24,7 +24,7 @@ from homenode.vm.targets.target import (
     is_vgpu,
     lost_features,
     settings_of,
-    visible,
+    visible_vm,
 )
 
 _OF_DOCUMENTS = ("controller", "expander-cell", "bus-nr", "device-address", "memory-device")
@@ -52,7 +52,7 @@ def verify_target(
         _difference(
             difference.title, difference.expected, difference.observed, source, difference.fact.id
         )
-        for difference in diff(visible(plan.vm, lost), vm, skipped)
+        for difference in diff(visible_vm(plan.vm, lost), vm, skipped)
     ]
     written = _written_again(content, source, target, plan, host)
     if module.hook_suffix is not None:
@@ -176,7 +176,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     shows_cells = module.support[Feature.DEVICE_CELLS].level is not Level.LOST
     hidden = lost | ({Feature.TOPOLOGY} if Feature.THREADS in lost else set())
     # Who can show no device's cell plugs devices in wherever it likes.
-    vm = visible(plan.vm, hidden if shows_cells else hidden | {Feature.DEVICE_CELLS})
+    vm = visible_vm(plan.vm, hidden if shows_cells else hidden | {Feature.DEVICE_CELLS})
     return replace(expectation_of(vm, host=host), has_device_cells=shows_cells)
 
 

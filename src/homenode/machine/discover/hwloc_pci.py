@@ -13,7 +13,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.indices import NodeIndex
-from homenode.machine.discover.pci_nodes import root_complexes, several
+from homenode.machine.discover.pci_nodes import functions_text, root_complexes
 from homenode.machine.pci import (
     NVIDIA,
     PCI_BRIDGE_CLASS,
@@ -104,7 +104,7 @@ def read_hwloc_pci(
     unplaced = [device.bdf for device in devices if device.node is None]
     if unplaced:
         reason = "hwloc attaches them to an object that is not one node"
-        gaps.append(Gap(f"node of {several(unplaced)}", reason))
+        gaps.append(Gap(f"node of {functions_text(unplaced)}", reason))
     return roots, devices, _links(matrices, walked.bdf_of_object), tuple(gaps)
 
 

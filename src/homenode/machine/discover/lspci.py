@@ -12,7 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import NO_VMS, Gap, GapKind
 from homenode.indices import NodeIndex
-from homenode.machine.discover.pci_nodes import Locality, root_complexes, several
+from homenode.machine.discover.pci_nodes import Locality, functions_text, root_complexes
 from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,
     UNASSIGNED_CLASS,
@@ -63,12 +63,12 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     )
     nodeless = [device.bdf for device in devices if device.node is None]
     if nodeless:
-        subject = f"node of {several(nodeless)}"
+        subject = f"node of {functions_text(nodeless)}"
         gaps.append(Gap(subject, "lspci prints no NUMA node for them"))
     lost = sorted(set(device_of) - {device.bdf for device in devices})
     if lost:
         reason = f"{host.name} has them, {source} does not; omitted"
-        gaps.append(Gap(several(lost), reason))
+        gaps.append(Gap(functions_text(lost), reason))
     bdfs = {device.bdf for device in devices}
     roots, root_gaps = root_complexes(devices)
     return replace(
@@ -149,7 +149,7 @@ def add_lspci(
         (set(listed), {device.bdf for device in devices}, "lspci"),
     ):
         if missing := sorted(theirs - ours):
-            gaps.append(Gap(several(missing), f"{place} does not have them"))
+            gaps.append(Gap(functions_text(missing), f"{place} does not have them"))
     named: list[PciDevice] = []
     for device in devices:
         function = listed.get(device.bdf)
@@ -197,7 +197,7 @@ def _devices(
     if unclassed:
         name = by_bdf[unclassed[0]].class_name
         reason = f"lspci names a class that is not known here ({name!r}); use lspci -nn"
-        gaps.append(Gap(f"class of {several(unclassed)}", reason))
+        gaps.append(Gap(f"class of {functions_text(unclassed)}", reason))
     for bdf, function in by_bdf.items():
         code = function.class_code if function.class_code is not None else UNASSIGNED_CLASS
         node = None if function.numa_node is None else NodeIndex(function.numa_node)

@@ -154,7 +154,7 @@ def with_stated_nodes(
         reason = (
             f"the firmware reports none; node {node_of_root[root]}, as the GPUs of {root}: used"
         )
-        gaps.append(Gap(f"node of {several(bdfs)}", reason))
+        gaps.append(Gap(f"node of {functions_text(bdfs)}", reason))
     return tuple(placed), tuple(gaps)
 
 
@@ -191,7 +191,7 @@ NAMED_KINDS = frozenset({DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, De
 """Kinds of which each function is worth a gap of its own."""
 
 
-def several(bdfs: Sequence[Bdf]) -> str:
+def functions_text(bdfs: Sequence[Bdf]) -> str:
     """Return the subject of a gap on functions: "0000:03:00.0", or "4 PCI functions (0000:03:00.0,
     ...)"."""
     return str(bdfs[0]) if len(bdfs) == 1 else f"{len(bdfs)} PCI functions ({bdfs[0]}, ...)"
@@ -214,7 +214,7 @@ def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
         ),
     )
     return tuple(
-        Gap(f"{field_name} of {several([device.bdf for device in lacking])}", reason)
+        Gap(f"{field_name} of {functions_text([device.bdf for device in lacking])}", reason)
         for field_name, reason, lacking in missing
         if lacking
     )
@@ -233,4 +233,4 @@ def functions_off_the_bus(
     if not stray:
         return ()
     reason = "has a directory in /sys/devices, but is not in /sys/bus/pci/devices: omitted"
-    return (Gap(several(sorted(stray)), reason),)
+    return (Gap(functions_text(sorted(stray)), reason),)

@@ -43,7 +43,7 @@ from homenode.measure.results.model import (
     system_of,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.step_reading import figures_of, lenient, tool_of
+from homenode.measure.step_reading import figures_of, figures_or_gap, tool_of
 from homenode.units import MIB, whole_number
 from homenode.vm.layout import PRESETS, GuestCells, Siblings
 
@@ -175,7 +175,7 @@ def _of_directory(directory: SourceDirectory, options: ImportOptions) -> Iterato
     for name in sorted(texts):
         tool = tool_of(texts[name])
         if tool is not None:
-            figures = lenient(tool, texts[name], name)
+            figures = figures_or_gap(tool, texts[name], name)
             groups.setdefault(_group(name, _is_bound(figures)), {})[name] = figures
     for group, parts in groups.items():
         yield _logs(directory, group, tuple(parts), join_figures(parts.values()), options)

@@ -198,13 +198,14 @@ def retry_while_unavailable(
             if notify is not None and trial is not None:
                 notify(
                     f"libvirt does not answer; tried again for {DAEMON_S:g} s. After that, or "
-                    f"Ctrl-C: {again(trial, 'resume')} continues, {again(trial, 'undo')} undoes it"
+                    f"Ctrl-C: {command_for(trial, 'resume')} continues, "
+                    f"{command_for(trial, 'undo')} undoes it"
                 )
                 notify = None
         time.sleep(_BETWEEN_S)
 
 
-def again(trial: str, action: str) -> str:
+def command_for(trial: str, action: str) -> str:
     """Return the command that resumes or undoes a trial, or shows its status."""
     return command_line("homenode", "trial", action, trial)
 

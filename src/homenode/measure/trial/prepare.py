@@ -178,7 +178,7 @@ def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
     return TrialSetup(head, config, layouts, copy)
 
 
-def latest(root: Path, name: str) -> StoredTrial:
+def latest_trial(root: Path, name: str) -> StoredTrial:
     """Return the latest trial of a domain, or the trial with that id. Raises InputError."""
     trials = known_trials(root, name)
     readable = [trial for trial in trials if trial.head is not None]

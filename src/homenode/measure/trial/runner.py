@@ -41,7 +41,7 @@ from homenode.measure.trial.boot_steps import (
 )
 from homenode.measure.trial.copying import PreparedCopy
 from homenode.measure.trial.fitting import host_without, no_longer_fits
-from homenode.measure.trial.guest import Reach, again, boot_of, wait_for_answer
+from homenode.measure.trial.guest import Reach, boot_of, command_for, wait_for_answer
 from homenode.measure.trial.journal import (
     BOOT,
     COPY,
@@ -155,7 +155,7 @@ def _refuse_edited(trial: Trial) -> None:
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
             "another: it was edited since",
-            hint=again(trial.head.argument, "undo") + " ends it; then begin a new one",
+            hint=command_for(trial.head.argument, "undo") + " ends it; then begin a new one",
         )
 
 
@@ -325,7 +325,7 @@ def _refuse_taken(trial: Trial, tuned: TunedCopy) -> None:
         raise InputError(
             f"expected the host to have room as when the trial was planned, found: "
             f"{'; '.join(against)}",
-            hint=again(trial.head.argument, "resume") + " tries it again when that is free",
+            hint=command_for(trial.head.argument, "resume") + " tries it again when that is free",
         )
 
 
@@ -336,7 +336,7 @@ def _refuse_running_original(trial: Trial) -> None:
         if state.is_active:
             raise UsageError(
                 f"{head.source}: it is {state.state}: the copy's disks lie over its own",
-                hint=f"shut it down; then {again(head.argument, 'resume')}",
+                hint=f"shut it down; then {command_for(head.argument, 'resume')}",
             )
 
 

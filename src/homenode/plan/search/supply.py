@@ -348,23 +348,23 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, i
 
 def _largest(llcs: Sequence[tuple[int, int, int]], count: int) -> tuple[int, ...]:
     """The positions of the fewest LLCs of a tier that together hold `count`, the largest first."""
-    positions = fewest([groups for _, groups, _ in llcs], count)
+    positions = fewest_groups([groups for _, groups, _ in llcs], count)
     for size in sorted({llc_bytes for *_, llc_bytes in llcs}, reverse=True)[:-1]:
         large = [i for i, (*_, llc_bytes) in enumerate(llcs) if llc_bytes >= size]
-        some = fewest([llcs[i][1] for i in large], count)
+        some = fewest_groups([llcs[i][1] for i in large], count)
         if some and len(some) == len(positions):
             return tuple(large[i] for i in some)
     return positions
 
 
-def fewest(counts: Sequence[int], total: int) -> tuple[int, ...]:
+def fewest_groups(counts: Sequence[int], total: int) -> tuple[int, ...]:
     """Return the positions of the fewest groups that together hold `total`, ascending.
 
     Ties go to the tightest fit, so that whole groups stay free, then to the lowest positions. () if
     all together hold too little, or total is 0. Polynomial: sums are bits of one integer per number
     of groups.
 
-    >>> fewest([8, 8, 8], 16), fewest([8, 4, 8], 4), fewest([8, 4, 8], 12)
+    >>> fewest_groups([8, 8, 8], 16), fewest_groups([8, 4, 8], 4), fewest_groups([8, 4, 8], 12)
     ((0, 1), (1,), (0, 1))
     """
     if total <= 0 or sum(counts) < total:

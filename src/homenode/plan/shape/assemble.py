@@ -25,7 +25,7 @@ from homenode.plan.shape.guest_numa import (
     device_bytes_of_cells,
     guest_memory,
     initiator_cells,
-    together,
+    merge_devices,
 )
 from homenode.plan.shape.guest_topology import (
     guest_topology,
@@ -115,7 +115,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         page_bytes=request.page_bytes,
         ballooned_bytes=guest.ballooned_bytes,
         binding=binding,
-        memory_devices=together(guest.memory_device_bytes),
+        memory_devices=merge_devices(guest.memory_device_bytes),
         cells=()
         if layout.cells is GuestCells.SINGLE
         else tuple(

@@ -54,7 +54,7 @@ def device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
     )
 
 
-def together(size_bytes: int) -> tuple[MemoryDevice, ...]:
+def merge_devices(size_bytes: int) -> tuple[MemoryDevice, ...]:
     """Merge the devices into one: a plan counts them together, and moves none."""
     if not size_bytes:
         return ()

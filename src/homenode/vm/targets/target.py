@@ -142,7 +142,7 @@ def native(how: str) -> Support:
     return Support(Level.NATIVE, how)
 
 
-def indirect(how: str, loses: str) -> Support:
+def indirect_support(how: str, loses: str) -> Support:
     return Support(Level.INDIRECT, how, loses)
 
 
@@ -162,7 +162,7 @@ def lost_by(target: str) -> dict[Feature, Support]:
 def indirect_by(target: str) -> dict[Feature, Support]:
     """Features that a target provides at a price."""
     texts = _SUPPORT["indirect"][target]
-    return {Feature[name]: indirect(how, loses) for name, (how, loses) in texts.items()}
+    return {Feature[name]: indirect_support(how, loses) for name, (how, loses) in texts.items()}
 
 
 class Rendering(Struct, frozen=True):
@@ -246,7 +246,7 @@ def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
     return frozenset(f for f in features_of(plan) if target.support[f].level is Level.LOST)
 
 
-def visible(vm: Vm, lost: Collection[Feature]) -> Vm:
+def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
     """The VM as a file without these features can show it: cores for dies, no cells of a GPU's own
     memory without initiators, strict binding without modes.
     """

@@ -140,7 +140,7 @@ def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
     )
 
 
-def partial(size: int, source: str) -> HostError:
+def partial_report(size: int, source: str) -> HostError:
     """The error for a guest that started and sent part of its report. size: of that, in bytes."""
     return HostError(
         f"{source}: the test guest's report ends after {size} bytes",

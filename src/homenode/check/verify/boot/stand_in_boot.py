@@ -43,7 +43,7 @@ from homenode.check.verify.boot.initramfs import (
     crash,
     initramfs,
     kernel_findings,
-    partial,
+    partial_report,
     refusal,
     silence,
 )
@@ -407,7 +407,7 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
         console = guest.console.text()
         if not came_up(console):
             return None, (crash(console, guest.source),)
-        raise partial(len(guest.report.content()), guest.source)
+        raise partial_report(len(guest.report.content()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
     create_file(guest.directory / "kernel-log", log.encode())
     host = discover(parse_collected(report, f"stand-in of {name}"))

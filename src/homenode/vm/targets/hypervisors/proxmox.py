@@ -56,8 +56,8 @@ from homenode.vm.targets.qm_conf import (
 from homenode.vm.targets.script import words_of
 from homenode.vm.targets.target import (
     Feature,
-    indirect,
     indirect_by,
+    indirect_support,
     is_vgpu,
     lost_feature,
     native,
@@ -443,12 +443,12 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.VCPU_PINS: indirect(
+            Feature.VCPU_PINS: indirect_support(
                 "`affinity` is one set of CPUs for all threads; the hook script pins each vCPU; "
                 "since 7.2.7",
                 "without the hook script vCPUs float over the VM's CPUs",
             ),
-            Feature.EMULATOR_PINS: indirect(
+            Feature.EMULATOR_PINS: indirect_support(
                 "by the hook script after the start",
                 "without it QEMU's threads run on the vCPUs' CPUs",
             ),

@@ -35,7 +35,7 @@ from homenode.vm.targets.qemu_command import (
     uuid_words,
 )
 from homenode.vm.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quote_word
-from homenode.vm.targets.target import Feature, indirect, native
+from homenode.vm.targets.target import Feature, indirect_support, native
 
 _HOLE = "q35-pcihost.pci-hole64-size="
 _FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="
@@ -368,18 +368,18 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.DEVICES: indirect(
+            Feature.DEVICES: indirect_support(
                 "-device vfio-pci; the script's `prepare` binds them to vfio-pci",
                 "nothing keeps another VM from taking the same device",
             ),
             Feature.DEVICE_CELLS: native("-device pxb-pcie,numa_node="),
             Feature.DEVICE_TREE: native("-device x3130-upstream, xio3130-downstream"),
-            Feature.INITIATORS: indirect(
+            Feature.INITIATORS: indirect_support(
                 "-object acpi-generic-initiator (QEMU 9.0)",
                 "no accelerated SMMUv3 is written, so that the GPU's driver has no address "
                 "translation",
             ),
-            Feature.VGPUS: indirect(
+            Feature.VGPUS: indirect_support(
                 "-device vfio-pci,sysfsdev= of mediated devices, host= of functions; -uuid, by "
                 "which NVIDIA's vGPU manager knows the VM",
                 "nothing keeps another VM from taking the same vGPU",
@@ -390,7 +390,7 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.VCPU_PINS: indirect(
+            Feature.VCPU_PINS: indirect_support(
                 "QEMU has no option: the script pins its threads by taskset after the start",
                 "vCPUs float for the first moments, and nothing pins threads that come later",
             ),
@@ -400,7 +400,7 @@ ROWS = (
     ),
     Row(  # of a test guest, which has as many IOThreads as its plan
         says={
-            Feature.IOTHREAD_PINS: indirect(
+            Feature.IOTHREAD_PINS: indirect_support(
                 "taskset after the start, of threads named iothreadN",
                 "disks must be assigned to an IOThread manually",
             )

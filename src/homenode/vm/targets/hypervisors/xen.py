@@ -19,7 +19,7 @@ from homenode.vm.plan import Plan
 from homenode.vm.targets.codec import Codec, Entry, Row, Writing, text_of, with_entries
 from homenode.vm.targets.target import (
     Feature,
-    indirect,
+    indirect_support,
     lost_by,
     lost_feature,
     native,
@@ -299,7 +299,7 @@ ROWS = (
         says={
             Feature.CELLS: native("`vnuma=[...]`, for hvm and pvh guests"),
             Feature.DISTANCES: native("`vnuma` vdistances="),
-            Feature.MEMORY_NODES: indirect(
+            Feature.MEMORY_NODES: indirect_support(
                 "`vnuma` pnode= for each cell; without cells memory follows the vCPUs' affinity",
                 "memory that does not fit is silently allocated on other nodes",
             ),

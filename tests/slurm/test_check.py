@@ -168,6 +168,30 @@ def test_a_type_that_jobs_may_ask_for_stays_in_slurm_conf() -> None:
 
 
 @pytest.mark.parametrize(
+    ("listed", "promised", "gpus", "severity", "right"),
+    [
+        ("a100", "h100", 8, Severity.CRITICAL, "h100"),
+        ("h100", "a100", 8, Severity.CRITICAL, "h100"),
+        ("a100", "h100", 7, Severity.CRITICAL, "h100"),
+        ("a100", "a100", 8, Severity.WARNING, "a100"),
+        ("big", "h100", 8, Severity.CRITICAL, "big"),
+        ("h100_80gb", "h100_80gb", 8, None, "h100_80gb"),
+    ],
+)
+def test_the_machine_decides_which_file_has_the_right_type(
+    listed: str, promised: str, gpus: int, severity: Severity | None, right: str
+) -> None:
+    host = load_host("hgx-h100")
+    gres = "".join(right_gres(host).splitlines(keepends=True)[:gpus])
+    gres = gres.replace("Name=gpu ", f"Name=gpu Type={listed} ")
+    shape = "Sockets=2 CoresPerSocket=56 ThreadsPerCore=2"
+    found = checked_files(gres, f"{CLUSTER}NodeName=n {shape} Gres=gpu:{promised}:8\n", host)
+    severities = [f.severity for f in found.findings.findings if f.id == "gres-type-differs"]
+    assert severities == ([] if severity is None else [severity])
+    assert f"Gres=gpu:{right}:8" in found.slurm and found.gres.count(f"Type={right} ") == 8
+
+
+@pytest.mark.parametrize(
     ("gres", "words", "headline"),
     [
         ("AutoDetect=nvml\n", " Gres=gpu:9", "slurm.conf assigns n 9 GPUs instead of 8"),
@@ -197,7 +221,7 @@ def test_the_pair_that_is_printed_passes_the_check(seed: int) -> None:
     count = len(gpu_cores(host))
     order = list(range(count + 1))
     draw.shuffle(order)
-    kind = draw.choice(("", "h100"))
+    kind = draw.choice(("", "large"))
     cores = len(core_order(host).pus)
     lines = []
     while order and draw.random() > 0.1:
@@ -210,7 +234,7 @@ def test_the_pair_that_is_printed_passes_the_check(seed: int) -> None:
         (
             "",
             f" Gres=gpu:{draw.randint(1, 9)}",
-            f" Gres=gpu:a100:{count},nic:2",
+            f" Gres=gpu:small:{count},nic:2",
             f" Gres=gpu:{count}",
         )
     )

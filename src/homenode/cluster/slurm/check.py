@@ -4,6 +4,7 @@ The machine is the reference for the number of GPUs and their nearest cores.
 Source: gres.conf(5), slurm.conf(5) and cgroup.conf(5) of 22.05.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -99,7 +100,7 @@ def check(
         source = f"{gres.source}, {_GRES_PAGE}"
         counts = _check_counts(group, len(gpus), source, command)
         findings += _unless_included(counts, gres, slurm)
-        findings += _check_types(group, source, command)
+        findings += _check_types(group, host, source, command)
         findings += _check_detector(group, gpus, source)
     of_lines: dict[tuple[object, ...], list[NodeClass]] = {}
     for group in alike:  # nodes of several NodeName= lines may have the same lines of gres.conf
@@ -216,16 +217,36 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
         yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {gpu_count}")
 
 
-def missing_type(group: NodeClass) -> str:
-    """Return the only type that slurm.conf promises if no manual line has a type, else ""."""
-    promised = tuple(group.promised_gpus)
-    is_untyped = bool(group.lines) and not any(line.type for line in group.lines)
-    return promised[0] if is_untyped and len(promised) == 1 and group.autodetect is None else ""
+_MODEL = re.compile(r"(?<![a-z0-9])(?:[abhlpv]|g[bh]|[gr]tx|mi)[0-9]{2,4}[a-z]?(?![a-z0-9])")
 
 
-def _check_types(group: NodeClass, source: str, command: str) -> Iterator[Finding]:
-    """Compare the types of GPU in Gres= with those of manual lines: Slurm ignores other types.
-    Seen: `slurmd -G` of 22.05.8, which exits if only some GPUs of a file have a type.
+def is_other_model(kind: str, host: Host) -> bool:
+    """Return whether a type, in lower case, names a model that none of the host's GPUs is."""
+    names = [(gpu.name or "").lower() for gpu in host.whole_gpus]
+    models = _MODEL.findall(kind)
+    is_named = bool(models) and any(map(_MODEL.search, names))
+    return is_named and not any(
+        model in name.replace(" ", "") for model in models for name in names
+    )
+
+
+def right_type(group: NodeClass, host: Host) -> str:
+    """Return the only type that slurm.conf promises if no manual line has a type, or if only this
+    type can be the machine's; else ""."""
+    promised, listed = tuple(group.promised_gpus), listed_types(group.lines)
+    if not listed or len(promised) != 1 or group.autodetect is not None:
+        return ""
+    is_wrong = all(is_other_model(kind, host) for kind in listed)
+    if set(listed) == {""} or (is_wrong and not is_other_model(promised[0], host)):
+        return promised[0]
+    return ""
+
+
+def _check_types(group: NodeClass, host: Host, source: str, command: str) -> Iterator[Finding]:
+    """Compare the types of GPU in Gres= with those of manual lines, and both with the machine.
+
+    Slurm ignores other types. Seen: `slurmd -G` of 22.05.8, which exits if only some GPUs of a file
+    have a type.
     """
     promised, listed = group.promised_gpus, listed_types(group.lines)
     by_hand = group.autodetect is None
@@ -235,10 +256,12 @@ def _check_types(group: NodeClass, source: str, command: str) -> Iterator[Findin
     # Where the totals differ, gres-count says so.
     is_comparable = by_hand and sum(listed.values()) == sum(promised.values())
     is_other = is_comparable and bool(listed) and set(promised) != {""} and listed != promised
+    kind = right_type(group, host)
+    is_other |= bool(kind) and set(listed) != {""}
     expected = f"Gres={gres_text(listed)} in slurm.conf, as gres.conf lists"
     if is_mixed:
         expected = "a type for all GPUs of both files, or for none"
-    elif kind := missing_type(group):
+    elif kind:
         # Jobs may ask for the type: it stays in slurm.conf.
         expected = f"Type={kind} in gres.conf, as slurm.conf promises"
     if is_mixed or is_other:
@@ -250,6 +273,17 @@ def _check_types(group: NodeClass, source: str, command: str) -> Iterator[Findin
             source,
             case="mixed types" if is_mixed else None,
             values={"command": command},
+        )
+    elif wrong := [kind for kind in {**listed, **promised} if is_other_model(kind, host)]:
+        models = dict.fromkeys(gpu.name or "?" for gpu in host.whole_gpus)
+        yield finding(
+            "gres-type-differs",
+            group.subject,
+            f"a type of the machine's GPUs, {', '.join(models)}",
+            f"type {', '.join(wrong)}",
+            source,
+            severity=Severity.WARNING,
+            case="other model",
         )
 
 

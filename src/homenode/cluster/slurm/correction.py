@@ -11,9 +11,9 @@ from homenode.cluster.slurm.check import (
     gpu_cores,
     gres_text,
     groups_like,
-    missing_type,
     right_cores,
     right_settings,
+    right_type,
 )
 from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, with_words
 from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, placed_files
@@ -46,7 +46,7 @@ def correct(
         types = None
         if not shared.keys() & set(group.lines):
             # A line is written once: the type of one group must be that of all.
-            kinds = {missing_type(other) for other in groups if other.lines == group.lines}
+            kinds = {right_type(other, host) for other in groups if other.lines == group.lines}
             kind = kinds.pop() if len(kinds) == 1 else ""
             types = _correct_lines(gres, group, host, kind, gres_edits)
         if types is None and not group.lines and not group.is_sliced:
@@ -117,7 +117,7 @@ def _correct_lines(
         if rows != tuple(gres.rows(line.line)):
             edits[line.line] = rows
         count = 1 if line.is_multiple else sum(map(len, files.values()))
-        kind = (line.type or promised_type).lower()
+        kind = (promised_type or line.type or "").lower()
         types[kind] = types.get(kind, 0) + count
     if not (is_detected or group.is_sliced or line.line.get("links")):
         missing = [gpu for gpu in gpus if gpu.index not in {number for _, _, number in placed}]
@@ -127,7 +127,7 @@ def _correct_lines(
                 names = [f"{stem[0]}{gpu.index + stem[1]}" for gpu in neighbours]
                 rows += _with_gpus(gres, line, names, cores, promised_type)
             edits[line.line] = rows
-            kind = (line.type or promised_type).lower()
+            kind = (promised_type or line.type or "").lower()
             types[kind] = types.get(kind, 0) + len(missing)
     return {kind: count for kind, count in types.items() if count} or None
 

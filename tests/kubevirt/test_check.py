@@ -44,6 +44,7 @@ def vmi(
     annotations: Mapping[str, str] = HOOK,
     kind: str = "VirtualMachineInstance",
     devices: Mapping[str, Any] | None = None,
+    machine: str | None = None,
 ) -> str:
     """A VMI, good but for what is given; in a VM where that is the kind."""
     by_name = [{"name": f"g{i}", "deviceName": "x"} for i in range(gpus)]
@@ -51,6 +52,7 @@ def vmi(
         "cpu": {**CPU, **(cpu or {})},
         "memory": {**MEMORY, **(memory or {})},
         "devices": {"gpus": by_name, **(devices or {})},
+        "machine": {"type": machine},
     }
     inner = {"metadata": {"annotations": dict(annotations)}, "spec": {"domain": domain}}
     if kind == "VirtualMachine":
@@ -75,7 +77,8 @@ def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
     answer = check(
         read_vmi(vmi(kind=kind), "vmi"), with_pages(131_072), Cluster(GATES, permitted=PERMITTED)
     )
-    assert (answer.findings, answer.unknown, len(answer.checked)) == ((), (), 3)
+    assert (answer.findings, len(answer.unknown), len(answer.checked)) == ((), 1, 3)
+    assert "reserved CPUs" in answer.unknown[0]
 
 
 FLAT = {"numa": None}
@@ -90,6 +93,7 @@ ROWS: dict[str, tuple[str, Host | None, frozenset[str] | None]] = {
     "emulator-without-dedicated-cpus": (vmi({"dedicatedCpuPlacement": None, **FLAT}), None, None),
     "mapping-without-dedicated-cpus": (vmi({"dedicatedCpuPlacement": False}), None, None),
     "mapping-without-huge-pages": (vmi(memory={"hugepages": None}), None, None),
+    "machine-not-q35": (vmi(machine="pc-i440fx-9.0"), None, None),
     "guest-flat": (vmi(FLAT), None, None),
     "huge-page-size": (vmi(memory={"hugepages": {"pageSize": "1Gi"}}), with_pages(131_072), None),
     "gpus-short": (vmi(gpus=9), with_pages(131_072), None),
@@ -115,7 +119,7 @@ def test_each_rule_finds_what_it_is_for(id: str) -> None:
 
 def test_each_rule_has_a_row() -> None:
     rules = {rule.__name__.replace("_", "-") for rule in RULES} - {"wrong-settings"}
-    assert rules <= ROWS.keys() and len(ROWS) == len(rules) + 5
+    assert rules <= ROWS.keys() and len(ROWS) == len(rules) + 6
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,7 @@ def test_gpus_of_both_nodes_need_cpus_of_both_whatever_the_memory_needs(
     assert not others and (found is not None) == (places is not None)
     if found is not None and places is not None:
         assert places in found.observed and found.is_bad
-        assert f"at least {'171' if 'a100' in host else '150'} CPUs" in str(found.fix)
+        assert f"at least {'172' if 'a100' in host else '150'} CPUs" in str(found.fix)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +177,26 @@ def test_a_vm_that_follows_the_fix_has_cpus_on_all_nodes_of_its_gpus(
                 assert "gpus-over-nodes" not in ids(small, node)
 
 
+def test_a_vm_without_dedicated_cpus_is_told_at_once_what_they_need() -> None:
+    node, cpu = load_host("hgx-h100"), {"cores": 64, "dedicatedCpuPlacement": False, **FLAT}
+    (found,) = (
+        f for f in check(read_vmi(vmi(cpu), "v"), node, None).findings if f.id == "gpus-over-nodes"
+    )
+    assert found.severity is Severity.WARNING and "at least 150 CPUs" in str(found.fix)
+
+
+@pytest.mark.parametrize(
+    ("memory", "page", "right"),
+    [("512Gi", "3Gi", "513Gi"), ("512500Mi", "1Gi", "501Gi"), ("1001Ki", "2Mi", "2Mi")],
+)
+def test_the_fix_of_memory_that_is_not_whole_names_the_next_size(
+    memory: str, page: str, right: str
+) -> None:
+    text = vmi(memory={"guest": memory, "hugepages": {"pageSize": page}})
+    (found,) = check(read_vmi(text, "v"), None, None).findings
+    assert str(found.fix).startswith(f"set memory.guest: {right};")
+
+
 def test_a_vm_whose_cpus_are_in_its_instance_type_is_not_checked() -> None:
     document = json.loads(vmi(kind="VirtualMachine"))
     document["spec"]["instancetype"] = {"name": "u1.large"}
@@ -184,7 +208,7 @@ def test_a_vm_whose_cpus_are_in_its_instance_type_is_not_checked() -> None:
 def test_what_a_source_lacks_is_not_checked() -> None:
     bare = replace(load_host(IBM), pci_devices=())
     answer = check(read_vmi(vmi(), "vmi"), bare, None)
-    assert len(answer.unknown) == 3
+    assert len(answer.unknown) == 4
     assert "homenode capture" in answer.unknown[0]
     assert not any(finding.id.startswith("gpus") for finding in answer.findings)
 
@@ -259,6 +283,12 @@ def test_the_command_of_a_fix_names_the_vms_gpu() -> None:
         fixes = [str(finding.fix) for finding in check(subject, host, None).findings]
         words = f"--gpu x --gpu-id {ids_of_gpu} --gpus 4 --vcpus 198 --memory 900GiB"
         assert any(fix.endswith(words) for fix in fixes)
+    moved = {"gpus": [], "hostDevices": [{"deviceName": "x"}] * 4}
+    fixes = [
+        str(f.fix)
+        for f in check(read_vmi(vmi(annotations={}, devices=moved), "v"), None, None).findings
+    ]
+    assert any("--gpu x --gpu-id VENDOR:DEVICE --gpus 4" in fix for fix in fixes)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +298,21 @@ def test_the_command_of_a_fix_names_the_vms_gpu() -> None:
         ({HOOK_ANNOTATION: "[3]"}, True),
         ({HOOK_ANNOTATION: '[{"args": ["--version", "v9"]}]'}, True),
         ({HOOK_ANNOTATION: '[{"args": ["--version", "v1alpha2"]}, {"image": "b"}]'}, False),
+        ({HOOK_ANNOTATION: '[{"configMap": {"hookPath": "/x"}}]'}, True),
+        ({HOOK_ANNOTATION: '[{"configMap": {"hookPath": "/usr/bin/preCloudInitIso"}}]'}, False),
         ({**HOOK, "homenode/on-error": "FAIL"}, True),
         ({**HOOK, "homenode/pci-granularity": "switch"}, False),
     ],
-    ids=("deep", "a number", "a version", "two hooks", "on error", "granularity"),
+    ids=(
+        "deep",
+        "a number",
+        "a version",
+        "two hooks",
+        "a path",
+        "another hook",
+        "on error",
+        "granularity",
+    ),
 )
 def test_an_annotation_that_makes_no_sidecar_is_found(
     annotations: dict[str, str], wrong: bool

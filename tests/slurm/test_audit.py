@@ -96,6 +96,27 @@ def test_gpus_on_both_sides_of_a_job_that_fits_on_one_are_reported() -> None:
     assert found(replace(spread, gpus=(0, 1, 2, 3, 4, 5))) == []
 
 
+@pytest.mark.parametrize(
+    ("host", "gpus", "words"),
+    [("hgx-a100-80gb", "0,2", "numa_node_as_socket"), ("hgx-h100", "0,4", "one socket")],
+)
+def test_the_fix_of_gpus_on_nodes_of_one_package_is_another(
+    host: str, gpus: str, words: str
+) -> None:
+    text = scontrol_text([Listed(1, ["gpu01"], range(4), (0,))]).replace("IDX:0", f"IDX:{gpus}")
+    text = text.replace("h100", host.split("-")[1])
+    findings = audit(owned(parse_scontrol_jobs(text), load_host(host), None)).findings
+    (spread,) = (f for f in findings if f.id == "job-gpus-spread")
+    assert words in str(spread.fix)
+
+
+def test_gpus_of_another_model_than_the_hosts_are_not_judged() -> None:
+    text = scontrol_text([Listed(1, ["gpu01"], range(4), (0,))])
+    for host, ids in (("hgx-a100-ibm", ["job-unjudged"]), ("hgx-h100", [])):
+        findings = audit(owned(parse_scontrol_jobs(text), load_host(host), None)).findings
+        assert [f.id for f in findings] == ids
+
+
 def test_cpus_where_no_gpu_of_the_job_is_are_reported() -> None:
     assert [f.id for f in found(Listed(1, ["gpu01"], [0, 16], (0,)))] == ["job-cpus-far"]
 

@@ -99,6 +99,9 @@ def test_one_job_is_audited(run: Run) -> None:
         ("audit", "--records", ".", "--jobs", "jobs.txt"),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu01="),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu[1-=gpu8.toml"),
+        ("audit", "--jobs", "jobs.txt", "--host", "gpu8.toml", "--host", "gh200x4"),
+        ("audit", "--jobs", "jobs.txt", "--nodes", "gres.conf", "--host", "gpu8.toml"),
+        ("audit", "--hooks", "h", "--records", "."),
         ("audit", "--hooks", "jobs.txt"),
         ("audit", "--hooks", "h", "--spool", "a b"),
         ("audit", "--jobs", "jobs.txt", "--host", "=gpu8.toml"),
@@ -189,8 +192,10 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     assert Path("gres.conf").read_text() == gres
     again = ("check", "right/gres.conf", "right/slurm.conf", "--host", "gpu8.toml")
     assert "gres-cores-wrong" not in run(*again)[1]
-    code, _, err = run(*files, "-o", "right")
-    assert code == 2 and "file exists" in err
+    assert run(*files, "-o", "right")[0] == 1
+    Path("right/gres.conf").write_text("")
+    code, out, err = run(*files, "-o", "right")
+    assert code == 2 and "file exists" in err and not out
     assert run(*files, "--nodes", "other")[0] == 2
 
 

@@ -442,23 +442,24 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
 def write_new_files(
     directory: Path, written: Mapping[Path, str], mode_of: Mapping[Path, int] | None = None
 ) -> None:
-    """Write files below a directory, all or none. Raises UsageError if one is there already."""
+    """Write files below a directory, all or none. Raises UsageError if one has other content."""
     from homenode.errors import HostError, UsageError
-    from homenode.text import plural
+    from homenode.text import command_line, plural
 
     if directory == STANDARD_OUTPUT:
         raise UsageError("-o -: several files need a directory, not standard output")
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory}: a file, not a directory")
-    for path in written:
-        if path.exists():
-            raise UsageError(f"{path}: file exists", hint="-o DIR that does not exist yet")
+    for path, text in written.items():
+        if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
+            hint = f"{command_line('mv', directory, f'{directory}.old')}, or name another directory"
+            raise UsageError(f"{path}: file exists, with other content", hint=hint)
     try:
         for path in written:
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HostError(f"{directory}: cannot write: {error.strerror}") from None
-    check_can_write(*written)
+    check_can_write(*(path for path in written if not path.exists()))
     for path, text in written.items():
         write_text(path, text, (mode_of or {}).get(path))
     names = (str(path.relative_to(directory)) for path in written)

@@ -25,9 +25,14 @@ from homenode.cluster.kubevirt.kubelet import (
     placement_of,
     shares_of,
 )
-from homenode.cluster.kubevirt.object import parse_quantity, read_manifest, value_at
+from homenode.cluster.kubevirt.object import (
+    format_quantity,
+    parse_quantity,
+    read_manifest,
+    value_at,
+)
 from homenode.cluster.kubevirt.placing import CHOICES
-from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, with_dedicated_cpus
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.json_text import NotJsonError, decode_json
@@ -40,6 +45,7 @@ from homenode.vm.plan import Unplannable
 _CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
 _ON_SINCE = {"GPUsWithDRA": (1, 9), "HostDevicesWithDRA": (1, 9)}
 _FIRST_VERSION = {NATIVE_GATE: NATIVE_SINCE}
+_HOOKS = ("onDefineDomain", "preCloudInitIso")
 _ADMISSION = "KubeVirt, vmi-create-admitter.go"
 
 
@@ -89,6 +95,11 @@ class CheckedVmi(Struct, frozen=True):
     host: Host | None  # None: no node was given
     cluster: Cluster | None  # None: no KubeVirt object was given
 
+    @property
+    def pinned_vmi(self) -> Vmi:
+        """The VMI as it is, or with the dedicated CPUs and cells that another fix gives it."""
+        return self.vmi if self.vmi.is_dedicated else with_dedicated_cpus(self.vmi)
+
 
 def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     """Apply every rule. Raises ParseError for a malformed quantity."""
@@ -107,6 +118,7 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
         if subject.guest.page_bytes and not _has_pools(host):
             size = format_bytes(subject.guest.page_bytes)
             unknown.append(f"huge pages of {size}: capture the node with homenode capture")
+        unknown.append("kubelet's reserved CPUs and its topology manager's policy")
     if cluster is None:
         unknown.append("feature gates: not given (--kubevirt FILE)")
     else:
@@ -125,6 +137,7 @@ def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
     """Find settings below spec.domain that KubeVirt rejects, or that leave vCPUs unpinned."""
     vmi, has_pages = subject.vmi, subject.vmi.get("domain", "memory", "hugepages") is not None
     mapping, emulator = "cpu.numa.guestMappingPassthrough", "cpu.isolateEmulatorThread"
+    machine = vmi.get("domain", "machine", "type") or "q35"
     dedicated = "cpu.dedicatedCpuPlacement"
     rejected, unpinned = "none: KubeVirt rejects the VMI", "not set: the vCPUs are not pinned"
     threads = "not set: QEMU's own threads run on the vCPUs' CPUs"
@@ -145,6 +158,10 @@ def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
         (
             vmi.is_mapped and not has_pages,
             *("mapping-without-huge-pages", mapping, "memory.hugepages with it", rejected),
+        ),
+        (
+            not machine.removeprefix("pc-").startswith(("q35", "virt")),
+            *("machine-not-q35", "machine.type", "q35", machine),
         ),
     ):
         if is_wrong:
@@ -168,7 +185,7 @@ def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
 
 def core_shared(subject: CheckedVmi) -> Iterator[Finding]:
     vmi, host = subject.vmi, subject.host
-    threads = 1 if host is None else max((len(core.pus) for core in host.cores), default=1)
+    threads = 1 if host is None else _threads(host)
     if vmi.is_dedicated and threads > 1 and (vmi.get("domain", "cpu", "threads") or 1) == 1:
         yield finding(
             "core-shared",
@@ -193,6 +210,7 @@ def huge_pages_not_whole(subject: CheckedVmi) -> Iterator[Finding]:
             f"{memory} bytes: KubeVirt rejects the VMI",
             _ADMISSION,
             case="under KubeVirt",
+            values={"memory": format_quantity(-(-memory // page) * page)},
         )
 
 
@@ -244,21 +262,25 @@ def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
 
 
 def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
-    if subject.host is None or not subject.vmi.is_dedicated or any(gpus_short(subject)):
+    if subject.host is None or any(gpus_short(subject)):
         return
-    placed = placement_of(subject.vmi, subject.host)
-    if isinstance(placed, Unplannable):
+    placed = placement_of(subject.pinned_vmi, subject.host)
+    reason = placed.message if isinstance(placed, Unplannable) else ""
+    if not reason and subject.pinned_vmi.dedicated_pus >= len(subject.host.pus) > 0:
+        reason = f"{plural(len(subject.host.pus), 'CPU')}, and kubelet reserves at least one"
+    if reason:
         yield finding(
             "node-too-small",
             subject.guest.name,
             f"{_needs_text(subject)} free on {subject.host.name}, with a core and memory to spare",
-            placed.message,
+            reason,
             subject.host.name,
         )
 
 
 def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
-    shares = None if subject.host is None else shares_of(subject.vmi, subject.host)
+    vmi = subject.pinned_vmi
+    shares = None if subject.host is None else shares_of(vmi, subject.host)
     if subject.host is None or shares is None or not (shares.is_apart or shares.is_uneven):
         return
     counts = sorted(shares.gpus.items())
@@ -273,8 +295,10 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
         places += f", CPUs on {nodes_text(shares.cpus)}"
     if shares.memory_node_count > len(shares.cpus):
         places += f", memory of {plural(shares.memory_node_count, 'node')}"
-    if not subject.vmi.is_mapped:
+    if not vmi.is_mapped:
         places += "; no guestMappingPassthrough"
+    if not subject.vmi.is_dedicated:
+        places += ", with dedicatedCpuPlacement and guestMappingPassthrough"
     nodes = {*shares.gpus, *shares.cpus}
     count = max(len(nodes), shares.memory_node_count)
     nodes_words = nodes_text(nodes) if len(nodes) == count else plural(count, "node")
@@ -285,7 +309,7 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
         f"GPUs and CPUs on the same nodes of {subject.host.name}, shown to the guest",
         places,
         subject.host.name,
-        severity=None if shares.is_apart else Severity.WARNING,
+        severity=None if shares.is_apart and subject.vmi.is_dedicated else Severity.WARNING,
         case=None if ways else "on no node",
         values={
             "needs": _needs_text(subject).replace(", ", " and "),
@@ -298,21 +322,23 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
 def _ways_together(subject: CheckedVmi, shares: NodeShares) -> Iterator[str]:
     """Changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
     assert subject.host is not None, "a rule about the node"
-    mapped = "" if subject.vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
+    vmi, threads = subject.pinned_vmi, _threads(subject.host)
+    mapped = "" if vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
     if shares.is_near:
         yield mapped
     else:
         # The kubelet takes CPUs of a further node only when it has taken all of the others.
         count = max(len(shares.gpus), shares.memory_node_count)
         most = max(len(node.pus) for node in subject.host.nodes) * (count - 1)
-        vcpus = -(-most * EVEN_PART * count // (EVEN_PART * count - 1))
-        larger = shares_of(subject.vmi, subject.host, vcpus=vcpus)
+        enough = -(-most * EVEN_PART * count // (EVEN_PART * count - 1))
+        vcpus, even = (-(-number // threads) * threads for number in (enough, most + 1))
+        larger = shares_of(vmi, subject.host, vcpus=vcpus)
         if larger is not None and larger.is_near:
             request = f"{mapped and f'{mapped}, and '}request at least {plural(vcpus, 'CPU')}"
-            yield f"{request} ({most + 1} with kubelet's distribute-cpus-across-numa)"
+            yield f"{request} ({even} with kubelet's distribute-cpus-across-numa)"
     parts = min(len({*shares.gpus, *shares.cpus}), subject.guest.vcpus)
     parts = max(parts, min(shares.memory_node_count, subject.guest.vcpus))
-    smaller = shares_of(subject.vmi, subject.host, parts=parts)
+    smaller = shares_of(vmi, subject.host, parts=parts)
     if smaller is not None and smaller.is_near and len(smaller.cpus) == 1:
         size = format_bytes(subject.guest.memory_bytes // parts)
         gpus = plural(subject.vmi.gpu_count // parts, "GPU")
@@ -325,7 +351,9 @@ def _manifest_command(subject: CheckedVmi, *options: str) -> str:
     words = ["homenode", "kubevirt", "manifest", "-o", "sidecar", "--vm", vmi.name]
     if vmi.namespace:
         words += ["--namespace", vmi.namespace]
-    resources = _texts([value_at(gpu, "deviceName") for gpu in vmi.gpus])
+    # GPUs may be named under hostDevices, too.
+    devices = vmi.gpus or vmi.list_at("domain", "devices", "hostDevices")
+    resources = _texts([value_at(device, "deviceName") for device in devices])
     if len(resources) == 1 and resources != {ManifestOptions().gpu}:
         words += ["--gpu", *resources]
         gpus = () if subject.host is None else subject.host.whole_gpus
@@ -337,7 +365,7 @@ def _manifest_command(subject: CheckedVmi, *options: str) -> str:
         words += ["--gpu-id", *(ids if len(ids) == 1 else ("VENDOR:DEVICE",))]
     memory_gib = -(-subject.guest.memory_bytes // GIB) or ManifestOptions().memory_gib
     for option, value, default in (
-        ("--gpus", vmi.gpu_count or 1, ManifestOptions().gpus),
+        ("--gpus", len(devices) or 1, ManifestOptions().gpus),
         ("--vcpus", subject.guest.vcpus, ManifestOptions().vcpus),
         ("--memory", f"{memory_gib}GiB", f"{ManifestOptions().memory_gib}GiB"),
     ):
@@ -426,13 +454,14 @@ def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
     for annotation, choices in CHOICES.items() if text is not None else ():
         word = subject.vmi.annotations.get(annotation)
         if word is not None and word not in list(choices):
-            wrong.append((annotation, f"{word[:40]!r}, not {' or '.join(choices)}"))
+            fault = f"{word[:40]!r}, not {' or '.join(choices)}: the VM does not start"
+            wrong.append((annotation, fault))
     for annotation, fault in wrong[:1]:
         yield finding(
             "hook-annotation-wrong",
             f"annotation {annotation}",
             "what homenode kubevirt manifest writes",
-            f"{fault}: the VM does not start",
+            fault,
             "KubeVirt, pkg/hooks and cmd/sidecars",
             values={"command": _manifest_command(subject)},
         )
@@ -442,16 +471,20 @@ def _hook_faults(text: str) -> Iterator[str]:
     try:
         sidecars = decode_json(text)
     except NotJsonError:
-        yield "not JSON"
+        yield "not JSON: the VM does not start"
         return
     if not isinstance(sidecars, list) or not all(isinstance(entry, dict) for entry in sidecars):
-        yield "not a list of objects"
+        yield "not a list of objects: the VM does not start"
         return
     for sidecar in sidecars:
         words = sidecar.get("args")
         for flag, version in pairwise(words if isinstance(words, list) else []):
             if flag == "--version" and version not in tuple(HookVersion):
-                yield f"--version {str(version)[:40]}"
+                yield f"--version {str(version)[:40]}: the VM does not start"
+        path = value_at(sidecar, "configMap", "hookPath")
+        directory, _, name = str(path).rpartition("/")
+        if path is not None and (name not in _HOOKS or not directory.endswith("/bin")):
+            yield f"hookPath {str(path)[:40]}: KubeVirt's shim does not find the hook"
 
 
 RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
@@ -469,6 +502,11 @@ RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
     device_not_permitted,
     hook_annotation_wrong,
 )
+
+
+def _threads(host: Host) -> int:
+    """The most CPUs of any core."""
+    return max((len(core.pus) for core in host.cores), default=1)
 
 
 def _has_pools(host: Host) -> bool:

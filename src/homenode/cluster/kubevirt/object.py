@@ -192,3 +192,14 @@ def parse_quantity(value: Any, source: str) -> int:
     number = Decimal(match[1])
     number *= Decimal(10) ** int(match[3]) if match[2] else _FACTOR[match[4] or ""]
     return min(int(number.to_integral_value(rounding="ROUND_CEILING")), 2**63 - 1)
+
+
+def format_quantity(count: int) -> str:
+    """The quantity with the largest unit that needs no fraction.
+
+    >>> format_quantity(3 << 30), format_quantity(1537 << 20)
+    ('3Gi', '1537Mi')
+    """
+    units = ("", "Ki", "Mi", "Gi")
+    power = max(power for power in range(4) if count % 1024**power == 0)
+    return f"{count // 1024**power}{units[power]}"

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.object import parse_quantity, read_object, value_at
@@ -116,6 +117,18 @@ class Vmi(Struct, frozen=True):
         if self.is_emulator_apart:
             pus += 2 if EVEN_ANNOTATION in self.annotations and pus % 2 == 0 else 1
         return pus
+
+
+def with_dedicated_cpus(vmi: Vmi) -> Vmi:
+    """Return the VMI with dedicated CPUs for vCPUs and emulator, and the cells of their nodes."""
+    domain = vmi.get("domain") or {}
+    cpu = {
+        **(domain.get("cpu") or {}),
+        "dedicatedCpuPlacement": True,
+        "isolateEmulatorThread": True,
+        "numa": {"guestMappingPassthrough": {}},
+    }
+    return replace(vmi, spec={**vmi.spec, "domain": {**domain, "cpu": cpu}})
 
 
 def read_vmi(text: str | bytes, source: str) -> Vmi:

@@ -146,12 +146,14 @@ def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     largest = sorted(tree.gpus_of_node.values(), reverse=True)
     placed = [gpu for gpu in owned.gpus if gpu.node is not None]
     needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(placed))
+    packages = {tree.package_of_node.get(node) for node in nodes}
     if len(nodes) > needed:
         yield finding(
             "job-gpus-spread",
             owned.subject,
             expected=f"{plural(len(placed), 'GPU')} on {plural(needed, 'node')}",
             observed=f"{_gpus(placed)} on {tree.names(nodes)}",
+            case="one package" if len(packages) == 1 and None not in packages else None,
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 

@@ -4,7 +4,6 @@ The machine is the reference for the number of GPUs and their nearest cores.
 Source: gres.conf(5), slurm.conf(5) and cgroup.conf(5) of 22.05.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -19,6 +18,7 @@ from homenode.cluster.slurm.numbering import (
     core_order,
     gpu_memory_nodes,
     home_node,
+    is_other_model,
     nodes_with_cpus,
 )
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
@@ -215,19 +215,6 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
         yield count(expected, _NOT_SET, "not promised", f"slurm.conf assigns {subject} no GPUs")
     elif promised != gpu_count and not (by_hand and promised == listed):
         yield count(expected, f"Gres= with {promised}", None, f"{in_slurm} {gpu_count}")
-
-
-_MODEL = re.compile(r"(?<![a-z0-9])(?:[abhlpv]|g[bh]|[gr]tx|mi)[0-9]{2,4}[a-z]?(?![a-z0-9])")
-
-
-def is_other_model(kind: str, host: Host) -> bool:
-    """Return whether a type, in lower case, names a model that none of the host's GPUs is."""
-    names = [(gpu.name or "").lower() for gpu in host.whole_gpus]
-    models = _MODEL.findall(kind)
-    is_named = bool(models) and any(map(_MODEL.search, names))
-    return is_named and not any(
-        model in name.replace(" ", "") for model in models for name in names
-    )
 
 
 def right_type(group: NodeClass, host: Host) -> str:

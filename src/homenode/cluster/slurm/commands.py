@@ -66,6 +66,8 @@ _MOST_LINES = 8
 def audit(arguments: SlurmAuditArguments) -> None:
     """Print findings on jobs that are away from their GPUs."""
     if arguments.hooks is not None:
+        if arguments.records is not None or arguments.jobs_file is not None or arguments.jobs:
+            raise exclusive("--hooks", "--jobs, --records or a job")
         _write_hooks(arguments.hooks, arguments.spool)
         return
     order = None if arguments.gres is None else _order(arguments.gres)
@@ -205,8 +207,12 @@ def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
         if not source or (named and not names):
             raise UsageError(f"--host {option}: expected NODES=SOURCE, found one side")
         for name in expand_hostlist(names, f"--host {option}") if names else ("",):
-            sources[name] = source
+            if sources.setdefault(name, source) != source:
+                hosts_text = f"expected one host, found {sources[name]} and {source}"
+                raise UsageError(f"--host of {name or 'all other nodes'}: {hosts_text}")
     read = {source: node_machine(load_host(source)) for source in dict.fromkeys(sources.values())}
+    if not hosts and not read[None].gpus:
+        return {}  # a login node does not stand for nodes with GPUs
     return {name: read[source] for name, source in sources.items()}
 
 
@@ -243,13 +249,13 @@ def check(arguments: SlurmCheckArguments) -> None:
         place = f"{Path(line.line.source).name}:{line.line.first}"
         note(f"{place}: not corrected, since it is also about {compress_hostlist(names)}")
     before = {file.source: file.text for file in (*gres.files, *slurm.files)}
+    if arguments.output is not None:
+        parents = (arguments.gres.parent, arguments.slurm.parent)
+        _write(arguments.output, corrected, parents)
     name = Path(gres.source).name
     print_findings(findings, name, as_json=arguments.json, explain=arguments.explain)
     if not arguments.json:
         _print_lines(before, corrected, explain=arguments.explain)
-    if arguments.output is not None:
-        parents = (arguments.gres.parent, arguments.slurm.parent)
-        _write(arguments.output, corrected, parents)
     exit_by(findings)
 
 

@@ -15,6 +15,7 @@ from homenode.cluster.slurm.numbering import (
     core_order,
     gpu_memory_nodes,
     home_node,
+    is_other_model,
     nodes_with_cpus,
 )
 from homenode.cluster.slurm.tools.scontrol import Job, NodeShare
@@ -43,6 +44,7 @@ class NodeTree(Struct, frozen=True):
     gpu_memory: frozenset[NodeIndex]  # nodes that are a GPU's memory
     # (from, to) -> SLIT; empty where not given
     distances: Mapping[tuple[NodeIndex, NodeIndex], int]
+    package_of_node: Mapping[NodeIndex, int | None] = {}
     # True if "nodes" are the sets of Cores= of gres.conf, and CPUs Slurm's core numbers
     is_of_gres: bool = False
 
@@ -107,6 +109,7 @@ def node_machine(host: Host) -> NodeMachine:
         pus_of_node={node.index: node.pus for node in host.nodes},
         gpus_of_node=counts,
         gpu_memory=frozenset(gpu_memory_nodes(host)),
+        package_of_node={node.index: node.package for node in host.nodes},
         distances={
             (a, b): row[column]
             for a, row in zip(indices, distances, strict=False)
@@ -142,6 +145,11 @@ def allocation_on(
             f"Slurm lists the node as {shape} (sockets x cores x threads), and the host "
             f"{machine.host.name} has {plural(len(machine.order.pus), 'core')} of "
             f"{plural(machine.order.threads, 'CPU')}"
+        )
+    if other_types := [kind for kind in share.gpus.types if is_other_model(kind, machine.host)]:
+        return unknown(
+            f"Slurm shows GPUs of type {', '.join(sorted(other_types))}, and the host "
+            f"{machine.host.name} has {machine.host.whole_gpus[0].name}"
         )
     if share.gpus.indices is None:
         return unknown(

@@ -1,4 +1,4 @@
-"""Numbering: a host's cores and GPUs in Slurm's numbers, and the node of each GPU.
+"""Numbering: a host's cores and GPUs in Slurm's numbers, and the node and model of each GPU.
 
 Slurm counts sockets, then cores, then threads: id = (socket x cores + core) x threads + thread,
 independent of the kernel's numbers, in hwloc's logical order. On GH200 a GPU has several nodes: one
@@ -6,6 +6,7 @@ with CPUs, and memory-only ones for itself and its MIG instances; programs are b
 Source: numactl issue 224; scontrol(1), CPU_IDs; gres.conf(5), Cores (the core number of lstopo -l).
 """
 
+import re
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -49,6 +50,19 @@ def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
 def bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
     """Nodes with CPUs and memory."""
     return tuple(node for node in nodes_with_cpus(host) if node.memory_bytes != 0)
+
+
+_MODEL = re.compile(r"(?<![a-z0-9])(?:[abhlpv]|g[bh]|[gr]tx|mi)[0-9]{2,4}[a-z]?(?![a-z0-9])")
+
+
+def is_other_model(kind: str, host: Host) -> bool:
+    """Return whether a type, in lower case, names a model that none of the host's GPUs is."""
+    names = [(gpu.name or "").lower() for gpu in host.whole_gpus]
+    models = _MODEL.findall(kind)
+    is_named = bool(models) and any(map(_MODEL.search, names))
+    return is_named and not any(
+        model in name.replace(" ", "") for model in models for name in names
+    )
 
 
 _MANY = 1 << 32

@@ -49,6 +49,7 @@ class OwnedGpus(Struct, frozen=True):
     indices: tuple[int, ...] | None
     # True if some are parts of GPUs (MIG): each part has a place of its own in that list
     sliced: bool = False
+    types: frozenset[str] = frozenset()  # in lower case
 
 
 class NodeShare(Struct, frozen=True):
@@ -92,7 +93,7 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
     """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
 
     >>> owned_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
-    OwnedGpus(count=3, indices=(0, 1, 4), sliced=False)
+    OwnedGpus(count=3, indices=(0, 1, 4), sliced=False, types=frozenset({'h100'}))
     >>> owned_gpus("gpu(CNT:2)", "job 7").indices, owned_gpus("(null)", "job 7").count
     (None, 0)
     >>> owned_gpus("shard:h100:3(0/4,3/4)", "job 7").indices
@@ -102,6 +103,7 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
     """
     count = 0
     indices: set[int] = set()
+    types: set[str] = set()
     is_complete = True
     sliced = False
     for item in _outside_brackets(text):
@@ -114,6 +116,7 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
         kind, number = match["type"], match["count"]
         if number is None and kind is not None and _digits(kind):
             kind, number = None, kind
+        types |= {kind.lower()} if kind else set()
         places = _places(match["detail"] or "", source)
         if places is not None:
             indices |= set(places)
@@ -124,7 +127,8 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
             amount = int(number or (counted[1] if counted else "1"))
             count += amount
             is_complete = is_complete and not amount
-    return OwnedGpus(count, tuple(sorted(indices)) if is_complete else None, sliced)
+    places = tuple(sorted(indices)) if is_complete else None
+    return OwnedGpus(count, places, sliced, frozenset(types))
 
 
 def _places(detail: str, source: str) -> tuple[int, ...] | None:

@@ -206,10 +206,12 @@ def shown_shapes(text: str, source: str) -> dict[str, NodeShape | None]:
     if text.lstrip().startswith("{"):
         shown = list(_json_nodes(text, source))
     else:
-        blocks = re.split(r"^NodeName=", text, flags=re.MULTILINE)[1:]
+        # gres.conf has lines with NodeName=, too.
+        blocks = re.split(r"^NodeName=", text, flags=re.MULTILINE)[1:] if "CPUTot=" in text else []
         shown = [(b.split(maxsplit=1)[0], _text_shape(b)) for b in blocks if b[:1].strip()]
     if not shown:
-        raise ParseError(source, "nodes that begin with NodeName=", text.strip()[:80], line=1)
+        expected = "nodes as scontrol show node prints them"
+        raise ParseError(source, expected, text.strip().partition("\n")[0][:80], line=1)
     shapes: dict[str, NodeShape | None] = {}
     for name, values in shown:
         shape = None

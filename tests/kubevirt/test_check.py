@@ -93,7 +93,7 @@ ROWS: dict[str, tuple[str, Host | None, frozenset[str] | None]] = {
     "emulator-without-dedicated-cpus": (vmi({"dedicatedCpuPlacement": None, **FLAT}), None, None),
     "mapping-without-dedicated-cpus": (vmi({"dedicatedCpuPlacement": False}), None, None),
     "mapping-without-huge-pages": (vmi(memory={"hugepages": None}), None, None),
-    "machine-not-q35": (vmi(machine="pc-i440fx-9.0"), None, None),
+    "expander-on-other-machine": (vmi(machine="pc-i440fx-9.0"), None, None),
     "guest-flat": (vmi(FLAT), None, None),
     "huge-page-size": (vmi(memory={"hugepages": {"pageSize": "1Gi"}}), with_pages(131_072), None),
     "gpus-short": (vmi(gpus=9), with_pages(131_072), None),
@@ -369,6 +369,11 @@ def test_what_the_api_server_would_not_take_is_refused(path: str, value: Any) ->
     at[last] = value
     with pytest.raises(InputError):
         vmi_of(document, "vmi", needs_domain=True)
+
+
+def test_a_key_that_a_manifest_has_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="found the key 'kind' twice"):
+        read_manifest(b"kind: VirtualMachine\nkind: Pod\n", "vm.yaml", "a VM")
 
 
 def test_a_manifest_whose_keys_are_numbers_is_no_vmi() -> None:

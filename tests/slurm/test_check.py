@@ -431,7 +431,6 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
     assert set(ids(found, info=True)) == {
         "slurm-select-type",
         "slurm-gres-types",
-        "slurm-cores-shared",
         "slurm-binding-optional",
         "slurm-task-plugin",
         "cgroup-cores-open",
@@ -439,12 +438,24 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
         "gres-autodetect",
     }
     assert found.slurm.splitlines()[1:4] == [
-        "SelectType=select/cons_tres SelectTypeParameters=CR_Core  # old",
+        "SelectType=select/cons_tres SelectTypeParameters=CR_CPU  # old",
         "TaskPlugin=task/affinity,task/cgroup",
         "GresTypes=nic,gpu",
     ]
     again = checked_files(found.gres, found.slurm, host)
     assert ids(again) == [] and again.slurm == found.slurm
+    bare += "NodeName=n Gres=gpu:8\n"
+    found = checked_files(right_gres(host), bare, host)
+    assert "slurm-cores-shared" in ids(found) and "SelectTypeParameters=CR_Core " in found.slurm
+
+
+def test_a_part_of_the_nodes_cores_is_worth_knowing_and_stays() -> None:
+    host = load_host("hgx-h100")
+    gres = right_gres(host).replace("Cores=56-111", "Cores=56-110")
+    found = checked(gres, host)
+    assert ids(found) == [] and found.gres == gres
+    (part, *_) = (f for f in found.findings.findings if f.id == "gres-cores-wrong")
+    assert (part.severity, part.expected) == (Severity.INFO, "Cores=56-111")
 
 
 def test_without_cgroups_nothing_is_kept_apart() -> None:
@@ -498,7 +509,7 @@ def test_a_line_about_several_lines_of_nodes_is_corrected_for_all_of_them(
     assert {set(others) <= set(of_line) for of_line in shared_by} == ({True} if others else set())
     assert correct(*files, host, nodes)["g"] == (files[0].text if others else right)
     fixes = {f.fix for f in check(*files, host, nodes=nodes).findings if "cores" in f.id}
-    assert all(("--nodes hgx01" in str(fix)) == bool(nodes) for fix in fixes)
+    assert all(("--nodes 'hgx[01-09]'" in str(fix)) == bool(nodes) for fix in fixes)
 
 
 def _shape(host: Host) -> str:

@@ -196,7 +196,19 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     Path("right/gres.conf").write_text("")
     code, out, err = run(*files, "-o", "right")
     assert code == 2 and "file exists" in err and not out
-    assert run(*files, "--nodes", "other")[0] == 2
+    code, _, err = run(*files, "--nodes", "other[1-2]")
+    assert code == 2 and "no node other[1-2]" in err and "hint: --nodes n[1-2]" in err
+    Path("cgroup.conf").write_text("ConstrainCores=no\n")
+    words = ("right/gres.conf", "right/slurm.conf", "--host", "gpu8.toml")
+    Path("right/gres.conf").write_text(Path("gres.conf").read_text().replace("0-15", "0-31"))
+    assert run("check", *files[1:], "--cgroup", "cgroup.conf")[1].startswith("Slurm's files: ")
+    Path("gres.conf").write_text(
+        "Name=gpu File=/dev/nvidia[0-3] Cores=0-15\nName=gpu File=/dev/nvidia[4-7] Cores=16-31\n"
+    )
+    out = run("check", "gres.conf", *words[1:], "--cgroup", "cgroup.conf")[1]
+    assert out.startswith("cgroup.conf: ")
+    assert run("check", "gres.conf", *words[1:], "-o", "both")[0] == 0
+    assert sorted(path.name for path in Path("both").iterdir()) == ["gres.conf", "slurm.conf"]
 
 
 def cluster_in_parts(directory: Path) -> tuple[str, ...]:

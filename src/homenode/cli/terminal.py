@@ -439,22 +439,28 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
     write_bytes(path, text.encode(), mode)
 
 
+_MOST_WRITTEN = 64 << 20
+"""Bytes of a file that a command wrote and may write again."""
+
+
 def write_new_files(
     directory: Path, written: Mapping[Path, str], mode_of: Mapping[Path, int] | None = None
 ) -> None:
     """Write files below a directory, all or none. Raises UsageError if one has other content."""
     from homenode.errors import HostError, UsageError
+    from homenode.safe.input_files import read_plain
     from homenode.text import command_line, plural
 
     if directory == STANDARD_OUTPUT:
         raise UsageError("-o -: several files need a directory, not standard output")
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory}: a file, not a directory")
-    for path, text in written.items():
-        if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
-            hint = f"{command_line('mv', directory, f'{directory}.old')}, or name another directory"
-            raise UsageError(f"{path}: file exists, with other content", hint=hint)
     try:
+        for path, text in written.items():
+            if path.exists() and read_plain(path, _MOST_WRITTEN) != text.encode():
+                old = command_line("mv", directory, f"{directory}.old")
+                hint = f"{old}, or name another directory"
+                raise UsageError(f"{path}: file exists, with other content", hint=hint)
         for path in written:
             path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

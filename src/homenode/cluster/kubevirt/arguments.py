@@ -128,12 +128,12 @@ class KubevirtReceiveArguments(Struct, frozen=True, kw_only=True):
     Other content in the tar, links, and existing runs are rejected.
 
     Options:
-      name: Name of the run to receive, as bench --name has it in the guest.
+      name: Name of the run, RUN of results/SYSTEM/RUN in the guest; the tar has SYSTEM/RUN.
       results: Results directory to write the run to.
 
     Examples:
       homenode kubevirt receive run-1 --results results < run.tar
-      ssh guest 'tar -C results -c run-1' | homenode kubevirt receive run-1 --results results
+      ssh vm 'tar -C results -c vm/run-1' | homenode kubevirt receive run-1 --results results
     """
 
     name: Annotated[str, Arg("NAME")]

@@ -161,11 +161,11 @@ def wrong_settings(subject: CheckedVmi) -> Iterator[Finding]:
         ),
         (
             not machine.removeprefix("pc-").startswith(("q35", "virt")),
-            *("machine-not-q35", "machine.type", "q35", machine),
+            *("expander-on-other-machine", "machine.type", "q35", machine),
         ),
     ):
         if is_wrong:
-            case = "under KubeVirt" if name == "emulator-on-vcpu" else None
+            case = "under KubeVirt"
             yield finding(name, f"spec.domain.{path}", expected, observed, _ADMISSION, case=case)
 
 

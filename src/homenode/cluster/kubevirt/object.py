@@ -71,6 +71,13 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
         self.depth -= 1
         return node
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if repeated := [key for key in keys if keys.count(key) > 1][:1]:
+            raise yaml.YAMLError(f"found the key {str(repeated[0])[:40]!r} twice")
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
         """Return the type of a value. A long value is a text: 1:1:1 in base 60 takes minutes as a
         number."""

@@ -90,7 +90,9 @@ def check(
     findings: list[Finding] = []
     words = ["homenode", "slurm", "check", gres.source, slurm.source]
     words += [] if host_source is None else ["--host", host_source]
-    words += ["--nodes", compress_hostlist(nodes)] if nodes else []
+    # A line is corrected only if all of its nodes are checked.
+    of_lines = [name for group in groups for line in group.lines for name in line.nodes or ()]
+    words += ["--nodes", compress_hostlist([*nodes, *of_lines])] if nodes else []
     command = command_line(*words, "-o", "DIR")
     alike = groups_like(groups, order)
     for group in groups:
@@ -102,13 +104,13 @@ def check(
         findings += _unless_included(counts, gres, slurm)
         findings += _check_types(group, host, source, command)
         findings += _check_detector(group, gpus, source)
-    of_lines: dict[tuple[object, ...], list[NodeClass]] = {}
+    by_lines: dict[tuple[object, ...], list[NodeClass]] = {}
     for group in alike:  # nodes of several NodeName= lines may have the same lines of gres.conf
-        of_lines.setdefault((group.lines, group.autodetect), []).append(group)
-    for same in of_lines.values():
+        by_lines.setdefault((group.lines, group.autodetect), []).append(group)
+    for same in by_lines.values():
         members = tuple(name for group in same for name in group.names)
         findings += _check_cores(replace(same[0], names=members), gpus, order, command)
-    findings += _unless_included(_check_settings(slurm), slurm)
+    findings += _unless_included(_check_settings(slurm, has_core_counts(alike, order)), slurm)
     findings += [] if cgroup is None else _unless_included(_check_cgroup(cgroup), cgroup)
     machine = f"{host.name}: {plural(len(gpus), 'GPU')} on "
     machine += f"{plural(len(nodes_with_cpus(host)), 'node')} with CPUs"
@@ -344,6 +346,18 @@ def _check_cores(
             for gpu in members
             if right_cores(line, gpu, order, is_detected=is_detected) != line.cores
         ]
+        if not wrong and line.cores is not None:
+            cut = [g for g in members if line.cores not in (g.cores, g.local_cores)]
+            if full := next((gpu.cores for gpu in cut if gpu.cores), None):
+                yield finding(
+                    "gres-cores-wrong",
+                    f"{place}, {_gpus_text(cut)}",
+                    f"Cores={full}",
+                    f"Cores={line.cores}, a part of the node",
+                    f"{place}, {_GRES_PAGE}",
+                    severity=Severity.INFO,
+                    case="a part",
+                )
         if not wrong:
             continue
         right, severity = wrong[0].cores or CpuSet(), Severity.WARNING
@@ -415,14 +429,22 @@ def _check_shape(
     )
 
 
-def right_settings(slurm: SlurmConfig) -> dict[str, tuple[str, str]]:
+def has_core_counts(groups: Sequence[NodeClass], order: CoreOrder) -> bool:
+    """Return whether Slurm knows the cores of all groups: then CR_CPU, too, shares no core."""
+    shapes = [None if group.definition is None else group.definition.shape for group in groups]
+    return all(shape is not None and order.fits(shape) for shape in shapes)
+
+
+def right_settings(slurm: SlurmConfig, core_counts: bool) -> dict[str, tuple[str, str]]:
     """Return settings that let Slurm allocate CPUs and GPUs of different nodes: key -> (finding,
-    value)."""
+    value). core_counts: as has_core_counts returns."""
     settings: dict[str, tuple[str, str]] = {}
     if _value(slurm, "SelectType").lower().removeprefix("select/") != "cons_tres":
         settings["SelectType"] = ("slurm-select-type", "select/cons_tres")
     words = _words(slurm, "SelectTypeParameters")
-    units = {"CR_CPU": "CR_Core", "CR_CPU_MEMORY": "CR_Core_Memory", "CR_MEMORY": "CR_Core_Memory"}
+    units = {"CR_MEMORY": "CR_Core_Memory"}
+    if not core_counts:
+        units |= {"CR_CPU": "CR_Core", "CR_CPU_MEMORY": "CR_Core_Memory"}
     right = [units.get(word.upper(), word) for word in words]
     if right != words:
         settings["SelectTypeParameters"] = ("slurm-cores-shared", ",".join(right))
@@ -440,9 +462,9 @@ def right_settings(slurm: SlurmConfig) -> dict[str, tuple[str, str]]:
     return settings
 
 
-def _check_settings(slurm: SlurmConfig) -> Iterator[Finding]:
+def _check_settings(slurm: SlurmConfig, core_counts: bool) -> Iterator[Finding]:
     source = f"{slurm.source}, {_SLURM_PAGE}"
-    for key, (name, value) in right_settings(slurm).items():
+    for key, (name, value) in right_settings(slurm, core_counts).items():
         expected, observed = f"{key}={value}", _setting_text(slurm, key)
         values = {"setting": expected}
         yield finding(name, "the cluster", expected, observed, source, values=values)

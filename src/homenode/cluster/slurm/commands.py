@@ -4,6 +4,7 @@ audit: whether jobs' CPUs, GPUs and memory are on the same nodes. check: compare
 slurm.conf with a node's machine.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
@@ -53,7 +54,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import (
     expand_hostlist,
     shown_shapes,
 )
-from homenode.errors import ParseError, ToolError, UsageError, exclusive
+from homenode.errors import NotKnownError, ParseError, ToolError, UsageError, exclusive
 from homenode.findings import with_gaps
 from homenode.safe.input_files import read_input
 from homenode.text import plural
@@ -235,6 +236,8 @@ def check(arguments: SlurmCheckArguments) -> None:
         raise UsageError(f"{gres.source}: expected gres.conf, found lines of slurm.conf")
     if arguments.gres.resolve() == arguments.slurm.resolve():
         raise UsageError(f"{gres.source}: expected gres.conf and slurm.conf, found one file")
+    if not slurm.text.strip():
+        raise NotKnownError(f"nothing was checked: {slurm.source} is empty")
     cgroup = None if arguments.cgroup is None else read_config(arguments.cgroup)
     if cgroup is not None and any(line.get("name", "nodename") for line in cgroup.lines):
         raise UsageError(f"--cgroup {cgroup.source}: expected cgroup.conf, found lines of nodes")
@@ -250,9 +253,10 @@ def check(arguments: SlurmCheckArguments) -> None:
         note(f"{place}: not corrected, since it is also about {compress_hostlist(names)}")
     before = {file.source: file.text for file in (*gres.files, *slurm.files)}
     if arguments.output is not None:
-        parents = (arguments.gres.parent, arguments.slurm.parent)
-        _write(arguments.output, corrected, parents)
-    name = Path(gres.source).name
+        _write(arguments.output, corrected, (arguments.gres, arguments.slurm))
+    sources = [finding.source for finding in findings.findings if finding.is_bad]
+    files = {Path(re.split("[,:]", source)[0]).name for source in sources}
+    name = "Slurm's files" if len(files) > 1 else next(iter(files), Path(gres.source).name)
     print_findings(findings, name, as_json=arguments.json, explain=arguments.explain)
     if not arguments.json:
         _print_lines(before, corrected, explain=arguments.explain)
@@ -271,25 +275,28 @@ def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain
         diff = unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
         lines += [line for line in diff if not line.startswith(("---", "+++", "@@"))]
     if lines and not explain:
-        say("\n".join(("", *lines[:_MOST_LINES])))
-        if len(lines) > _MOST_LINES:
-            say(f"{plural(len(lines) - _MOST_LINES, 'more line')} (--explain)")
+        count = min(len(lines), _MOST_LINES)
+        while count < len(lines) and lines[count - 1].startswith("-") and count > 1:
+            count -= 1  # a removed line stays with the line that replaces it
+        say("\n".join(("", *lines[:count])))
+        if len(lines) > count:
+            say(f"{plural(len(lines) - count, 'more line')} (--explain)")
 
 
-def _write(directory: Path, texts: Mapping[str, str], parents: tuple[Path, ...]) -> None:
-    """Write all files without overwriting any; parents: of the two files that the user named."""
+def _write(directory: Path, texts: Mapping[str, str], named: tuple[Path, ...]) -> None:
+    """Write all files without overwriting any; named: the two files that the user named."""
     written: dict[Path, str] = {}
     for source, text in texts.items():
-        path = directory / _relative_path(Path(source), parents)
+        path = directory / _relative_path(Path(source), named)
         if path in written:
             raise UsageError(f"{path}: expected files of different names, found one")
         written[path] = text
     write_new_files(directory, written)
 
 
-def _relative_path(path: Path, parents: tuple[Path, ...]) -> Path:
+def _relative_path(path: Path, named: tuple[Path, ...]) -> Path:
     """Return the path relative to the directory of the including file; never one outside."""
-    for parent in parents:
-        if path.resolve().is_relative_to(parent.resolve()):
-            return path.resolve().relative_to(parent.resolve())
+    for file in named:
+        if path not in named and path.resolve().is_relative_to(file.parent.resolve()):
+            return path.resolve().relative_to(file.parent.resolve())
     return Path(path.name)

@@ -11,6 +11,7 @@ from homenode.cluster.slurm.check import (
     gpu_cores,
     gres_text,
     groups_like,
+    has_core_counts,
     right_cores,
     right_settings,
     right_type,
@@ -65,7 +66,8 @@ def correct(
             ]
             value = ",".join([gres_text(types), *filter(None, other_gres)])
             words_of.setdefault(node.line, {})["Gres"] = value
-    for key, (_, value) in right_settings(slurm).items():
+    core_counts = has_core_counts(groups, core_order(host))
+    for key, (_, value) in right_settings(slurm, core_counts).items():
         setting = slurm.last(key.lower())
         if setting is not None:
             words_of.setdefault(setting[1], {})[key] = value

@@ -289,9 +289,11 @@ def node_classes(
     named += [name for line in lines if line.name == "gpu" for name in line.nodes or ()]
     has_lines = any(line.name == "gpu" or line.autodetect for line in lines)
     names = tuple(dict.fromkeys(nodes or named or defined))
-    for name in nodes:
-        if name not in defined and name not in named:
-            raise InputError(f"no node {name} in {slurm.source} or {gres.source}")
+    if unknown := [name for name in nodes if name not in defined and name not in named]:
+        raise InputError(
+            f"no node {compress_hostlist(unknown)} in {slurm.source} or {gres.source}",
+            hint=f"--nodes {compress_hostlist(named or defined)[:200]}",
+        )
     lines_of = lines_by_node(lines, len(names))
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names or (("",) if has_lines else ()):

@@ -56,6 +56,8 @@ def _read(stream: BinaryIO) -> ArchiveTree:
                 raise InputError(f"{_SOURCE}: expected at most {MAX_BYTES} bytes, found more")
             file.write(chunk)
         file.flush()
+        if bytes_left == MAX_BYTES:
+            raise InputError(f"{_SOURCE}: expected a tar of the run, found nothing")
         # Without a name, no other user puts another file in its place.
         return read_archive(Path(f"/proc/self/fd/{file.fileno()}"))
 

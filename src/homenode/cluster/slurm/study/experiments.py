@@ -21,7 +21,7 @@ from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.numbering import bindable_nodes, gpu_memory_nodes
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet
-from homenode.errors import UsageError, unknown
+from homenode.errors import UsageError, out_of_range, unknown
 from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
@@ -361,6 +361,9 @@ def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Ex
         is_slice = shape.gres != "gpu"
         jobs = shape.jobs if is_slice else min(shape.jobs, gpus // shape.gpus)
         parts = max(gpus, jobs) if is_slice else gpus
+        most_cpus = node.cpus // shape.gpus
+        if options.cpus_per_gpu and options.cpus_per_gpu > most_cpus:
+            raise out_of_range("--cpus-per-gpu", str(options.cpus_per_gpu), 1, most_cpus)
         alone = Experiment(
             f"{shape.name}-{node.name}-alone",
             Mode.ALONE,

@@ -371,6 +371,11 @@ def test_what_the_api_server_would_not_take_is_refused(path: str, value: Any) ->
         vmi_of(document, "vmi", needs_domain=True)
 
 
+def test_bytes_that_are_not_utf8_are_no_manifest() -> None:
+    with pytest.raises(InputError, match="in UTF-8"):
+        read_manifest(b"kind: \xe4\n", "vm.yaml", "a VM")
+
+
 def test_a_key_that_a_manifest_has_twice_is_refused() -> None:
     with pytest.raises(InputError, match="found the key 'kind' twice"):
         read_manifest(b"kind: VirtualMachine\nkind: Pod\n", "vm.yaml", "a VM")

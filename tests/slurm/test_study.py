@@ -420,8 +420,8 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
     done = homenode("slurm", "study", *words, whole=True)
     assert done.exit_code == 0
     scripts = list((tmp_path / "study/jobs").iterdir())
-    wrote = f"wrote {tmp_path}/study/jobs: {len(scripts)} jobs, none submitted\n"
-    assert done.stdout == wrote
+    jobs = f"{len(scripts)} jobs of up to 30 minutes each"
+    assert done.stdout == f"wrote {tmp_path}/study/jobs: {jobs}, none submitted\n"
     text = min(path for path in scripts if "-a1-" in path.name).read_text()
     assert "--gres=gpu:4" in text and "--nodelist=a1" in text
     assert "--partition=PARTITION" in text and "PARTITION stands for" in done.stderr

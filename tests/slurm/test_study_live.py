@@ -317,7 +317,7 @@ def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_pat
     dry = start(slurm, directory, *options, "--nodelist", "gpu02", "--tests", "none", "--dry-run")
     code, said = ended(dry, directory)
     assert code == 0
-    assert "jobs: 1 job, none submitted" in said
+    assert "jobs: 1 job of up to " in said
     assert (directory / "jobs/look-gpu02.sbatch").exists()
     assert not list((directory / "raw").iterdir())
     code, said = ended(start(slurm, directory), directory)

@@ -439,7 +439,7 @@ def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
             observed = f"{permitted} in the list: KubeVirt creates no pod"
         yield finding(
             "device-not-permitted",
-            ", ".join(missing),
+            ", ".join(name or "a device without a name" for name in missing),
             "in permittedHostDevices of the KubeVirt CR",
             observed,
             "KubeVirt, virt-controller/services/renderresources.go",

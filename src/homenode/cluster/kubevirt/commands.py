@@ -24,11 +24,12 @@ def on_define_domain(arguments: OnDefineDomainArguments) -> None:
     from homenode.cluster.kubevirt.placing import answer
     from homenode.machine.snapshot.store import DirectorySnapshot
 
+    root = arguments.root
     gc.disable()  # the process ends before there is anything to collect
     given = answer(
         arguments.vmi,
         os.fsencode(arguments.domain),
-        lambda: DirectorySnapshot("this machine", arguments.root),
+        lambda: DirectorySnapshot(root if root != "/" else "this machine", root),
         on_error=arguments.on_error,
         granularity=arguments.pci_granularity,
     )

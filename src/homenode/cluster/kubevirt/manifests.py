@@ -42,6 +42,7 @@ main()
 """
 """The hook of the image, which has homenode."""
 _LARGEST = 1 << 20
+_MOST_GPUS = 64
 _GPUS_OF_NODE = 4
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SPELLINGS = {
@@ -73,13 +74,13 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
             f"--gpu {options.gpu}: missing option --gpu-id VENDOR:DEVICE",
             hint=_IDS_HINT,
         )
-    for name, number in (
-        ("--gpus", options.gpus),
-        ("--vcpus", options.vcpus),
-        ("GiB of --memory", options.memory_gib),
+    for name, number, largest in (
+        ("--gpus", options.gpus, _MOST_GPUS),
+        ("--vcpus", options.vcpus, _LARGEST),
+        ("GiB of --memory", options.memory_gib, _LARGEST),
     ):
-        if not 1 <= number <= _LARGEST:
-            raise out_of_range(name, str(number), 1, _LARGEST)
+        if not 1 <= number <= largest:
+            raise out_of_range(name, str(number), 1, largest)
     if options.image is None:
         files = {"hook-configmap.yaml": yaml_text(hook_configmap(options))}
     else:

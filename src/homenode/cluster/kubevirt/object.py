@@ -99,6 +99,8 @@ def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
     try:
         documents = _documents(text)
+    except UnicodeDecodeError:
+        raise InputError(f"{source}: expected {subject} in UTF-8, found other bytes") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).replace("\n", " ")[:200]
         raise InputError(f"{source}: expected {subject} as YAML or JSON, found: {first}") from None

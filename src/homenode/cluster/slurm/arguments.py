@@ -93,7 +93,7 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
     Options:
       jobs: Jobs to check: 4711, 4711_3, 4711+1. Default: all running jobs.
       host: The machine of these nodes (gpu[01-36]=SOURCE), or of all others; a source as for show;
-        may be repeated. Default: this machine.
+        may be repeated. Default: this machine, if it has GPUs.
       jobs_file: Read jobs from this file: squeue --all --json of 22.05 and newer, or scontrol show
         job -d; - for standard input. Default: read from Slurm.
       nodes_file: Read nodes from this file: scontrol show node, as text or with --json. Default:

@@ -346,19 +346,8 @@ def _check_cores(
             for gpu in members
             if right_cores(line, gpu, order, is_detected=is_detected) != line.cores
         ]
-        if not wrong and line.cores is not None:
-            cut = [g for g in members if line.cores not in (g.cores, g.local_cores)]
-            if full := next((gpu.cores for gpu in cut if gpu.cores), None):
-                yield finding(
-                    "gres-cores-wrong",
-                    f"{place}, {_gpus_text(cut)}",
-                    f"Cores={full}",
-                    f"Cores={line.cores}, a part of the node",
-                    f"{place}, {_GRES_PAGE}",
-                    severity=Severity.INFO,
-                    case="a part",
-                )
         if not wrong:
+            yield from _omitted_cores(line, members, place)
             continue
         right, severity = wrong[0].cores or CpuSet(), Severity.WARNING
         name, observed = "gres-cores-wrong", f"Cores={line.cores}"
@@ -393,6 +382,21 @@ def _check_cores(
                 "nodes": nodes_text(sorted(n for n in others if n is not None)) or "other nodes",
                 "command": command,
             },
+        )
+
+
+def _omitted_cores(line: GresLine, gpus: Sequence[GpuCores], place: str) -> Iterator[Finding]:
+    """Find a line with some of its GPUs' cores."""
+    cut = [gpu for gpu in gpus if gpu.cores and line.cores not in (gpu.cores, gpu.local_cores)]
+    if line.cores is not None and cut:
+        yield finding(
+            "gres-cores-wrong",
+            f"{place}, {_gpus_text(cut)}",
+            f"Cores={cut[0].cores}",
+            f"Cores={line.cores}, a part of the node",
+            f"{place}, {_GRES_PAGE}",
+            severity=Severity.INFO,
+            case="a part",
         )
 
 

@@ -201,7 +201,8 @@ def _end(
 
 def _say_scripts(directory: StudyDirectory, study: Study) -> None:
     jobs = plural(len(study.all_experiments()), "job")
-    say(f"wrote {directory.path / 'jobs'}: {jobs}, none submitted")
+    limit = f"up to {plural(study.options.minutes, 'minute')} each"
+    say(f"wrote {directory.path / 'jobs'}: {jobs} of {limit}, none submitted")
 
 
 def _program() -> str:

@@ -33,7 +33,7 @@ from homenode.findings import Findings, GapKind, in_order, shared_gap_lines, wit
 from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
 from homenode.safe.input_files import read_subject
-from homenode.text import command_line, plural, printable
+from homenode.text import command_line, first_few, plural, printable
 from homenode.vm.domain.read import open_domain
 from homenode.vm.sources import (
     is_host_source,
@@ -294,7 +294,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> No
     hosts = _hosts(sources)
     fleet = compare_fleet(hosts)
     kinds = (kind for kind in fleet.kinds if kind[1] >= LEAST)
-    alone = f"{', '.join(map(printable, fleet.alone))}: fewer than {LEAST} of a kind"
+    alone = f"{first_few(map(printable, fleet.alone), 2)}: fewer than {LEAST} of a kind"
     findings = Findings(
         checked=tuple(f"{plural(count, 'host')}: {kind}" for kind, count in kinds),
         findings=tuple(difference.as_finding() for difference in fleet.differences),

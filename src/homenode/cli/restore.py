@@ -83,12 +83,13 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
     preview = preview_restore_file(path)
     check_can_ask(asks=not (arguments.yes or arguments.dry_run))
     before = preview.current or b""
+    if arguments.dry_run or not arguments.yes:
+        line = f"{path}: its original would be restored: {_change_text(before, preview.original)}"
+        console().print(Doc("", (Text(line, hang=2),)))
     if arguments.diff:
         print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
     if arguments.explain:
         _say_files(preview.saved.original, preview.saved.record)
-    if arguments.dry_run or not arguments.yes:
-        say(f"{path}: its original would be restored: {_change_text(before, preview.original)}")
     if arguments.dry_run:
         say("dry run: nothing was changed")
         return

@@ -229,7 +229,7 @@ def working(task: str) -> Iterator[None]:
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=error_console(), transient=True) as shown:
         shown.add_task(_plain(task), total=None)
         yield
@@ -241,9 +241,9 @@ def counting(task_name: str) -> "Iterator[Callable[[int, int], None]]":
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    columns = TextColumn("{task.description}"), MofNCompleteColumn(separator=" of ")
     with Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task(task_name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -34,7 +34,7 @@ from homenode.cli.terminal import (
     say,
     update,
 )
-from homenode.doc import Doc
+from homenode.doc import Doc, Text
 from homenode.errors import (
     NOT_KNOWN,
     UNPLANNABLE,
@@ -374,7 +374,7 @@ def _conclude(
             machine=machine,
         )
         answer = answer_of(conclusion, head, trial.state.boots or head.boots)
-        say(answer.sentence)
+        console().print(Doc("", (Text(answer.sentence, hang=2),)))
         page = report or journal.path / "report.html"
         written = _report(directories, head, host, page)
         for label, text in (("next", answer.command), ("report", page if written else None)):

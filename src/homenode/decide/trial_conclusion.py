@@ -9,7 +9,12 @@ from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, EvidenceLevel
 from homenode.decide.machine_facts import MachineFacts
-from homenode.decide.recommendation import ReasonId, Recommendation, decide_all
+from homenode.decide.recommendation import (
+    ReasonId,
+    Recommendation,
+    decide_all,
+    rests_on_rule_alone,
+)
 from homenode.decide.sentences import STRENGTHS, boots_text, effect_text, layout_named, sentence_of
 from homenode.decide.words import change_text
 from homenode.measure.results.model import Origin, Run
@@ -100,6 +105,8 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
         reason = f"nothing is decided for {objective}: {obstacle or sentence_of(answer)}"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
     undecided = "" if obstacle else _undecided_pair(answer)
+    if not undecided and not obstacle and rests_on_rule_alone(answer):
+        obstacle = f"no result of it; the rule of auto chooses {layout_named(answer)}"
     undecided = undecided or f"for {objective}: {obstacle or sentence_of(answer)}"
     resume = command_line(
         "homenode", "trial", "resume", head.argument, "--boots", boots + MORE_BOOTS

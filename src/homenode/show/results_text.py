@@ -84,7 +84,7 @@ def steps_text(record: RunRecord) -> Doc:
     seconds = sum(tests[step.variant].seconds for step in steps)
     gaps = (Text(f"not measured: {gap}") for gap in record.left_out)
     table = Table(heads=heads, rows=rows, folds=heads[-1:])
-    return Doc("", (table, Text(f"about {duration_text(seconds)}"), *gaps))
+    return Doc(f"{plural(len(rows), 'step')}, about {duration_text(seconds)}", (table, *gaps))
 
 
 def _table(series: dict[SeriesKey, Series]) -> Table:

@@ -174,8 +174,9 @@ def test_devices_that_the_guest_does_not_see_are_not_its_own() -> None:
 
 
 def test_the_architecture_is_the_emulators_where_none_is_named() -> None:
-    machine = "<os><type machine='virt'>hvm</type></os>"
-    assert read_vm(domain(os=machine), "d").architecture == "aarch64"
+    for name in ("virt", "virt-8.0"):
+        machine = f"<os><type machine='{name}'>hvm</type></os>"
+        assert read_vm(domain(os=machine), "d").architecture == "aarch64"
     assert read_vm(sample("no-cpu-no-arch"), "d").architecture == "x86_64"
     emulator = "<devices><emulator>/usr/bin/qemu-system-riscv64</emulator></devices>"
     assert read_vm(domain(emulator, os="<os><type>hvm</type></os>"), "d").architecture == (
@@ -270,6 +271,16 @@ def test_what_else_the_planner_asks_for() -> None:
                 "</devices>"
             ),
             "a PCI bus below 0x100",
+        ),
+        *(
+            (
+                domain(
+                    f"<devices><hostdev type='pci'><source><address {name}='{over}'/></source>"
+                    "</hostdev></devices>"
+                ),
+                f"a PCI {name} below {over}",
+            )
+            for name, over in (("slot", "0x20"), ("function", "0x8"))
         ),
     ],
 )

@@ -9,7 +9,8 @@ from msgspec import structs
 from homenode.errors import InputError
 from homenode.units import GIB, MIB
 from homenode.vm.domain.crosscheck import crosscheck
-from homenode.vm.domain.document import Document, parse_document
+from homenode.vm.domain.document import Document, Element, parse_document
+from homenode.vm.domain.edits import remove_all
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, GuestPcie
@@ -44,6 +45,12 @@ def planned(name: str, layout: str, **wishes: object) -> tuple[bytes, Plan]:
 def tuned(name: str, layout: str, **wishes: object) -> Document:
     xml, plan = planned(name, layout, **wishes)
     return parse_document(rewrite(xml, plan, name), name)
+
+
+def values_of(element: Element) -> list[str]:
+    """Every element below with its attributes and text, in any order."""
+    each = (f"{e.name} {sorted(e.attributes)} {e.text.strip()}" for e in element.walk())
+    return sorted(each)
 
 
 def kept_tokens(document: Document) -> list[bytes]:
@@ -304,6 +311,45 @@ def test_distances_to_cells_that_are_no_more_go() -> None:
     (sibling,) = set(re.findall(rb"<sibling id='%d' value='10'/>" % last, once))
     gone = b"<sibling id='%d' value='21'/>" % (last + 1)
     assert rewrite(once.replace(sibling, sibling + gone), plan).count(gone) == 0
+
+
+@pytest.mark.parametrize("name", ["study", "tabs-double-quotes"])
+@pytest.mark.parametrize(
+    "value",
+    """
+    sibling id=.1. value=.(\\d+) | cell id=[^>]*cpus=.([\\d,-]+) | cell id=[^>]*memory=.(\\d+)
+    vcpupin vcpu=.1. cpuset=.(\\d+) | emulatorpin cpuset=.([\\d,]+) | vcpu[^>]*>(\\d+)<
+    memnode [^>]*nodeset=.(\\d) | memory [^>]*nodeset=.([\\d,]+) | topology [^>]*cores=.(\\d+)
+    target [^>]*busNr=.(\\d+) | <node>(\\d) | memory unit=[^>]*>(\\d+)
+    """.replace("|", "\n").split("\n")[1:-1],
+)
+def test_a_value_that_was_changed_since_is_written_again(name: str, value: str) -> None:
+    xml, plan = planned(name, "pin-numa-pci-smt")
+    once = rewrite(xml, plan)
+    found = re.search(value.strip().encode(), once)
+    assert found is not None
+    number = b"3" if found[1] != b"3" else b"2"
+    assert rewrite(once[: found.start(1)] + number + once[found.end(1) :], plan) == once
+
+
+@pytest.mark.parametrize("name", ["study", "tabs-double-quotes"])
+@pytest.mark.parametrize(
+    "element", ["vcpupin", "emulatorpin", "memnode", "distances", "topology", "numatune", "cputune"]
+)
+def test_an_element_that_was_removed_since_is_written_again(name: str, element: str) -> None:
+    xml, plan = planned(name, "pin-numa-pci-smt")
+    once = parse_document(rewrite(xml, plan), name)
+    removed = next(each for each in once.root.walk() if each.name == element)
+    again = parse_document(rewrite(remove_all(once, [removed]).to_bytes(), plan), name)
+    assert values_of(again.root) == values_of(once.root)
+
+
+def test_cells_are_read_by_their_ids() -> None:
+    xml, plan = planned("study", "pin-numa")
+    once = rewrite(xml, plan)
+    first, second = re.findall(rb"<cell .*?</cell>", once, re.DOTALL)
+    swapped = once.replace(first, b"?").replace(second, first).replace(b"?", second)
+    assert read_vm(swapped, "swapped").cells == read_vm(once, "once").cells
 
 
 def test_latencies_of_cells_that_stay_as_they_are_stay() -> None:

@@ -146,13 +146,13 @@ def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
     """Return the places of a metric's results, as an example: "triad of node 1"; None if there are
     none."""
     keys = [key for key in series if key.metric == metric.id]
-    keys.sort(key=lambda key: (key.variant != metric.headline, str(key)))
-    for key in keys[:1]:
-        size = None if key.size_bytes is None else format_bytes(key.size_bytes)
-        parts = ("node", key.node), ("threads on node", key.peer_node), ("size", size)
-        places = [f"{name} {value}" for name, value in parts if value is not None]
-        return " of ".join(filter(None, (key.variant, *places))) or "single devices"
-    return None
+    if not keys:
+        return None
+    key = min(keys, key=lambda key: (key.variant != metric.headline, str(key)))
+    size = None if key.size_bytes is None else format_bytes(key.size_bytes)
+    parts = ("node", key.node), ("threads on node", key.peer_node), ("size", size)
+    places = [f"{name} {value}" for name, value in parts if value is not None]
+    return " of ".join(filter(None, (key.variant, *places))) or "single devices"
 
 
 def only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:

@@ -14,6 +14,8 @@ def figure_text(value: float, unit: str, *, digits: int = 3) -> str:
 
     >>> figure_text(561.17e9, "bytes_per_s"), figure_text(101.0, "ns"), figure_text(21.1e6, "ns")
     ('561.2 GB/s', '101 ns', '21.1 ms')
+    >>> figure_text(100.0, "ns", digits=2), figure_text(-1000.0, "ns")
+    ('100 ns', '-1,000 ns')
     >>> figure_text(740449, "events_per_s"), figure_text(0.425, "ratio")
     ('740.4 kevents/s', '0.425 of the reference')
     >>> figure_text(102.0, "units_per_s"), figure_text(32 << 20, "bytes")

@@ -142,7 +142,7 @@ def _cell_edits(document: Document, planned: tuple[VmCell, ...]) -> list[Edit]:
     edits: list[Edit] = []
     for (element, vcpus), cell in zip(read_cells(document), planned, strict=True):
         values = _attributes(cell)
-        if element.get("id") is not None and number(element, "id") == cell.id:
+        if element.get("id") is not None:  # equal, as read_cells orders them by it
             del values["id"]
         if vcpus == cell.vcpus:
             del values["cpus"]

@@ -268,8 +268,7 @@ ROWS: tuple[ElementRow, ...] = (
 
 
 def _needs_iommu(need: PlanNeed) -> bool:
-    vm = need.plan.vm
-    return vm.has_iommu and vm.vcpus > iommu.MOST_VCPUS_WITHOUT and not need.is_virt
+    return need.plan.vm.vcpus > iommu.MOST_VCPUS_WITHOUT and not need.is_virt
 
 
 def _needs_amd_iommu(need: PlanNeed, *, has_devices: bool) -> bool:

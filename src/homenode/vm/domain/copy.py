@@ -133,7 +133,7 @@ def _identity(document: Document, original: str, name: str) -> list[Edit]:
     ]
     chosen = [
         element_with_uuid
-        for element_with_uuid in (*root.all("genid")[:1], *entries)
+        for element_with_uuid in (*root.all("genid"), *entries)
         if element_with_uuid.text.strip()
     ]
     for element_with_uuid in (*root.all("uuid"), *root.all("hwuuid"), *chosen):

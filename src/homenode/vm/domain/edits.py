@@ -285,7 +285,11 @@ def _open_tag(document: Document, element: Element) -> Edit:
 
 
 def escape_xml(text: str, quote: str = "") -> bytes:
-    """Escape a text as ASCII XML, which is valid in every encoding."""
+    """Escape a text as ASCII XML, which is valid in every encoding.
+
+    >>> escape_xml("a'b", "'"), escape_xml("a'b", '"'), escape_xml('a"b', '"')
+    (b'a&apos;b', b"a'b", b'a&quot;b')
+    """
     xml = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     if quote:
         xml = xml.replace(quote, "&apos;" if quote == "'" else "&quot;")

@@ -8,7 +8,7 @@ of a text), and tuple[X, ...] that they may be repeated; its default is the opti
 from collections.abc import Callable
 from typing import Any
 
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError, UsageError, find_near
 from homenode.units import parse_bytes
 
 Parser = Callable[[str, str], Any]
@@ -75,7 +75,8 @@ def size_bytes(text: str, option: str) -> int:
     Raises UsageError.
     """
     if text.strip().isdigit():
-        raise UsageError(f"{option}: unit missing in {text!r}", hint=f"{option} {text.strip()}GiB")
+        typed = f"{option.partition(': ')[2]}=" if ": " in option else f"{option} "
+        raise UsageError(f"{option}: unit missing in {text!r}", hint=f"{typed}{text.strip()}GiB")
     try:
         return parse_bytes(text)
     except InputError as error:
@@ -96,10 +97,11 @@ def key_values(
     for part in filter(None, (name.strip() for name in text.split(","))):
         key, _, value = (half.strip() for half in part.partition("="))
         if key not in keys or not value or key in parts:
+            near = value and find_near(key, set(keys) - {key})
             raise UsageError(
                 f"{option}: expected {', '.join(f'{key}=...' for key in keys)}, each once, "
                 f"found {part!r}",
-                hint=None if "=" in part else f"{option} {keys[0]}={part}",
+                hint=f"{option} {keys[0]}={part}" if part.isdigit() else near and f"{near}={value}",
             )
         parts[key] = value
     missing = [name for name in needed if name not in parts]

@@ -123,6 +123,17 @@ def test_a_saved_plan_counts_on_the_host_that_it_is_for(run: Run) -> None:
     assert out.startswith("2 hosts, 2 busy: 0 of 16 GPUs")
 
 
+def test_equal_hosts_are_one_row_and_the_owner_of_devices_is_of_the_named_host(run: Run) -> None:
+    _, out, _ = run("place vm.xml --gpus 4 --pool hgx-h100*5 --pool hgx-h200*2")
+    ranks = [row for row in _rows(out) if row[:1] in (["1"], ["6"])]
+    assert [row[:5] for row in ranks[:2]] == [
+        "1 hgx-h100-1 and 4 more".split(),
+        "6 hgx-h200-1 and 1 more".split(),
+    ]
+    _, out, _ = run("place vm.xml --gpus 8 --pool hgx-h100 --pool rtx4090-epyc7702*2")
+    assert "rtx4090-epyc7702-1, rtx4090-epyc7702-2; on rtx4090-epyc7702-1: 8 GPUs needed" in out
+
+
 def test_a_vm_is_placed_on_the_hosts_that_are_named(run: Run) -> None:
     place = "place vm.xml --gpus 1 --pool hgx-h100*3 --layout pin"
     code, out, _ = run(f"{place} --on hgx-h100-2")

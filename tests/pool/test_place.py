@@ -315,6 +315,10 @@ def test_a_size_is_read_as_it_is_typed() -> None:
     assert size_of("gpus=2") == VmSize(gpus=2)
     assert size_of("vcpus=16,memory=64GiB") == VmSize(vcpus=16, memory_bytes=64 * GIB)
     assert str(size_of("gpus=1,vcpus=8")) == "1 GPU, 8 vCPUs"
+    for text, hint in (("gpus=2,memory=64", "memory=64GiB"), ("gpus=2,cpus=4", "vcpus=4")):
+        with pytest.raises(UsageError) as raised:
+            size_of(text)
+        assert raised.value.hint == hint
     for text in ("", "gpus=0", "vcpus=4", "gpus=x", "cores=4", "gpus=1,vcpus=999999"):
         with pytest.raises(UsageError):
             size_of(text)

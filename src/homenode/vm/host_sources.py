@@ -16,7 +16,7 @@ from homenode.vm.sources import is_host, load_host
 
 MOST_HOSTS = 100_000
 _JOBS = 8  # sources read in parallel, as ssh mostly waits
-_TIMES = re.compile(r"(?P<name>.+)\*(?P<count>[0-9]{1,6})\Z", re.ASCII)
+_TIMES = re.compile(r"(?P<name>.+)\*(?P<count>-?[0-9]{1,18})\Z", re.ASCII)
 _URI = re.compile(r"[a-z][a-z0-9]*(\+[a-z0-9]+)?://", re.ASCII)
 _SSH_URI = re.compile(r"qemu\+ssh://(?P<server>[^/?#]+)(/|\Z)", re.ASCII)
 _SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".toml", ".xml", ".json", ".txt")

@@ -1,6 +1,7 @@
 """PoolText: a pool, and the hosts on which a VM fits, as text."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from homenode.cluster.pool.fits import MOST_COUNTED, FreeOfNode, Pool, PoolHost, SizeFits, sum_of
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
@@ -16,7 +17,7 @@ MOST_ROWS = 40
 """Hosts of a table; of more, those with equal figures are one row."""
 
 MOST_RANKS = 4
-"""Hosts that take a VM of which a table has a row."""
+"""Rows of a table of hosts that take a VM; equal hosts are one row."""
 
 
 def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
@@ -159,21 +160,31 @@ def places_text(
     head += f"best: {best.entry.name}, {nodes}"
     local = fallback_text(plan, best.entry.host) or local_text(plan, best.entry.host)
     head += local and f"; {local}"
-    shown = hosts if everything else hosts[:MOST_RANKS]
+    groups: list[list[PoolPlace]] = []
+    for ranked in hosts:
+        is_equal = ranked.decided == "name" and not everything
+        if is_equal and _places_of(ranked) == _places_of(groups[-1][0]):
+            groups[-1].append(ranked)
+        else:
+            groups.append([ranked])
+    shown = groups if everything else groups[:MOST_RANKS]
+    unshown = len(hosts) - sum(map(len, shown))
+    numbers = accumulate((len(group) for group in shown), initial=1)
     heads = ("host", "nodes", "LLCs", "GPUs left", "cores left", "memory left", "decided")
     table = Table(
         heads=("rank", *heads),
         numeric=("LLCs", "GPUs left", "cores left", "memory left"),
         least=("memory left",),
-        rows=tuple(_rank_row(number, ranked) for number, ranked in enumerate(shown, start=1)),
+        rows=tuple(map(_rank_row, numbers, shown)),
     )
     parts: list[Part] = [table]
-    more = [f"{plural(len(hosts) - len(shown), 'more host')}"] if len(hosts) > len(shown) else []
+    more = [plural(unshown, "more host")] if unshown else []
     if everything:
         parts += map(refusal_text, refusing)
     elif refusing:
         names = [name for refused in refusing for name in refused.names]
-        reason = f": {refusing[0].reason}" if len(refusing) == 1 else ""
+        where = f"; on {names[0]}" if len(names) > 1 else ""
+        reason = f"{where}: {refusing[0].reason}" if len(refusing) == 1 else ""
         more.append(f"it does not fit {first_few(names, 3)}{reason}")
     if more:
         parts.append(Text(f"{'; '.join(more)} (--explain)", "dim"))
@@ -188,17 +199,25 @@ def order_text(best: PoolPlace) -> str:
     return f"locality, then the {'fewest' if best.packs else 'most'} free cores ({rule})"
 
 
-def _rank_row(number: int, ranked: PoolPlace) -> tuple[str, ...]:
-    free, decided = ranked.free, ranked.decided
+def _rank_row(number: int, group: Sequence[PoolPlace]) -> tuple[str, ...]:
+    suffix = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    decided = group[0].decided
     return (
         str(number),
-        ranked.entry.name,
+        group[0].entry.name + suffix,
+        *_places_of(group[0]),
+        _DECIDED.get(decided) or term_words(decided),
+    )
+
+
+def _places_of(ranked: PoolPlace) -> tuple[str, ...]:
+    free = ranked.free
+    return (
         number_list(ranked.placement.nodes) or "any",
         str(dict(ranked.placement.concerns).get("llcs_spanned", 0)),
         str(free.free_gpus),
         str(free.free_cores),
         _memory(free.free_memory_bytes),
-        _DECIDED.get(decided) or term_words(decided),
     )
 
 

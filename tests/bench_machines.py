@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from homenode.machine.description.parse import load_shipped
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.measure.model import PROBE
 from homenode.process import ProgramResult, ToolMissingError
 from tests.probe_documents import answer

@@ -80,7 +80,7 @@ SLOW = frozenset((TESTS / "slow.txt").read_text().split())
 def own_host_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests at once, and a homenode of this machine, do not wait for each other's hosts: the
     directory that all users lock is not there, but where a test gives it."""
-    monkeypatch.setattr("homenode.change.host_lock.SHARED", Path("/nowhere"))
+    monkeypatch.setattr("homenode.change.journal.SHARED", Path("/nowhere"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,8 +5,7 @@ lie on node 0. The planner makes better plans; these are small and need no host.
 """
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.plan.shape.guest_numa import bind_cell
 from homenode.vm.layout import (
     PRESETS,

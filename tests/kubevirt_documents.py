@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from homenode.cpuset import CpuSet
 from homenode.machine.description.parse import load_shipped
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.units import GIB
 from tests.rendered.machine import render
 

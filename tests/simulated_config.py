@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from homenode.bdf import Bdf
+from homenode.change.journal import UNSETTLED, ChangeEntry, to_undo
 from homenode.change.retrain.config_registers import SPEED_OF_CODE, ConfigSpace
 from homenode.change.retrain.execution import RetrainResult, RetrainStep
 from homenode.change.retrain.plan import RetrainPlan
-from homenode.change.step import UNSETTLED, ChangeEntry, to_undo
 from homenode.errors import HostError
 from homenode.machine.topology import Host
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from homenode.change.step import ChangeEntry, ChangeState
+from homenode.change.journal import ChangeEntry, ChangeState
 from homenode.errors import ToolError
 from homenode.machine.description.parse import parse_description
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.access.machine import Machine
 from homenode.measure.model import Depth, Group, SuiteOptions

@@ -12,8 +12,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet, PuIndex
-from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
+from homenode.cpuset import CoreIndex, CpuSet, LlcIndex, NodeIndex, PackageIndex, PuIndex
 from homenode.machine.pci import DeviceKind, PciBridge, PciDevice, PortType, RootComplex
 from homenode.machine.topology import (
     Core,

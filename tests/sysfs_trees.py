@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from homenode import formats
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CoreIndex, CpuSet, NodeIndex, PackageIndex
 from homenode.errors import InputError
 from homenode.findings import Gap
-from homenode.indices import CoreIndex, NodeIndex, PackageIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Core, CoreId, CpuModel, Host, NumaNode
 from homenode.vm.sources import load_host

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homenode.change.step import ChangeHead
+from homenode.change.journal import ChangeHead
 from homenode.check.verify.live.capture import _bytes_of
 from homenode.cluster.kubevirt.arguments import parse_version
 from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
@@ -23,14 +23,14 @@ from homenode.machine.discover.host import discover
 from homenode.machine.tools import lspci, numactl
 from homenode.machine.topology import Host
 from homenode.measure.access.guest_agent import GuestAgent
-from homenode.measure.imported.runs import vcpus_of
+from homenode.measure.imported_runs import vcpus_of
 from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.results.store import parse_run, run_text
 from homenode.measure.tool_setup import DIRECTORY, setup_journal
 from homenode.measure.trial.journal import TrialEntry, TrialHead
 from homenode.plan.stored import read_plan_for
 from homenode.safe.record_directory import JOURNAL
-from homenode.vm.hypervisor.domain_state import parse_dominfo, pins_of_text
+from homenode.vm.hypervisor.connection import parse_dominfo, pins_of_text
 from homenode.vm.sources import load_host
 from tests.report_runs import full_run
 from tests.source_trees import FILES, nodes

@@ -10,7 +10,7 @@ import pytest
 
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.live import LiveSnapshot
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from tests.command_line import NEEDS_CLUSTER, has_cluster, homenode
 from tests.discover.test_listings import NUMACTL, TOPOLOGY
 from tests.measure.importers.test_stream import OUTPUT as STREAM

@@ -12,8 +12,8 @@ import pytest
 from homenode.errors import ToolError, UsageError
 from homenode.measure.access.machine import LocalMachine, Machine, ScriptOutput
 from homenode.measure.access.remote import RemoteMachine
-from homenode.measure.gpu.machine import COLLECTIVES, COPIES
 from homenode.measure.gpu_load_sampling import load_program
+from homenode.measure.gpu_tests import COLLECTIVES, COPIES
 from homenode.measure.tools_installed import ask_for_torch, run_program
 from tests.source_trees import FILES, SOURCE, nodes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from tests.sysfs_trees import CPU, NODE, cpu_files, pci_function
 from tests.tree_writer import write_tree
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 
 
 def write_tree(snapshot: MemorySnapshot, directory: Path) -> None:

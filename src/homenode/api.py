@@ -52,8 +52,7 @@ HostSource = Host | str | None
 
 def plan(domain: Domain, host: HostSource = None, options: PlanOptions | None = None) -> Plan:
     """Return the plan of a VM on a host. options: None = layout `auto`. Raises Unplannable if the
-    VM does not fit the host, else HomenodeError.
-    """
+    VM does not fit the host, else HomenodeError."""
     return plan_file(domain, host, options).plan
 
 
@@ -114,7 +113,7 @@ def compare(directories: Sequence[str], objective: Objective | None = None) -> C
     """Compare layouts, with intervals; the first directory's layout is the baseline."""
     from homenode.decide.alternative import alternatives_of
     from homenode.decide.compare import compare as compare_alternatives
-    from homenode.measure.imported.files import load_sources
+    from homenode.measure.imported_files import load_sources
 
     named = load_sources(directories)
     skipped = [gap for source in named for gap in source.skipped]
@@ -124,7 +123,7 @@ def compare(directories: Sequence[str], objective: Objective | None = None) -> C
 
 def load_results(*directories: str) -> tuple[Run, ...]:
     """Runs of results directories."""
-    from homenode.measure.imported.files import load_sources
+    from homenode.measure.imported_files import load_sources
 
     return tuple(run for source in load_sources(directories) for run in source.runs)
 

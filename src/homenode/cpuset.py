@@ -1,4 +1,7 @@
-"""CpuSet: an immutable set of CPU indices with the kernel's two spellings, list and mask."""
+"""CpuSet: an immutable set of CPU indices with the kernel's two spellings, list and mask.
+
+Each numbering of the host has a separate type of index.
+"""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -214,3 +217,33 @@ def _repeat_bit(stride: int, count: int) -> int:
 
 def _digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+NodeIndex = NewType("NodeIndex", int)
+"""The kernel's number of a host NUMA node: N of /sys/devices/system/node/nodeN. May be sparse."""
+
+PackageIndex = NewType("PackageIndex", int)
+"""physical_package_id. May be sparse."""
+
+CoreIndex = NewType("CoreIndex", int)
+"""Position in Host.cores: ascending lowest CPU. Unique on the host, unlike the core's OS index."""
+
+LlcIndex = NewType("LlcIndex", int)
+"""Position in Host.llcs: ascending lowest CPU."""
+
+
+@lru_cache(maxsize=1 << 14)
+def members(mask: int) -> tuple[int, ...]:
+    """The positions of the set bits, ascending. Cached, as a search needs the same sets often.
+
+    >>> members(0b1010)
+    (1, 3)
+    """
+    if mask.bit_count() * 8 > mask.bit_length():
+        return tuple([position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"])
+    positions = []
+    while mask:
+        bit = mask & -mask
+        positions.append(bit.bit_length() - 1)
+        mask ^= bit
+    return tuple(positions)

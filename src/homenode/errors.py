@@ -23,9 +23,7 @@ EXIT_CODES = {
 
 class HomenodeError(Exception):
     """An error with a message; `hint` is the next step, `reason` the message without the subject.
-
-    `exit_code` is the exit status of a command that ends with this error.
-    """
+    `exit_code` is the exit status of a command that ends with this error."""
 
     exit_code: ClassVar[int] = HOST
 
@@ -118,10 +116,7 @@ class NotKnownError(HomenodeError):
 
 
 class ParseError(InputError):
-    """A text does not have its format.
-
-    found: None = the text lacks what is expected.
-    """
+    """A text does not have its format. found: None = the text lacks what is expected."""
 
     def __init__(
         self,
@@ -191,5 +186,4 @@ class ToolError(HostError):
 
 
 class NoAnswerError(ToolError):
-    """A daemon or tool did not answer. It may answer later; the outcome of the request is
-    unknown."""
+    """A daemon or tool did not answer. The outcome of the request is unknown; retry later."""

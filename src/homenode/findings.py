@@ -23,8 +23,8 @@ from msgspec import UNSET, Struct, UnsetType, toml
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cpuset import NodeIndex
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
-from homenode.indices import NodeIndex
 from homenode.package_data import package_text
 from homenode.text import first_few, subjects_text
 
@@ -340,8 +340,7 @@ def are_bad(findings: Iterable[Finding]) -> bool:
 
 
 def exit_code(findings: Findings) -> int:
-    """Return FINDINGS for critical findings or warnings, NOT_KNOWN if nothing was checked or an
-    area was not read."""
+    """FINDINGS for critical findings or warnings, NOT_KNOWN if not everything was checked."""
     if are_bad(findings.findings):
         return FINDINGS
     return DONE if findings.checked and not findings.not_read else NOT_KNOWN

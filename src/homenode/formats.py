@@ -39,10 +39,8 @@ def encode(
     head: dict[str, Any] | None = None,
     changed: dict[str, Any] | None = None,
 ) -> str:
-    """The document of a value; `head` comes between "format" and the value's own fields.
-
-    changed: replaced values of fields.
-    """
+    """The document of a value; `head` comes between "format" and the value's own fields. changed:
+    replaced values of fields."""
     fields = {
         stored.encode_name: getattr(value, stored.name) for stored in msgspec.structs.fields(value)
     }
@@ -68,8 +66,7 @@ def encode_json(value: Any) -> bytes:
 
 def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T:
     """The value of a document. Unknown fields are ignored (for example a `head`). Raises InputError
-    for another kind or version, text that is not JSON, or a missing field.
-    """
+    for another kind or version, text that is not JSON, or a missing field."""
     document = check_format(text, kind, source)
     return _convert(document, record_type, f"{source}: not a valid homenode.{kind}")
 

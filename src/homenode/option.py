@@ -71,9 +71,7 @@ class Arg(Opt):
 
 def size_bytes(text: str, option: str) -> int:
     """Bytes of a size that must name its unit: "64" could mean MiB or GiB to whoever types it.
-
-    Raises UsageError.
-    """
+    Raises UsageError."""
     if text.strip().isdigit():
         typed = f"{option.partition(': ')[2]}=" if ": " in option else f"{option} "
         raise UsageError(f"{option}: unit missing in {text!r}", hint=f"{typed}{text.strip()}GiB")

@@ -189,8 +189,7 @@ def run(
 
 @cache
 def _setpriv() -> tuple[str, ...]:
-    """Return the command that starts a program which is killed when this process ends; () without
-    util-linux."""
+    """The command that starts a program which dies with this process; () without util-linux."""
     program = find_program("setpriv")
     has_option = program is not None and "--pdeathsig" in run((program, "--help"), 10).stdout
     return (program, "--pdeathsig", "KILL") if has_option and program is not None else ()

@@ -35,14 +35,12 @@ from homenode.change.apply.live_pins import (
     run_mark,
 )
 from homenode.change.apply.store import DomainStore, saved_originals, sha256
-from homenode.change.journal import default_root
+from homenode.change.journal import ChangeState, default_root
 from homenode.change.paused_start import PausedStart, end_paused, paused_journal
-from homenode.change.step import ChangeState
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.safe.durable import part_name
-from homenode.vm.hypervisor.connection import checked_uri
-from homenode.vm.hypervisor.domain_state import DomainState, parse_dominfo, parse_pins
+from homenode.vm.hypervisor.connection import DomainState, checked_uri, parse_dominfo, parse_pins
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.seeds import part

@@ -20,8 +20,7 @@ import pytest
 
 from homenode.change.apply.definition import apply_definition, restore_definition
 from homenode.change.apply.store import DomainStore
-from homenode.change.host_lock import host_locked
-from homenode.change.step import TO_UNDO
+from homenode.change.journal import TO_UNDO, host_locked
 from homenode.errors import HomenodeError, InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.hypervisor.virsh import Virsh

@@ -16,10 +16,15 @@ from unittest.mock import patch
 
 import pytest
 
-from homenode.change import host_lock
+from homenode.change import journal
 from homenode.change.apply.store import journals_of_domains
-from homenode.change.host_lock import host_locked, lock_of_one_user
-from homenode.change.journal import OpenChange, default_root, open_changes
+from homenode.change.journal import (
+    OpenChange,
+    default_root,
+    host_locked,
+    lock_of_one_user,
+    open_changes,
+)
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, HostError
 from homenode.machine.description.parse import parse_description
@@ -219,7 +224,7 @@ def test_of_several_all_are_defined_or_none(host: SmallHost) -> None:
 def test_who_waits_names_the_holder_and_gives_up(
     host: SmallHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_lock, "WAIT_S", 0.2)
+    monkeypatch.setattr(journal, "WAIT_S", 0.2)
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -268,7 +273,7 @@ def test_two_users_have_one_lock_where_both_can_reach_libvirts_directory(
     run = tmp_path / "run"
     if is_shared:
         run.mkdir(mode=0o755)
-    monkeypatch.setattr(host_lock, "SHARED", run)
+    monkeypatch.setattr(journal, "SHARED", run)
     assert (lock_of_one_user(URI) is None) == is_shared
     with held_by_another(tmp_path / "root", URI) as holder:
         if not is_shared:

@@ -9,10 +9,18 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.change.apply.definition import apply_definition, restore_definition
-from homenode.change.journal import Journal, OpenChange, open_changes, state_hint
+from homenode.change.journal import (
+    ChangeEntry,
+    ChangeHead,
+    ChangeState,
+    Journal,
+    Note,
+    OpenChange,
+    open_changes,
+    state_hint,
+)
 from homenode.change.retrain import execution as retrain_journals
 from homenode.change.retrain.execution import KIND, retrain_journal
-from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.measure.tool_setup import setup_journal
 from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal

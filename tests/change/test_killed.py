@@ -19,7 +19,7 @@ from homenode.change.apply.define_step import DomainChange
 from homenode.change.apply.definition import apply_definitions, restore_definition
 from homenode.change.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.change.apply.store import journals_of_domains
-from homenode.change.host_lock import host_locked
+from homenode.change.journal import host_locked
 from homenode.change.retrain.execution import RetrainStep, open_retrain, retrain_journal
 from homenode.errors import InputError
 from homenode.measure.access.machine import LocalMachine

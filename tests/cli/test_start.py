@@ -7,7 +7,7 @@ import pytest
 
 VALUES = {
     *"""
-    bdf cpuset errors indices units vm.hypervisor.connection objective vm.layout vm.model option
+    bdf cpuset errors units vm.hypervisor.connection objective vm.layout vm.model option
     vm.plan_options measure.results.vantage
 """.split()
 }

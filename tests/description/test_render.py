@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from homenode.machine.description.parse import load_shipped, parse_description, shipped_hosts
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.contents import PATHS, Kind
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.store import DirectorySnapshot
 from tests.memory_directory import memory_directory
 from tests.rendered.machine import render

@@ -10,7 +10,7 @@ from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.topology import Host
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble

@@ -13,7 +13,7 @@ from homenode.machine.description.parse import parse_description
 from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind, GpuPart, PartKind, PciDevice
 from homenode.machine.snapshot.gather import gather
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.redact import Identities, redact
 from homenode.machine.tools import amd_smi, nvidia_smi
 from homenode.machine.topology import Host

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.indices import NodeIndex
+from homenode.cpuset import NodeIndex
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.hwloc import host_from_hwloc
 from homenode.machine.pci import DeviceKind

@@ -8,7 +8,7 @@ from homenode.bdf import Bdf
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.pci_tree import parse_config
 from homenode.machine.pci import DeviceKind, PciBar, PciLink, PortType, device_kind
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.topology import Host
 from tests.sysfs_trees import NODE, PCI, cpu_files, pci_function, snapshot
 

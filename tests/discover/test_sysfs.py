@@ -7,7 +7,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, HostError, InputError, ParseError
 from homenode.machine.discover.host import discover
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.topology import CoreKind, Host, MemoryKind, PagePool, summarise
 from tests.sysfs_trees import CPU, NODE, PCI, cpu_files, pci_function, snapshot
 

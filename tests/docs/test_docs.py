@@ -21,7 +21,7 @@ from homenode.machine.topology import HostSummary
 from homenode.measure.importers import NAMES
 from homenode.objective import Objective
 from homenode.option import Arg
-from homenode.plan.search.cost import order
+from homenode.plan.placement import order
 from homenode.vm.domain import codec
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions, Policy

@@ -15,7 +15,7 @@ from homenode.change.apply.definition import find_obstacles
 from homenode.errors import InputError
 from homenode.text import command_line
 from homenode.vm.domain.restore import restore, write_tuned
-from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.connection import DomainState
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.source_trees import FILES, SOURCE, nodes
 

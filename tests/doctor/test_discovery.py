@@ -16,8 +16,7 @@ from homenode.machine.snapshot.collector import parse_collected
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.gather import gather
 from homenode.machine.snapshot.live import QuietSnapshot
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from tests.doctor_domains import host
 from tests.rendered.machine import render
 from tests.shared_data import needs_shared, shared

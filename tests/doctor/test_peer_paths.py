@@ -12,8 +12,7 @@ from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
 from homenode.machine.peer_route import PeerRoute, RouteWay, peer_routes
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import BoundedSnapshot
+from homenode.machine.snapshot.protocol import BoundedSnapshot, MemorySnapshot
 from homenode.machine.topology import Host
 from tests.cpu_time import cpu_time_below
 

@@ -7,6 +7,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.change.journal import ChangeEntry, ChangeState
 from homenode.change.retrain.config_registers import read_registers
 from homenode.change.retrain.execution import (
     RetrainResult,
@@ -25,7 +26,6 @@ from homenode.change.retrain.plan import (
     functions_behind,
     plan_retrain,
 )
-from homenode.change.step import ChangeEntry, ChangeState
 from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci

@@ -16,7 +16,7 @@ from homenode.findings import Finding
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from tests.rendered.machine import render
 from tests.shared_data import needs_shared, shared
 

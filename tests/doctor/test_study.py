@@ -8,9 +8,8 @@ listings; pins follow the listings' style (one CPU for each core, in ascending o
 import pytest
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, LlcIndex
 from homenode.findings import Severity
-from homenode.indices import LlcIndex
 from tests.doctor_domains import (
     binding,
     board,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.check.verify.boot.stand_in import choose_cpu, stand_in_of
-from homenode.check.verify.guest.expectation import expectation_of, without_vcpus
+from homenode.check.verify.expectation import expectation_of, without_vcpus
 from homenode.errors import HostError, InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import MAX_ALIKE, MAX_DEVICES, MAX_ELEMENTS, parse_document

@@ -18,8 +18,8 @@ from homenode.decide.machine_facts import (
     of_no_machine,
 )
 from homenode.errors import ParseError
-from homenode.measure.imported.files import find_directories
-from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.measure.imported_files import find_directories
+from homenode.measure.imported_runs import ImportOptions, imported_runs
 from homenode.measure.importers import stream
 from homenode.measure.results.model import Origin, Run, hardware_of
 from homenode.measure.step_reading import figures_of

@@ -17,8 +17,8 @@ from homenode.decide.sentences import by_results
 from homenode.decide.trial_conclusion import conclude
 from homenode.formats import decode
 from homenode.machine.topology import Host
-from homenode.measure.imported.files import find_sources
-from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.measure.imported_files import find_sources
+from homenode.measure.imported_runs import ImportOptions, imported_runs
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import write_run
 from homenode.objective import Objective

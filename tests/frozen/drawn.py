@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, PackageIndex
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import alternatives_by_machine, compare_machines
 from homenode.decide.machine_facts import MachineFacts, facts_of_runs
@@ -27,7 +27,6 @@ from homenode.decide.switch_effects import file_effects, switch_effects
 from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.errors import HomenodeError
 from homenode.findings import Doubt, Finding
-from homenode.indices import PackageIndex
 from homenode.machine.topology import CoreId, DomainMark, Host, RunningDomain
 from homenode.measure.results.model import (
     MOVING,

@@ -8,8 +8,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cpuset import NodeIndex
 from homenode.errors import HomenodeError
-from homenode.indices import NodeIndex
 from homenode.machine.pci import (
     DeviceKind,
     DeviceLink,

@@ -289,7 +289,7 @@ def _daemon(directory: Path) -> Iterator[StandIn]:
     with (
         patch.dict(os.environ, environment),
         patch("os.geteuid", lambda: 1000),
-        patch("homenode.change.host_lock.SHARED", Path("/nowhere")),
+        patch("homenode.change.journal.SHARED", Path("/nowhere")),
         patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(host))),
     ):
         yield stand_in

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from homenode.cluster.kubevirt.arguments import OnError
 from homenode.cluster.kubevirt.placing import DomainAnswer, answer, place_devices
 from homenode.errors import HomenodeError
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.vm.domain.edits import Edit, apply, remove, set_attribute
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import validate

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import validate
 from tests.kubevirt_documents import document, shipped

@@ -15,7 +15,7 @@ from homenode.cluster.kubevirt.arguments import OnError
 from homenode.cluster.kubevirt.placing import DomainAnswer, answer
 from homenode.errors import UsageError
 from homenode.machine.description.parse import parse_description
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from tests.cpu_time import cpu_time_below
 from tests.kubevirt_documents import IBM, document, ibm_document, shipped, vmi
 from tests.rendered.machine import render

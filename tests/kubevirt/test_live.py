@@ -8,8 +8,8 @@ import pytest
 
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.check.verify.guest.checks import view_of_stand_in
-from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.expectation import expectation_of
+from homenode.check.verify.guest_checks import view_of_stand_in
 from homenode.cluster.kubevirt.placing import place_devices
 from homenode.errors import HomenodeError
 from homenode.vm.domain.read import open_domain, vm_of

@@ -11,7 +11,7 @@ import pytest
 
 from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
 from homenode.errors import HomenodeError, HostError, InputError
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import Vm
 from homenode.vm.plan_options import PciGranularity

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import UsageError
-from homenode.measure.access.remote_host import RemoteHost, SshHost
+from homenode.measure.access.remote import RemoteHost, SshHost
 from homenode.measure.model import PROBE
 from homenode.measure.results.store import read_run
 from homenode.process import ToolMissingError

@@ -13,7 +13,7 @@ from homenode.findings import Severity
 from homenode.machine.discover.system import read_settings
 from homenode.machine.pci import DeviceKind, PciDevice, PciLink
 from homenode.machine.settings import HostSettings
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.tools import proc_stat
 from homenode.machine.topology import CpuModel, Host
 from homenode.measure.environment import (

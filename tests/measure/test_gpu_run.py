@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from homenode.measure import gpu_power as power
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.gpu import power
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage

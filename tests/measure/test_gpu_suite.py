@@ -9,7 +9,7 @@ from msgspec import structs
 from homenode.errors import UsageError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.measure.gpu.collectives import ON_GPU_NODES
+from homenode.measure.gpu_tests import ON_GPU_NODES
 from homenode.measure.model import (
     CONTROLS,
     PYTHON,

@@ -16,7 +16,7 @@ from homenode.errors import ParseError, UsageError
 from homenode.machine.tools import rocm_bandwidth_test
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.figures import amd as amd_figures
+from homenode.measure.figures import gpu_tools as amd_figures
 from homenode.measure.model import TORCH, Depth, Group, Suite, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage

@@ -7,8 +7,8 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.machine.tools import study_programs
-from homenode.measure.figures.nvidia import sections
-from homenode.measure.imported.runs import (
+from homenode.measure.figures.gpu_tools import sections
+from homenode.measure.imported_runs import (
     ImportOptions,
     RunWithSources,
     SourceDirectory,

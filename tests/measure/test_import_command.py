@@ -13,9 +13,9 @@ import pytest
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Gap
 from homenode.machine.tools import study_programs
-from homenode.measure.imported import files as import_directory
-from homenode.measure.imported.files import find_directories
-from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.measure import imported_files as import_directory
+from homenode.measure.imported_files import find_directories
+from homenode.measure.imported_runs import ImportOptions, imported_runs
 from homenode.measure.importers import cuda_bandwidth_test, intel_mlc
 from homenode.measure.importers.stream import parse as parse_stream
 from homenode.measure.importers.sysbench import parse as parse_sysbench
@@ -392,7 +392,7 @@ def test_texts_that_are_too_large_are_refused(
 def test_a_directory_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     looking = (
-        "import sys, pathlib; from homenode.measure.imported.files import find_directories; "
+        "import sys, pathlib; from homenode.measure.imported_files import find_directories; "
         "print([gap.reason for gap in find_directories(pathlib.Path(sys.argv[1])).skipped])"
     )
     # Root may read every directory, but for what it gave up.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.change.step import ChangeEntry, ChangeState
+from homenode.change.journal import ChangeEntry, ChangeState
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.machine.tools.gpu_architectures import parse_amd, parse_nvidia
 from homenode.measure.access.machine import LocalMachine

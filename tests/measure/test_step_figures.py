@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
-from homenode.indices import NodeIndex
 from homenode.machine.tools.nccl_tests import NcclTests, parse
 from homenode.machine.topology import Host
-from homenode.measure.figures.nvidia import flat_curve, half_peak_of
+from homenode.measure.figures.gpu_tools import flat_curve, half_peak_of
 from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.results.sweep import fit_sweep
 from homenode.measure.step_reading import figures_of, figures_of_step

@@ -16,8 +16,8 @@ from homenode.decide.recommendation import (
 )
 from homenode.decide.sentences import effect_text, first_line, ground_of
 from homenode.formats import decode
-from homenode.measure.imported.files import find_sources
-from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.measure.imported_files import find_sources
+from homenode.measure.imported_runs import ImportOptions, imported_runs
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
 from homenode.show.report.inputs import gather

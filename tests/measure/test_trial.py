@@ -12,7 +12,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.change.apply.store import DomainStore
-from homenode.change.step import ChangeEntry, ChangeState
+from homenode.change.journal import ChangeEntry, ChangeState
 from homenode.decide.alternative import alternatives_of
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel

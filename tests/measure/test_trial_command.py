@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.change.step import ChangeState
+from homenode.change.journal import ChangeState
 from homenode.cli import trial as trial_work
 from homenode.errors import HomenodeError
 from homenode.measure.trial.journal import (

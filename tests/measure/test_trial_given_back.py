@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.change.apply.definition import apply_definition, restore_definition, saved_original
-from homenode.change.step import ChangeState
+from homenode.change.journal import ChangeState
 from homenode.errors import HostError, InputError, UsageError
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial import guest

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from homenode.cli.plan import hosts_after
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.redact import Identities, redact
 from homenode.machine.topology import Host
 from homenode.plan.allocations import allocations

@@ -9,8 +9,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
-from homenode.indices import PackageIndex
+from homenode.cpuset import CpuSet, PackageIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreId, CpuModel, Host, HostReserve, PagePool
 from homenode.plan.placement import Placement

@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cli import terminal
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.doc import Text, plain
 from homenode.findings import Finding, Rejection, Severity
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on
 from homenode.show.explain import explain, term_words

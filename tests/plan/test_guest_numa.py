@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
-from homenode.indices import NodeIndex
 from homenode.machine.topology import MemoryKind, PagePool
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.indices import NodeIndex
+from homenode.cpuset import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.placement import Placement

@@ -3,10 +3,9 @@
 import pytest
 from msgspec import structs
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError, UsageError
 from homenode.findings import Rejection
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest

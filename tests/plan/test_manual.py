@@ -8,7 +8,7 @@ from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.check.domain.verification import as_planned
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.plan.manual import manual_placement
+from homenode.plan.planner import manual_placement
 from homenode.plan.planner import plan as plan_of
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan

@@ -14,7 +14,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.machine.topology import Host
-from homenode.plan.devices.gpu_ties import GpuTies
+from homenode.plan.devices.options import GpuTies
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB

@@ -4,9 +4,8 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Rejection
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, HostReserve, MemoryKind, PagePool
 from homenode.plan.memory import free_memory, node_memory, overhead_bytes, reserve_bytes
 from homenode.plan.planner import plan

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.check.domain.devices import limits
 from homenode.check.domain.verification import as_planned
-from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.expectation import expectation_of
 from homenode.cpuset import CpuSet
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.pci import DeviceKind

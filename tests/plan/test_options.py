@@ -7,9 +7,8 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError, UsageError
-from homenode.indices import NodeIndex
 from homenode.machine.topology import HostReserve
 from homenode.objective import Objective
 from homenode.plan.planner import plan

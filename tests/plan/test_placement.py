@@ -7,7 +7,7 @@ from msgspec import structs
 
 from homenode.plan.pipeline import vm_of_options
 from homenode.plan.placement import Placement
-from homenode.plan.search.distances import distance_matrix
+from homenode.plan.search.devices import distance_matrix
 from homenode.units import GIB
 from homenode.vm.plan import CostTerm, Relaxation
 from homenode.vm.plan_options import PlanOptions

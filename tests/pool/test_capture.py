@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cluster.pool.capture import CapturedHosts, capture_hosts, read_list
+from homenode.cluster.pool.commands import CapturedHosts, capture_hosts, read_list
 from homenode.errors import InputError
 from homenode.formats import encode
 from homenode.vm.host_sources import read_hosts

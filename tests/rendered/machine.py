@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from homenode.cpuset import CpuSet
 from homenode.machine.description.tables import HostDescription
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.topology import Core, CoreKind, Host, Llc, MemoryKind, NumaNode, PagePool, Pu
 from homenode.units import KIB
 from tests.rendered.devices import PCI, mask, render_devices, render_tools

@@ -9,9 +9,9 @@ from msgspec import structs
 from msgspec.structs import replace
 from rich.console import RenderableType
 
+from homenode.cpuset import NodeIndex
 from homenode.doc import Doc
 from homenode.findings import Gap, Rejection
-from homenode.indices import NodeIndex
 from homenode.machine.description.parse import load_shipped, shipped_hosts
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.machine.settings import HostSettings

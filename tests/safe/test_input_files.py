@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError, InputError
-from homenode.measure.imported.files import find_directories
+from homenode.measure.imported_files import find_directories
 from homenode.measure.results.store import load_runs
 from homenode.safe import input_files
 from homenode.safe.input_files import (

@@ -20,8 +20,7 @@ from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
 from homenode.cluster.slurm.study import commands as slurm_study
 from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.machine.description.parse import parse_description
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.measure.access.machine import LocalMachine
 from homenode.process import ProgramResult, ToolMissingError, find_program, run
 from homenode.vm.sources import load_host

@@ -24,8 +24,7 @@ from homenode.machine.snapshot.collector import collector_script, parse_collecte
 from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.gather import check_manifest, gather
 from homenode.machine.snapshot.live import LiveSnapshot
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.store import DirectorySnapshot, open_snapshot
 from homenode.process import run
 from tests.command_line import homenode

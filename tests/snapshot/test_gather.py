@@ -15,8 +15,7 @@ from homenode.machine.snapshot.contents import (
     Kind,
 )
 from homenode.machine.snapshot.gather import gather, keep_port_type, paths_of
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.redact import identities_of, redact
 from homenode.machine.snapshot.store import open_snapshot
 from tests.shared_data import SHARED

@@ -8,7 +8,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.machine.snapshot.contents import COMMANDS, IDENTITY_PATHS, PATHS, Form, Kind
 from homenode.machine.snapshot.gather import gather
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
 from homenode.machine.snapshot.redact import Identities, identities_of, redact, redact_command_line
 from homenode.machine.tools.lspci import parse as parse_lspci

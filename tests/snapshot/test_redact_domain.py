@@ -8,7 +8,7 @@ from lxml import etree
 from msgspec.structs import replace
 
 from homenode.errors import HomenodeError
-from homenode.machine.snapshot.memory import MemorySnapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.redact import Identities, redact
 from homenode.vm.domain.read import read_running_domain
 from tests.seeds import THOROUGH

@@ -13,8 +13,7 @@ import pytest
 
 from homenode.errors import InputError
 from homenode.machine.snapshot import archive
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.store import open_snapshot
 from tests.seeds import part
 from tests.shared_data import SHARED

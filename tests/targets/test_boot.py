@@ -9,8 +9,8 @@ from msgspec import structs
 
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_command
-from homenode.check.verify.guest.checks import GuestView, view_of_guest, view_of_stand_in
-from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.expectation import expectation_of
+from homenode.check.verify.guest_checks import GuestView, view_of_guest, view_of_stand_in
 from homenode.check.verify.target_file import expectation_for_target
 from homenode.errors import HomenodeError
 from homenode.machine.pci import DeviceKind

@@ -4,8 +4,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.plan.pipeline import vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells

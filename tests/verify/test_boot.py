@@ -17,8 +17,8 @@ from homenode.check.verify.boot.initramfs import initramfs
 from homenode.check.verify.boot.libvirt import find_uri
 from homenode.check.verify.boot.stand_in import APART
 from homenode.check.verify.boot.stand_in_boot import BootOptions, BootOutcome, boot_stand_in
-from homenode.check.verify.guest.checks import GuestView, view_of_stand_in
-from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.expectation import expectation_of
+from homenode.check.verify.guest_checks import GuestView, view_of_stand_in
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.plan.pipeline import PlannedFile, plan_file

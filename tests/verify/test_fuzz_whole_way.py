@@ -16,8 +16,8 @@ import pytest
 from homenode.check.domain.verification import verify_document
 from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.check.verify.guest.checks import view_of_stand_in
-from homenode.check.verify.guest.expectation import expectation_of
+from homenode.check.verify.expectation import expectation_of
+from homenode.check.verify.guest_checks import view_of_stand_in
 from homenode.errors import HomenodeError
 from homenode.findings import are_bad
 from homenode.machine.topology import Host

@@ -5,8 +5,8 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.check.verify.boot.initramfs import kernel_findings
-from homenode.check.verify.guest.checks import GuestView, view_of_guest
-from homenode.check.verify.guest.expectation import expectation_of, groups_of
+from homenode.check.verify.expectation import expectation_of, groups_of
+from homenode.check.verify.guest_checks import GuestView, view_of_guest
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.topology import Host, PagePool

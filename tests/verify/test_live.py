@@ -21,10 +21,9 @@ from homenode.check.verify.live.procfs import (
     parse_vfio_interrupts,
     thread_kind,
 )
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HostError, InputError
 from homenode.findings import Findings, Severity
-from homenode.indices import NodeIndex
 from homenode.vm.model import GuestHostdev, Vm, VmCell
 from tests.proc_trees import BARE, MIB, PID, UUID, ProcTree
 

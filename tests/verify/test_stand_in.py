@@ -25,7 +25,7 @@ from homenode.check.verify.boot.stand_in import (
     stand_in_of,
 )
 from homenode.check.verify.boot.stand_in_boot import COMMAND, kernel_command
-from homenode.check.verify.guest.checks import not_in_stand_in
+from homenode.check.verify.guest_checks import not_in_stand_in
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from homenode import formats
-from homenode.check.verify.guest.checks import GuestView, view_of_guest
+from homenode.check.verify.guest_checks import GuestView, view_of_guest
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest
 from homenode.errors import InputError
 from homenode.findings import Severity

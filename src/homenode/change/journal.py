@@ -3,29 +3,119 @@
     journal.jsonl   a head, then a line before each act and one after it
     SHA256.xml      documents that the lines name
 
-Root's records lie in /var/lib/homenode, another user's below XDG_STATE_HOME.
+Root's records lie in /var/lib/homenode, another user's below XDG_STATE_HOME. Decision 0018
+describes the state after a kill. There are two host locks: a file next to the records, which names
+the holder, and on this machine libvirt's own directory, which its users can lock.
 """
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from homenode import formats
-from homenode.change.step import (
-    UNSETTLED,
-    ChangeEntry,
-    ChangeHead,
-    ChangeState,
-    ChangeStep,
-    last_lines,
-    to_undo,
-)
-from homenode.errors import HomenodeError
-from homenode.safe.record_directory import RecordDirectory
-from homenode.vm.hypervisor.domain_state import domain_argument
+from homenode.errors import HomenodeError, HostError, of_os
+from homenode.safe.durable import open_to_lock
+from homenode.safe.input_files import read_kernel_file
+from homenode.safe.record_directory import BusyError, RecordDirectory, take_lock
+from homenode.vm.hypervisor.connection import domain_argument, machine_of
+
+
+class ChangeState(StrEnum):
+    """The state of a step. BEGIN and UNDOING are on disk before the act."""
+
+    BEGIN = "begin"
+    DONE = "done"
+    UNDOING = "undoing"
+    UNDONE = "undone"
+    REFUSED = "refused"  # by the host: it is as it was
+    KEPT = "kept"  # edited since by the user, so not restored
+
+
+UNSETTLED = frozenset({ChangeState.BEGIN, ChangeState.UNDOING})
+"""The act may have happened or not: the host says which."""
+
+TO_UNDO = UNSETTLED | {ChangeState.DONE}
+
+
+class ChangeHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first line of a journal."""
+
+    run: str  # its name, unique among those of its owner
+    command: str  # what homenode was asked to do
+    undo: str  # the command that undoes it
+    connect: str = ""  # the libvirt daemon that is changed; "" = the host itself
+
+
+class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of a journal. The last line of a step suffices for another process to undo it."""
+
+    what: ChangeState
+    kind: str  # which step
+    subject: str  # the changed object: a domain's UUID, a path, a port
+    # of the changed object: the sha256 of a kept document, or a value; None = none existed
+    before: str | None = None
+    after: str | None = None
+    made: tuple[str, ...] = ()  # directories and files that a killed act leaves
+    by_hand: str = ""  # the command that undoes it without homenode, for who reads the journal
+    facts: dict[str, str] = {}  # what else its kind needs
+
+    @property
+    def step(self) -> tuple[str, str]:
+        """The step of the line."""
+        return self.kind, self.subject
+
+    def now(self, state: ChangeState) -> "ChangeEntry":
+        """Return the step with a new state."""
+        return msgspec.structs.replace(self, what=state)
+
+
+Note = Callable[[ChangeEntry], None]
+"""Has a line on the disk when it returns."""
+
+
+class ChangeStep(Protocol):
+    """A change of one subject. All methods raise HomenodeError."""
+
+    def do(self, note: Note) -> ChangeEntry:
+        """Make the change; `note` is called with the entry before the change, and with its outcome
+        if that is known. Returns the last of these."""
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        """Undo the change of an entry; as `do`."""
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        """Whether the host is in the state after the entry; reads the host, never a journal."""
+
+
+def last_lines(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]:
+    """Return the last line of each step, in the order of their start.
+
+    >>> lines = [ChangeEntry(what=ChangeState.BEGIN, kind="file", subject="/a")]
+    >>> last_lines([*lines, lines[0].now(ChangeState.DONE)])["file", "/a"].what
+    <ChangeState.DONE: 'done'>
+    """
+    last_entries: dict[tuple[str, str], ChangeEntry] = {}
+    for entry in entries:
+        before = last_entries.get(entry.step)
+        if before is not None and before.what not in TO_UNDO:
+            del last_entries[
+                entry.step
+            ]  # begun again: it takes its place behind those begun meanwhile
+        last_entries[entry.step] = entry
+    return last_entries
+
+
+def to_undo(entries: Iterable[ChangeEntry]) -> tuple[ChangeEntry, ...]:
+    """The steps that did something, or may have, in the order in which they were begun."""
+    return tuple(entry for entry in last_lines(entries).values() if entry.what in TO_UNDO)
+
 
 KIND = "change"
 
@@ -57,10 +147,8 @@ def state_hint(number: int | None) -> str | None:
 
 
 class Journal:
-    """A directory's steps. Errors of the file system are HostErrors.
-
-    Writers hold the host's lock. head: of a journal that does not exist yet.
-    """
+    """A directory's steps. Errors of the file system are HostErrors. Writers hold the host's lock.
+    head: of a journal that does not exist yet."""
 
     __slots__ = ("files", "head")
 
@@ -149,3 +237,121 @@ def open_changes(journals: Iterable[Journal]) -> Iterator[OpenChange | HomenodeE
                 is_cut_short=entry.what in UNSETTLED,
                 undo=undo,
             )
+
+
+WAIT_S = 300.0
+"""A start that takes huge pages for a terabyte holds it for minutes."""
+
+SHARED = Path("/run/libvirt")
+"""libvirtd and virtqemud make it at every start; all users may read it, and so lock it."""
+
+_LOCKS = "/proc/locks"
+_SOMEBODY = "another homenode"
+
+_descriptors_of: dict[tuple[int, str], tuple[int, ...]] = {}
+"""By process and name: who holds it need not be given it again."""
+
+
+@contextmanager
+def host_locked(
+    root: Path,
+    connect: str,
+    command: str,
+    on_wait: Callable[[str], None] = lambda holder: None,
+    *,
+    wait_s: float | None = None,
+) -> Iterator[tuple[int, ...]]:
+    """Lock a connection's host, from reading its state to the end of a change: two plans of the
+    same state take the same cores. Yields descriptors with which a virsh keeps the lock to its end.
+
+    Nested calls in one process share it. root: of the records. command: shown to those that wait.
+    on_wait: called once, with the holder. wait_s: None = WAIT_S. Raises HostError on time-out.
+    """
+    machine = machine_of(connect)
+    key = os.getpid(), _name(machine)
+    if key in _descriptors_of:
+        yield _descriptors_of[key]
+        return
+    longest_s = WAIT_S if wait_s is None else wait_s
+    with ExitStack() as stack:
+        descriptors = [
+            stack.enter_context(_locked_record(root, key[1], command, on_wait, longest_s))
+        ]
+        if lock_of_one_user(connect) is None:
+            descriptors.append(stack.enter_context(_locked_directory(on_wait, longest_s)))
+        _descriptors_of[key] = tuple(descriptors)
+        stack.callback(_descriptors_of.pop, key)
+        yield _descriptors_of[key]
+
+
+def lock_of_one_user(connect: str) -> str | None:
+    """Return why other users' commands do not wait for this one; None if they do."""
+    machine = machine_of(connect)
+    if machine:
+        return f"the lock of {machine} keeps apart only this user's homenodes on this machine"
+    if not os.access(SHARED, os.R_OK | os.X_OK):
+        return f"{SHARED} is not there or cannot be read: only this user's homenodes wait"
+    return None
+
+
+@contextmanager
+def _locked_record(
+    root: Path, name: str, command: str, on_wait: Callable[[str], None], longest_s: float
+) -> Iterator[int]:
+    files = RecordDirectory(root / "domains", hint=state_hint)
+
+    def holder() -> str:
+        return (files.read(name) or _SOMEBODY.encode()).decode("utf-8", "replace")[:400]
+
+    with ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(
+                files.hold_lock(
+                    "in use by another homenode",
+                    lock=name,
+                    wait_s=longest_s,
+                    on_wait=lambda: on_wait(holder()),
+                    holder=f"process {os.getpid()} ({command})",
+                )
+            )
+        except BusyError:
+            raise _busy_error(root, holder(), longest_s) from None
+        yield descriptor
+
+
+@contextmanager
+def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Iterator[int]:
+    try:
+        descriptor = open_to_lock(SHARED)
+    except OSError as error:
+        raise of_os(error, str(SHARED), "the directory") from None
+    try:
+        if not take_lock(descriptor, longest_s, lambda: on_wait(_holder())):
+            raise _busy_error(SHARED, _holder(), longest_s)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _holder() -> str:
+    """Return the process that has locked the shared directory, and its user."""
+    inode = str(SHARED.stat().st_ino)
+    for line in (read_kernel_file(_LOCKS) or b"").decode().splitlines():
+        fields = line.split()  # 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+            with suppress(OSError):  # it has ended, or another namespace has its number
+                return f"process {fields[4]} of user {Path('/proc', fields[4]).stat().st_uid}"
+    return _SOMEBODY
+
+
+def _busy_error(path: Path, holder: str, longest_s: float) -> HostError:
+    return HostError(
+        f"{path}: this host is being changed by {holder} or its virsh, for {longest_s:g} s",
+        hint="wait for it to end, or answer what it asks; then run this again",
+    )
+
+
+def _name(machine: str) -> str:
+    if not machine:
+        return ".host.lock"
+    return f".host-{hashlib.sha256(machine.encode()).hexdigest()[:8]}.lock"

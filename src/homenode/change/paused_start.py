@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from homenode.change.journal import Journal, state_hint
-from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
+from homenode.change.journal import ChangeEntry, ChangeHead, ChangeState, Journal, Note, state_hint
 from homenode.safe.durable import remove_file
 from homenode.safe.record_directory import RecordDirectory
 from homenode.text import command_line
@@ -27,8 +26,7 @@ _PAUSED = "paused"
 
 class PausedStart(Struct, frozen=True, kw_only=True):
     """See ChangeStep. Facts of its entry: the domain's `name`, libvirt's `run_id`, and for each new
-    file in `made` its modification time.
-    """
+    file in `made` its modification time."""
 
     virsh: Virsh
     uuid: str

@@ -224,10 +224,8 @@ def tuned_together(
 
 
 def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
-    """The options with the VM's recorded layout, unless they name a layout or an objective.
-
-    Raises HostError if it was planned for another host and this one's nodes cannot be read.
-    """
+    """The options with the VM's recorded layout, unless they name a layout or an objective. Raises
+    HostError if it was planned for another host and this one's nodes cannot be read."""
     record = guest.record
     if record is None or options.layout != AUTO or options.objective is not None:
         return ResolvedLayout(options)
@@ -266,10 +264,8 @@ def _change(
     tunings: Sequence[PlannedFile],
     screens: Sequence[Doc],
 ) -> None:
-    """Show what would change, ask, and define the documents, all or none.
-
-    Raises UsageError with every obstacle. Domains without a change are skipped.
-    """
+    """Show what would change, ask, and define the documents, all or none. Raises UsageError with
+    every obstacle. Domains without a change are skipped."""
     root = journal.default_root()
     if arguments.dry_run or not arguments.yes:
         previews = [

@@ -24,7 +24,7 @@ from homenode.cli.terminal import (
 from homenode.errors import FINDINGS, HostError, ToolError, exclusive, requires
 from homenode.findings import Findings
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.access.remote_host import RemoteHost, SshHost
+from homenode.measure.access.remote import RemoteHost, SshHost
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.runner import inspect, run_bench
 from homenode.text import command_line, plural
@@ -146,11 +146,8 @@ def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
 
 
 def set_up(arguments: BenchSetupArguments) -> None:
-    """Print the commands, run them with --apply, or undo what they installed.
-
-    Raises UsageError, HostError if no GPU or no tool can be built, ToolError for a step that
-    failed.
-    """
+    """Print the commands, run them with --apply, or undo what they installed. Raises UsageError,
+    HostError if no GPU or no tool can be built, ToolError for a step that failed."""
     chosen = Path.home() / ".local" if arguments.prefix is None else arguments.prefix.absolute()
     if arguments.apply and arguments.remove:
         raise exclusive("--apply", "--remove")
@@ -220,8 +217,7 @@ def _cuda_home() -> str | None:
 
 
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
-    """Return the GPU vendor and the architectures to build for. Raises HostError if no driver
-    reports them."""
+    """The GPU vendor and the architectures to build for. Raises HostError if unknown."""
     from homenode.machine.tools import gpu_architectures as tool
     from homenode.measure.tool_setup import Vendor
 

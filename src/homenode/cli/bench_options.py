@@ -58,10 +58,8 @@ def bench_options(
     *,
     elsewhere: "Snapshot | None" = None,
 ) -> BenchOptions:
-    """Return the requested run. elsewhere: the machine to measure; None = this one.
-
-    Raises UsageError, naming the option, and InputError for files.
-    """
+    """Return the requested run. elsewhere: the machine to measure; None = this one. Raises
+    UsageError, naming the option, and InputError for files."""
     plan = None
     if run.plan is not None:
         plan = read_plan(read_input(run.plan, "a saved plan"), str(run.plan))
@@ -178,8 +176,7 @@ def _is_virtual(elsewhere: "Snapshot | None") -> bool:
 
 
 def layouts_of(arguments: TrialArguments) -> tuple[str, ...]:
-    """Return the layouts to compare, the study's names as presets; unknown names stay and are
-    rejected later."""
+    """The layouts to compare, the study's names as presets; unknown names are rejected later."""
     names = (name.strip() for name in (arguments.layouts or "").split(",") if name.strip())
     return tuple(name if (preset := preset_named(name)) is None else preset.name for name in names)
 
@@ -223,8 +220,7 @@ def trial_request(
     domain: str, arguments: TrialArguments, layouts: tuple[str, ...], objective: Objective
 ) -> TrialRequest:
     """Return the requested trial. Its name contains the time unless the user gave one. layouts,
-    objective: defaults if the user named none.
-    """
+    objective: defaults if the user named none."""
     layouts = layouts_of(arguments) or layouts
     trial_id = arguments.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     run = bench_options(

@@ -155,8 +155,7 @@ def _find_annotations(record: Any) -> dict[str, Any]:
 
 @cache
 def option_helps(record: Any) -> dict[str, str]:
-    """Return the descriptions of a record's options by field: the lines after "Options:" in its
-    docstring."""
+    """A record's descriptions of options by field: the lines after "Options:" in its docstring."""
     _, _, section = (record.__doc__ or "").partition(f"\n    {OPTIONS}\n")
     helps: dict[str, str] = {}
     name = ""
@@ -398,8 +397,7 @@ class _WordReader:
         raise WrongCall(self.path, unknown("option", name, names, hint))
 
     def place(self) -> None:
-        """Assign positional words to the arguments: one each, the remaining ones to a repeated
-        argument."""
+        """Assign positional words to the arguments: one each, the others to a repeated argument."""
         arguments = [argument for argument in self.parameters if isinstance(argument.opt, Arg)]
         words = self.positions
         for number, argument in enumerate(arguments):

@@ -131,8 +131,7 @@ def _with_drift(
 def _diagnose_all(
     host: "Host", vms: Sequence[_VmSource], rates: MeasuredRates, *, explain: bool
 ) -> Findings:
-    """Return the findings on the host and each VM on it; without `explain` the checked facts are
-    one line each."""
+    """The findings on the host and each VM on it; without `explain` a line per checked fact."""
     answers = [diagnose(host, vm.document, rates, vm.vm) for vm in vms] or [
         diagnose(host, None, rates)
     ]

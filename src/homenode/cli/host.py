@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from homenode.cli.arguments.conclude import FindingsArguments, HostsArguments, LayoutsArguments
+from homenode.cli.arguments.measure import FindingsArguments, HostsArguments, LayoutsArguments
 from homenode.cli.arguments.place import (
     CaptureArguments,
     ShowArguments,

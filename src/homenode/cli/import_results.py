@@ -13,8 +13,8 @@ from homenode.doc import Doc, Part, Table, Text
 from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Gap
 from homenode.formats import encode
-from homenode.measure.imported.files import find_sources
-from homenode.measure.imported.runs import (
+from homenode.measure.imported_files import find_sources
+from homenode.measure.imported_runs import (
     ImportOptions,
     RunWithSources,
     imported_runs,

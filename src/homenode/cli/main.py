@@ -17,7 +17,6 @@ WORKLOADS = "Many VMs, and GPU work that is scheduled"
 LOOK_UP = "Look up"
 
 _PLACE, _CHECK, _MEASURE = "arguments.place:", "arguments.check:", "arguments.measure:"
-_CONCLUDE = "arguments.conclude:"
 
 DOCTOR = Command(
     "doctor",
@@ -75,9 +74,9 @@ LIST = Command(
       homenode list findings pcie-link-narrow
     """,
     commands=(
-        Command("hosts", f"{_CONCLUDE}HostsArguments", "host:hosts"),
-        Command("layouts", f"{_CONCLUDE}LayoutsArguments", "host:layouts"),
-        Command("findings", f"{_CONCLUDE}FindingsArguments", "host:findings"),
+        Command("hosts", f"{_MEASURE}HostsArguments", "host:hosts"),
+        Command("layouts", f"{_MEASURE}LayoutsArguments", "host:layouts"),
+        Command("findings", f"{_MEASURE}FindingsArguments", "host:findings"),
     ),
 )
 PROGRAM = Command(
@@ -100,8 +99,8 @@ PROGRAM = Command(
         TRIAL,
         BENCH,
         Command("import", f"{_MEASURE}ImportArguments", "import_results:import_results", MEASURE),
-        Command("compare", f"{_CONCLUDE}CompareArguments", "report:compare", CONCLUDE),
-        Command("report", f"{_CONCLUDE}ReportArguments", "report:report", CONCLUDE),
+        Command("compare", f"{_MEASURE}CompareArguments", "report:compare", CONCLUDE),
+        Command("report", f"{_MEASURE}ReportArguments", "report:report", CONCLUDE),
         POOL,
         KUBEVIRT,
         SLURM,

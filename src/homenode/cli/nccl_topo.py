@@ -162,8 +162,7 @@ def _devices(assembled: TopologyFile) -> Table:
 
 
 def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) -> None:
-    """Print the table unless the file itself goes to standard output; findings go to standard
-    error."""
+    """Print the table unless the file goes to standard output; findings go to standard error."""
     findings = in_order(assembled.findings)
     if as_json:
         checked = Findings(checked=(_describe(assembled),), findings=findings)

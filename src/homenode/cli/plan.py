@@ -62,8 +62,7 @@ class VmSource(NamedTuple):
 
 def plan(arguments: PlanArguments) -> None:
     """Plan, write and print; exit 1 for a critical finding. Nothing is written unless all earlier
-    steps succeeded; files are written before the output, in case its reader stops.
-    """
+    steps succeeded; files are written before the output, in case its reader stops."""
     refuse_objective(arguments.options)
     if arguments.manual.sibling_pus and not arguments.manual.node_pus:
         raise UsageError("missing option --node-cpus: --sibling-cpus needs it")
@@ -146,8 +145,7 @@ def refuse_unknown_target(target: str) -> None:
 
 
 def _check_paths(arguments: PlanArguments) -> None:
-    """Raise HostError or UsageError before anything is read: for missing directories, and for two
-    outputs to one file."""
+    """Raise before anything is read: for missing directories, and for two outputs to one file."""
     paths = (arguments.output, arguments.save_plan, arguments.svg)
     if arguments.json and arguments.diff:
         raise exclusive("--json", "--diff")
@@ -288,7 +286,7 @@ def choose_by(results: Sequence[str]) -> "Choose | None":
     if not results:
         return None
     from homenode.decide.sentences import by_results
-    from homenode.measure.imported.files import load_sources
+    from homenode.measure.imported_files import load_sources
 
     return by_results([run for named in load_sources(results) for run in named.runs])
 
@@ -397,8 +395,7 @@ def write_document(
 ) -> list[str]:
     """Write the file with its scripts, and its original next to it; or the file to standard output.
     Return the lines on it. A domain document is checked against libvirt's schema, if it is
-    installed. original: None = a new file.
-    """
+    installed. original: None = a new file."""
     document, lines = planned.document, []
     if planned.target == LIBVIRT:
         gap = refuse_new_errors(planned.original, document, planned.libvirt)

@@ -8,7 +8,7 @@ from msgspec import structs
 from msgspec.structs import asdict
 
 from homenode import __version__
-from homenode.cli.arguments.conclude import CompareArguments, ReportArguments
+from homenode.cli.arguments.measure import CompareArguments, ReportArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
@@ -39,7 +39,7 @@ from homenode.errors import FINDINGS, NOT_KNOWN, HomenodeError, UsageError, excl
 from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.machine.topology import Host
-from homenode.measure.imported.files import load_sources
+from homenode.measure.imported_files import load_sources
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
 from homenode.show.results_text import MOST_IN_FULL, comparison_text

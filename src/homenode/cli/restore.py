@@ -16,9 +16,8 @@ from homenode.change.apply.definition import (
 )
 from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
 from homenode.change.apply.store import DomainStore
-from homenode.change.host_lock import host_locked, lock_of_one_user
+from homenode.change.journal import ChangeState, host_locked, lock_of_one_user
 from homenode.change.paused_start import end_paused, paused_journal
-from homenode.change.step import ChangeState
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import (
     ask,
@@ -37,8 +36,7 @@ from homenode.show.change_text import line_counts
 from homenode.text import command_line, cpus_text, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
-from homenode.vm.hypervisor.connection import DEFAULT
-from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.connection import DEFAULT, DomainState
 from homenode.vm.hypervisor.virsh import Virsh
 
 
@@ -138,10 +136,7 @@ def _list_open() -> None:
 
 def _restore_domains(arguments: RestoreArguments) -> None:
     """Restore the definitions and live pins that domains had before `homenode apply`, last one
-    first.
-
-    Every obstacle is reported before the question and before the first change.
-    """
+    first. Every obstacle is reported before the question and before the first change."""
     connect, dry_run = arguments.connect or DEFAULT, arguments.dry_run
     virsh, root = Virsh(connect), journal.default_root()
     states = [domain_to_restore(virsh, name, root) for name in arguments.targets]
@@ -244,10 +239,7 @@ def changing_host(
     command: str, names: Sequence[str], connect: str, *, dry_run: bool = False
 ) -> Iterator[tuple[int, ...]]:
     """Hold the host's lock, from the look at its state to the change: a dry run holds none. Yield
-    its descriptors.
-
-    A command that waits on a terminal prints the holder.
-    """
+    its descriptors. A command that waits on a terminal prints the holder."""
     if dry_run:
         yield ()
         return

@@ -92,8 +92,7 @@ def retrain(arguments: RetrainArguments) -> None:
 
 def hook(arguments: RetrainHookArguments) -> None:
     """Run the libvirt hook: DOMAIN start|started, with the domain XML as input. Errors are printed
-    but do not fail the hook, because libvirt would not start the VM.
-    """
+    but do not fail the hook, because libvirt would not start the VM."""
     try:
         if len(arguments.words) != 2:
             raise UsageError(f"hook: expected DOMAIN and start or started, found {arguments.words}")
@@ -166,8 +165,7 @@ def _this_machine() -> "Host":
 def _program() -> str:
     """Return the program as it was called, for a unit or a hook that root runs; else the program
     next to our Python, because `python -c` and a debugger cannot be installed. Raises InputError if
-    another user than root can change it, its Python or its modules.
-    """
+    another user than root can change it, its Python or its modules."""
     from pathlib import Path
 
     import homenode

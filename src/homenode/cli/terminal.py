@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 @cache
 def console(name: str = "stdout") -> "Console":
     """Standard output for people: colours only on a terminal, never wider than it or 100 columns.
-
-    Piped output is not wrapped, unless COLUMNS sets its width. name: also "stderr".
-    """
+    Piped output is not wrapped, unless COLUMNS sets its width. name: also "stderr"."""
     from homenode.show.terminal_text import PrintableConsole
 
     is_terminal = getattr(sys, name).isatty()
@@ -123,8 +121,7 @@ def print_own(text: str) -> None:
 
 
 def note(text: str, hang: int = 2) -> None:
-    """Print one line to standard error: a written file, or an omission. Newlines come from names
-    and are escaped. A terminal gets it wrapped; hang: indent of further lines."""
+    """Print one line to standard error: a written file, or an omission. Newlines are escaped."""
     from homenode.text import printable
 
     line = printable(text)
@@ -250,8 +247,7 @@ def counting(task_name: str) -> "Iterator[Callable[[int, int], None]]":
 
 
 def print_json(text: str) -> None:
-    """A JSON document to standard output: never wrapped, never coloured. Control characters are
-    written as JSON escapes."""
+    """Print a JSON document: never wrapped or coloured; control characters are JSON escapes."""
     if not text.replace("\n", "").isprintable():
         text = "".join(
             letter if letter.isprintable() or letter == "\n" else _escape_letter(letter)
@@ -498,8 +494,7 @@ def print_bytes(content: bytes) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt inside. Signals that nohup ignores stay
-    ignored."""
+    """SIGTERM and SIGHUP raise KeyboardInterrupt inside, unless nohup ignores them."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -234,10 +234,8 @@ def rollback_trial(arguments: TrialUndoArguments) -> None:
 
 
 def show_status(arguments: TrialStatusArguments) -> None:
-    """Print the progress of all trials, or of the last one of that name.
-
-    Raises InputError if none has that name.
-    """
+    """Print the progress of all trials, or of the last one of that name. Raises InputError if none
+    has that name."""
     name = arguments.name
     trials = known_trials(default_root(), name)
     if not trials and name is None:
@@ -261,8 +259,7 @@ def show_status(arguments: TrialStatusArguments) -> None:
 
 
 def _name_of(trial: StoredTrial) -> str:
-    """Return the argument that names a trial: the VM's name, or the id if it is not the VM's last
-    trial."""
+    """The argument that names a trial: the VM's name, or the id if it is not the VM's last."""
     assert trial.head is not None, "what cannot be read has no commands"
     last = known_trials(default_root(), trial.head.source_uuid or trial.head.source)[-1]
     return trial.head.argument if last.directory == trial.directory else trial.head.id
@@ -349,10 +346,8 @@ def _run(
 def _conclude(
     head: TrialHead, journal: TrialJournal, report: Path | None, host: str | None
 ) -> None:
-    """Print what the boots show, write the report, and exit with the status of the trial.
-
-    host: source of the one that the layouts were planned for; None: this machine, if it is theirs.
-    """
+    """Print what the boots show, write the report, and exit with the status of the trial. host:
+    source of the one that the layouts were planned for; None: this machine, if it is theirs."""
     from homenode.decide.machine_facts import facts_of_measured
     from homenode.decide.trial_conclusion import answer_of, conclude
 
@@ -429,8 +424,7 @@ def _host_of_guests(setup: TrialSetup, host: "Host | None") -> "Host | None":
 
 
 def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
-    """By variant, as a suite is planned on a machine like the host; GPU tests are known in the
-    guest."""
+    """By variant, as planned on a machine like the host; GPU tests are known in the guest."""
     measuring = checked.begun.measuring
     try:
         tests = suite_for(host, {PROBE}, measuring.suite).tests

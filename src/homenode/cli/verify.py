@@ -6,7 +6,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from homenode.check.verify.boot.stand_in_boot import BootOptions
-from homenode.check.verify.guest.checks import Check
+from homenode.check.verify.guest_checks import Check
 from homenode.check.verify.verification import Verification, VerifyRequest
 from homenode.check.verify.verification import verify as verify_wanted
 from homenode.cli.arguments.check import VerifyArguments

@@ -72,10 +72,8 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
 
 
 def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
-    """Group runs by choice, in input order; runs with the same samples count once.
-
-    Placement states have the same names over all of them.
-    """
+    """Group runs by choice, in input order; runs with the same samples count once. Placement states
+    have the same names over all of them."""
     by_key: dict[_Key, list[Run]] = {}
     for run in runs:
         group = by_key.setdefault(_key(run.head), [])
@@ -136,8 +134,7 @@ def alternatives_of(
     """Return the alternatives of runs by argument, in order; runs of one choice are combined. If
     all have the same choice, each argument is an alternative: the same layout on two days. Values
     that a source prints for all layouts together are omitted. first_alone: the first argument is
-    bare metal.
-    """
+    bare metal."""
     if first_alone:
         (argument, runs), *further = arguments
         alone = [replace(bare, label=f"{argument}: {bare.label}") for bare in alternatives(runs)]

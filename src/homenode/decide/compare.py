@@ -87,10 +87,8 @@ def compare_machines(
     *,
     is_brief: bool = False,
 ) -> Comparison:
-    """Compare the layouts of each machine. is_brief: without effects, which take longest.
-
-    Raises InputError if no machine has two layouts.
-    """
+    """Compare the layouts of each machine. is_brief: without effects, which take longest. Raises
+    InputError if no machine has two layouts."""
     by_machine: dict[str, Comparison] = {}
     single = []
     for name, chosen in machines.items():
@@ -143,8 +141,7 @@ def compare_series(
     metrics: Metrics = None,
 ) -> Comparison:
     """Compare two or more alternatives on these series, whose state names are uniform already.
-    metrics: whose caveats count.
-    """
+    metrics: whose caveats count."""
     baseline, *alternatives = chosen
     candidates: list[UnjudgedEffect] = []
     doubts: list[Doubt] = []
@@ -332,10 +329,8 @@ STATE_SPREADS = 5.0
 
 
 def gap_between_boots(series: Series) -> float:
-    """Return the ratio between two states of an alternative's boots; 1.0 if none shows.
-
-    A spread of 1 % inside boots and 68 % between them is not noise.
-    """
+    """Return the ratio between two states of an alternative's boots; 1.0 if none shows. A spread of
+    1 % inside boots and 68 % between them is not noise."""
     gap = max(series.medians) / min(series.medians)
     spread = math.sqrt(series.inner_variance)
     return gap if gap > STATE_GAP and math.log(gap) > STATE_SPREADS * spread else 1.0
@@ -478,8 +473,7 @@ def _join_values(values: Iterable[object]) -> str:
 
 def _moved_controls(effects: Sequence[Effect]) -> Iterator[Doubt]:
     """Yield caveats on controls that differ, corrected for their number: eight GPUs have dozens.
-    Single GPUs are corrected separately, so that they do not hide a common change.
-    """
+    Single GPUs are corrected separately, so that they do not hide a common change."""
     controls = [effect for effect in effects if metric_of_effect(effect).control]
     for family in (
         [effect for effect in controls if effect.device is None],

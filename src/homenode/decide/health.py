@@ -110,8 +110,7 @@ _PEERS_SHARE = 0.7
 
 
 def _copies_unlike_peers(runs: Sequence[Run]) -> Iterator[Finding]:
-    """Find GPUs, of at least three, whose copies are far below those of the others in every
-    layout."""
+    """Find GPUs, of three or more, whose copies are far below the others' in every layout."""
     for metric, direction in _COPIES.items():
         shares = [(run, _shares_of_peers(run, metric)) for run in runs]
         healthy = {

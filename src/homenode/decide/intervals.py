@@ -357,8 +357,7 @@ def _pool(variances: Sequence[_Variance]) -> _Variance:
 
 def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "_Blocks | None":
     """Return the estimate with rounds as blocks (two-way analysis of variance); None without
-    blocks. Every alternative with one boot in each round counts.
-    """
+    blocks. Every alternative with one boot in each round counts."""
     blocks = _blocks(first)
     if blocks is None or _blocks(second) != blocks:
         return None

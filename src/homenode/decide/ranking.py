@@ -63,8 +63,7 @@ class Ranking(Struct, frozen=True):
 
     def like(self) -> tuple[str, ...]:
         """Alternatives that are close to the best on every metric; empty if nothing can be
-        compared. If none is, the one with the smallest loss among those not shown to be worse.
-        """
+        compared. If none is, the one with the smallest loss among those not shown to be worse."""
         if self._names_at(Position.UNKNOWN):
             return ()
         unlike = {result.alternative for result in self.results if not is_like_best(result)}
@@ -103,8 +102,7 @@ class Ranking(Struct, frozen=True):
 def is_like_best(result: RankedResult) -> bool:
     """Return whether a result is so close to the best that another criterion may choose it: within
     the relevant difference, or most of it if the interval excludes equality. It uses values more
-    than their confidence, so that another boot does not change the choice.
-    """
+    than their confidence, so that another boot does not change the choice."""
     if result.position in (Position.BEST, Position.WORSE):
         return result.position is Position.BEST
     is_sure = result.level is EvidenceLevel.MEASURED and result.low is not None

@@ -98,8 +98,7 @@ _Boots = dict[tuple[str, int], _Boot]
 
 def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     """Return every series of the runs of one alternative, without rejected results and those during
-    which a vCPU moved.
-    """
+    which a vCPU moved."""
     names = Counter(run.head.name for run in runs)
     # Under plain tuples: a key of each is made once.
     by_fields: dict[tuple[Any, ...], _Boots] = {}
@@ -124,8 +123,7 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
 
 def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
     """Return the series that represent a metric: one, or one for each placement state, over all
-    sizes, nodes and devices, of the metric's headline variant, else without a variant.
-    """
+    sizes, nodes and devices, of the metric's headline variant, else without a variant."""
     over_all = [key for key in series if key.metric == metric.id and key.is_over_all]
     if metric.worst_device and any(key.worst for key in over_all):
         over_all = [key for key in over_all if key.worst]
@@ -209,8 +207,7 @@ def power_by_test(series: Mapping[SeriesKey, Series]) -> dict[str, float]:
 
 def _drop_copies(boots: _Boots) -> _Boots:
     """Remove boots without identity that equal another boot value by value, because a run was given
-    or imported twice. A few values may agree by chance, so then the run's name must agree too.
-    """
+    or imported twice. A few values may agree by chance, so then the run's name must agree too."""
     first: dict[tuple[str, int, tuple[float, ...]], tuple[str, int]] = {}
     for (name, number), boot in boots.items():
         values = tuple(sample.value for sample in boot.samples)
@@ -278,10 +275,8 @@ def sample_variance(values: Sequence[float]) -> float:
 
 
 def _slowest_devices(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
-    """Return the slowest device's median of each boot, for metrics in which it counts.
-
-    A device is known by its address, or by its position where a tool printed no address.
-    """
+    """Return the slowest device's median of each boot, for metrics in which it counts. A device is
+    known by its address, or by its position where a tool printed no address."""
     groups: dict[SeriesKey, dict[object, _Boots]] = {}
     for key, boots in in_use.items():
         folded = _over_devices(key)

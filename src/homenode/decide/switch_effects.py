@@ -9,7 +9,7 @@ from homenode.decide.alternative import Alternative, with_joint_states
 from homenode.decide.compare import compare_series, series_key
 from homenode.decide.comparison import Effect, Outcome, is_large
 from homenode.decide.summary import Series, SeriesKey
-from homenode.measure.gpu.collectives import TOPOLOGY_FILE
+from homenode.measure.gpu_tests import TOPOLOGY_FILE
 from homenode.metrics import METRICS
 
 

@@ -43,10 +43,8 @@ def conclude(
     apply_words: Sequence[str],
     machine: MachineFacts,
 ) -> Conclusion:
-    """Return the conclusion of a trial's runs; the first layout is the baseline.
-
-    domain: its name on a command line. apply_words: options that the layouts were planned with.
-    """
+    """Return the conclusion of a trial's runs; the first layout is the baseline. domain: its name
+    on a command line. apply_words: options that the layouts were planned with."""
     guests = [run for run in runs if run.head.vantage is Vantage.GUEST]
     bare = [run for run in runs if run.head.vantage is not Vantage.GUEST]
     emulated = any(run.head.origin is Origin.EMULATED for run in runs)

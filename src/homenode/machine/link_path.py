@@ -127,8 +127,7 @@ class Link(Struct, frozen=True, kw_only=True):
 
     @property
     def current(self) -> LinkRate | None:
-        """The current rate. The ends agree, unless they were read during a change: then the
-        lower."""
+        """The current rate; the lower of the two ends if they were read during a change."""
         a, b = current_of(self.upper.link), current_of(self.lower.link)
         if a is None or b is None:
             return a or b
@@ -142,8 +141,7 @@ class Link(Struct, frozen=True, kw_only=True):
     @property
     def is_inside_a_card(self) -> bool:
         """Whether the link is inside one card: such links report arbitrary rates. Seen: Intel Arc
-        reports 2.5 GT/s x1, AMD Navi always reports its maximum.
-        """
+        reports 2.5 GT/s x1, AMD Navi always reports its maximum."""
         return (
             self.upper.bridge is not None
             and self.upper.bridge.port_type is PortType.SWITCH_DOWNSTREAM
@@ -188,8 +186,7 @@ def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Lin
 def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
     """Ports with which the upper end shares its lanes, all of them in use; () if it does not share.
     Intel's desktop CPUs split 16 lanes over functions of one device, although the first function's
-    LnkCap reports x16.
-    """
+    LnkCap reports x16."""
     upper, width = link.upper, link.current
     lanes = None if upper.link is None else upper.link.max_width
     if lanes is None or width is None or upper.vendor_id != INTEL or upper.parent is not None:
@@ -213,8 +210,7 @@ def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
 
 def path_rate(links: tuple[Link, ...]) -> LinkRate | None:
     """Return the rate of the path: that of its slowest link by the capability of both ends. None
-    without a link, or if a link is unknown.
-    """
+    without a link, or if a link is unknown."""
     rates = [link.capable for link in links]
     known_rates = [rate for rate in rates if rate is not None]
     if not known_rates or len(known_rates) < len(rates):
@@ -262,10 +258,8 @@ class DevicePath(Struct, frozen=True, kw_only=True):
 def device_paths(
     host: Host, known_widths: Mapping[Bdf, int] | None = None
 ) -> tuple[DevicePath, ...]:
-    """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address.
-
-    known_widths: lanes of slots that are wired narrower than their ports say, by a device on them.
-    """
+    """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address. known_widths: lanes of
+    slots that are wired narrower than their ports say, by a device on them."""
     # A dozen checks of one host read them: they hang on it, as its cached properties do.
     if "device_paths" not in host.__dict__:
         host.__dict__["device_paths"] = _device_paths(host)
@@ -329,8 +323,7 @@ def describe_paths(host: Host) -> Iterator[str]:
 
 
 def _isolation(gpu: PciDevice, host: Host) -> str:
-    """Return ACS of each port above, the nearest first, ATS and the IOMMU's mode; unknown values
-    are omitted."""
+    """ACS of each port above, the nearest first, ATS and the IOMMU's mode, if known."""
     acs_of_ports = [
         f"{port.bdf} {'+'.join(port.acs) or 'none'}"
         for port in host.bridges_above(gpu.bdf)

@@ -11,8 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.units import GIB, MIB
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
@@ -202,16 +201,14 @@ class PciDevice(Struct, frozen=True):
 
 
 def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
-    """Key of identical devices, except their boards. Listings without -n have names instead of
-    ids."""
+    """Key of identical devices, except their boards. Listings without -n have names, not ids."""
     name = device.name if device.device_id is None else device.device_id
     is_known = device.vendor_id is not None and name is not None
     return (device.kind, device.vendor_id, name, device.bdf.function) if is_known else None
 
 
 def are_models_known(devices: Iterable[PciDevice]) -> bool:
-    """Return whether the model of each function except bridges is known: otherwise a peer may be
-    missed."""
+    """Whether the model of each function except bridges is known: else a peer may be missed."""
     return all(
         model_of(device) is not None or device.kind is DeviceKind.BRIDGE for device in devices
     )
@@ -396,8 +393,6 @@ _MI300A = 0x74A0
 
 
 def partition_count(mode: str, device_id: int | None) -> int:
-    """Accelerator partitions of an AMD GPU in a mode; 0 for a mode that is not known.
-
-    Source: ROCm documentation, "GPU partitioning".
-    """
+    """Accelerator partitions of an AMD GPU in a mode; 0 for a mode that is not known. Source: ROCm
+    documentation, "GPU partitioning"."""
     return 6 if (mode, device_id) == ("CPX", _MI300A) else _PARTITIONS_OF_MODE.get(mode, 0)

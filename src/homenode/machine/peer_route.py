@@ -101,8 +101,7 @@ def request_way(acs: frozenset[str], address: AddressType) -> tuple[RouteWay, Ro
 
 def completion_way(acs: frozenset[str], *, relaxed: bool | None) -> tuple[RouteWay, RouteCause]:
     """Return the route of completions at the responding function's port. relaxed: their attribute.
-    Other controls, including DirectTrans, do not matter.
-    """
+    Other controls, including DirectTrans, do not matter."""
     if COMPLETION_REDIRECT not in acs or relaxed:
         return RouteWay.SWITCH, RouteCause.NONE
     return (RouteWay.UNKNOWN if relaxed is None else RouteWay.ROOT), RouteCause.COMPLETIONS
@@ -182,8 +181,7 @@ def _port_below(ports: tuple[PciDevice, ...], switch: PciDevice) -> PciDevice | 
 
 def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
     """Return the address type. The function's own ATS counts: a virtual function has its own.
-    Without ATS the IOMMU translates a VM's addresses, and the host's in a domain of type DMA.
-    """
+    Without ATS the IOMMU translates a VM's addresses, and the host's in a domain of type DMA."""
     ats = requester.ats_enabled
     if ats is None and requester.device_control is not None:
         ats = False  # what its Device Control is printed of has no ATS capability
@@ -249,8 +247,7 @@ _PACKET_BYTES = 24
 def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
     """Return the expected rate of large reads or writes: the lowest link rate without headers,
     reduced to the measured share if the route is through the root complex. None if a link or the
-    route is unknown.
-    """
+    route is unknown."""
     if max(route.write.way, route.completion.way) >= RouteWay.UNKNOWN:
         return None
     rates = []
@@ -279,8 +276,7 @@ def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[
 def peer_routes(host: Host, passed: frozenset[Bdf] = frozenset()) -> tuple[PeerRoute, ...]:
     """Return routes from each NIC and GPU to each other GPU of the same user below one switch,
     ascending by GPU. passed: functions of one VM, whatever their drivers are. For NICs with virtual
-    functions on VFIO, only these count.
-    """
+    functions on VFIO, only these count."""
     gpus = host.devices_of_kind(DeviceKind.GPU)
     nics = host.devices_of_kind(DeviceKind.NIC)
     divided = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed}

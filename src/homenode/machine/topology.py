@@ -18,10 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet, PuIndex
+from homenode.cpuset import CoreIndex, CpuSet, LlcIndex, NodeIndex, PackageIndex, PuIndex
 from homenode.errors import NotKnownError
 from homenode.findings import Gap
-from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.pci import DeviceKind, DeviceLink, PciDevice, PortType, RootComplex
 from homenode.machine.settings import HostSettings
 
@@ -70,10 +69,8 @@ class MemoryKind(StrEnum):
 
 
 class Pu(Struct, frozen=True):
-    """A logical CPU.
-
-    core, node, llc, package, die are None if the source does not report it, as for offline CPUs.
-    """
+    """A logical CPU. core, node, llc, package, die are None if the source does not report it, as
+    for offline CPUs."""
 
     index: PuIndex
     core: CoreIndex | None
@@ -334,8 +331,7 @@ class Host(Struct, frozen=True, dict=True):
     def fingerprint(self) -> str:
         """sha256 (hex) over CPUs, nodes, LLCs, cores, distances and PCI functions with their nodes;
         equal topologies have equal fingerprints. Facts that change from boot to boot or while the
-        host runs are not included: free memory, pages, domains, drivers, link states, names.
-        """
+        host runs are not included: free memory, pages, domains, drivers, link states, names."""
         host = with_certain_nodes(self)
         lines = [f"architecture {host.architecture}"]
         lines += [f"package {package.index} {package.pus.bits:x}" for package in host.packages]
@@ -366,10 +362,8 @@ class Host(Struct, frozen=True, dict=True):
         return self.device_at.get(bdf)
 
     def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
-        """SLIT distance from node a to node b, or None if the host gives no distances.
-
-        Raises KeyError for a node that the host does not have.
-        """
+        """SLIT distance from node a to node b, or None if the host gives no distances. Raises
+        KeyError for a node that the host does not have."""
         row, column = self.row_of_node[a], self.row_of_node[b]
         return None if self.distances is None else self.distances[row][column]
 
@@ -387,10 +381,8 @@ class Host(Struct, frozen=True, dict=True):
         return tuple(gpu for gpu in gpus if gpu.physical_function is None)
 
     def bridges_above(self, bdf: Bdf) -> tuple[PciDevice, ...]:
-        """The bridges from the one directly above a function up to its root port.
-
-        Raises KeyError for a function that the host does not have.
-        """
+        """The bridges from the one directly above a function up to its root port. Raises KeyError
+        for a function that the host does not have."""
         path: list[PciDevice] = []
         parent = self.device_at[bdf].parent
         while parent is not None and parent in self.device_at and len(path) < 32:
@@ -405,10 +397,8 @@ class Host(Struct, frozen=True, dict=True):
         return self.bridges_above(physical if physical is not None and shown else device.bdf)
 
     def switch_above(self, bdf: Bdf) -> Bdf | None:
-        """The upstream port of the lowest PCIe switch above a function, else None.
-
-        Functions with the same answer talk to each other without passing a root complex.
-        """
+        """The upstream port of the lowest PCIe switch above a function, else None. Functions with
+        the same answer talk to each other without passing a root complex."""
         for bridge in self.bridges_above(bdf):
             if bridge.bridge and bridge.bridge.port_type is PortType.SWITCH_UPSTREAM:
                 return bridge.bdf
@@ -452,9 +442,7 @@ def assemble_pus(
 
 class HostSummary(Struct, frozen=True):
     """Counts of a host, as the `host` format opens with. Online CPUs only, unless the name says.
-
-    gpus, nics and nvswitches do not count SR-IOV virtual functions; pci_functions does.
-    """
+    gpus, nics and nvswitches do not count SR-IOV virtual functions; pci_functions does."""
 
     packages: int
     cores: int

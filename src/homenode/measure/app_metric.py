@@ -45,8 +45,7 @@ def check_metric(pattern: str) -> None:
 
 
 def figure_of(order: AppOrder, output: str) -> float:
-    """Return the last match in an output. Raises ParseError for no match, no number, or a search
-    without end."""
+    """The last match in an output. Raises ParseError for no match, no number, no end."""
     text = output[-MAX_KEPT:]
     try:
         # isolated: nothing of the directory that we stand in is imported

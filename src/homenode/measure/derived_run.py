@@ -73,8 +73,7 @@ def derive_run(
     readings: Mapping[int, StepReading] | None = None,
 ) -> DerivedRun:
     """Return the run of these records. host: the measured host, confined to the CPUs of the run.
-    readings: of steps whose outputs were read already, by number.
-    """
+    readings: of steps whose outputs were read already, by number."""
     gaps = list(record.left_out)
     read = list(_read(record, steps, host, gaps, readings or {}))
     samples, states = _samples(record, read)
@@ -269,8 +268,7 @@ def _moved_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Fi
 
 
 def _overlap(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Return whether the middle halves of both sides overlap: then the difference of their medians
-    is noise."""
+    """Whether the middle halves of both sides overlap: the medians' difference is noise then."""
     if min(len(before), len(after)) < _SPREAD_FROM:
         return False
     low, _, high = statistics.quantiles(before, n=4, method="inclusive")

@@ -151,8 +151,7 @@ def _settings_of(now: Environment) -> dict[str, str | None]:
 
 def changes(before: Environment, after: Environment, pus: CpuSet | None = None) -> tuple[str, ...]:
     """Return reasons against conclusions from results in between; () if nothing changed. pus:
-    measured CPUs; None = all.
-    """
+    measured CPUs; None = all."""
     return tuple(_settings(before, after)) + tuple(_events(before, after, pus or after.online))
 
 

@@ -80,10 +80,8 @@ def schedule(
 
 
 def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]:
-    """The names in an order that depends on nothing but them, the seed and the round.
-
-    The same on every machine and Python: a schedule can be computed again to resume it.
-    """
+    """The names in an order that depends on nothing but them, the seed and the round. The same on
+    every machine and Python: a schedule can be computed again to resume it."""
     return tuple(
         sorted(names, key=lambda n: hashlib.sha256(f"{seed}\0{round}\0{n}".encode()).digest())
     )
@@ -105,10 +103,8 @@ def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[Sche
 def moved_rounds(
     schedule: Schedule, values: dict[tuple[int, str], float]
 ) -> tuple[tuple[int, str, float], ...]:
-    """Rounds whose controls moved: (round, control, ratio after to before).
-
-    values: median of each control by (round, test). A round without both sides is not judged.
-    """
+    """Rounds whose controls moved: (round, control, ratio after to before). values: median of each
+    control by (round, test). A round without both sides is not judged."""
     moves = []
     controls = dict.fromkeys(task.variant for task in schedule.tasks if task.is_control)
     rounds = dict.fromkeys(task.round for task in schedule.tasks if task.round >= 0)
@@ -224,8 +220,7 @@ L = TypeVar("L")
 
 class ExperimentJournal(RecordDirectory, Generic[H, L]):
     """The directory of an experiment: a head with the orders, and lines of one type. A line is on
-    disk before it takes effect. Other arguments: of RecordDirectory.
-    """
+    disk before it takes effect. Other arguments: of RecordDirectory."""
 
     __slots__ = ("_head", "_kind", "_line")
 
@@ -261,15 +256,13 @@ class Executor(Protocol):
 
     def poll(self) -> Progress:
         """Return the state of each task. Events that a kill left unrecorded are recorded; nothing
-        is started. Raises NoAnswerError if the state cannot be queried now.
-        """
+        is started. Raises NoAnswerError if the state cannot be queried now."""
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
         """Mark these tasks as not started: they had failed before this call."""
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
-        """Start pending tasks in this order: the first one to its end, or as many as a queue
-        accepts."""
+        """Start pending tasks in this order: one to its end, or as many as a queue accepts."""
 
 
 class WaitPolicy(Struct, frozen=True):
@@ -293,8 +286,7 @@ def run_tasks(
 ) -> Progress:
     """Run the remaining tasks until all are finished or failed, or the time limit is reached.
     retry: also tasks that failed before. Raises NoAnswerError if a queue stays silent, and fatal
-    errors of the executor.
-    """
+    errors of the executor."""
     blocked_since: float | None = None
     silent_since: float | None = None
     progress = Progress(())

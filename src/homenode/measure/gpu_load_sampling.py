@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ToolError, UsageError
-from homenode.machine.discover.pci_files import parse_link_speed, read_link_width
+from homenode.machine.discover.readings import parse_link_speed, read_link_width
 from homenode.machine.pci import PciDevice, PciLink
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.tools import torch_report
 from homenode.machine.topology import Host
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.gpu.machine import COPIES
+from homenode.measure.gpu_tests import COPIES
 from homenode.measure.tools_installed import ask_for_torch, run_program
 from homenode.process import ProgramResult, find_program, run
 
@@ -102,8 +102,7 @@ def sample_under_load(
     host: Host, snapshot: Snapshot, program: LoadProgram
 ) -> tuple[Host, LoadCopies]:
     """Return the host with the fastest link of each function during the program. Raises ToolError
-    if the program fails, because an idle machine would count as busy.
-    """
+    if the program fails, because an idle machine would count as busy."""
     devices = [device.bdf for device in host.pci_devices if device.link is not None]
     fastest: dict[Bdf, tuple[float, int]] = {}
     ended = threading.Event()

@@ -6,8 +6,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cpuset import NodeIndex
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.units import GIB
 
 PROBE = "homenode-probe"
@@ -52,10 +52,8 @@ CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
 
 
 class Reader(StrEnum):
-    """Reader of a test's output.
-
-    PROBE is read by the probe's own reader, APP by its metric, all others by measure.step_reading.
-    """
+    """Reader of a test's output. PROBE is read by the probe's own reader, APP by its metric, all
+    others by measure.step_reading."""
 
     PROBE = "homenode-probe"
     NVBANDWIDTH = "nvbandwidth"
@@ -108,8 +106,7 @@ class BenchTest(Struct, frozen=True):
 
 
 class Suite(Struct, frozen=True):
-    """Tests in a fixed order (the schedule mixes them), and the tests that this machine cannot
-    run."""
+    """Tests in a fixed order (the schedule mixes them), and tests that this machine cannot run."""
 
     tests: tuple[BenchTest, ...]
     left_out: tuple[Gap, ...]

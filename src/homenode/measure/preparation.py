@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.links import link_health
-from homenode.check.verify.guest.checks import view_of_guest
-from homenode.check.verify.guest.expectation import Expectation, expectation_of
+from homenode.check.verify.expectation import Expectation, expectation_of
+from homenode.check.verify.guest_checks import view_of_guest
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.findings import Finding, Gap, are_bad
@@ -289,9 +289,7 @@ def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
 
 def affinity(snapshot: Snapshot) -> CpuSet | None:
     """Return the CPUs that homenode's threads may use, by cpuset, taskset or srun; None = unknown.
-
-    A host is discovered by its cgroups alone: where a VM may run, taskset does not say.
-    """
+    A host is discovered by its cgroups alone: where a VM may run, taskset does not say."""
     return _listed_numbers(snapshot, "Cpus_allowed_list") or None
 
 
@@ -319,10 +317,8 @@ def keeps_to_nodes(test: BenchTest) -> bool:
 
 
 def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:
-    """The machine with these CPUs and nodes alone; None = all that may be used.
-
-    Raises UsageError for missing CPUs or nodes, or those that our cpuset does not allow.
-    """
+    """The machine with these CPUs and nodes alone; None = all that may be used. Raises UsageError
+    for missing CPUs or nodes, or those that our cpuset does not allow."""
     usable = host.usable_pus
     if pus is not None and not pus <= usable:
         raise UsageError(
@@ -369,10 +365,7 @@ def bind(
     test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None, pus_of_node: Mapping[int, CpuSet]
 ) -> BenchTest:
     """A test kept to these CPUs and nodes. The probe pins its own threads; taskset keeps others,
-    and numactl their memory.
-
-    pus_of_node: those of them that each node has.
-    """
+    and numactl their memory. pus_of_node: those of them that each node has."""
     return replace(
         test,
         argv=_bound_argv(test, pus, nodes, pus_of_node),

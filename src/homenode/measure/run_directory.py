@@ -25,7 +25,7 @@ from homenode.errors import HostError, InputError
 from homenode.findings import Finding, Gap
 from homenode.measure.environment import Environment
 from homenode.measure.experiment import ExperimentJournal
-from homenode.measure.gpu.power import GpuPower
+from homenode.measure.gpu_power import GpuPower
 from homenode.measure.model import BenchTest
 from homenode.measure.options import AppOrder
 from homenode.measure.results.model import Run, RunHead
@@ -123,8 +123,7 @@ def kept_output(text: str) -> str:
 
 
 def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
-    """Return why a run cannot be continued with other orders or on another machine; () if it
-    can."""
+    """Why a run cannot be continued with other orders or on another machine; () if it can."""
     pairs: Iterable[tuple[str, Any, Any]] = (
         ("machine", stored.machine[:12], now.machine[:12]),
         ("boot", stored.boot, now.boot),
@@ -202,10 +201,8 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         return None if records is None else records[0]
 
     def steps(self) -> tuple[tuple[StepRecord, str], ...]:
-        """Steps that ended, in order, each with its output. Raises InputError.
-
-        A record whose output has changed is rejected.
-        """
+        """Steps that ended, in order, each with its output. Raises InputError. A record whose
+        output has changed is rejected."""
         _, entries = self.records() or (None, ())
         records: dict[int, StepRecord] = {}
         for entry in entries:

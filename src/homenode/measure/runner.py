@@ -23,8 +23,7 @@ from homenode.machine.snapshot.capture import capture
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.access.machine import LocalMachine, Machine
-from homenode.measure.access.remote import RemoteMachine
-from homenode.measure.access.remote_host import RemoteHost
+from homenode.measure.access.remote import RemoteHost, RemoteMachine
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
 from homenode.measure.derived_run import DerivedRun, derive_run, reading_of, schedule_of
@@ -39,7 +38,7 @@ from homenode.measure.experiment import (
     run_tasks,
 )
 from homenode.measure.figures.probe import StepReading
-from homenode.measure.gpu.power import GpuPower, power_sampled
+from homenode.measure.gpu_power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
 from homenode.measure.preparation import PreparedRun, affinity, allowed_nodes, prepare_run
@@ -175,10 +174,8 @@ def _keep_context(
 
 
 class _Session:
-    """The steps of one run, one command after the other. See Executor.
-
-    readings: of the outputs of this call's steps, by number: each is read once.
-    """
+    """The steps of one run, one command after the other. See Executor. readings: of the outputs of
+    this call's steps, by number: each is read once."""
 
     def __init__(
         self, machine: Machine, directory: RunDirectory, record: RunRecord, host: Host

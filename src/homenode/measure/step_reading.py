@@ -26,10 +26,15 @@ from homenode.machine.tools.nccl_tests import PARAMETERS_LINE, NcclTests
 from homenode.machine.tools.numactl import bound_by_command
 from homenode.machine.tools.nvbandwidth import TABLE_LINE, NvbandwidthDevice, NvbandwidthRun
 from homenode.machine.topology import Host
-from homenode.measure.figures import amd as amd_figures
-from homenode.measure.figures import nvidia as gpu_figures
+from homenode.measure.figures import gpu_tools as gpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.nvidia import Binding, binding_in, flat_curve, half_peak_of, sections
+from homenode.measure.figures.gpu_tools import (
+    Binding,
+    binding_in,
+    flat_curve,
+    half_peak_of,
+    sections,
+)
 from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
 from homenode.measure.figures.sample import (
     Figures,
@@ -145,7 +150,7 @@ def _with_variant(sample: Sample, *words: str | None) -> Sample:
 
 
 def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
-    figures = amd_figures.rocm_figures(rocm_bandwidth_test.parse(text), test.gpus)
+    figures = gpu_figures.rocm_figures(rocm_bandwidth_test.parse(text), test.gpus)
     starts = _METRICS_OF_GROUP.get(test.group)
     if starts is None:
         return figures
@@ -328,7 +333,7 @@ _OF_SUITE = (
     ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
     ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
     ToolOutput(
-        Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, amd_figures.rocm_figures), _rocm
+        Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, gpu_figures.rocm_figures), _rocm
     ),
     ToolOutput(
         Reader.TORCH, _TORCH, of_text(torch_report.parse, torch_figures.torch_run_figures), _torch
@@ -338,8 +343,7 @@ _OF_SUITE = (
 
 @cache
 def tools() -> Mapping[str, ToolOutput]:
-    """Return the tools of the suite and each OUTPUT of `importers`, by name, in the order of
-    recognition."""
+    """The tools of the suite and each OUTPUT of `importers`, in the order of recognition."""
     modules = (import_module(f"homenode.measure.importers.{name}") for name in NAMES)
     return {output.name: output for output in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
 

@@ -18,8 +18,7 @@ from homenode.findings import Gap
 from homenode.machine.pci import AMD, NVIDIA, DeviceKind, PciDevice
 from homenode.machine.tools import lines, nvbandwidth
 from homenode.machine.topology import Host, NumaNode
-from homenode.measure.gpu.collectives import collective_tests
-from homenode.measure.gpu.machine import PEERS_HANG, GpuMachine
+from homenode.measure.gpu_tests import PEERS_HANG, GpuMachine, collective_tests
 from homenode.measure.model import (
     PROBE,
     PYTHON,
@@ -54,10 +53,8 @@ class ShownGpus(Struct, frozen=True):
 
 
 def parse_shown(text: str) -> ShownGpus | None:
-    """Parse the output of measure/programs/gpus_shown; None if no driver could be queried.
-
-    Slices of one GPU (MIG) have one address, and it counts once. Raises ParseError.
-    """
+    """Parse the output of measure/programs/gpus_shown; None if no driver could be queried. Slices
+    of one GPU (MIG) have one address, and it counts once. Raises ParseError."""
     line = next((row for row in text.split("\n") if row.startswith('{"format"')), None)
     if line is None:
         raise ParseError(_SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or None)
@@ -77,8 +74,7 @@ def shown_alone(
     gpus: tuple[PciDevice, ...], shown: ShownGpus, left_out: list[Gap]
 ) -> tuple[PciDevice, ...]:
     """Return the shown GPUs in the driver's order; the others go to left_out. If no address of the
-    driver matches, return all GPUs.
-    """
+    driver matches, return all GPUs."""
     by_address = {gpu.bdf: gpu for gpu in gpus}
     visible = tuple(by_address[address] for address in shown.addresses if address in by_address)
     if shown.addresses and not visible:
@@ -129,8 +125,7 @@ def gpu_tests(
     shown: ShownGpus | None = None,
 ) -> Iterator[BenchTest]:
     """Yield the tests of a machine's GPUs; impossible tests go to left_out. shown: GPUs that the
-    driver shows; None if it could not be queried: then all.
-    """
+    driver shows; None if it could not be queried: then all."""
     gpus = measured_gpus(host, left_out)
     if not gpus:
         left_out += [Gap(group, "no GPU") for group in _GROUPS]
@@ -161,8 +156,7 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:
-    """Number GPUs by bus: CUDA otherwise numbers the fastest GPU first, and nvbandwidth v0.10
-    prints only numbers."""
+    """Number GPUs by bus: CUDA numbers the fastest first, nvbandwidth v0.10 prints no more."""
     alternatives = tuple(_numbered_by_bus(alternative) for alternative in test.alternatives)
     environment = (*test.environment, BY_BUS)
     return replace(test, environment=environment, alternatives=alternatives)

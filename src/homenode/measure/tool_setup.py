@@ -17,8 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs, toml
 
-from homenode.change.journal import Journal, state_hint
-from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
+from homenode.change.journal import ChangeEntry, ChangeHead, ChangeState, Journal, Note, state_hint
 from homenode.errors import HostError, InputError, ToolError, UsageError, of_os
 from homenode.measure.access.machine import Machine
 from homenode.package_data import package_text
@@ -121,8 +120,7 @@ def setup_plan(
 
 
 def is_plain(path: str) -> bool:
-    """Return whether a path is safe for CMake and make, which split at blanks and dollars even if
-    quoted."""
+    """Whether a path is safe for CMake and make, which split at quoted blanks and dollars."""
     plain = all(c.isalnum() or c in "/._-+" for c in path)
     return path.startswith("/") and plain and "/../" not in f"{path}/"
 
@@ -279,8 +277,7 @@ class InstallStep:
         machine: Machine | None = None,
         notify: Callable[[SetupStep], None] = lambda step: None,
     ) -> None:
-        """steps: commands, the last of which gives the program its name; none are needed to
-        undo."""
+        """steps: commands; the last one gives the program its name. An undo needs none."""
         self._prefix, self._steps, self._machine, self._notify = prefix, steps, machine, notify
 
     def do(self, note: Note) -> ChangeEntry:

@@ -18,7 +18,7 @@ from homenode.machine.tools.proc_stat import PATH as PROC_STAT
 from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
 from homenode.measure.access.machine import LocalMachine, Machine
-from homenode.measure.gpu.machine import is_nvidia
+from homenode.measure.gpu_tests import is_nvidia
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
 from homenode.measure.suite import BY_BUS, ShownGpus, measured_gpus, parse_shown
 from homenode.package_data import package_text
@@ -33,8 +33,7 @@ PROGRAMS = (PROBE, *"numactl taskset nvbandwidth all_reduce_perf rocm-bandwidth-
 
 def boot_identity(machine: Machine) -> str:
     """Return an identity of this boot that reveals nothing else of the machine. Raises ToolError if
-    it is not available.
-    """
+    it is not available."""
     ended = machine.run(["cat", _BOOT_ID], _ASK_S)
     if ended.failure() is not None or not ended.stdout.strip():
         raise ToolError(
@@ -73,10 +72,8 @@ def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> froz
 def gpus_shown_by(
     machine: Machine, options: SuiteOptions, host: Host, installed: Collection[str]
 ) -> ShownGpus | None:
-    """The GPUs that the machine's driver gives to us; None if it could not be asked.
-
-    Raises ToolError if the machine cannot be reached.
-    """
+    """The GPUs that the machine's driver gives to us; None if it could not be asked. Raises
+    ToolError if the machine cannot be reached."""
     gpus = measured_gpus(host, [])
     # Here our own interpreter asks: a node's python3 may be absent, or too old.
     python = sys.executable if isinstance(machine, LocalMachine) else options.python
@@ -125,9 +122,7 @@ def run_program(
     environment: Mapping[str, str] | None = None,
 ) -> ProgramResult:
     """Run a program of measure/programs on a machine. argv: the Python there, "-", its words.
-
-    Raises like machine.run, and HostError if the installation lacks the program.
-    """
+    Raises like machine.run, and HostError if the installation lacks the program."""
     return machine.run(
         argv, timeout_s, program_text(name), environment={**(environment or {}), **_SAFE}
     )
@@ -140,10 +135,8 @@ def ask_for_torch(machine: Machine, python: str, timeout_s: float) -> ProgramRes
 
 
 def program_text(name: str) -> str:
-    """The text of a program of measure/programs, for `python3 - ...`.
-
-    Raises HostError if the installation lacks it.
-    """
+    """The text of a program of measure/programs, for `python3 - ...`. Raises HostError if the
+    installation lacks it."""
     lines, source = [_NOT_FROM_HERE, _LAUNCHER], _source(name)
     if _PACKAGE in source:
         for module in _CARRIED:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding, Gap, finding
-from homenode.indices import NodeIndex
 from homenode.machine.pci import AMD, DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.topology import Host, refuse_unshown, with_certain_nodes
@@ -96,8 +95,7 @@ _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 
 
 def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
-    """Yield a finding if the definition was tuned for another host: its addresses may be other
-    devices here."""
+    """Yield a finding if the definition was tuned for another host: addresses may differ here."""
     fingerprint = host.fingerprint
     if record is not None and record.host is not None and not fingerprint.startswith(record.host):
         yield finding(

@@ -68,10 +68,8 @@ _FEW_CHILDREN = 40
 def check_topology(
     data: bytes, source: str, flavour: NcclVariant | None = None
 ) -> tuple[Finding, ...]:
-    """Return the faults of a file, the worst first. flavour: None = as the file's version says.
-
-    A file that NCCL cannot read at all gives one finding, `nccl-unreadable`.
-    """
+    """Return the faults of a file, the worst first. flavour: None = as the file's version says. A
+    file that NCCL cannot read at all gives one finding, `nccl-unreadable`."""
     try:
         read = read_topology(data, source)
     except ParseError as error:

@@ -16,9 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet, PuIndex
+from homenode.cpuset import CpuSet, NodeIndex, PuIndex
 from homenode.errors import InputError
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.text import plural
 from homenode.vm.domain.document import Document, Element
@@ -214,8 +213,7 @@ def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
 
 
 def nodes_in_order(cells: Sequence[VmCell]) -> tuple[int, ...]:
-    """Return the guest's node of each cell: Linux numbers nodes in the order of their vCPUs; cells
-    without vCPUs come last."""
+    """The guest's node of each cell: Linux numbers nodes by their vCPUs, then the others."""
     order = sorted(
         range(len(cells)), key=lambda i: (not cells[i].vcpus, cells[i].vcpus.first() or 0, i)
     )
@@ -307,9 +305,7 @@ def _not_plugged_in(bdf: Bdf, source: str) -> InputError:
 
 def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
     """Map each host node to the vCPUs that run there, by their pins, else by their cell's memory.
-
-    vCPUs that float run on every node that has CPUs.
-    """
+    vCPUs that float run on every node that has CPUs."""
     bound = {
         vcpu: tuple(NodeIndex(int(node)) for node in cell.nodes)
         for cell in guest.cells
@@ -340,11 +336,8 @@ def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, Cp
 
 
 def numa_ids(used: Sequence[NodeIndex], guest: GuestSide) -> dict[NodeIndex, int]:
-    """Map each host node to the lowest guest node whose memory is on it.
-
-    A host node without a guest node gets the next unused number: NCCL accepts any number that comes
-    with its vCPUs.
-    """
+    """Map each host node to the lowest guest node whose memory is on it. A host node without a
+    guest node gets the next unused number: NCCL accepts any number that comes with its vCPUs."""
     numbers: dict[NodeIndex, int] = {}
     for cell, number in zip(guest.cells, guest.node_of_cell, strict=True):
         if cell.nodes:

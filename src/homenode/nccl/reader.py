@@ -176,8 +176,7 @@ class _Reader(Struct, kw_only=True):
             )
 
     def skip(self, tag: _Tag) -> None:
-        """Skip the content of an element that NCCL ignores: it must still consist of closed
-        tags."""
+        """Skip the content of an element that NCCL ignores: its tags must still be closed."""
         depth = 0 if tag.kind == "single" else 1
         while depth:
             inner = self.tag()

@@ -14,11 +14,10 @@ from operator import or_
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, members
 from homenode.findings import Gap
 from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import DomainMark, Host, RunningDomain
-from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest
 from homenode.text import command_line, first_few, plural
 from homenode.vm.gpu_parts import free_parts

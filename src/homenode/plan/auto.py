@@ -137,10 +137,8 @@ def host_inputs(host: Host) -> LayoutInputs:
 def resolve_layout(
     guest: Vm, options: PlanOptions, host: Host, choose: Choose | None = None
 ) -> ResolvedLayout:
-    """Replace `auto` in the options, for the objective given or suggested by the devices.
-
-    choose: used instead of the table.
-    """
+    """Replace `auto` in the options, for the objective given or suggested by the devices. choose:
+    used instead of the table."""
     if options.layout != AUTO:
         return ResolvedLayout(options)
     objective = options.objective or suggested_objective(guest, options, host)
@@ -169,8 +167,7 @@ def resolve_layout(
 
 
 def suggested_objective(guest: Vm, options: PlanOptions, host: Host) -> Objective:
-    """Return the purpose of a VM, by its devices: several GPUs communicate with each other, a
-    single GPU with the host."""
+    """The purpose of a VM by its devices: several GPUs talk to each other, one to the host."""
     count = _gpu_count(guest, options, host)
     if count > 1:
         return Objective.MULTI_GPU

@@ -147,8 +147,7 @@ def _nvswitches_left_out(
 def _parts_of_gpus(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
-    """Yield findings on shared GPUs of the VM's GPU parts, and on divided GPUs that it takes as a
-    whole."""
+    """Yield findings on shared GPUs of the VM's parts, and on divided GPUs taken whole."""
     mediated = dict(request.mediated)
     for gpu in host.whole_gpus:
         functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
@@ -229,10 +228,8 @@ def _drivers_are_unknown(host: Host) -> bool:
 
 
 def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
-    """Yield findings on IOMMU groups: VFIO needs the whole group free of host drivers.
-
-    If a source lists no drivers, host drivers are assumed.
-    """
+    """Yield findings on IOMMU groups: VFIO needs the whole group free of host drivers. If a source
+    lists no drivers, host drivers are assumed."""
     ours = set(devices)
     endpoints = _endpoints(host)
     is_silent = _drivers_are_unknown(host)

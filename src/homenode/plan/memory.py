@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from homenode.cpuset import NodeIndex
 from homenode.errors import InputError, UsageError
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, MemoryKind, NumaNode, RunningDomain
 from homenode.plan.allocations import other_domains, own_domains
 from homenode.plan.request import GuestRequest, default_huge_page_bytes
@@ -77,10 +77,8 @@ def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
 
 
 def page_size_bytes(request: GuestRequest) -> int:
-    """Return the granule of each cell's memory in bytes: the huge page size, or a default.
-
-    Raises InputError if the memory is not whole pages.
-    """
+    """Return the granule of each cell's memory in bytes: the huge page size, or a default. Raises
+    InputError if the memory is not whole pages."""
     return memory_granule(request.memory_bytes, request.page_bytes)
 
 
@@ -192,10 +190,8 @@ def free_memory(
     page: int,
     domain_memory: HeldMemory | None = None,
 ) -> tuple[int | None, int]:
-    """Return (free ordinary memory in bytes, None = unknown; free huge pages of that size).
-
-    held: of the host and the request; None = computed here.
-    """
+    """Return (free ordinary memory in bytes, None = unknown; free huge pages of that size). held:
+    of the host and the request; None = computed here."""
     if node.memory_kind is MemoryKind.GPU:
         return 0, 0
     domain_memory = domain_memory or held_memory(host, request)

@@ -12,8 +12,7 @@ from homenode.errors import InputError, UsageError, missing, requires
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
-from homenode.plan.manual import manual_placement
-from homenode.plan.planner import plan
+from homenode.plan.planner import manual_placement, plan
 from homenode.plan.request import request_for, with_vcpus
 from homenode.plan.shape.aperture import QEMU_VERSION, WINDOW, WINDOW_FINDINGS
 from homenode.plan.shape.assemble import assemble
@@ -69,8 +68,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
 
 
 def _without_qemu(plan: Plan) -> Plan:
-    """Return the plan without QEMU's threads, PCI window and locked memory, and huge pages to
-    reserve."""
+    """The plan without QEMU's threads, PCI window and locked memory, and huge pages to reserve."""
     return structs.replace(
         plan,
         vm=structs.replace(plan.vm, emulator_pus=None, iothread_pins=()),
@@ -104,10 +102,8 @@ def plan_manually(
     *,
     copy_name: str | None = None,
 ) -> PlannedFile:
-    """Plan with CPU lists of the user and without a host, as in the study's listings.
-
-    The vCPU count is that of the lists. Raises like plan_file.
-    """
+    """Plan with CPU lists of the user and without a host, as in the study's listings. The vCPU
+    count is that of the lists. Raises like plan_file."""
     document, shared = _source_document(original, source, copy_name)
     guest = vm_of(open_domain(document, source))
     request = request_for(guest, options, None)
@@ -247,10 +243,8 @@ def vm_of_options(
 
 
 def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -> PlannedFile:
-    """Plan a VM and write it for a target. A file of that target is edited.
-
-    Raises like plan_file, and InputError if the target cannot take the plan.
-    """
+    """Plan a VM and write it for a target. A file of that target is edited. Raises like plan_file,
+    and InputError if the target cannot take the plan."""
     module = target_named(target)
     vm = on_host(vm, host)
     if vm.kind != target:
@@ -309,9 +303,7 @@ def _refuse_lost_vgpus(plan: Plan, target: Target) -> None:
 
 def _without_addresses(guest: Vm, target: Target, source: str) -> Vm:
     """Reduce a VM to vCPUs, memory and devices, without PCI addresses, for another hypervisor.
-
-    Raises InputError for memory devices, which have no equivalent there.
-    """
+    Raises InputError for memory devices, which have no equivalent there."""
     if guest.has_dimms:
         raise InputError(
             f"{source}: expected a VM without memory devices for target {target.title}, found some",

@@ -4,9 +4,8 @@ siblings for a VM whose definition shows siblings."""
 from collections.abc import Iterator, Sequence
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
-from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind, Host
 from homenode.plan.allocations import MOST_NAMED, Allocations, allocations
@@ -30,8 +29,7 @@ from homenode.vm.plan import Relaxation
 
 
 def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
-    """Yield a finding if a VM without bound memory needs more than all nodes have free, with or
-    without the host's reserve."""
+    """Yield a finding if a VM without bound memory needs more than all nodes have free."""
     page, needed_pages = page_size_bytes(request), cell_pages_wanted(request)
     needed_pages += sum(pages for _, pages in device_pages(request))
     free = _free_pages(host, request, keeps_reserve=False)
@@ -188,8 +186,7 @@ def _host_memory_taken(host: Host, request: GuestRequest) -> Finding:
 def _away_from_home(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
-    """Yield findings on GPUs whose node has no vCPU. In a flat guest, GPUs of the VM's packages
-    cost little."""
+    """Yield findings on GPUs whose node has no vCPU; in a flat guest only of other packages."""
     mirrored = request.layout.pcie is GuestPcie.HOST
     package_of = {node.index: node.package for node in host.nodes if node.pus}
     packages = {package_of.get(node) for node in nodes}
@@ -210,8 +207,7 @@ def _away_from_home(
 def _nics_in_other_packages(
     host: Host, devices: Sequence[Bdf], nodes: Sequence[NodeIndex]
 ) -> Iterator[Finding]:
-    """Yield findings on NICs that are paired with the VM's GPUs, but in a package without its
-    vCPUs."""
+    """Yield findings on NICs paired with the VM's GPUs in a package without its vCPUs."""
     package_of = {node.index: node.package for node in host.nodes}
     packages = {package_of.get(node) for node in nodes}
     ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]

@@ -1,15 +1,23 @@
-"""Planner: make the plan of one VM from a host and a request."""
+"""Planner: make the plan of one VM from a host and a request, or from CPU lists of the user.
+
+The lists, without a host to check them against, reproduce the study's listings.
+"""
 
 from msgspec.structs import replace
 
-from homenode.errors import NotKnownError
+from homenode.cpuset import CpuSet, NodeIndex
+from homenode.errors import NotKnownError, UsageError
+from homenode.findings import Finding, Gap, finding
 from homenode.machine.topology import Host, refuse_unshown, with_certain_nodes
 from homenode.plan.allocations import own_is_unknown
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
+from homenode.text import cpus_text, plural
+from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan import Plan, Unplannable
+from homenode.vm.plan_options import ManualRanges
 
 
 def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
@@ -54,3 +62,102 @@ def as_placed(request: GuestRequest, placed: Placement) -> GuestRequest:
     if placed.layout is None:
         return request
     return replace(request, layout=placed.layout, keep_vcpus=True)
+
+
+def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
+    """Place vCPU i on CPU i of the lists, siblings adjacent if the layout pins all CPUs.
+
+    Cell i lies on host node i, as the study's listings have it. Raises UsageError for lists that
+    overlap, that do not pair up, or that the layout cannot use.
+    """
+    layout = request.layout
+    if layout.pinning is Pinning.NONE:
+        raise UsageError(
+            f"layout {layout.name!r} pins nothing, but CPU lists were set",
+            hint="choose a layout that pins, such as pin-numa, or omit the lists",
+        )
+    pins_all = layout.pinning is Pinning.ALL_PUS
+    _check_lists(ranges, pins_all)
+    sizes = [len(pus) for pus in ranges.node_pus]
+    mirrored = layout.cells is GuestCells.HOST
+    if mirrored and len(set(sizes)) > 1 and not request.options.unequal_cells:
+        raise UsageError(
+            f"layout {layout.name!r}: expected as many CPUs on each node, found "
+            f"{' and '.join(map(str, sizes))}",
+            hint="use equal lists, or allow guest NUMA nodes of unequal size with "
+            "--allow-unequal-nodes",
+        )
+    pins: list[CpuSet] = []
+    vcpu_nodes: list[int] = []
+    for cell, pus in enumerate(ranges.node_pus):
+        rows = [tuple(pus), tuple(ranges.sibling_pus[cell])] if pins_all else [tuple(pus)]
+        for core in zip(*rows, strict=True):
+            pins += [CpuSet([pu]) for pu in core]
+            vcpu_nodes += [cell] * len(core)
+    nodes = tuple(NodeIndex(i) for i in range(len(ranges.node_pus)))
+    emulator = request.options.emulator_pus
+    return Placement(
+        nodes=nodes,
+        vcpu_pins=tuple(pins),
+        vcpu_nodes=tuple(vcpu_nodes),
+        memory_nodes=() if layout.memory is MemoryBinding.KEEP else nodes,
+        threads_per_core=2 if pins_all and layout.siblings is Siblings.EXPOSED else 1,
+        emulator_pus=emulator,
+        iothread_pus=() if emulator is None else (emulator,) * len(request.guest.iothread_ids),
+        devices=tuple(sorted(set(request.devices))),
+        fallback="manual",
+        findings=tuple(_overlap(emulator, pins)) if emulator is not None else (),
+        gaps=(
+            Gap(
+                "host",
+                "CPU lists were set manually: that guest NUMA node i is node i, and that the "
+                "CPUs are there and free, was not checked",
+            ),
+        ),
+    )
+
+
+def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
+    if not ranges.node_pus or not all(ranges.node_pus):
+        raise UsageError(
+            "CPU lists: missing CPUs of a node",
+            hint="use --node-cpus once for each node, such as --node-cpus 0-27 --node-cpus 32-59",
+        )
+    if pins_all and len(ranges.sibling_pus) != len(ranges.node_pus):
+        raise UsageError(
+            f"sibling lists: expected {len(ranges.node_pus)}, one for each node, found "
+            f"{len(ranges.sibling_pus)}",
+            hint="use --sibling-cpus once for each --node-cpus, in the same order",
+        )
+    for number, (pus, siblings) in enumerate(
+        zip(ranges.node_pus, ranges.sibling_pus, strict=False)
+    ):
+        if pins_all and len(pus) != len(siblings):
+            raise UsageError(
+                f"node {number}: expected {plural(len(pus), 'sibling')} for {cpus_text(pus)}, "
+                f"found {len(siblings)} ({siblings})",
+                hint="list the sibling of each CPU, in the same order",
+            )
+    seen = CpuSet()
+    for pus in (*ranges.node_pus, *(ranges.sibling_pus if pins_all else ())):
+        twice = seen & pus
+        if twice:
+            raise UsageError(
+                f"CPU lists: expected each CPU once, found {twice} in two lists",
+                hint="remove them from one list",
+            )
+        seen |= pus
+
+
+def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[Finding]:
+    shared = emulator & CpuSet.from_bits(sum(pin.bits for pin in pins))
+    if not shared:
+        return []
+    return [
+        finding(
+            "emulator-shares-vcpus",
+            f"CPUs {shared}",
+            observed="QEMU's own threads run on CPUs of vCPUs",
+            case="of CPU lists",
+        )
+    ]

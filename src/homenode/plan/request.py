@@ -83,11 +83,8 @@ def with_vcpus(request: GuestRequest, vcpus: int) -> GuestRequest:
 
 
 def layout_for(options: PlanOptions) -> Layout:
-    """Return the layout with every switch applied.
-
-    Raises UsageError for an unknown preset, for `auto`, which plan/auto.py replaces first,
-    and for switches that contradict each other.
-    """
+    """Return the layout with every switch applied. Raises UsageError for an unknown preset, for
+    `auto`, which plan/auto.py replaces first, and for switches that contradict each other."""
     preset = preset_named(options.layout)
     if preset is None:
         raise unknown_layout(options.layout)
@@ -240,8 +237,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
 def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
     """Return whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads
     already, shown or hidden, or homenode has tuned it. An -smt definition without siblings did not
-    fit twice the vCPUs.
-    """
+    fit twice the vCPUs."""
     layout = guest.record.layout if guest.record else None
     if guest.threads_per_core > 1 or (layout and layout.pinning is not Pinning.ALL_PUS):
         return True
@@ -433,10 +429,8 @@ def _check_counts(options: PlanOptions, threads: int) -> None:
 
 
 def _check_page_size(options: PlanOptions, guest: Vm) -> None:
-    """Raises UsageError for a huge page size that the guest's architecture lacks.
-
-    Source: Documentation/admin-guide/mm/hugetlbpage.rst; on arm64 64 KiB is the smallest.
-    """
+    """Raises UsageError for a huge page size that the guest's architecture lacks. Source:
+    Documentation/admin-guide/mm/hugetlbpage.rst; on arm64 64 KiB is the smallest."""
     pages = options.page_bytes
     if pages is None:
         return

@@ -6,9 +6,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode import formats
+from homenode.cpuset import NodeIndex
 from homenode.errors import InputError, UsageError
 from homenode.findings import Rejection
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, RunningDomain
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm
 from homenode.vm.plan import Plan, Unplannable

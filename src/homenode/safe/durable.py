@@ -120,9 +120,7 @@ def part_name() -> str:
 
 def create_file(path: Path, content: bytes) -> None:
     """Write a private file that must not exist yet, without sync: losing it in a crash is harmless.
-
-    Raises FileExistsError, for a link as well.
-    """
+    Raises FileExistsError, for a link as well."""
     with _open_parent(path, None) as place:
         descriptor = os.open(path.name, _NEW, PRIVATE, dir_fd=place)
         with contextlib.ExitStack() as undo:

@@ -86,10 +86,8 @@ def read_file(
 
 
 def read_plain(path: str | Path, max_bytes: int) -> bytes:
-    """Read a regular file.
-
-    Raises OSError, such as ENXIO for other types of file, EFBIG for more than `max_bytes`.
-    """
+    """Read a regular file. Raises OSError, such as ENXIO for other types of file, EFBIG for more
+    than `max_bytes`."""
     with open_plain(path) as file:
         return _read_whole(file.fileno(), max_bytes, str(path))
 
@@ -101,8 +99,7 @@ def read_start(path: str | Path, max_bytes: int) -> bytes:
 
 
 def open_plain(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading; the reader counts the bytes. Raises OSError; other types of
-    file are not opened."""
+    """Open a regular file for reading; the reader counts the bytes. Raises OSError."""
     handle = os.open(path, _LOOK)
     try:
         return _open_handle(handle, str(path))
@@ -111,8 +108,7 @@ def open_plain(path: str | Path) -> BinaryIO:
 
 
 def _open_disk(path: str) -> int:
-    """Open a regular file or a block device of this host. Raises OSError; other types and kernel
-    files are not opened."""
+    """Open a regular file or a block device of this host. Raises OSError for other files."""
     handle = open_path(path)
     try:
         if str(Path(f"/proc/self/fd/{handle}").readlink()).startswith(("/proc/", "/sys/")):

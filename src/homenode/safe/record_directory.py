@@ -82,8 +82,7 @@ class RecordDirectory:
 
     @property
     def is_locked(self) -> bool:
-        """Whether a process holds the lock. False without a lock file, or if it cannot be
-        tested."""
+        """Whether a process holds the lock. False without a lock file, or if not testable."""
         try:
             with open_below(self.path, LOCK) as file:  # shared
                 return not try_lock(file.fileno(), shared=True)
@@ -160,10 +159,7 @@ class RecordDirectory:
                 return None
 
     def write(self, name: str, content: bytes, mode: int | None = None) -> Path:
-        """Write a file atomically and sync it.
-
-        mode: its permissions, if not the directory's.
-        """
+        """Write a file atomically and sync it. mode: its permissions, if not the directory's."""
         path = self.path / name
         mode = PRIVATE if self._private else mode
         with self.errors():
@@ -237,9 +233,7 @@ class RecordDirectory:
 
 def take_lock(descriptor: int, wait_s: float, on_wait: Callable[[], None]) -> bool:
     """Lock an open file or directory; False if another process holds it for longer than wait_s.
-
-    on_wait: called once, before it waits.
-    """
+    on_wait: called once, before it waits."""
     end = time.monotonic() + wait_s
     has_waited = False
     while not try_lock(descriptor):

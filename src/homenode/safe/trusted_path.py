@@ -43,8 +43,7 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
 
 
 def _trusted_users(user: int) -> frozenset[int]:
-    """Return root and the owner of /, who can replace everything. In a user namespace that is root,
-    whose id is not mapped."""
+    """Root and the owner of /, who can replace everything; in a user namespace that is root."""
     return frozenset((0, user, os.lstat("/").st_uid))
 
 

@@ -147,10 +147,8 @@ class BarGroup(Struct, frozen=True):
 
 
 def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = False) -> str:
-    """Return the SVG of these groups, in their order, on one axis from zero.
-
-    log: a logarithmic axis, for values far apart; only the ends of its bars compare.
-    """
+    """Return the SVG of these groups, in their order, on one axis from zero. log: a logarithmic
+    axis, for values far apart; only the ends of its bars compare."""
     canvas = SvgCanvas.chart(title)
     bars = [bar for group in groups for bar in group.bars]
     largest = max(max(bar.value, bar.high or 0.0) for bar in bars)
@@ -245,10 +243,8 @@ class ForestRow(Struct, frozen=True):
 
 
 def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:
-    """Return the SVG of these effects: left of the middle is worse, right of it better.
-
-    end: the axis end, to share it between charts (`axis_end`); None = fit these rows.
-    """
+    """Return the SVG of these effects: left of the middle is worse, right of it better. end: the
+    axis end, to share it between charts (`axis_end`); None = fit these rows."""
     canvas = SvgCanvas.chart(title)
     end = axis_end(rows) if end is None else end
     scale = Scale(1 / end, end, _LEFT, _RIGHT, log=True)

@@ -150,10 +150,8 @@ class Matrix(Struct, frozen=True):
 
 
 def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | None = None) -> str:
-    """Return the SVG of a matrix, with the ends of the colour scale below it.
-
-    ends: of the colour scale, to share it between matrices; None = the matrix's own.
-    """
+    """Return the SVG of a matrix, with the ends of the colour scale below it. ends: of the colour
+    scale, to share it between matrices; None = the matrix's own."""
     matrix = _in_blocks(matrix)
     figures = [value for row in matrix.cells for value in row if value is not None]
     low, high = (min(figures), max(figures)) if ends is None else ends

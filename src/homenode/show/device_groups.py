@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from homenode.bdf import Bdf, PciAddress
-from homenode.indices import NodeIndex
+from homenode.cpuset import NodeIndex
 from homenode.machine.pci import (
     DeviceKind,
     LinkKind,
@@ -338,10 +338,8 @@ LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "N
 
 
 def link_lines(host: Host) -> tuple[str, ...]:
-    """Describe each kind of link and count with the devices that it joins, without omissions.
-
-    A fully linked set of devices is one line.
-    """
+    """Describe each kind of link and count with the devices that it joins, without omissions. A
+    fully linked set of devices is one line."""
     naming = _Naming(host)
     lines: list[str] = []
     by_kind: dict[tuple[LinkKind, int | None], set[frozenset[Bdf]]] = {}
@@ -374,10 +372,8 @@ def link_lines(host: Host) -> tuple[str, ...]:
 
 
 def peer_links(host: Host) -> dict[Bdf, str]:
-    """Describe each device's links in a few words: "NVLink x18 to 7".
-
-    Counts are not summed over peers: links through NVSwitches are shared by all peers.
-    """
+    """Describe each device's links in a few words: "NVLink x18 to 7". Counts are not summed over
+    peers: links through NVSwitches are shared by all peers."""
     counts: dict[tuple[Bdf, LinkKind], list[int | None]] = {}
     for link in host.links:
         if link.b is not None and link.a != link.b:

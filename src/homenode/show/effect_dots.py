@@ -39,10 +39,8 @@ class EffectGroup(Struct, frozen=True):
 
 
 def effect_dots(title: str, groups: Sequence[EffectGroup], equal: str) -> str:
-    """Return the SVG of these groups on one axis; larger values are right of the line.
-
-    equal: the text below the line.
-    """
+    """Return the SVG of these groups on one axis; larger values are right of the line. equal: the
+    text below the line."""
     canvas = SvgCanvas.chart(title)
     rows = [row for group in groups for row in group.rows]
     start, low, high = _axis(rows)

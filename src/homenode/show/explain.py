@@ -5,10 +5,9 @@ Text only: reasons come from the cost tuple and the rejections.
 
 from collections.abc import Sequence
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.doc import Commands, Doc, Part, Section, Table, Text
 from homenode.findings import Rejection, gap_lines
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host
 from homenode.show.plan_text import finding_lines, plan_text
 from homenode.text import cpus_text, nodes_text, number_list, plural, subjects_text
@@ -25,9 +24,7 @@ def explain(
     plan: Plan, host: Host | None, *, reasons: Sequence[str] = (), step: str = "", full: bool = True
 ) -> Doc:
     """Return the answer with all reasons; without a host (manual mode) those of the plan alone.
-
-    reasons, step: as in plan_text. full: False = the answer alone.
-    """
+    reasons, step: as in plan_text. full: False = the answer alone."""
     answer = plan_text(plan, host, reasons, step)
     if not full:
         return answer

@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from homenode.check.verify.guest.checks import Check
+from homenode.check.verify.guest_checks import Check
 from homenode.doc import Doc, Part, Span, Text, plain
 from homenode.findings import Finding, Findings, Severity, texts_of
 from homenode.text import first_few, number_list, plural
@@ -46,11 +46,8 @@ def findings_text(
     table: Sequence[Part] = (),
     labels: Mapping[str, str] | None = None,
 ) -> Doc:
-    """Return the screen of findings about a subject.
-
-    answer: line 1 without findings; None = "SUBJECT: 0 findings". table: below line 1. labels:
-    further labels, by name.
-    """
+    """Return the screen of findings about a subject. answer: line 1 without findings; None =
+    "SUBJECT: 0 findings". table: below line 1. labels: further labels, by name."""
     rows = _labels(findings, explain, has_table=bool(table))
     rows |= {label: text for label, text in (labels or {}).items() if text}
     shown = [f for f in findings.findings if explain or f.severity in _BAD]
@@ -284,10 +281,8 @@ _GROUPS = {"siblings": "cores", "llcs": "L3"}
 
 
 def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Part, ...]:
-    """Return a row per kind of fact, without equal facts if any differs; explain: per fact.
-
-    Facts unknown for the same reason are one row.
-    """
+    """Return a row per kind of fact, without equal facts if any differs; explain: per fact. Facts
+    unknown for the same reason are one row."""
     kinds: dict[tuple[str, str], list[Check]] = {}
     differ = any(_status(check) == "differs" for check in checks)
     for number, check in enumerate(checks):

@@ -7,8 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
-from homenode.indices import PackageIndex
+from homenode.cpuset import CpuSet, PackageIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.settings import HostSettings
 from homenode.machine.topology import (
@@ -115,11 +114,8 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
 
 
 class PuUse(Struct, frozen=True):
-    """The use of a CPU. An empty use is a free CPU.
-
-    beside_cell: free, but a sibling of a CPU with vCPUs of that cell. taken_by: other domains that
-    have the CPU or a sibling.
-    """
+    """The use of a CPU. An empty use is a free CPU. beside_cell: free, but a sibling of a CPU with
+    vCPUs of that cell. taken_by: other domains that have the CPU or a sibling."""
 
     vcpus: tuple[int, ...] = ()  # vCPUs of the plan, in vCPU order
     cell: int | None = None  # guest cell of the first vCPU

@@ -21,10 +21,8 @@ SIGNED_END = b"\n% homenode\n"
 
 
 def html_page(doc: Doc) -> str:
-    """Return the document as a page without network requests.
-
-    Its policy allows only its own style sheet and script, by digest.
-    """
+    """Return the document as a page without network requests. Its policy allows only its own style
+    sheet and script, by digest."""
     style = _text("page.css") + css(*CHART) + css(PICTURE, scope=_DRAWINGS) + _HATCHED
     script = _text("page.js")
     policy = (
@@ -40,10 +38,8 @@ def html_for_paper(doc: Doc) -> str:
 
 
 def pdf_pages(html: str) -> bytes:
-    """Return a report as PDF. Raises HostError without WeasyPrint.
-
-    Every URL in the document is rejected, so nothing is fetched.
-    """
+    """Return a report as PDF. Raises HostError without WeasyPrint. Every URL in the document is
+    rejected, so nothing is fetched."""
     try:
         from weasyprint import HTML
         from weasyprint.urls import URLFetcher
@@ -119,11 +115,8 @@ def _insert_style(svg: str) -> str:
 
 
 def _format_shown(value: object) -> object:
-    """Remove terminal escapes and text direction controls.
-
-    A number and its percent sign stay on one line, as do units with word joiners. Markup is not
-    changed.
-    """
+    """Remove terminal escapes and text direction controls. A number and its percent sign stay on
+    one line, as do units with word joiners. Markup is not changed."""
     if type(value) is not str:
         return value
     value = _WORD_JOINER.join(map(printable, value.split(_WORD_JOINER)))

@@ -78,10 +78,8 @@ def draw_devices(
     place: tuple[float, float, float],
     hangs: bool,
 ) -> float:
-    """Draw one node's devices from (x, y) within a width; returns the height that they take.
-
-    hangs: draw the wire from what is above (x, y) to each root complex.
-    """
+    """Draw one node's devices from (x, y) within a width; returns the height that they take. hangs:
+    draw the wire from what is above (x, y) to each root complex."""
     x, y, width = place
     start = _TRUNK if hangs else 0.0
     space = width - start

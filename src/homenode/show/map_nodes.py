@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from homenode.indices import NodeIndex
+from homenode.cpuset import NodeIndex
 from homenode.machine.topology import Core, Host, NumaNode
 from homenode.show.host_groups import (
     FREE,

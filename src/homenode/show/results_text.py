@@ -41,7 +41,7 @@ from homenode.decide.words import change_text, figure_text, range_text
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Doubt, Gap
 from homenode.measure.derived_run import schedule_of
-from homenode.measure.gpu.collectives import TOPOLOGY_FILE
+from homenode.measure.gpu_tests import TOPOLOGY_FILE
 from homenode.measure.options import BenchOutcome
 from homenode.measure.results.placement_states import named_latency_ns
 from homenode.measure.run_directory import RunRecord
@@ -141,9 +141,7 @@ _MOST_CAVEATS = 4
 
 def comparison_text(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
     """Return the recommendation for each machine, a table of results by layout, and the reasons.
-
-    everything: also effects with intervals, fixes of caveats, sources, and single series.
-    """
+    everything: also effects with intervals, fixes of caveats, sources, and single series."""
     systems: dict[str, list[Recommendation]] = {}
     for answer in comparison.recommendations:
         systems.setdefault(answer.system, []).append(answer)

@@ -92,11 +92,8 @@ class SvgCanvas:
         width: float | None = None,
         turned: bool = False,
     ) -> float:
-        """Draw a line of text; return an upper bound of its width.
-
-        width: limit; longer text is shortened, with the full text as tooltip. turned: rotated by 90
-        degrees, upwards.
-        """
+        """Draw a line of text; return an upper bound of its width. width: limit; longer text is
+        shortened, with the full text as tooltip. turned: rotated by 90 degrees, upwards."""
         full_text = printable(text)
         shown = full_text if width is None else shorten(full_text, size, width, bold)
         attributes = {
@@ -208,10 +205,8 @@ def shorten(text: str, size: float, width: float, bold: bool = False) -> str:
 
 
 def wrap(text: str, size: float, width: float, bold: bool = False) -> tuple[str, ...]:
-    """Break text into lines of at most `width`, at spaces and after commas, without shortening.
-
-    A word that is wider than a line is broken where it must be.
-    """
+    """Break text into lines of at most `width`, at spaces and after commas, without shortening. A
+    word that is wider than a line is broken where it must be."""
     lines: list[str] = []
     line = ""
     for word in _words(text):
@@ -268,10 +263,8 @@ def series_number(label: str, position: int) -> int:
 
 
 def css(*names: str, scope: str = "") -> str:
-    """Return style sheets of templates/ joined in one line.
-
-    scope: a selector to prefix, for a picture within a page.
-    """
+    """Return style sheets of templates/ joined in one line. scope: a selector to prefix, for a
+    picture within a page."""
     lines = (line for name in names for line in _sheet(name).splitlines())
     rules = "".join(line.strip() for line in lines if not line.startswith("/*"))
     return f"{scope}{{{rules}}}" if scope else rules

@@ -177,10 +177,8 @@ def schedule_text(
 def status_text(
     trial: StoredTrial, steps: Sequence[ScheduledTask], name: str, *, is_running: bool = False
 ) -> Doc:
-    """Return the number of measured boots, the outcomes of the others, and the next step.
-
-    name: the trial's name in commands. is_running: a homenode is running it now.
-    """
+    """Return the number of measured boots, the outcomes of the others, and the next step. name: the
+    trial's name in commands. is_running: a homenode is running it now."""
     head, state = trial.head, trial.state
     assert head is not None, "what cannot be read has no status"
     measured = sum(step.number in state.measured_boots for step in steps)

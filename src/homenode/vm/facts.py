@@ -143,8 +143,7 @@ def _same_pins(planned: Sequence[CpuSet | None], observed: Sequence[CpuSet | Non
 
 
 def _same_machine(planned: str, observed: str) -> bool:
-    """Return whether machine types match: libvirt expands an alias to the newest version; losing a
-    version is a difference."""
+    """Whether machine types match: libvirt expands an alias; losing a version is a difference."""
     machines = (planned, observed)
     kinds = [next((k for k in ("q35", "virt") if k in m), "pc") for m in machines]
     is_versioned = any(c.isdigit() for c in planned.replace("q35", ""))

@@ -27,10 +27,8 @@ def functions_of_parts(host: Host) -> dict[str, Bdf]:
 
 
 def with_mediated(guest: Vm, host: Host | None) -> Vm:
-    """Return the guest with those mediated devices that the host has among its host devices.
-
-    Raises InputError for two of one function.
-    """
+    """Return the guest with those mediated devices that the host has among its host devices. Raises
+    InputError for two of one function."""
     if host is None or not guest.mediated:
         return guest
     function_of = functions_of_parts(host)
@@ -85,9 +83,7 @@ def function_of_uuid(host: Host | None, uuid: str) -> Bdf:
 
 def named_device(host: Host | None, name: Bdf | str) -> Bdf | str:
     """Resolve a --device value: gpu0, the first GPU of `show`, to its address; else unchanged.
-
-    Raises InputError for a number that the host does not have.
-    """
+    Raises InputError for a number that the host does not have."""
     if isinstance(name, Bdf) or not name.startswith("gpu"):
         return name
     gpus = () if host is None else host.devices_of_kind(DeviceKind.GPU)

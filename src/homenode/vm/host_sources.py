@@ -44,9 +44,7 @@ class NamedHosts(Struct, frozen=True):
 
 def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: None) -> NamedHosts:
     """Read the hosts of all sources. progress: called with the number of sources read, and of all.
-
-    Raises UsageError for no source, InputError if none gives a host.
-    """
+    Raises UsageError for no source, InputError if none gives a host."""
     if not sources:
         raise UsageError(
             "a pool has no hosts",
@@ -78,8 +76,7 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
 
 
 def _entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]]:
-    """Return (source, name) of each host, or hosts times a number; name: for files of a
-    directory."""
+    """(source, name) of each host, or hosts times a number; name: for files of a directory."""
     directory = Path(source)
     try:
         if not directory.is_dir() or _is_tree(directory):
@@ -150,10 +147,7 @@ def _host_of_uri(uri: str) -> Host:
 
 def host_over_ssh(server: str, timeout_s: float | None = None) -> Host:
     """Read a host over ssh. server: [user@]host[:port]. timeout_s: None = ssh may ask on the
-    terminal.
-
-    Raises HostError.
-    """
+    terminal. Raises HostError."""
     from homenode.machine.discover.host import discover
     from homenode.machine.snapshot.capture import SSH_TIMEOUT_S, collect_over_ssh
     from homenode.vm.domain.read import read_running_domain

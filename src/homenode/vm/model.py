@@ -7,8 +7,7 @@ from typing import NamedTuple, NewType
 from msgspec import Struct
 
 from homenode.bdf import Bdf, PciAddress
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.objective import Objective
 from homenode.vm.layout import Layout, MemoryBinding
 
@@ -74,10 +73,7 @@ class GuestAddress(PciAddress):
 
 
 class GuestPciController(Struct, frozen=True):
-    """A <controller type='pci'>.
-
-    False: a plan adds it.
-    """
+    """A <controller type='pci'>. False: a plan adds it."""
 
     index: int  # libvirt's, which is also the `bus` of what is plugged into it
     model: str  # libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...")
@@ -90,8 +86,7 @@ class GuestPciController(Struct, frozen=True):
 
 
 class GuestHostdev(Struct, frozen=True):
-    """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
-    <interface type='hostdev'>."""
+    """A passed-through PCI function: a <hostdev>, or an <interface type='hostdev'>."""
 
     bdf: Bdf
     address: GuestAddress | None  # its guest address; None if it is left to libvirt
@@ -197,10 +192,8 @@ class LayoutRecord(Struct, frozen=True, kw_only=True):
 
 
 class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A VM. None = unknown in this source, or absent if the field's comment says so.
-
-    Defaults are for sources without the field.
-    """
+    """A VM. None = unknown in this source, or absent if the field's comment says so. Defaults are
+    for sources without the field."""
 
     name: str
     uuid: str | None = None
@@ -292,8 +285,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     @property
     def memory_pieces(self) -> dict[str, VmCell | MemoryDevice]:
         """Return the sizes of QEMU's mappings, by name: the memory of each cell (or of all), and of
-        memory devices with an alias.
-        """
+        memory devices with an alias."""
         cells = {f"memory of cell {c.id}": c for c in self.cells_or_whole if c.memory_bytes}
         return cells | {
             f"memory device {device.alias} (cell {device.cell})": device

@@ -7,10 +7,9 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, LlcIndex, NodeIndex
 from homenode.errors import HomenodeError
 from homenode.findings import Finding, Gap, Rejection, Severity
-from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
 from homenode.vm.layout import GuestCells, Layout
 from homenode.vm.model import Vm, VmCell
@@ -178,8 +177,7 @@ def with_vm(plan: Plan, **changed: Any) -> Plan:
 
 def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
     """The plan's guest with the definition's memory devices, offline vCPUs, balloon, and a topology
-    that the plan keeps.
-    """
+    that the plan keeps."""
     if document is None:
         return plan.vm
     return structs.replace(

@@ -9,9 +9,8 @@ from typing import Annotated
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range
-from homenode.indices import NodeIndex
 from homenode.objective import Objective
 from homenode.option import Flag, Opt, key_values, size_bytes, size_text, whole_number
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings

@@ -195,10 +195,8 @@ def is_host_source(name: str) -> bool:
 
 
 def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
-    """Read the host that several sources describe; lspci's output supplements the others.
-
-    Raises like load_host, and InputError for sources that do not complement each other.
-    """
+    """Read the host that several sources describe; lspci's output supplements the others. Raises
+    like load_host, and InputError for sources that do not complement each other."""
     from homenode.machine.discover.listings import complement
 
     listings = [source for source in sources if _is_lspci(source)]

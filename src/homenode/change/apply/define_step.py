@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from homenode.change.apply.store import DEFINE, DomainStore, sha256
-from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState, Note
+from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.findings import Rejection
 from homenode.text import command_line, first_few
@@ -20,8 +20,7 @@ from homenode.vm.domain.merge import added_ports, same_definition
 from homenode.vm.domain.metadata import read_mark
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.facts import diff
-from homenode.vm.hypervisor.connection import with_connection
-from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.connection import DomainState, with_connection
 from homenode.vm.hypervisor.virsh import RefusedError, Virsh
 
 
@@ -148,8 +147,7 @@ class DefineStep:
 
     def undo(self, entry: ChangeEntry, note: Note, replaces: bytes) -> ChangeEntry:
         """Define the original again. replaces: the definition that may be replaced. Raises
-        InputError if it was edited meanwhile.
-        """
+        InputError if it was edited meanwhile."""
         entry = with_facts(entry, name=self.state.name, found=self.store.save(replaces))
         self._begin(entry.now(ChangeState.UNDOING), replaces, note)
         try:
@@ -217,8 +215,7 @@ def with_facts(entry: ChangeEntry, **facts: str) -> ChangeEntry:
 def first_original(store: DomainStore, state: DomainState, original: bytes, connect: str) -> str:
     """Return the sha256 of the original to restore: the first original, if homenode's definition
     replaced it. A definition with homenode's mark is an original only if no record has an earlier
-    one.
-    """
+    one."""
     entry = store.definition()
     if entry is None or (base := entry.before) is None:
         return sha256(original)
@@ -295,9 +292,7 @@ def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
 
 def dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
     """Fields of `tuned` that libvirt dropped or changed; added addresses and defaults do not count.
-
-    Raises ParseError or InputError.
-    """
+    Raises ParseError or InputError."""
     planned = vm_of(open_domain(tuned, "the tuned definition"))
     stored = vm_of(open_domain(printed, "libvirt's definition"))
     return tuple(
@@ -365,10 +360,8 @@ def _devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
 
 
 def _parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tuple[str, str]]:
-    """(path of names, attributes and text) of each element by itself.
-
-    ports: indices of PCI controllers that are skipped.
-    """
+    """(path of names, attributes and text) of each element by itself. ports: indices of PCI
+    controllers that are skipped."""
     opened = open_domain(document, "definition")
     skipped = {element.start for index, element in pci_controllers(opened) if index in ports}
     parts: Counter[tuple[str, str]] = Counter()
@@ -382,10 +375,8 @@ def _parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tupl
 
 
 def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:
-    """Return the types of displays that have a password only in the original.
-
-    `virsh dumpxml` omits passwords without --security-info.
-    """
+    """Return the types of displays that have a password only in the original. `virsh dumpxml` omits
+    passwords without --security-info."""
     before = _displays(original, "the definition")
     after = dict(_displays(tuned, "the tuned definition"))
     return tuple(kind for kind, has in before if has and not after.get(kind, True))

@@ -25,16 +25,14 @@ from homenode.change.apply.define_step import (
     with_facts,
 )
 from homenode.change.apply.store import DomainStore, recorded_connections, saved_originals
-from homenode.change.host_lock import host_locked
-from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
+from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, host_locked
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Rejection
 from homenode.text import command_line, operands
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.merge import as_stored, same_definition, take_out
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
-from homenode.vm.hypervisor.connection import with_connection
-from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.connection import DomainState, with_connection
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
 from homenode.vm.model import Vm
 
@@ -184,10 +182,8 @@ def _edited_error(virsh: Virsh, store: DomainStore, restorable: "RestorePreview"
 
 
 def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePreview":
-    """Return the preview whose original is the current definition without the layout.
-
-    Raises InputError if an edit and the layout changed the same thing.
-    """
+    """Return the preview whose original is the current definition without the layout. Raises
+    InputError if an edit and the layout changed the same thing."""
     entry, name = restorable.entry, restorable.state.name
     if entry.what not in TO_UNDO:
         return replace(restorable, original=restorable.definition)  # nothing of a layout is in it
@@ -246,8 +242,7 @@ def restore_definition(
 
 @contextmanager
 def _way_back_named(virsh: Virsh, state: DomainState) -> Iterator[None]:
-    """If libvirt disappears inside the block, the error names the command that restores the
-    domain."""
+    """If libvirt disappears inside, the error names the command that restores the domain."""
     try:
         yield
     except HostError as error:
@@ -289,10 +284,8 @@ def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
 
 
 def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
-    """Make the present definition the original; gives where the old one lies.
-
-    Raises InputError if nothing is saved.
-    """
+    """Make the present definition the original; gives where the old one lies. Raises InputError if
+    nothing is saved."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument, "--forget")

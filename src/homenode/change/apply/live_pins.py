@@ -9,16 +9,20 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.change.apply.store import PIN, DomainStore
-from homenode.change.host_lock import host_locked
-from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
+from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, host_locked
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line, plural
 from homenode.vm.domain.read import open_domain, vm_of
-from homenode.vm.hypervisor.connection import is_local
-from homenode.vm.hypervisor.domain_state import DomainState, LivePin, pins_of_text, pins_text
+from homenode.vm.hypervisor.connection import (
+    DomainState,
+    LivePin,
+    is_local,
+    pins_of_text,
+    pins_text,
+)
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 
@@ -33,11 +37,8 @@ class RepinnedThreads(Struct, frozen=True):
 
 
 def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
-    """Return what apply_live_pins would do, and change nothing.
-
-    Raises UsageError if the domain does not run, or runs with other vCPUs or IOThreads than the
-    document has.
-    """
+    """Return what apply_live_pins would do, and change nothing. Raises UsageError if the domain
+    does not run, or runs with other vCPUs or IOThreads than the document has."""
     state = virsh.domain(name)
     if not state.is_active:
         raise UsageError(
@@ -76,8 +77,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
 
 def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> RepinnedThreads:
     """Move the threads of a running domain; their pins are saved first. Raises like the preview. If
-    a thread cannot be moved, the threads before it are restored.
-    """
+    a thread cannot be moved, the threads before it are restored."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "apply", state.argument, "--live-pins")
@@ -111,9 +111,7 @@ def moved_in_run(
     store: DomainStore, run_id: int | None, mark: str | None
 ) -> tuple[tuple[LivePin, ...], tuple[LivePin, ...]] | None:
     """Pins of the threads that were moved in this run, before and after; None if none were moved.
-
-    mark: see run_mark.
-    """
+    mark: see run_mark."""
     entry = store.pins()
     if entry is None or entry.what not in TO_UNDO or run_id is None:
         return None
@@ -147,9 +145,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
 
 def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
     """Move the threads of a running domain back and return their pins; () if none were moved.
-
-    Raises InputError if another program has moved them since.
-    """
+    Raises InputError if another program has moved them since."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     entry = store.pins()

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from homenode.change.journal import Journal, state_hint
-from homenode.change.step import ChangeEntry, ChangeHead
+from homenode.change.journal import ChangeEntry, ChangeHead, Journal, state_hint
 from homenode.errors import InputError
 from homenode.safe.record_directory import JOURNAL, RecordDirectory
 from homenode.text import command_line
@@ -35,10 +34,8 @@ _DAMAGED = (
 
 
 class DomainStore:
-    """The saved definitions and the journal of one domain of one daemon.
-
-    Writers hold the host's lock. Errors of the file system are HostErrors.
-    """
+    """The saved definitions and the journal of one domain of one daemon. Writers hold the host's
+    lock. Errors of the file system are HostErrors."""
 
     __slots__ = ("_files", "_uuid", "journal")
 

@@ -37,8 +37,7 @@ _MAX_CAPABILITIES = 48
 
 class ConfigSpace(Protocol):
     """Access to configuration space. Numbers are little-endian on the bus, native here. Both
-    methods raise HostError if the function cannot be accessed.
-    """
+    methods raise HostError if the function cannot be accessed."""
 
     def read(self, bdf: Bdf, offset: int, size: int) -> int:
         """The register of 1, 2 or 4 bytes at an offset."""
@@ -114,10 +113,8 @@ def find_express(space: ConfigSpace, bdf: Bdf) -> int:
 
 
 def read_registers(space: ConfigSpace, bdf: Bdf, *, is_port: bool = True) -> LinkRegisters:
-    """Read the link registers; Link Control 2 is 0 for an endpoint of capability version 1.
-
-    Raises HostError for a function without them, or a port without Link Control 2.
-    """
+    """Read the link registers; Link Control 2 is 0 for an endpoint of capability version 1. Raises
+    HostError for a function without them, or a port without Link Control 2."""
     at = find_express(space, bdf)
     version = space.read(bdf, at + 2, 2) & 0xF
     if version < 2 and is_port:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from homenode import formats
 from homenode.bdf import Bdf
-from homenode.change.journal import Journal
+from homenode.change.journal import UNSETTLED, ChangeEntry, ChangeHead, ChangeState, Journal, Note
 from homenode.change.retrain.config_registers import (
     RETRAIN_LINK,
     SPEED_OF_CODE,
@@ -28,7 +28,6 @@ from homenode.change.retrain.config_registers import (
     read_registers,
 )
 from homenode.change.retrain.plan import Holders, RetrainPlan
-from homenode.change.step import UNSETTLED, ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Finding, finding
 from homenode.machine.link_path import LinkRate
@@ -87,10 +86,8 @@ def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
 
 
 class RetrainStep:
-    """Set a port's target speed and train; the next run continues an interrupted one.
-
-    begun: the entry of that run; its first Link Control 2 is the one that is restored.
-    """
+    """Set a port's target speed and train; the next run continues an interrupted one. begun: the
+    entry of that run; its first Link Control 2 is the one that is restored."""
 
     def __init__(
         self, plan: RetrainPlan, space: ConfigSpace, clock: Clock, begun: ChangeEntry | None = None
@@ -224,8 +221,7 @@ LINKS_DIRECTORY = "/run/homenode/links"
 
 def retrain_journal(port: Bdf, directory: str = DIRECTORY) -> Journal:
     """The journal of the link below a port. Writers lock its directory: libvirt's hook trains links
-    within a start, while another homenode may hold the host's lock.
-    """
+    within a start, while another homenode may hold the host's lock."""
     undo = f"setpci, as {_BY_HAND}"
     head = ChangeHead(run=str(port), command="homenode doctor retrain", undo=undo)
     return Journal(_files(f"{directory}/{port}"), head)
@@ -287,10 +283,8 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 def device_holders(
     devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
 ) -> Holders:
-    """The processes that have each function open.
-
-    None if a process could not be inspected, or if the VFIO files of a function are unknown.
-    """
+    """The processes that have each function open. None if a process could not be inspected, or if
+    the VFIO files of a function are unknown."""
     names_of_file = _open_vfio_files(proc)
     holders: dict[Bdf, tuple[str, ...] | None] = {}
     for device in devices:
@@ -315,10 +309,8 @@ def _vfio_files(device: PciDevice, sys: str) -> tuple[str, ...]:
 
 
 def _open_vfio_files(proc: str) -> dict[str, set[str]] | None:
-    """VFIO file -> processes that have it open; None if some process is hidden.
-
-    In a container the host's QEMUs are hidden: only the first PID namespace shows them all.
-    """
+    """VFIO file -> processes that have it open; None if some process is hidden. In a container the
+    host's QEMUs are hidden: only the first PID namespace shows them all."""
     try:
         if str(Path(proc, "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE:
             return None

@@ -54,10 +54,8 @@ def _option(target: int | None) -> str:
 
 
 def libvirt_hook(program: str, target: int | None = None) -> str:
-    """A hook that calls homenode at start/begin and started/begin and never stops a VM.
-
-    libvirt waits for it, so it does not call libvirt and has a time limit.
-    """
+    """A hook that calls homenode at start/begin and started/begin and never stops a VM. libvirt
+    waits for it, so it does not call libvirt and has a time limit."""
     command = f'{shlex.quote(program)} doctor hook{_option(target)} -- "$1" "$2"'
     return f"""#!/bin/sh
 # Written by: homenode doctor retrain --print-hook
@@ -76,10 +74,8 @@ START, STARTED = "start", "started"
 
 
 def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
-    """The domain's passed-through GPUs, one for each link, without virtual functions.
-
-    Raises ParseError or InputError.
-    """
+    """The domain's passed-through GPUs, one for each link, without virtual functions. Raises
+    ParseError or InputError."""
     passed = {hostdev.bdf for hostdev in read_hostdevs(open_domain(xml, "domain"))}
     return tuple(
         path.device.bdf

@@ -61,8 +61,7 @@ class RetrainPlan(Struct, frozen=True):
         )
 
     def has_speed(self, registers: LinkRegisters) -> bool:
-        """Return whether the link runs at the target: at least as fast, or exactly as fast if the
-        target was named."""
+        """Whether the link runs at the target: at least as fast, or exactly if it was named."""
         if self.is_exact:
             return registers.current_code == self.target_code
         return registers.current_code >= self.target_code

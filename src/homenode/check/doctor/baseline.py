@@ -213,9 +213,7 @@ def record_of(host: Host) -> dict[tuple[HostFact, Any], Any]:
 
 def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
     """Find the differences of a host from a record; faster links and more huge pages do not count.
-
-    source: of the record.
-    """
+    source: of the record."""
     present = record_of(host)
     devices, listed = (
         {thing: model for (fact, thing), model in facts.items() if fact is _MODEL}
@@ -368,8 +366,7 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
 
 
 def kind_of(host: Host) -> HostKind:
-    """Return the kind of a host. The numbers of GPUs, nodes and cores are compared, and are not
-    part of the kind."""
+    """The kind of a host, without the numbers of GPUs, nodes and cores, which are compared."""
     models = Counter(
         f"GPU {gpu.vendor_id:04x}:{gpu.device_id:04x}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)

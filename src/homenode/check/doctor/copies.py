@@ -86,8 +86,7 @@ def copy_findings(
 ) -> Iterator[Finding]:
     """Find GPUs whose copies are slower than their path. rates: bytes/s by GPU; everyone: of any
     GPU. known_widths: as for device_paths. Unknown links of the path are not judged. Copies to a
-    GPU that is attached to its CPU by C2C use C2C.
-    """
+    GPU that is attached to its CPU by C2C use C2C."""
     over_c2c = {link.a for link in host.links if link.kind is LinkKind.C2C}
     for path in device_paths(host, known_widths):
         if path.device.kind is not DeviceKind.GPU or path.device.bdf in over_c2c:

@@ -255,8 +255,7 @@ def _groups(host: Host) -> list[list[Peer]]:
 
 
 def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
-    """Find devices whose value is worse than that of most peers. reported: devices with findings
-    already."""
+    """Find devices with a worse value than most peers. reported: devices with findings already."""
     for peers in _groups(host):
         slow: set[Bdf] = set()
         for fact in FACTS:

@@ -56,9 +56,8 @@ def diagnose(
     vm: "Vm | None" = None,
 ) -> Findings:
     """Return the findings, worst first, and the checked areas. document: a domain of this host; all
-    links of the host are judged. vm: a VM from another hypervisor's file.
-    Raises ParseError or InputError if the document cannot be read.
-    """
+    links of the host are judged. vm: a VM from another hypervisor's file. Raises ParseError or
+    InputError if the document cannot be read."""
     rates = rates or MeasuredRates()
     findings = [
         *link_findings(host, rates.is_loaded, rates.known_widths, rates.reached),

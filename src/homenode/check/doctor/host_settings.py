@@ -17,10 +17,8 @@ _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
 
 
 def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding]:
-    """Nodes that span packages or many LLCs, CPUs without memory, GPUs without a node.
-
-    with_advice: also choices of the operator that are not faults, such as NPS1.
-    """
+    """Nodes that span packages or many LLCs, CPUs without memory, GPUs without a node. with_advice:
+    also choices of the operator that are not faults, such as NPS1."""
     core_counts = Counter(core.id.package for core in host.cores)
     for node in () if host.nodes_assumed else host.nodes:
         packages = [package for package in host.packages if not package.pus.isdisjoint(node.pus)]
@@ -152,8 +150,7 @@ def settings_findings(
     host: Host, facts: Vm | None, *, memory_is_bound: bool = False
 ) -> Iterator[Finding]:
     """Check governor and idle states of any host; page migration and merging for a VM that they
-    affect. memory_is_bound: by a setting that the facts do not show.
-    """
+    affect. memory_is_bound: by a setting that the facts do not show."""
     yield from _check_governor(host, facts)
     yield from _find_capped(host, facts)
     if host.settings.turbo == "off" and host.architecture != "aarch64":  # where boost is an option
@@ -218,8 +215,7 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
 
 
 def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
-    """Find CPUs whose policy allows less than their hardware's clock; for a pinned VM only its
-    CPUs."""
+    """Find CPUs whose policy allows less than their hardware's clock; for a pinned VM its CPUs."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     for policy in host.settings.frequency_limits or ():
         pus = policy.pus & ours if ours else policy.pus

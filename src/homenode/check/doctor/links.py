@@ -224,8 +224,7 @@ def _end_name(device: PciDevice) -> str:
 
 
 def _capability_text(link: Link) -> str:
-    """Return the capability of both ends: "the port has 16 GT/s, the GPU 32 GT/s"; lanes if they
-    differ."""
+    """ "the port has 16 GT/s, the GPU 32 GT/s": capability of both ends; lanes if they differ."""
     ends = [
         (_end_name(end), end.link)
         for end in (link.upper, link.lower)
@@ -299,8 +298,7 @@ def _is_narrow_next_to_wide(
 ) -> bool:
     """Return whether equally idle peers have more lanes. A narrow idle link alone proves nothing:
     some drivers release lanes as well. Source: the help of nvidia-smi on pcie.link.width.current;
-    pp_dpm_pcie of amdgpu ("2.5GT/s, x8").
-    """
+    pp_dpm_pcie of amdgpu ("2.5GT/s, x8")."""
     gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]
     now, capable = link.current, link.capable
     if not gpus or now is None or capable is None or now.width >= capable.width:
@@ -374,8 +372,7 @@ def _silent_devices(host: Host) -> Iterator[PciDevice]:
 
 def unknown_link_findings(host: Host) -> Iterator[Finding]:
     """Yield one finding for all GPUs whose link or port has unknown values. Integrated GPUs and
-    virtual functions have no link of their own.
-    """
+    virtual functions have no link of their own."""
     by_bdf = host.device_at
     silent = {device.bdf for device in _silent_devices(host)}
     blind = [

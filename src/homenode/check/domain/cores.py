@@ -9,7 +9,7 @@ nohz_full= alone by itself.
 from collections.abc import Iterator
 
 from homenode.check.domain.pins import nodes_of, vcpus_subject
-from homenode.check.verify.guest.expectation import groups_of
+from homenode.check.verify.expectation import groups_of
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, Subject, finding
@@ -104,10 +104,8 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
 
 
 def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
-    """Find Windows guests without Hyper-V enlightenments; for small guests only timers.
-
-    Source: libvirt's formatdomain.html, hyperv; QEMU's docs/system/i386/hyperv.rst.
-    """
+    """Find Windows guests without Hyper-V enlightenments; for small guests only timers. Source:
+    libvirt's formatdomain.html, hyperv; QEMU's docs/system/i386/hyperv.rst."""
     systems = (
         element.get("id") or "" for element in document.root.walk() if element.name.endswith("}os")
     )
@@ -137,10 +135,7 @@ def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
 
 def _check_topoext(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find AMD guests without topoext. Named AMD models include the feature; these two omit it on
-    purpose.
-
-    Source: no_autoenable_flags of FEAT_8000_0001_ECX in QEMU's target/i386/cpu.c.
-    """
+    purpose. Source: no_autoenable_flags of FEAT_8000_0001_ECX in QEMU's target/i386/cpu.c."""
     modes = ("host-passthrough", "maximum")
     if host.cpu.vendor != "AuthenticAMD" or facts.cpu_mode not in modes or facts.topoext:
         return
@@ -242,10 +237,8 @@ def isolation_findings(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def rcu_nocbs(host: Host) -> CpuSet | None:
-    """Return the CPUs whose RCU callbacks are offloaded; None if the command line is unknown.
-
-    A list that only the kernel understands ("all", "N") counts as all CPUs.
-    """
+    """Return the CPUs whose RCU callbacks are offloaded; None if the command line is unknown. A
+    list that only the kernel understands ("all", "N") counts as all CPUs."""
     line = host.settings.kernel_command_line
     if line is None:
         return None
@@ -306,8 +299,7 @@ _INTERRUPTS = "/sys/bus/pci/devices/*/msi_irqs; /proc/irq/*/effective_affinity_l
 
 
 def interrupt_findings(facts: Vm, host: Host) -> Iterator[Finding]:
-    """Find host interrupts on CPUs of vCPUs, and interrupts of the VM's devices on other
-    packages."""
+    """Find host interrupts on vCPUs' CPUs, and interrupts of the VM's devices on other packages."""
     if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
         return  # vCPUs that float over sets move out of the way
     ours = facts.pinned_pus

@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.check.domain.pins import neighbour, severity_of_neighbour
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
-from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
 from homenode.plan.devices.brought import switched_gpus
@@ -157,8 +156,7 @@ def _find_unbound(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Itera
 
 
 def _group(host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]:
-    """Check the IOMMU group: VFIO assigns it as a whole, so its other functions must not have a
-    host driver."""
+    """Check the IOMMU group, which VFIO assigns as a whole: no function may have a host driver."""
     if device.iommu_group is None:
         return
     drivers = [
@@ -198,8 +196,7 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
 
 
 def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
-    """Check the IOMMU, companions in the same IOMMU group, and requirements of boards and Grace
-    GPUs."""
+    """Check the IOMMU, companions in a group, and requirements of boards and Grace GPUs."""
     devices = passed_devices(facts, host)
     if not devices:
         return

@@ -172,10 +172,9 @@ def _nodes_exist(
 def _shortages(
     demands: list[_Demand], space: dict[int, int | None]
 ) -> Iterator[tuple[CpuSet, int, int]]:
-    """Yield (nodes, needed, available) of each set of nodes with too little memory. Unknown
-    amounts are not judged. Exact for demands of single nodes; where sets overlap, each set is
-    compared with everything that must come from inside it.
-    """
+    """Yield (nodes, needed, available) of each set of nodes with too little memory. Unknown amounts
+    are not judged. Exact for demands of single nodes; where sets overlap, each set is compared with
+    everything that must come from inside it."""
     for nodes in sorted({d.nodes for d in demands}, key=lambda nodes: (len(nodes), str(nodes))):
         spaces = [space.get(node) for node in nodes]
         sizes = [size for size in spaces if size is not None]

@@ -38,9 +38,8 @@ def verify_document(
     parsed: ParseResult | None = None,
 ) -> Findings:
     """Return the findings on a definition, worst first. host, plan: None = not compared.
-    schema_errors: of vm/domain/schema.py. parsed: the definition after libvirt's parser.
-    Raises ParseError or InputError if the document cannot be read at all.
-    """
+    schema_errors: of vm/domain/schema.py. parsed: the definition after libvirt's parser. Raises
+    ParseError or InputError if the document cannot be read at all."""
     facts = vm_of(document)
     findings = [
         *schema_findings(schema_errors, parsed),
@@ -103,8 +102,7 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
     """Yield findings on the first violations of libvirt's schema; a single finding if libvirt's
     parser, which is less strict, accepts the whole definition; and a finding on definitions that
     the parser rejects but the schema accepts, such as two disks with one name. parsed: the parser's
-    result, None if it did not run.
-    """
+    result, None if it did not run."""
 
     def departs(
         subject: str, observed: str, case: str | None, severity: Severity | None = None

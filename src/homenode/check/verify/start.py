@@ -35,8 +35,7 @@ from homenode.units import format_bytes
 from homenode.vm.domain.controllers import qemu_arguments
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
-from homenode.vm.hypervisor.connection import is_local
-from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.connection import DomainState, is_local
 from homenode.vm.hypervisor.virsh import RefusedError, Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from msgspec.structs import replace
 
 from homenode.check.domain.verification import changed_settings
-from homenode.check.verify.guest.expectation import Expectation, expectation_of
+from homenode.check.verify.expectation import Expectation, expectation_of
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, as_printed, finding, in_order, texts_of
 from homenode.machine.topology import Host
@@ -42,8 +42,7 @@ def verify_target(
 ) -> Findings:
     """Return the differences of the file from the plan, worst first. host: without it, facts that
     depend on the host are not compared. hook: the pinning script next to the file. Facts that the
-    target cannot express are named, not compared. Raises ParseError.
-    """
+    target cannot express are named, not compared. Raises ParseError."""
     module = target_named(target)
     vm = module.read_vm(content, source)
     lost = lost_features(module, plan)
@@ -168,8 +167,7 @@ _SEEN = {
 
 def expectation_for_target(plan: Plan, target: str, host: Host | None = None) -> Expectation:
     """Return the expected state of a guest of that target, as far as the target can express it.
-    host: for the devices' ids. Raises InputError for a plan that no file of the target can have.
-    """
+    host: for the devices' ids. Raises InputError for a plan that no file of the target can have."""
     module = target_named(target)
     lost = lost_features(module, plan)
     _refuse_plan_of_others(plan, module, target, lost)
@@ -181,8 +179,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
 
 
 def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:
-    """Yield findings on facts of the plan that are not compared because the target cannot express
-    them."""
+    """Yield findings on facts of the plan that the target cannot express: they are not compared."""
     module = target_named(target)
     yield from lost_findings(module, lost_features(module, plan) & _SEEN, source)
 

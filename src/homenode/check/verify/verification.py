@@ -11,13 +11,13 @@ from homenode.check.verify.boot.stand_in_boot import (
     boot_command,
     boot_stand_in,
 )
-from homenode.check.verify.guest.checks import (
+from homenode.check.verify.expectation import Expectation, expectation_of
+from homenode.check.verify.guest_checks import (
     GuestView,
     not_in_stand_in,
     view_of_guest,
     view_of_stand_in,
 )
-from homenode.check.verify.guest.expectation import Expectation, expectation_of
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, in_order, with_gaps
@@ -64,8 +64,7 @@ class Verification(Struct, frozen=True):
 def verify(request: VerifyRequest) -> Verification:
     """Run the requested checks. Raises UsageError for a file of another kind, InputError for an
     unreadable file, HostError and its kin where this machine cannot boot guests or the guest cannot
-    be reached.
-    """
+    be reached."""
     content, document = None, None
     if request.domain is not None:
         virsh = Virsh(request.connect)
@@ -204,8 +203,7 @@ class _Answer(Struct, kw_only=True):
 
 def load_guest(source: str) -> Host:
     """Return the guest of a source: "ssh:HOST", "ssh://HOST:22", or any host source, such as a
-    capture made inside it. HOST is an argument of ssh, including a URL.
-    """
+    capture made inside it. HOST is an argument of ssh, including a URL."""
     if not source.startswith(_SSH):
         return load_host(source)
     from homenode.machine.discover.host import discover

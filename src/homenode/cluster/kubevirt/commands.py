@@ -19,8 +19,7 @@ from homenode.vm.sources import load_host
 
 def on_define_domain(arguments: OnDefineDomainArguments) -> None:
     """Print the new definition for the shim, and notes for the pod's log. The container has 0.2
-    CPUs and 64 MiB while a VM waits, so only the needed modules are imported.
-    """
+    CPUs and 64 MiB while a VM waits, so only the needed modules are imported."""
     from homenode.cluster.kubevirt.placing import answer
     from homenode.machine.snapshot.store import DirectorySnapshot
 

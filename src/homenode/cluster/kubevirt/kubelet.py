@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cluster.kubevirt.vmi import Vmi, guest_of
-from homenode.indices import NodeIndex
+from homenode.cpuset import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
@@ -47,8 +47,7 @@ class NodeShares(Struct, frozen=True):
 
     @property
     def is_apart(self) -> bool:
-        """Whether GPUs or memory are on other nodes than the CPUs, or the guest cannot be shown on
-        which of several they are."""
+        """Whether GPUs or memory are on other nodes than the CPUs, or cannot be shown on theirs."""
         is_shown = self.is_mapped or len(self.cpus) == 1
         return not (is_shown and self._is_within)
 
@@ -95,10 +94,8 @@ def placement_of(
 def shares_of(
     vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1
 ) -> NodeShares | None:
-    """Return the resources that the VM gets; None if unknown. Arguments as in `placement_of`.
-
-    The kubelet's static CPU manager fills one node after the other, whatever the memory needs.
-    """
+    """Return the resources that the VM gets; None if unknown. Arguments as in `placement_of`. The
+    kubelet's static CPU manager fills one node after the other, whatever the memory needs."""
     if not host.pci_devices or not vmi.gpu_count or not vmi.is_dedicated:
         return None
     fit = placement_of(vmi, host, vcpus=vcpus, parts=parts)

@@ -220,21 +220,16 @@ def _gates_template(gates: tuple[str, ...]) -> str:
 
 
 def hyperconverged_patch() -> dict[str, Any]:
-    """A merge patch for clusters whose KubeVirt CR belongs to the HyperConverged operator.
-
-    Its annotation is a JSON patch, which extends the operator's gates.
-    """
+    """A merge patch for clusters whose KubeVirt CR belongs to the HyperConverged operator. Its
+    annotation is a JSON patch, which extends the operator's gates."""
     path = "/spec/configuration/developerConfiguration/featureGates/-"
     patch = [{"op": "add", "path": path, "value": gate} for gate in GATES]
     return {"metadata": {"annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(patch)}}}
 
 
 def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
-    """A VM whose guest has the nodes' cells, and the hook.
-
-    If the VM has more GPUs than one NUMA node of a common board, they come from both packages, so
-    the guest has two sockets.
-    """
+    """A VM whose guest has the nodes' cells, and the hook. If the VM has more GPUs than one NUMA
+    node of a common board, they come from both packages, so the guest has two sockets."""
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
     threads = 2 if options.vcpus % (2 * sockets) == 0 else 1
     vm = _document(

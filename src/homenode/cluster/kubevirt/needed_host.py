@@ -7,9 +7,8 @@ device.
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HostError, ParseError
-from homenode.indices import NodeIndex
 from homenode.machine.discover.nodes import NODE, read_distances
 from homenode.machine.discover.pci_nodes import Locality
 from homenode.machine.discover.pci_tree import PCI, TreePlace, place_by_path

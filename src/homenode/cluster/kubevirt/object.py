@@ -79,8 +79,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
         return mapping
 
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
-        """Return the type of a value. A long value is a text: 1:1:1 in base 60 takes minutes as a
-        number."""
+        """The type of a value. A long value is a text: 1:1:1 in base 60 takes minutes."""
         if value is not None and len(value) > _LONGEST_NUMBER:
             implicit = (False, implicit[1])
         tag: str = super().resolve(kind, value, implicit)

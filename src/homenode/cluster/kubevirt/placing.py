@@ -16,10 +16,9 @@ from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.arguments import OnError
 from homenode.cluster.kubevirt.needed_host import needed_host
 from homenode.cluster.kubevirt.vmi import Vmi, read_vmi
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HomenodeError, UsageError
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
@@ -93,8 +92,7 @@ def place_devices(
     asked_for: guest addresses that the user named; these devices stay, as do devices on pcie.0
     itself or on an expander bus. A second call changes nothing. Raises InputError for a document
     that cannot be read or has no expander buses, HostError if /sys does not give of a device,
-    Unplannable where bus numbers run out.
-    """
+    Unplannable where bus numbers run out."""
     # Long because each step needs what all steps before it found.
     document = open_domain(xml, source)
     guest = vm_of(document)
@@ -256,8 +254,7 @@ def _is_chosen(
 def _lacks_initiators(
     guest: Vm, device: PciDevice, hostdev: GuestHostdev, nodes: CellNodes
 ) -> bool:
-    """Return whether a Grace GPU is on its cell. It has no initiator cells yet: _is_grace_done
-    checks that."""
+    """Whether a Grace GPU is on its cell but has no initiator cells yet: see _is_grace_done."""
     if hostdev.address is None or device.node is None or not is_grace(device):
         return False
     return _cell_stated(guest, hostdev.address) == nodes.cell_of_node.get(device.node)

@@ -109,8 +109,7 @@ class Vmi(Struct, frozen=True):
 
     @property
     def dedicated_pus(self) -> int:
-        """Number of CPUs requested from the kubelet, including those of the emulator and
-        IOThreads."""
+        """Number of CPUs requested from the kubelet, with those of the emulator and IOThreads."""
         pool = self.get("domain", "ioThreads", "supplementalPoolThreadCount")
         has_pool = self.get("domain", "ioThreadsPolicy") == "supplementalPool" and pool is not None
         pus = guest_of(self).vcpus + (parse_quantity(pool, "ioThreads") if has_pool else 0)
@@ -132,18 +131,14 @@ def with_dedicated_cpus(vmi: Vmi) -> Vmi:
 
 
 def read_vmi(text: str | bytes, source: str) -> Vmi:
-    """The VMI of its JSON; a VirtualMachine gives its template.
-
-    Raises InputError for other objects.
-    """
+    """The VMI of its JSON; a VirtualMachine gives its template. Raises InputError for other
+    objects."""
     return vmi_of(read_object(text, source, "a VirtualMachineInstance"), source)
 
 
 def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = False) -> Vmi:
-    """The VMI of a parsed document. Raises InputError.
-
-    needs_domain: also for one without spec.domain, which every VMI of a cluster has.
-    """
+    """The VMI of a parsed document. Raises InputError. needs_domain: also for one without
+    spec.domain, which every VMI of a cluster has."""
     kind = document.get("kind")
     if kind not in (None, "", "VirtualMachineInstance", "VirtualMachine"):
         raise InputError(

@@ -1,7 +1,11 @@
-"""homenode pool: VMs that fit on many hosts, and the host for the next VM. [I/O]"""
+"""homenode pool: VMs that fit on many hosts, the host for the next VM, captures. [I/O]"""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cli.plan import (
@@ -28,7 +32,6 @@ from homenode.cluster.pool.arguments import (
     PoolPlaceArguments,
     PoolShowArguments,
 )
-from homenode.cluster.pool.capture import capture_hosts, read_list
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, passable_gpus, size_of
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, gpus_of_others, rank_hosts
 from homenode.cluster.pool.text import (
@@ -42,6 +45,9 @@ from homenode.errors import (
     FINDINGS,
     NOT_KNOWN,
     UNPLANNABLE,
+    HomenodeError,
+    HostError,
+    InputError,
     NotKnownError,
     UsageError,
     exclusive,
@@ -53,12 +59,13 @@ from homenode.machine.topology import Host, refuse_unshown
 from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.stored import encode_plan, encode_refusal
+from homenode.safe.durable import PRIVATE, replace_file
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain_sections
 from homenode.show.plan_text import plan_parts
 from homenode.text import command_line, plural
 from homenode.vm.domain.read import read_vm
-from homenode.vm.host_sources import NamedHost, NamedHosts, read_hosts
+from homenode.vm.host_sources import NamedHost, NamedHosts, Progress, host_over_ssh, read_hosts
 from homenode.vm.plan import Unplannable, is_critical
 from homenode.vm.plan_options import PlanOptions, refuse_objective
 
@@ -243,3 +250,98 @@ def capture(arguments: PoolCaptureArguments) -> None:
         note(f"next: {command_line('homenode', 'pool', 'show', '--pool', arguments.output)}")
     if failures:
         raise SystemExit(FINDINGS)
+
+
+_SERVER = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%\[\]+-]{0,255}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,254}", re.ASCII)
+
+
+class ListedHost(Struct, frozen=True, kw_only=True):
+    """A host of a list: its ssh address, and its name in the pool."""
+
+    server: str
+    name: str
+
+
+class CapturedHosts(Struct, frozen=True, kw_only=True):
+    """Number of hosts in the directory, number read by this call, and unreadable hosts."""
+
+    hosts: int
+    read: int
+    failures: tuple[Gap, ...]
+
+
+def capture_hosts(
+    listed: tuple[ListedHost, ...],
+    directory: Path,
+    progress: Progress,
+    *,
+    jobs: int,
+    timeout_s: float,
+    again: bool = False,
+) -> CapturedHosts:
+    """Read hosts into NAME.json of the directory, for this user alone. Each is written as soon as
+    it was read: after an interruption the same call reads the missing hosts. again: also read hosts
+    that the directory has. Raises HostError if it cannot be written."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{directory}: cannot create the directory: {error.strerror}") from None
+    missing = [host for host in listed if again or not _file_of(directory, host).exists()]
+    failures: list[Gap] = []
+    with ThreadPoolExecutor(max_workers=jobs) as threads:
+        reads = {threads.submit(_capture, host, directory, timeout_s): host for host in missing}
+        try:
+            for number, read in enumerate(as_completed(reads), start=1):
+                reason = read.result()
+                if reason is not None:
+                    failures.append(Gap(reads[read].server, reason))
+                progress(number, len(missing))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+    return CapturedHosts(
+        hosts=sum(_file_of(directory, host).exists() for host in listed),
+        read=len(missing) - len(failures),
+        failures=tuple(sorted(failures, key=lambda failure: failure.subject)),
+    )
+
+
+def _capture(listed: ListedHost, directory: Path, timeout_s: float) -> str | None:
+    """Write the host; return the reason if it cannot be read."""
+    try:
+        host = replace(host_over_ssh(listed.server, timeout_s), name=listed.name)
+    except HomenodeError as error:
+        return error.message.removeprefix(f"{listed.server}: ")
+    replace_file(_file_of(directory, listed), encode("host", host).encode(), PRIVATE)
+    return None
+
+
+def _file_of(directory: Path, listed: ListedHost) -> Path:
+    return directory / f"{listed.name}.json"
+
+
+def read_list(lines: Iterable[str], source: str) -> tuple[tuple[ListedHost, ...], tuple[Gap, ...]]:
+    """Return the hosts of lines `[USER@]HOST[:PORT] [name=NAME]`, and the rejected lines; # begins
+    a comment. Raises InputError if no line names a host."""
+    hosts: dict[str, ListedHost] = {}
+    refused: list[Gap] = []
+    for number, line in enumerate(lines, start=1):
+        words = line.removeprefix("\ufeff").partition("#")[0].split()
+        if not words:
+            continue
+        server = words[0]
+        name = re.sub(r":[0-9]{1,5}\Z", "", server.rpartition("@")[2])
+        named = words[1].removeprefix("name=") if words[1:2] else name
+        is_formed = len(words) == 1 or (len(words) == 2 and words[1].startswith("name="))
+        if not (is_formed and _SERVER.fullmatch(server) and _NAME.fullmatch(named)):
+            reason = f"expected [USER@]HOST[:PORT] [name=NAME], found {line.strip()[:80]!r}"
+        elif named in hosts:
+            reason = f"duplicate name {named!r}: {hosts[named].server} has it"
+        else:
+            hosts[named] = ListedHost(server=server, name=named)
+            continue
+        refused.append(Gap(f"{source}:{number}", reason))
+    if not hosts:
+        first = refused[0] if refused else Gap(source, "no hosts in it")
+        raise InputError(str(first))
+    return tuple(hosts.values()), tuple(refused)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homenode.cpuset import NodeIndex
 from homenode.errors import InputError, UsageError, out_of_range
 from homenode.findings import NO_VMS, NO_VMS_DESCRIBED, Gap, unread_vms
-from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host, MemoryKind, NumaNode, with_certain_nodes
 from homenode.option import key_values, size_bytes, whole_number
@@ -111,8 +111,7 @@ def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
 
 
 def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
-    """Return GPU functions for VMs: whole GPUs, and the parts of divided GPUs that VFIO can
-    assign."""
+    """GPU functions for VMs: whole GPUs, and parts of divided GPUs that VFIO can assign."""
     return tuple(
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)
@@ -166,8 +165,7 @@ class VmSize(Struct, frozen=True, kw_only=True):
         return ", ".join(words)
 
     def request(self, host: Host) -> GuestRequest:
-        """Return the request for a VM of this size. Raises InputError if its size is a share of
-        GPUs and the host has none."""
+        """The request for a VM of this size. Raises InputError for a share of no GPUs."""
         vcpus, memory_bytes = self.vcpus, self.memory_bytes
         if vcpus is None or memory_bytes is None:
             share = share_of(host, self.gpus)
@@ -313,8 +311,7 @@ def _without_vms(host: Host) -> Host:
 def share_of(host: Host, gpus: int) -> tuple[int, int]:
     """Return the (vCPUs, bytes) of so many GPUs of a host: each GPU's share on the node with the
     smallest share, without the host's reserve and a core for each VM's emulator. Whole GiB from 1
-    GiB. Raises InputError for a host without GPUs or with too few resources.
-    """
+    GiB. Raises InputError for a host without GPUs or with too few resources."""
     gpus_of_node: dict[NumaNode | None, int] = {}
     node_of = host.node_at
     for gpu in passable_gpus(host):

@@ -148,10 +148,8 @@ _DECIDED = {
 def places_text(
     ranking: PoolRanking, plan: Plan, planned: Iterable[Part], *, everything: bool = False
 ) -> Doc:
-    """Return the first hosts, the deciding criteria, and the plan for the first.
-
-    plan: for the first host. everything: also the hosts on which the VM does not fit.
-    """
+    """Return the first hosts, the deciding criteria, and the plan for the first. plan: for the
+    first host. everything: also the hosts on which the VM does not fit."""
     hosts, refusing = ranking.hosts, ranking.refusing
     count = len(hosts) + sum(len(refused.names) for refused in refusing)
     best = hosts[0]

@@ -7,8 +7,8 @@ from msgspec import UNSET
 from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
 from homenode.cluster.slurm.tools.scontrol import Job
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
+from homenode.cpuset import NodeIndex
 from homenode.findings import Finding, Findings, finding, in_order
-from homenode.indices import NodeIndex
 from homenode.plan.allocations import MOST_NAMED
 from homenode.text import first_few, number_list, plural
 

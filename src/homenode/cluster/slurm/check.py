@@ -22,10 +22,9 @@ from homenode.cluster.slurm.numbering import (
     nodes_with_cpus,
 )
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, refuse_unshown
 from homenode.text import command_line, nodes_text, plural
 
@@ -440,8 +439,7 @@ def has_core_counts(groups: Sequence[NodeClass], order: CoreOrder) -> bool:
 
 
 def right_settings(slurm: SlurmConfig, core_counts: bool) -> dict[str, tuple[str, str]]:
-    """Return settings that let Slurm allocate CPUs and GPUs of different nodes: key -> (finding,
-    value). core_counts: as has_core_counts returns."""
+    """Settings that let Slurm allocate CPUs and GPUs of two nodes: key -> (finding, value)."""
     settings: dict[str, tuple[str, str]] = {}
     if _value(slurm, "SelectType").lower().removeprefix("select/") != "cons_tres":
         settings["SelectType"] = ("slurm-select-type", "select/cons_tres")

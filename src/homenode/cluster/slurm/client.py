@@ -104,8 +104,7 @@ def ask_jobs(names: Sequence[str]) -> tuple[Job, ...]:
     """Return jobs that have not ended, or the requested jobs in any state. It reads squeue's JSON,
     in which a user's text cannot imitate a field. Without JSON (before 21.08, or built without it)
     it reads scontrol's text, and squeue's list of jobs shows which records are real. Raises
-    InputError for a job that Slurm does not have, ToolError with Slurm's own reason.
-    """
+    InputError for a job that Slurm does not have, ToolError with Slurm's own reason."""
     for name in names:
         if not _JOB.fullmatch(name):
             raise InputError(f"job {name!r}: expected an id such as 4711, 4711_3 or 4711+1")
@@ -182,8 +181,7 @@ def read_records(
 ) -> Iterator[JobAllocation]:
     """Return the records (*.rec) at and below a directory, by name. An unreadable record counts as
     empty: a full disk, or a user's own lines, must not hide other records. order: as in gres.conf.
-    Raises InputError for a directory without records, or without records of a requested job.
-    """
+    Raises InputError for a directory without records, or without records of a requested job."""
     if not directory.is_dir():
         kind = "not a directory" if directory.exists() else "no such directory"
         raise InputError(
@@ -233,8 +231,7 @@ _MOST_BYTES = 4 * MAX_TEXT_CHARS
 
 def read_config(path: Path) -> SlurmConfig:
     """Return a configuration file with its includes. Raises InputError for an unreadable file,
-    ParseError that names a line.
-    """
+    ParseError that names a line."""
     directory = path.parent
 
     def include(name: str, neighbours: str) -> tuple[ConfigFile, ...] | str:
@@ -296,10 +293,8 @@ def submit(
 
 
 def cancel(job: str) -> None:
-    """Cancel a job, all tasks of an array. Raises NoAnswerError.
-
-    A job that Slurm no longer has is not an error.
-    """
+    """Cancel a job, all tasks of an array. Raises NoAnswerError. A job that Slurm no longer has is
+    not an error."""
     try:
         ask(("scancel", job))
     except NoAnswerError:
@@ -312,8 +307,7 @@ def _passed_to_jobs() -> dict[str, str]:
     """Return the user's environment for sbatch, which passes it on: modules and libraries need it.
     Variables of an enclosing job are removed, because a study may be started from a job. sbatch's
     own variables are removed too, because they override the script: SBATCH_PARTITION would move
-    every job.
-    """
+    every job."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -119,8 +119,7 @@ def _jobs_to_audit(
     names: tuple[str, ...], jobs_file: Path | None
 ) -> tuple[tuple[Job, ...], tuple[str, ...]]:
     """Return the jobs, and unknown facts of their listing. Raises UsageError if a requested job
-    does not run.
-    """
+    does not run."""
     open_questions: tuple[str, ...] = ()
     if jobs_file is None:
         jobs = ask_jobs(names)
@@ -197,8 +196,7 @@ def _order(path: Path) -> DeviceOrder:
 
 
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
-    """Return machines by node name; "" is the machine of all other nodes. Each source is read
-    once."""
+    """Machines by node name; "" is that of all other nodes. Each source is read once."""
     sources: dict[str, str | None] = {} if hosts else {"": None}
     for option in hosts:
         names, named, source = option.partition("=")

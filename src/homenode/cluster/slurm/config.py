@@ -37,8 +37,7 @@ class ConfigLine(Struct, frozen=True):
     source: str  # of which file
 
     def get(self, *keys: str) -> str | None:
-        """Return the value of the first of these keys that the line has; the last value if the key
-        repeats."""
+        """The value of the first of these keys that the line has; the last one if it repeats."""
         for key in keys:
             for name, value in reversed(self.words):
                 if name == key:
@@ -109,8 +108,7 @@ Includer = Callable[[str, str], tuple[ConfigFile, ...] | str]
 def parse_config(text: str, source: str, include: Includer | None = None) -> SlurmConfig:
     """Return the lines of a configuration file and its includes. include: reads an include; None =
     includes stay unknown, and `not_read` has them. Raises ParseError that names the line where a
-    word is no Key=value, and for files that include each other.
-    """
+    word is no Key=value, and for files that include each other."""
     reading = _ConfigReader(
         include or (lambda path, neighbours: "no other file was looked for"), [], [], []
     )

@@ -80,8 +80,7 @@ def correct(
 def shared_lines(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
 ) -> dict[GresLine, tuple[str, ...]]:
-    """Return the gres.conf lines that also name nodes of other machines or outside `nodes`, with
-    these nodes."""
+    """The gres.conf lines that also name nodes of other machines or outside `nodes`."""
     groups = groups_like(node_classes(gres, slurm, nodes), core_order(host))
     names = {name for group in groups for name in group.names}
     every = [name for group in node_classes(gres, slurm) for name in group.names]

@@ -89,8 +89,7 @@ def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
 
 
 def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
-    """Return the detector of the node's GPUs: its own setting, else that of all nodes; None without
-    one."""
+    """The detector of the node's GPUs: its own setting, else that of all nodes; or None."""
     of_all: str | None = None
     for line in lines:
         if line.autodetect is None:
@@ -207,8 +206,7 @@ class DeviceOrder(Struct, frozen=True):
 
 def device_order(gres: SlurmConfig) -> DeviceOrder:
     """Return the device order of a gres.conf. Raises ParseError that names the line, InputError for
-    a file without GPUs.
-    """
+    a file without GPUs."""
     lines = gres_lines(gres)
     if not any(line.name == "gpu" or line.autodetect is not None for line in lines):
         note = "".join(
@@ -280,9 +278,7 @@ def node_classes(
     gres: SlurmConfig, slurm: SlurmConfig, nodes: Sequence[str] = ()
 ) -> tuple[NodeClass, ...]:
     """The GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all nodes.
-
-    Raises ParseError that names a line, InputError for a node that neither file names.
-    """
+    Raises ParseError that names a line, InputError for a node that neither file names."""
     lines = gres_lines(gres)
     defined = {name: node for node in node_definitions(slurm) for name in node.names}
     named = [name for name, node in defined.items() if node.gpu_types]

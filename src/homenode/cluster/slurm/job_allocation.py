@@ -20,8 +20,7 @@ from homenode.cluster.slurm.numbering import (
 )
 from homenode.cluster.slurm.tools.scontrol import Job, NodeShare
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.machine.topology import Host
 from homenode.text import nodes_text, plural
 
@@ -129,8 +128,7 @@ def allocation_on(
     """Return a job's resources on a node, in the machine's numbers. shape: the node's shape in
     Slurm; None = the machine's. If the two differ, the ids are meaningless on this machine, and
     `unknown` states it. numbers: the GPU of each of Slurm's numbers, in the order of gres.conf
-    (gres.py); None = by address, () = unknown.
-    """
+    (gres.py); None = by address, () = unknown."""
 
     # Long because each reason stands here, in the order in which they decide.
     def unknown(reason: str, remedy: str | None = None) -> JobAllocation:

@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 
@@ -24,8 +23,7 @@ def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
 
 
 def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
-    """Return the node with CPUs of a GPU, else that of its local CPUs; None if the host does not
-    report it."""
+    """The node with CPUs of a GPU, else that of its local CPUs; None if neither is known."""
     nodes = {node.index: node for node in nodes_with_cpus(host)}
     if gpu.node in nodes:
         return gpu.node
@@ -38,8 +36,7 @@ def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
 
 def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
     """Return nodes of GPU memory with their GPU; None if the driver does not report the GPU. A node
-    without CPUs but with an initiator other than a CPU counts too.
-    """
+    without CPUs but with an initiator other than a CPU counts too."""
     return {
         node.index: node.gpu
         for node in host.nodes

@@ -19,9 +19,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import SPOOL
 from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError, UsageError
-from homenode.indices import NodeIndex
 from homenode.package_data import package_text
 
 KIND = "homenode-slurm-record"
@@ -171,8 +170,7 @@ _BINDS = re.compile(r"bind(?:[=:][a-z|]+)?:([0-9,-]+)\Z")
 
 def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None) -> JobAllocation:
     """Return the job's allocation; `unknown` has the reason for missing values. numbers: the
-    driver's number at each position, in the order of gres.conf (gres.py).
-    """
+    driver's number at each position, in the order of gres.conf (gres.py)."""
     owned = JobAllocation(
         job=record.job,
         node=record.node,
@@ -363,8 +361,7 @@ def _script(name: str) -> str:
 
 def hooks(spool: str = SPOOL, directory: str = "/etc/slurm/homenode") -> dict[str, str]:
     """Return the scripts and the README by file name. spool: directory on each node for the
-    records. directory: of the scripts. Raises UsageError for a path that a shell would misread.
-    """
+    records. directory: of the scripts. Raises UsageError for a path that a shell would misread."""
     for path in (spool, directory):
         plain = path.replace("/", "").replace("-", "").replace("_", "").replace(".", "")
         if not path.startswith("/") or not (plain.isascii() and plain.isalnum()):

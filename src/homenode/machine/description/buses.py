@@ -11,9 +11,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
-from homenode.indices import NodeIndex
 from homenode.machine.description.devices import (
     NVIDIA_DRIVER,
     ROOT_PORT,
@@ -101,8 +100,7 @@ def _parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterat
 
 def link_ends(device: PciLink, port: PciLink | None, up: PciLink | None) -> tuple[PciLink, PciLink]:
     """Return the link as reported by a device and by the port above it. Both ends report the
-    current rate: the lower capability of the two, unless `up` sets it.
-    """
+    current rate: the lower capability of the two, unless `up` sets it."""
     ends = (device, port or device)
     if up is None:
         up = PciLink(
@@ -151,10 +149,8 @@ def address(
     *,
     iommu: bool,
 ) -> DescribedPci:
-    """The PCI tree of described roots. pus_of_node: None = CPUs local to no known node.
-
-    Raises InputError if windows of buses overlap, run out, or an address contradicts its place.
-    """
+    """The PCI tree of described roots. pus_of_node: None = CPUs local to no known node. Raises
+    InputError if windows of buses overlap, run out, or an address contradicts its place."""
     # Long because each root's buses depend on those of the roots before it.
     placed: list[PlacedFunction] = []
     complexes: list[RootComplex] = []

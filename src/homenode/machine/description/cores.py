@@ -7,9 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CoreIndex, CpuSet, LlcIndex, NodeIndex, PackageIndex
 from homenode.errors import InputError
-from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.description.tables import (
     MAX_NODES,
     MAX_PUS,
@@ -49,10 +48,8 @@ class CoreSlot(Struct, frozen=True):
 
 
 def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[CoreSlot, ...]:
-    """The cores in package order, numbered. nodes: [[node]] by number, for their `cores`.
-
-    Raises InputError if counts do not divide, or cores of nodes do not sum to the package's.
-    """
+    """The cores in package order, numbered. nodes: [[node]] by number, for their `cores`. Raises
+    InputError if counts do not divide, or cores of nodes do not sum to the package's."""
     package_numbers = _numbers(file, "package_numbers", file.package_numbers, file.packages)
     overrides = _overrides(file)
     per_package = file.nodes_per_package
@@ -156,8 +153,7 @@ def _node_counts(
     *,
     alone: bool,
 ) -> list[int]:
-    """Return the cores of each of a package's nodes: as in [[node]]; the other nodes share the rest
-    equally."""
+    """The cores of each of a package's nodes: as in [[node]]; other nodes share the rest."""
     if not alone:
         return [cores]
     cores_of_node = {node: shares[node] for node in nodes if node in shares}
@@ -233,8 +229,7 @@ def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
 def packages_of_nodes(
     tables: Mapping[int, NodeTable], cores: Sequence[CoreSlot]
 ) -> dict[int, PackageIndex | None]:
-    """Return the package of each node, None = unknown, for nodes with cores and nodes in [[node]];
-    ascending."""
+    """The package of each node with cores or a [[node]], None = unknown; ascending."""
     of_cores: dict[int, set[int]] = {index: set() for index in tables}
     for core in cores:
         of_cores.setdefault(core.node, set()).add(core.package)
@@ -333,9 +328,7 @@ def parse_distances(
     file: HostDocument, nodes: Mapping[int, PackageIndex | None], cores: Sequence[CoreSlot]
 ) -> tuple[tuple[int, ...], ...] | None:
     """Shape (nodes, nodes), [from][to] ascending; None for a host of several that gives none.
-
-    nodes: the package of each.
-    """
+    nodes: the package of each."""
     matrix = file.distances
     if isinstance(matrix, DistancesTable):
         with_cores = {core.node for core in cores}

@@ -146,8 +146,7 @@ def _join(location: str, key: str) -> str:
 
 
 def _from_text(value_type: type, value: Any) -> Any:
-    """Convert sizes, sets of CPUs, addresses and other types with `from_toml`. Raises
-    ValueError."""
+    """Convert sizes, CPU sets, addresses and other types with `from_toml`. Raises ValueError."""
     read = getattr(value_type, "from_toml", None)
     if read is not None:
         return read(value)

@@ -19,9 +19,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality, StatedNode
 from homenode.machine.discover.readings import address_of, link_name, read_lines, read_word
 from homenode.machine.pci import (
@@ -76,8 +76,7 @@ def read_device_links(
     locality: Locality,
 ) -> DeviceLinks:
     """Return the links of a snapshot's GPUs. driver_gpus: GPUs of the NVIDIA driver, () = unknown.
-    locality: the host's. A tool runs only if its vendor's GPU is present.
-    """
+    locality: the host's. A tool runs only if its vendor's GPU is present."""
     gpus = [d for d in devices if d.kind is DeviceKind.GPU and d.physical_function is None]
     nvidia = [gpu for gpu in gpus if gpu.vendor_id == NVIDIA]
     amd = [gpu for gpu in gpus if gpu.vendor_id == AMD]

@@ -49,8 +49,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     """Gaps for nodes, CPUs of nodes, SMT siblings and distances that `virsh capabilities` gives
     otherwise. Our values are kept: libvirt reads the same /sys, but at an earlier time. Nothing is
     compared if virsh was not run. A host of one node is not checked: libvirtd may take seconds to
-    answer, because it probes every emulator first.
-    """
+    answer, because it probes every emulator first."""
     if len(host.nodes) < 2:
         return ()
     text = snapshot.command_output("virsh-capabilities")

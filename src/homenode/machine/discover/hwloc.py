@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet, PuIndex
+from homenode.cpuset import CoreIndex, CpuSet, LlcIndex, NodeIndex, PackageIndex, PuIndex
 from homenode.errors import InputError
 from homenode.findings import NO_VMS, Gap
-from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.discover.hwloc_pci import read_hwloc_pci
 from homenode.machine.discover.nodes import Distances, package_of
 from homenode.machine.discover.processors import kinds_by_speed
@@ -123,8 +122,7 @@ def _gpu_of(obj: HwlocObject) -> Bdf | None:
 
 
 def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
-    """Return empty pools of huge pages, and the page sizes of the others: hwloc shows the total of
-    pages, not the free ones."""
+    """Empty pools of huge pages, and other page sizes: hwloc does not show the free pages."""
     empty: list[PagePool] = []
     unknown: list[int] = []
     for key, count in obj.infos.items():
@@ -179,10 +177,8 @@ class _MachineObjects(Struct):
 
 
 def host_from_hwloc(text: str | bytes, name: str) -> Host:
-    """Return the host of a document of hwloc 1, 2 or 3; `name` is its name.
-
-    Raises InputError and ParseError, see machine/tools/hwloc_xml.py.
-    """
+    """Return the host of a document of hwloc 1, 2 or 3; `name` is its name. Raises InputError and
+    ParseError, see machine/tools/hwloc_xml.py."""
     topology = parse(text, name)
     machine = topology.machine
     objects = _MachineObjects()

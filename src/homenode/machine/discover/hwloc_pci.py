@@ -9,10 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import functions_text, root_complexes
 from homenode.machine.pci import (
     NVIDIA,
@@ -109,8 +108,7 @@ def read_hwloc_pci(
 
 
 class _Walk:
-    """Functions in document order, repeated ones, and the function of each device, by type and
-    gp_index."""
+    """Functions in order, repeated ones, and each device's function, by type and gp_index."""
 
     def __init__(self, source: str) -> None:
         self.functions: dict[Bdf, _Function] = {}
@@ -121,8 +119,7 @@ class _Walk:
     def read_children(
         self, obj: HwlocObject, place: HwlocObject, root_complex: str | None, parent: Bdf | None
     ) -> None:
-        """place: the object with CPUs around `obj`. parent: the function directly above, to which
-        OS devices belong."""
+        """place: the object with CPUs around `obj`. parent: the function directly above."""
         for child in obj.children:
             if child.type not in ("Bridge", "PCIDev", "OSDev"):
                 self.read_children(child, child, None, None)

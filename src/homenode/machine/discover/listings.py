@@ -7,10 +7,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet, PuIndex
+from homenode.cpuset import CoreIndex, CpuSet, LlcIndex, NodeIndex, PackageIndex, PuIndex
 from homenode.errors import InputError
 from homenode.findings import NO_VMS, Gap
-from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.machine.discover.pci_nodes import root_complexes
 from homenode.machine.pci import UNASSIGNED_CLASS, DeviceKind, PciDevice
 from homenode.machine.tools.lscpu import LscpuCpu, LscpuTable
@@ -53,10 +52,8 @@ def host_from_numactl(read: NumactlHardware, name: str) -> Host:
 
 
 def host_from_lscpu(read: LscpuTable, name: str) -> Host:
-    """The host that `lscpu -e` shows: CPUs with their cores, LLCs, packages and nodes.
-
-    Without a NODE column the kernel has no NUMA, and the host counts as one node.
-    """
+    """The host that `lscpu -e` shows: CPUs with their cores, LLCs, packages and nodes. Without a
+    NODE column the kernel has no NUMA, and the host counts as one node."""
     online = [cpu for cpu in read.cpus if cpu.is_online]
     pus = CpuSet(cpu.index for cpu in online)
     has_nodes = "NODE" in read.columns

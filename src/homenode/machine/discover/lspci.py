@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError, ParseError
 from homenode.findings import NO_VMS, Gap, GapKind
-from homenode.indices import NodeIndex
 from homenode.machine.discover.pci_nodes import Locality, functions_text, root_complexes
 from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,

@@ -10,10 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import MAX_PU_INDEX, CpuSet
+from homenode.cpuset import MAX_PU_INDEX, CpuSet, NodeIndex, PackageIndex
 from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
-from homenode.indices import NodeIndex, PackageIndex
 from homenode.machine.discover.readings import (
     address_of,
     list_numbers,
@@ -227,10 +226,8 @@ def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
 def read_distances(
     snapshot: Snapshot, nodes: tuple[NumaNode, ...], online: tuple[int, ...]
 ) -> tuple[Distances | None, tuple[Gap, ...]]:
-    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if they do not fit.
-
-    online: the numbers of all online nodes, which are the columns of the kernel's table.
-    """
+    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if they do not fit. online:
+    the numbers of all online nodes, which are the columns of the kernel's table."""
     if len(nodes) == 1:
         return ((LOCAL_DISTANCE,),), ()
     rows: list[tuple[int, ...]] = []

@@ -6,9 +6,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.machine.discover.readings import address_of
 from homenode.machine.pci import DeviceKind, PciDevice, RootComplex
 from homenode.machine.snapshot.protocol import Snapshot
@@ -127,8 +126,7 @@ class StatedNode(Struct, frozen=True):
 def with_stated_nodes(
     devices: tuple[PciDevice, ...], node_of_bdf: Mapping[Bdf, StatedNode]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
-    """Add nodes from tools to GPUs without a node, and to functions below the same root complex,
-    which belongs to one CPU."""
+    """Add nodes from tools to GPUs without a node, and to all functions of their root complex."""
     gaps: list[Gap] = []
     placed = list(devices)
     tools: dict[str, str] = {}

@@ -16,14 +16,6 @@ from msgspec import Struct, field
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.discover.pci_files import (
-    parse_link_speed,
-    read_errors,
-    read_interrupts,
-    read_kernel_registers,
-    read_link_width,
-    read_resource,
-)
 from homenode.machine.discover.pci_nodes import (
     Locality,
     functions_off_the_bus,
@@ -35,8 +27,14 @@ from homenode.machine.discover.readings import (
     address_of,
     is_hidden,
     link_name,
+    parse_link_speed,
+    read_errors,
+    read_interrupts,
+    read_kernel_registers,
+    read_link_width,
     read_number,
     read_pus,
+    read_resource,
     read_word,
 )
 from homenode.machine.pci import (
@@ -174,10 +172,8 @@ class _MalformedFiles(Struct):
 def read_pci_tree(
     snapshot: Snapshot, locality: Locality, nvidia_gpus: tuple[Bdf, ...] = ()
 ) -> PciTree:
-    """Return the PCI tree of a snapshot; empty if it has none.
-
-    nvidia_gpus: functions that the NVIDIA driver calls GPUs, for trees without vendor files.
-    """
+    """Return the PCI tree of a snapshot; empty if it has none. nvidia_gpus: functions that the
+    NVIDIA driver calls GPUs, for trees without vendor files."""
     gaps: list[Gap] = []
     malformed = _MalformedFiles()
     places = _places(snapshot, gaps)
@@ -308,7 +304,7 @@ def _class_codes(
 
 def _config(snapshot: Snapshot, directory: str) -> ConfigHeader | None:
     text = snapshot.read_text(f"{directory}/config")
-    # Bytes that are no UTF-8 come as surrogates (PEP 383), see machine/snapshot/memory.py.
+    # Bytes that are no UTF-8 come as surrogates (PEP 383), see machine/snapshot/protocol.py.
     return None if text is None else parse_config(text.encode("utf-8", "surrogateescape"))
 
 

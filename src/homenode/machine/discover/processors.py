@@ -12,10 +12,9 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from homenode.cpuset import CpuSet, PuIndex
+from homenode.cpuset import CoreIndex, CpuSet, LlcIndex, PackageIndex, PuIndex
 from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
-from homenode.indices import CoreIndex, LlcIndex, PackageIndex
 from homenode.machine.discover.readings import (
     list_numbers,
     list_readable,
@@ -70,8 +69,7 @@ def cores_differ(
 ) -> str | None:
     """Return the difference of cores of unknown kind as text; None if they look equal. Compared are
     cache sizes, the model on arm64, and the number of SMT siblings within a package without offline
-    CPUs, because SMT may be off in another package.
-    """
+    CPUs, because SMT may be off in another package."""
     package_of_pu = {pu: number for number, pus in enumerate(packages) for pu in pus}
     sizes_of_package: dict[int | None, set[int]] = {}
     for pus in () if offline else cores:
@@ -127,11 +125,8 @@ class Processors(Struct, frozen=True):
 
 
 def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
-    """Packages, cores and LLCs of a snapshot.
-
-    Raises InputError if some online CPUs have a topology directory and others have none,
-    HostError if one cannot be read.
-    """
+    """Packages, cores and LLCs of a snapshot. Raises InputError if some online CPUs have a topology
+    directory and others have none, HostError if one cannot be read."""
     online = states.online
     with_topology = CpuSet(
         pu for pu in online if list_readable(snapshot, f"{CPU}/cpu{pu}/topology") is not None
@@ -185,8 +180,7 @@ def _groups(
 ) -> list[CpuSet]:
     """The disjoint groups of CPUs, by lowest CPU. A CPU's own file decides unless it disagrees with
     that of the lowest CPU in its group: then the lowest CPU's file counts, as in hwloc, and there
-    is a gap.
-    """
+    is a gap."""
     groups: list[CpuSet] = []
     group_of_pu: dict[int, CpuSet] = {}
     in_use = CpuSet()
@@ -237,8 +231,7 @@ def _without_modules(
 ) -> list[CpuSet]:
     """The groups, but on AMD's families 15h and 16h one whose CPUs all have core ids of their own
     is not one core: its modules are two cores that share a front end and an FPU. hwloc and the
-    vendor count two. On other CPUs such ids are arbitrary labels of firmware or hypervisor.
-    """
+    vendor count two. On other CPUs such ids are arbitrary labels of firmware or hypervisor."""
     has_modules = cpu.vendor == "AuthenticAMD" and cpu.family in _FAMILIES_OF_MODULES
     labelled = CpuSet()
     cores: list[CpuSet] = []
@@ -341,10 +334,8 @@ def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
 def _read_llcs(
     snapshot: Snapshot, online: CpuSet, siblings_of_pu: dict[PuIndex, CpuSet], gaps: list[Gap]
 ) -> tuple[Llc, ...]:
-    """The last-level cache of each CPU: the highest level that holds data.
-
-    LLCs may differ in level: the low-power E cores of a Meteor Lake lie outside the L3.
-    """
+    """The last-level cache of each CPU: the highest level that holds data. LLCs may differ in
+    level: the low-power E cores of a Meteor Lake lie outside the L3."""
     caches: list[tuple[CpuSet, int, int | None]] = []
     in_use = CpuSet()
     unknown = CpuSet()

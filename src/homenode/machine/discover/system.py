@@ -110,8 +110,7 @@ def read_states(snapshot: Snapshot) -> PuStates:
 def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
     """Return the online CPUs that our cgroup allows. The cgroup comes first: taskset also narrows
     the affinity in /proc/self/status, but does not limit VMs. CPUs that systemd excludes for
-    libvirt's machines are not allowed either.
-    """
+    libvirt's machines are not allowed either."""
     machines = read_pus(snapshot, _MACHINES) or online
     allowed, gaps = _read_own_allowed(snapshot, online)
     return allowed & machines, gaps
@@ -180,10 +179,8 @@ def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _from_command_line(command_line: str, key: str, source: str) -> CpuSet:
-    """CPUs of isolcpus= or nohz_full= for kernels without the files; empty where not given.
-
-    Source: Documentation/admin-guide/kernel-parameters.txt: isolcpus=[flag-list,]<cpu-list>.
-    """
+    """CPUs of isolcpus= or nohz_full= for kernels without the files; empty where not given. Source:
+    Documentation/admin-guide/kernel-parameters.txt: isolcpus=[flag-list,]<cpu-list>."""
     for word in command_line.split():
         name, _, value = word.partition("=")
         if name == key and value:
@@ -227,8 +224,7 @@ _ARM_IMPLEMENTERS = {
 def read_versions(
     snapshot: Snapshot,
 ) -> tuple[Version | None, Version | None, tuple[Gap, ...]]:
-    """Return (libvirt, QEMU) versions: of the daemon if it answers, else of the installed
-    programs."""
+    """(libvirt, QEMU) versions: of the daemon if it answers, else of the installed programs."""
     libvirt = qemu = None
     gaps: list[Gap] = []
     try:
@@ -274,10 +270,8 @@ def cpu_model(fields: Mapping[str, str]) -> CpuModel:
 
 
 def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | None:
-    """Return the machine's name as `uname -m` prints it; None if unknown.
-
-    /proc/hwloc-nofile-info is in trees that hwloc-gather-topology made.
-    """
+    """Return the machine's name as `uname -m` prints it; None if unknown. /proc/hwloc-nofile-info
+    is in trees that hwloc-gather-topology made."""
     texts = (
         read_word(snapshot, "/proc/sys/kernel/arch"),
         snapshot.command_output("uname"),

@@ -17,8 +17,7 @@ from homenode.machine.snapshot.gather import (
     gather,
 )
 from homenode.machine.snapshot.live import LiveSnapshot
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.redact import Identities, identities_of, redact
 from homenode.process import CLOSED, run
 from homenode.safe.durable import PRIVATE
@@ -45,10 +44,8 @@ class CaptureArchive(Struct, frozen=True):
 
 
 def capture_host(ssh: str | None = None, *, redacted: bool = True) -> CaptureArchive:
-    """Capture this machine, or the host `ssh`.
-
-    Raises UsageError for an invalid host name, HostError if the host cannot be reached.
-    """
+    """Capture this machine, or the host `ssh`. Raises UsageError for an invalid host name,
+    HostError if the host cannot be reached."""
     if ssh is None:
         return capture(LiveSnapshot(), redacted=redacted)
     also = Identities(hosts=(_host_part(ssh),), users=_user_part(ssh))
@@ -59,8 +56,7 @@ def capture(
     snapshot: Snapshot, *, redacted: bool = True, also: Identities | None = None
 ) -> CaptureArchive:
     """Archive the contents table's part of a snapshot. Equal hosts produce equal bytes. also: names
-    to redact in addition to those in the snapshot.
-    """
+    to redact in addition to those in the snapshot."""
     gathered = gather(snapshot)
     notes = tuple((path, "not of its form") for path in gathered.unlike)
     if isinstance(snapshot, LiveSnapshot):

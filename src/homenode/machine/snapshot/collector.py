@@ -35,8 +35,7 @@ from homenode.machine.snapshot.contents import (
     PathRule,
     ToolCommand,
 )
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import follow, join
+from homenode.machine.snapshot.protocol import MemorySnapshot, follow, join
 from homenode.package_data import package_text
 
 _START = "homenode-collector 1"
@@ -75,10 +74,8 @@ def collector_script(root: str = "/") -> str:
 
 
 def parse_collected(text: str, name: str) -> MemorySnapshot:
-    """Return a collector's output as a snapshot; gather() then selects the table's part.
-
-    Failed tools are omitted. Raises ParseError if the text is no collector's, or cut short.
-    """
+    """Return a collector's output as a snapshot; gather() then selects the table's part. Failed
+    tools are omitted. Raises ParseError if the text is no collector's, or cut short."""
     lines = text.split("\n")
     if _START not in lines:
         raise ParseError(
@@ -148,8 +145,7 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
 
 def _command_lines(command: ToolCommand) -> Iterator[str]:
     """Yield lines that run a tool, if it is installed, and frame its output. The exit status
-    follows in the same pipe, on a separate line.
-    """
+    follows in the same pipe, on a separate line."""
     for position, argv in enumerate(command.spellings):
         yield f"{'el' if position else ''}if command -v {quote(argv[0])} >/dev/null; then"
         yield f"echo 'C {command.name}'"

@@ -13,16 +13,14 @@ from msgspec import Struct
 
 from homenode import formats
 from homenode.machine.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, Kind, PathRule
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 
 MANIFEST = "manifest.json"
 KIND = "snapshot"
 
 
 class Manifest(Struct, frozen=True):
-    """Contents and omissions of a capture. Without time and host name, so equal hosts have equal
-    files."""
+    """Contents and omissions of a capture. No time or host name: equal hosts, equal files."""
 
     homenode: str  # version of the program that wrote it
     redacted: bool  # names, serials and addresses are pseudonyms
@@ -133,8 +131,7 @@ def _pattern(part: str) -> "re.Pattern[str]":
 
 def _place(snapshot: Snapshot, path: str) -> str | None:
     """Return the path in a capture: below the real path of its directory, except under /proc, where
-    /proc/self would become our process number.
-    """
+    /proc/self would become our process number."""
     if not path.startswith("/sys/"):
         return path
     directory, _, name = path.rpartition("/")

@@ -12,10 +12,8 @@ _MAX_DOMAINS = 4096
 
 
 class QuietSnapshot(DirectorySnapshot):
-    """The files of the machine that we run on; no tool runs.
-
-    root: where the host's /sys and /proc lie: "/", or "/host" in a container that mounts them.
-    """
+    """The files of the machine that we run on; no tool runs. root: where the host's /sys and /proc
+    lie: "/", or "/host" in a container that mounts them."""
 
     __slots__ = ()
 
@@ -42,10 +40,8 @@ class LiveSnapshot(QuietSnapshot):
         return dict(self._failures)
 
     def command_output(self, command: str) -> str | None:
-        """Output of a tool; None if it is not installed or fails (see `failures`).
-
-        Raises KeyError for a command that is not in machine/snapshot/contents.py.
-        """
+        """Output of a tool; None if it is not installed or fails (see `failures`). Raises KeyError
+        for a command that is not in machine/snapshot/contents.py."""
         if command not in self._outputs:
             self._outputs[command] = self._run(OF_NAME[command])
         return self._outputs[command]

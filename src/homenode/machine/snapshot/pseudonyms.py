@@ -115,8 +115,7 @@ class Pseudonyms:
 
     def scrub(self, text: str) -> str:
         """Replace everything in a text that is known or has a recognisable form. Call it only once:
-        a pseudonym has the form of its secret, and would be replaced again.
-        """
+        a pseudonym has the form of its secret, and would be replaced again."""
         return self.scrub_words(self.scrub_forms(text))
 
     def scrub_words(self, text: str) -> str:
@@ -141,10 +140,8 @@ class Pseudonyms:
         return text
 
     def scrub_forms(self, text: str) -> str:
-        """Replace texts with a recognisable form.
-
-        For paths: a host may be called node1, but a path of /sys never means the host.
-        """
+        """Replace texts with a recognisable form. For paths: a host may be called node1, but a path
+        of /sys never means the host."""
         text = _UUID.sub(lambda found: self.uuid(found[0]), text)
         text = _LONG_HEX.sub(self._long_hex, text)
         text = _MAC.sub(self._mac, text)

@@ -29,8 +29,7 @@ from homenode.machine.snapshot.contents import (
     table,
     words,
 )
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.machine.topology import LAYOUT_NAMESPACE
@@ -101,10 +100,8 @@ def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identit
 def redact(
     snapshot: MemorySnapshot, identities: Identities, notes: tuple[tuple[str, str], ...] = ()
 ) -> RedactedSnapshot:
-    """The snapshot under the name "host", without anything of its owner.
-
-    notes: (path or tool, remark), redacted too, at the head of left_out.
-    """
+    """The snapshot under the name "host", without anything of its owner. notes: (path or tool,
+    remark), redacted too, at the head of left_out."""
     names = Pseudonyms(identities.hosts, identities.users)
     for serial in identities.serials:
         names.serial(serial)
@@ -452,10 +449,8 @@ are pseudonyms."""
 
 
 def redact_domains(text: str, names: Pseudonyms) -> str:
-    """Rewrite the domains of virsh-domains from the elements that the list above allows.
-
-    Raises ParseError if the text is no XML.
-    """
+    """Rewrite the domains of virsh-domains from the elements that the list above allows. Raises
+    ParseError if the text is no XML."""
     root = parse_xml(text, "domains", "virsh dumpxml")
     redacted = etree.Element("domains")
     redacted.text = "\n"

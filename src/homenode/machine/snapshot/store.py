@@ -10,8 +10,7 @@ from pathlib import Path
 from homenode.errors import InputError, not_found, of_os
 from homenode.machine.snapshot.archive import ArchiveTree, read_archive
 from homenode.machine.snapshot.gather import MANIFEST, check_manifest
-from homenode.machine.snapshot.memory import MemorySnapshot
-from homenode.machine.snapshot.protocol import Snapshot, follow, join
+from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot, follow, join
 from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line
 
@@ -84,10 +83,8 @@ def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
 
 
 def _roots_in(top: str) -> list[tuple[str, bool]]:
-    """Each machine in a directory, as `_roots_of` gives them. Links are not followed.
-
-    Raises HostError if the directory itself, or the sys in it, cannot be read.
-    """
+    """Each machine in a directory, as `_roots_of` gives them. Links are not followed. Raises
+    HostError if the directory itself, or the sys in it, cannot be read."""
     for directory in (top, f"{top}/sys"):
         try:
             os.scandir(directory).close()

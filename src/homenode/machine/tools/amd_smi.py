@@ -37,8 +37,8 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.bdf import Bdf
+from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
-from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import first_json
 from homenode.units import whole_number
 
@@ -80,10 +80,8 @@ class AmdPartitions(Struct, frozen=True):
 
 
 def parse_topology(text: str) -> AmdTopology:
-    """The links of `amd-smi topology`; nodes are not in it.
-
-    Raises ParseError if the text is no such list, gives a GPU no address or names it twice.
-    """
+    """The links of `amd-smi topology`; nodes are not in it. Raises ParseError if the text is no
+    such list, gives a GPU no address or names it twice."""
     value = first_json(text, _TOPOLOGY)
     entries = value.get("gpu_data") if isinstance(value, dict) else value
     bdf_of_gpu: dict[int, Bdf] = {}
@@ -102,10 +100,8 @@ def parse_topology(text: str) -> AmdTopology:
 
 
 def parse_rocm_topology(text: str) -> AmdTopology:
-    """The links and nodes of `rocm-smi --showtopo`; other keys are skipped.
-
-    Raises ParseError if the text is no such object or holds no GPU with an address.
-    """
+    """The links and nodes of `rocm-smi --showtopo`; other keys are skipped. Raises ParseError if
+    the text is no such object or holds no GPU with an address."""
     value = first_json(text, _ROCM)
     bdf_of_gpu: dict[int, Bdf] = {}
     node_of_gpu: dict[int, NodeIndex] = {}

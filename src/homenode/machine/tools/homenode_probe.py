@@ -159,9 +159,7 @@ class LookedPair(Struct, frozen=True):
 
 class ProbeDocument(Struct, frozen=True, kw_only=True):
     """A run of the probe. Of the tuples below `contention`, those of its command are filled.
-
-    placement's pairs are `looked_pairs`, core-to-core's are `handoffs`.
-    """
+    placement's pairs are `looked_pairs`, core-to-core's are `handoffs`."""
 
     command: str
     version: str = field(name="probe_version")

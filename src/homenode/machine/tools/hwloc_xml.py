@@ -56,11 +56,8 @@ class HwlocTopology(Struct, frozen=True):
 
 
 def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
-    """The records of a document.
-
-    Raises InputError for an unknown version and for a document that is too large, and ParseError
-    for other XML, entities and malformed values.
-    """
+    """The records of a document. Raises InputError for an unknown version and for a document that
+    is too large, and ParseError for other XML, entities and malformed values."""
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8-sig")
@@ -185,8 +182,7 @@ def _in_new_form(obj: HwlocObject) -> HwlocObject:
 
 
 def _with_a_node(machine: HwlocObject) -> HwlocObject:
-    """Add a NUMA node to a machine without nodes (version 1), whose memory is its own, as version 2
-    does."""
+    """Add a NUMA node to a machine without nodes (version 1) for its memory, as version 2 does."""
 
     def has_node(obj: HwlocObject) -> bool:
         return obj.type == "NUMANode" or any(has_node(child) for child in obj.children)

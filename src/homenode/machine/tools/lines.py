@@ -39,8 +39,7 @@ def record(
     value: object, kind: type[T], source: str, line: int | None = None, *, at: str = "$"
 ) -> T:
     """Convert a JSON value to a record. Raises ParseError with the malformed part and its place.
-    at: the value's place in its document.
-    """
+    at: the value's place in its document."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, OverflowError, UnicodeError, RecursionError) as error:
@@ -49,10 +48,8 @@ def record(
 
 
 def value_at(document: object, path: str, kind: Any, source: str) -> Any:
-    """The value down a path of keys ("config/ngpus"), as a kind; None if it is not there.
-
-    Raises ParseError for one of another kind.
-    """
+    """The value down a path of keys ("config/ngpus"), as a kind; None if it is not there. Raises
+    ParseError for one of another kind."""
     keys = path.split("/")
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
@@ -74,10 +71,8 @@ def json_object(
 
 
 def first_json(text: str, source: str) -> Any:
-    """Return the first object or list that begins a line; other output is skipped.
-
-    Raises ParseError if none is there, or it is not JSON.
-    """
+    """Return the first object or list that begins a line; other output is skipped. Raises
+    ParseError if none is there, or it is not JSON."""
     at = 0
     while at < len(text):
         end = text.find("\n", at)
@@ -187,10 +182,8 @@ which may stand there again. None: the line says nothing."""
 
 
 class Lines:
-    """The non-empty lines of an output, stripped.
-
-    gaps: of unknown lines. Values that occur once are kept by name, and taken at the end.
-    """
+    """The non-empty lines of an output, stripped. gaps: of unknown lines. Values that occur once
+    are kept by name, and taken at the end."""
 
     def __init__(
         self, text: str, source: str, *, stripped: bool = True, blank: bool = False

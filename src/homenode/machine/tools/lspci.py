@@ -293,9 +293,7 @@ def _function(number: int, header: str, block: list[str], source: str) -> LspciF
 
 def _ids(words: str) -> tuple[int | None, int | None, str]:
     """(vendor, device, name) of "NVIDIA Corporation Device 2330", "... [10de:2330]", "10de:2330".
-
-    Names hold brackets of their own ("[AMD/ATI]", "[GeForce ...]"): the ids are the last.
-    """
+    Names hold brackets of their own ("[AMD/ATI]", "[GeForce ...]"): the ids are the last."""
     matches = list(_IDS.finditer(words))
     if matches:
         last = matches[-1]

@@ -122,10 +122,8 @@ _WRONG = ("#wrong", "error", "wrong")
 
 
 class _Table:
-    """The text of a run so far.
-
-    left: columns before the first half. half: names of one half's columns; halves: 1 or 2.
-    """
+    """The text of a run so far. left: columns before the first half. half: names of one half's
+    columns; halves: 1 or 2."""
 
     def __init__(self, text: str) -> None:
         self.family = CollectiveLibrary.NCCL

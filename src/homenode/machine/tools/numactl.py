@@ -16,9 +16,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.units import MIB
 
@@ -160,9 +159,7 @@ _WITH_VALUE = frozenset({*_NODES_OF, *"-C --physcpubind -i --interleave -p --pre
 
 def parse_show(text: str) -> NumactlShow:
     """The binding of a process. Other lines are skipped, because the output often heads a log.
-
-    Raises ParseError if none is found, or more than one.
-    """
+    Raises ParseError if none is found, or more than one."""
     lines = Lines(text, _SHOW, stripped=False)
     for line in lines:
         if match := _SHOW_LINE.fullmatch(line.text):

@@ -153,10 +153,8 @@ def _bdf_of(text: str, line: Line) -> Bdf:
 
 
 def _merge_tests(tests: Iterable[NvbandwidthTest]) -> tuple[NvbandwidthTest, ...]:
-    """Return each named test once: the entry of an error replaces the entry of its start.
-
-    Two results of one name are refused by the readers; unnamed tests all stay.
-    """
+    """Return each named test once: the entry of an error replaces the entry of its start. Two
+    results of one name are refused by the readers; unnamed tests all stay."""
     merged: list[NvbandwidthTest] = []
     for test in tests:
         if len(merged) == MAX_TESTS:
@@ -208,8 +206,7 @@ _ROUNDING = 0.005
 
 
 class _Text:
-    """The text of a run so far. name: of the open test; unit: of its open matrix; None if none
-    is open."""
+    """The text of a run so far. name, unit: of the open test and matrix; None if none is open."""
 
     def __init__(self, text: str, is_bare: bool) -> None:
         self.is_bare = is_bare

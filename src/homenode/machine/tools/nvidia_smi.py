@@ -36,9 +36,8 @@ from lxml import etree
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError
-from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.text import plural
@@ -84,9 +83,7 @@ class NvidiaQuery(Struct, frozen=True):
 
 def parse_query(text: str) -> NvidiaQuery:
     """The GPUs. Elements that we do not use are skipped: there are 300, and more in each release.
-
-    Raises ParseError if the text is no such document or a GPU has no address, or another's.
-    """
+    Raises ParseError if the text is no such document or a GPU has no address, or another's."""
     root = parse_xml(text, "nvidia_smi_log", _SOURCE)
     unread: list[tuple[Bdf, str, str]] = []
     gpus = tuple(_gpu(gpu, index, unread) for index, gpu in enumerate(root.findall("gpu")))
@@ -176,10 +173,8 @@ class TopoMatrix(Struct, frozen=True):
     links: tuple[tuple[str | None, ...], ...]
 
     def nvlinks(self, a: int, b: int) -> int:
-        """Bonded NVLinks between the devices at two positions; 0 if there are none.
-
-        To a switch's GPUs it is the number of links to the switches.
-        """
+        """Bonded NVLinks between the devices at two positions; 0 if there are none. To a switch's
+        GPUs it is the number of links to the switches."""
         match = _NVLINKS.fullmatch(self.links[a][b] or "")
         return int(match[1]) if match else 0
 
@@ -191,8 +186,7 @@ def looks_like_topology(text: str) -> bool:
 
 
 def parse_topology(text: str) -> TopoMatrix:
-    """The matrix, below a prompt or a banner too. Raises ParseError, also if rows and columns
-    are not the same devices."""
+    """The matrix, below a banner too. Raises ParseError, also if rows differ from columns."""
     names: list[str] = []
     affinities = place = 0
     rows: list[tuple[TopoDevice, tuple[str | None, ...]]] = []

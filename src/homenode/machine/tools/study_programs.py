@@ -69,10 +69,8 @@ def parse_chase(text: str) -> tuple[ChasePoint, ...]:
 
 
 def parse_matmul(text: str) -> float:
-    """Time of one product in ns, from the total: the printed one has three digits.
-
-    Raises ParseError; the last line of what went wrong instead is its hint.
-    """
+    """Time of one product in ns, from the total: the printed one has three digits. Raises
+    ParseError; the last line of what went wrong instead is its hint."""
     last_line = ""
     for line in Lines(text, _MATMUL):
         match = _PRODUCT.fullmatch(line.text)

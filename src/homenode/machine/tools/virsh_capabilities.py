@@ -8,9 +8,8 @@ Seen of libvirt 6.0 to 11.3. Source: docs/formatcaps.html of libvirt; schemas/ca
 from lxml import etree
 from msgspec import Struct
 
-from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
+from homenode.cpuset import MAX_PU_INDEX, CpuSet, NodeIndex, PuIndex
 from homenode.errors import ParseError
-from homenode.indices import NodeIndex
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.units import whole_number
 
@@ -34,9 +33,7 @@ class CapabilitiesCell(Struct, frozen=True):
 
 def parse(text: str) -> tuple[CapabilitiesCell, ...]:
     """The cells of the host, in the document's order; the guests that could be run are skipped.
-
-    Raises ParseError if an element that we use is not of its form.
-    """
+    Raises ParseError if an element that we use is not of its form."""
     root = parse_xml(text, "capabilities", _SOURCE)
     host = root.find("host")
     if host is None:

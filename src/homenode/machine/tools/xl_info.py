@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
+from homenode.cpuset import MAX_PU_INDEX, CpuSet, NodeIndex, PuIndex
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.machine.tools.lscpu import MAX_CPUS, LscpuCpu, LscpuTable
 from homenode.machine.tools.numactl import MAX_NODES, NumactlHardware, NumactlNode

@@ -16,10 +16,8 @@ from homenode.process import ProgramResult, find_program, run
 
 
 class Machine(Protocol):
-    """This machine, or a remote one: a guest over ssh or its agent.
-
-    The suite runs where homenode runs and sends single commands; a guest needs no Python for them.
-    """
+    """This machine, or a remote one: a guest over ssh or its agent. The suite runs where homenode
+    runs and sends single commands; a guest needs no Python for them."""
 
     @property
     def name(self) -> str:
@@ -66,11 +64,8 @@ class Channel(Protocol):
         """Maximum standard input of one script; None = no limit."""
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
-        """Run a script of a POSIX shell to its end.
-
-        Raises ToolTimeoutError if it does not end in time, and ToolError if the machine
-        cannot be reached or the connection breaks.
-        """
+        """Run a script of a POSIX shell to its end. Raises ToolTimeoutError if it does not end in
+        time, and ToolError if the machine cannot be reached or the connection breaks."""
 
     def close(self) -> None:
         """Close the connection; the next script opens it again."""
@@ -81,10 +76,8 @@ _OWN = frozenset({"homenode-probe"})
 
 
 class LocalMachine:
-    """The Machine that homenode runs on.
-
-    kept_open: file descriptors that every program inherits, see process.run.
-    """
+    """The Machine that homenode runs on. kept_open: file descriptors that every program inherits,
+    see process.run."""
 
     __slots__ = ("_kept_open",)
 

@@ -71,8 +71,7 @@ def probe_figures(document: ProbeDocument) -> StepReading:
 
 
 def _doubts(document: ProbeDocument) -> Iterator[Finding]:
-    """Yield the probe's caveats, except those on other programs and moving CPUs, which are judged
-    over the whole run."""
+    """Yield the probe's caveats, except those that are judged over the whole run."""
     for doubt in document.doubts:
         if doubt.id in _SAID_OF_THE_RUN:
             continue
@@ -173,8 +172,7 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
 
 
 def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """Read core-to-core samples; each is its own bracket, because it shows the placement of the two
-    CPUs."""
+    """Read core-to-core samples; each is its own bracket: it shows where the two CPUs are."""
     for pair in document.handoffs:
         first, second = pair.pus
         team, name = str(CpuSet((first, second))), f"{first} to {second}"

@@ -51,8 +51,7 @@ def of_text(
 
 
 class FigureList:
-    """Collects the results of one output. tool: its name and version, which must be equal in
-    comparable runs."""
+    """The results of one output. tool: its name and version, which comparable runs share."""
 
     def __init__(self, tool: str, version: str | None, gaps: Iterable[Gap] = ()) -> None:
         self._samples: list[Sample] = []

@@ -9,7 +9,7 @@ from homenode.findings import Gap
 from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
 from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests
 from homenode.machine.tools.torch_report import TorchFigure, TorchRow, TorchRun
-from homenode.measure.figures.nvidia import nccl_figures
+from homenode.measure.figures.gpu_tools import nccl_figures
 from homenode.measure.figures.sample import Figures, join_figures, sample
 from homenode.measure.results.model import Condition, Sample
 

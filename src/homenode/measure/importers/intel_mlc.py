@@ -20,8 +20,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from homenode.cpuset import NodeIndex
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.machine.tools.lines import Line, Lines
 from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
 from homenode.text import plural

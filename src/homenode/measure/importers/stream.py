@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.nvidia import binding_in, command_in
+from homenode.measure.figures.gpu_tools import binding_in, command_in
 from homenode.measure.figures.sample import FigureList, Figures, ToolOutput
 from homenode.units import GIB, MIB
 

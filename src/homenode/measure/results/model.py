@@ -242,8 +242,7 @@ class Run(Struct, frozen=True, dict=True):
 
     @cached_property
     def groups(self) -> Mapping[SampleKey, Sequence[Sample]]:
-        """Accepted samples, grouped by key. Cached, because readers by series then read only a
-        fifth."""
+        """Accepted samples by key. Cached: readers by series then read only a fifth."""
         by_fields: dict[tuple[Any, ...], list[Sample]] = {}
         for sample in self.samples:
             if _LEAST < sample.value < _MOST:

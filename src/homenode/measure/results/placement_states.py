@@ -32,10 +32,7 @@ _Signature = tuple[int, ...]
 
 
 class Bracket(Struct, frozen=True):
-    """Hand-over latencies around one sample.
-
-    None: not measured.
-    """
+    """Hand-over latencies around one sample. None: not measured."""
 
     team: str  # the CPUs; () of latencies: one CPU alone
     before_ns: Latencies  # of each pair of neighbours, in the order of the team

@@ -154,10 +154,8 @@ def run_directory(root: Path, system: str, name: str) -> Path:
 
 
 def write_run(root: Path, run: Run) -> Path:
-    """Write a run whole or not at all, and return its file.
-
-    Raises HostError if that fails, and where there is such a run already.
-    """
+    """Write a run whole or not at all, and return its file. Raises HostError if that fails, and
+    where there is such a run already."""
     directory = run_directory(root, run.head.system, run.head.name)
     path = directory / FILE
     if path.exists():

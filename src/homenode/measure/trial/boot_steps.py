@@ -20,8 +20,7 @@ from homenode.change.apply.definition import (
     saved_original,
 )
 from homenode.change.apply.store import DomainStore
-from homenode.change.host_lock import host_locked
-from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
+from homenode.change.journal import ChangeEntry, ChangeState, ChangeStep, Note, host_locked
 from homenode.errors import HostError
 from homenode.measure.access.machine import Machine
 from homenode.measure.trial.copying import PreparedCopy, make_copy, remove_copy
@@ -51,10 +50,8 @@ _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
-    """Report the first interrupt within the block; the next one raises KeyboardInterrupt.
-
-    A signal that nohup ignores stays ignored.
-    """
+    """Report the first interrupt within the block; the next one raises KeyboardInterrupt. A signal
+    that nohup ignores stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread handles signals
         return
@@ -93,8 +90,7 @@ class TrialDomain(Struct, frozen=True):
         return retry_while_unavailable(work, self.head.argument, self.notify)
 
     def host_locked(self) -> AbstractContextManager[tuple[int, ...]]:
-        """Hold the host's lock for one change only: between boots other programs may change the
-        host."""
+        """Hold the host's lock for one change: between boots other programs may change the host."""
         return host_locked(
             self.root,
             self.head.connect,
@@ -173,8 +169,7 @@ class CopyStep(Struct, frozen=True):
 
 
 class LayoutStep(Struct, frozen=True):
-    """A layout's definition in place of the domain's; apply's record keeps the original. See
-    ChangeStep."""
+    """A layout's definition in place of the domain's; apply's record keeps the original."""
 
     on: TrialDomain
     document: bytes = b""

@@ -23,8 +23,7 @@ from homenode.vm.domain.copy import (
     writable_disks,
 )
 from homenode.vm.domain.read import nvram_file, open_domain
-from homenode.vm.hypervisor.connection import is_local
-from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.connection import DomainState, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 
 _SUFFIX = ".homenode-trial.qcow2"

@@ -184,10 +184,8 @@ def stop(
 def retry_while_unavailable(
     work: Callable[[], T], trial: str | None = None, notify: Callable[[str], None] | None = None
 ) -> T:
-    """Return the result of the work; retry it for some time while libvirt does not answer.
-
-    trial: its name. notify: gets one line as soon as libvirt does not answer.
-    """
+    """Return the result of the work; retry it for some time while libvirt does not answer. trial:
+    its name. notify: gets one line as soon as libvirt does not answer."""
     deadline = time.monotonic() + DAEMON_S
     while True:
         try:

@@ -15,15 +15,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from homenode.change.journal import Journal
-from homenode.change.step import ChangeEntry, ChangeHead
+from homenode.change.journal import ChangeEntry, ChangeHead, Journal
 from homenode.errors import HostError, InputError
 from homenode.measure.experiment import ExperimentJournal, TaskState
 from homenode.objective import Objective
 from homenode.safe.record_directory import JOURNAL, LOCK, RecordDirectory
 from homenode.text import command_line
 from homenode.units import whole_number
-from homenode.vm.hypervisor.domain_state import domain_argument
+from homenode.vm.hypervisor.connection import domain_argument
 
 KIND = "trial"
 CHANGES = "changes.jsonl"

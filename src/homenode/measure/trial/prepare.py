@@ -32,8 +32,7 @@ from homenode.text import command_line
 from homenode.units import format_bytes
 from homenode.vm.domain.read import open_domain, read_vm
 from homenode.vm.domain.schema import refuse_new_errors
-from homenode.vm.hypervisor.connection import GuestAccess, Transport
-from homenode.vm.hypervisor.domain_state import DomainState
+from homenode.vm.hypervisor.connection import DomainState, GuestAccess, Transport
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions
 
@@ -220,8 +219,7 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
 
 
 def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
-    """Return apply's option to accept GPUs that are not an NVLink partition, if they were planned
-    so."""
+    """apply's option to accept GPUs that are not an NVLink partition, if they were planned so."""
     return ("--allow-no-nvlink",) if read_vm(original, name).hostdevs else ()
 
 

@@ -160,10 +160,8 @@ def _refuse_edited(trial: Trial) -> None:
 
 
 class _BootedVm:
-    """A VM that boots for each task. See Executor.
-
-    alive: the boot and guest that a killed trial left running; its measurement continues.
-    """
+    """A VM that boots for each task. See Executor. alive: the boot and guest that a killed trial
+    left running; its measurement continues."""
 
     def __init__(self, trial: Trial, lock: int) -> None:
         self._trial = trial
@@ -455,8 +453,7 @@ def is_emulated(document: bytes) -> bool:
 
 
 def outcome_code(state: State) -> int:
-    """Return a trial's exit code: 3 if a boot failed, 1 if a guest was not as planned or a test
-    failed, else 0."""
+    """3 if a boot failed, 1 if a guest was not as planned or a test failed, else 0."""
     kinds = {entry.what for entry in state.outcomes.values()}
     if kinds & {EntryKind.FAILED, EntryKind.REFUSED}:
         return 3
@@ -465,9 +462,7 @@ def outcome_code(state: State) -> int:
 
 def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     """Return the text of the file. document: the definition from libvirt, with every address.
-
-    Raises InputError if a device's place in the guest cannot be determined.
-    """
+    Raises InputError if a device's place in the guest cannot be determined."""
     opened = open_domain(document, "the domain")
     side = guest_side(vm_of(opened), left_to_libvirt(opened), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)

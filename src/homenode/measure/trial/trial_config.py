@@ -81,9 +81,7 @@ def boot_orders(
     document: bytes | None = None,
 ) -> BenchOptions:
     """Return the orders for one boot of a layout; its guest is verified against the plan first.
-
-    document: None = no guest: the host itself on the CPUs and nodes of a plan that pins.
-    """
+    document: None = no guest: the host itself on the CPUs and nodes of a plan that pins."""
     measuring = config.measuring
     orders = BenchOptions(
         name=run_name(trial, step),

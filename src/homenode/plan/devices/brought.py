@@ -74,10 +74,8 @@ class SwitchedGpus(Struct, frozen=True):
 
 
 def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
-    """Return the host's boards; () without NVSwitches on the PCI bus (as with B200).
-
-    If the links to NVSwitches are unknown, all GPUs count as one board.
-    """
+    """Return the host's boards; () without NVSwitches on the PCI bus (as with B200). If the links
+    to NVSwitches are unknown, all GPUs count as one board."""
     switches = [device.bdf for device in host.devices_of_kind(DeviceKind.NVSWITCH)]
     whole_gpus = host.whole_gpus
     if not switches or not whole_gpus:
@@ -183,10 +181,8 @@ class CompanionDevices(Struct, frozen=True, dict=True):
     def board_choices(
         self, named: Collection[Bdf], free: Collection[Bdf], count: int
     ) -> list[frozenset[Bdf]]:
-        """Return the sets of `count` free GPUs that form whole boards with the named GPUs.
-
-        Raises Unplannable without such a set, or if another VM has a board's NVSwitches.
-        """
+        """Return the sets of `count` free GPUs that form whole boards with the named GPUs. Raises
+        Unplannable without such a set, or if another VM has a board's NVSwitches."""
         users = [
             f"{bdf} by {self.allocations.label(name)}"
             for board in self.boards

@@ -105,10 +105,8 @@ def partition_of(board: Board, modules: Iterable[int]) -> FabricPartition | None
 def partitions_of_size(
     board: Board, count: int, free: Mapping[Bdf, int]
 ) -> tuple[tuple[Bdf, ...], ...]:
-    """Return the partitions of `count` of these GPUs, in the order of their ids.
-
-    free: the module id of each GPU. Each set ascending.
-    """
+    """Return the partitions of `count` of these GPUs, in the order of their ids. free: the module
+    id of each GPU. Each set ascending."""
     gpu_of = {module: bdf for bdf, module in free.items()}
     return tuple(
         tuple(sorted(gpu_of[module] for module in partition.modules))

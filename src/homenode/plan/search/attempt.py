@@ -11,16 +11,13 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex, members
 from homenode.findings import Gap, Rejection
-from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
-from homenode.plan.bit_sets import members
 from homenode.plan.memory import page_size_bytes
-from homenode.plan.placement import Placement
+from homenode.plan.placement import Placement, terms
 from homenode.plan.placement_findings import placement_findings
-from homenode.plan.search.cost import terms
 from homenode.plan.search.ladder import Fallback, MemoryRule, fallback_name
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import (
@@ -111,8 +108,7 @@ class Attempt:
 
     @cached_property
     def _nodes_of_cells(self) -> tuple[dict[Split, tuple[int, ...]], bool]:
-        """Return the splits for the requested cells, with the node of each cell; whether all are
-        listed."""
+        """The splits for the requested cells, with each cell's node; whether all are listed."""
         page = page_size_bytes(self.request)
         cells = self.request.options.explicit_cells
         return splits_of_cells(self.problem, cells, self._groups_of_cells, page)

@@ -11,7 +11,7 @@ from math import prod
 from operator import itemgetter, mul
 from typing import NamedTuple
 
-from homenode.plan.bit_sets import members
+from homenode.cpuset import members
 from homenode.plan.search.devices import HomeGpus
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.supply import GroupRange

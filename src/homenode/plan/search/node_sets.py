@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import combinations
 from typing import NamedTuple
 
-from homenode.plan.bit_sets import members
+from homenode.cpuset import members
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.supply import GroupRange, even_split
 
@@ -25,8 +25,7 @@ Counts = tuple[tuple[int, int], ...]
 
 
 class CellSplits(NamedTuple):
-    """Equally uneven splits: all choices within the ranges, one for each node, that sum to the VM's
-    groups."""
+    """Equally uneven splits: all choices in the ranges of each node that sum to the VM's groups."""
 
     unevenness: int  # as in the cost; 0 if the devices come first
     ranges: tuple[GroupRange, ...]
@@ -63,9 +62,7 @@ def _largest_socket(limits: Sequence[int], groups: int) -> int:
 
 class NodeSets:
     """The sets of nodes (bits) that hold the VM. equal: with the same number of groups on each.
-
-    exact: every set has been listed so far.
-    """
+    exact: every set has been listed so far."""
 
     def __init__(self, problem: SearchProblem, *, equal: bool) -> None:
         self.problem, self.equal = problem, equal
@@ -225,8 +222,7 @@ class NodeSets:
                     yield number, able
 
     def _sets(self, nodes: int, counts: Counts) -> Iterator[int]:
-        """Yield the sets of this many nodes that hold the VM; () = any number, smaller sets
-        first."""
+        """Yield the sets of this many nodes that hold the VM; () = any number, small first."""
         if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
             return
@@ -310,8 +306,7 @@ class NodeSets:
 
     @cached_property
     def _weights(self) -> list[tuple[int, int, int]]:
-        """Return the part of the cost that each node decides alone: unused or missing GPUs, then
-        the terms of --balance."""
+        """Each node's own part of the cost: unused or missing GPUs, then the terms of --balance."""
         problem, devices = self.problem, self.problem.devices
         avoided = ~devices.home_nodes if devices.options.has_gpus else devices.gpu_nodes
         sign = 1 if problem.pack else -1

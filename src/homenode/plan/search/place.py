@@ -14,12 +14,11 @@ from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.allocations import Allocations, allocations
 from homenode.plan.device_findings import device_findings
 from homenode.plan.devices.options import DeviceOptions, device_options
-from homenode.plan.placement import Placement
+from homenode.plan.placement import Cost, Placement
 from homenode.plan.placement_findings import document_siblings, memory_short, whole_core_costs
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
-from homenode.plan.search.cost import Cost
-from homenode.plan.search.distances import distance_matrix
+from homenode.plan.search.devices import distance_matrix
 from homenode.plan.search.ladder import MemoryRule, check_layout, fallbacks
 from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.rejections import (
@@ -147,10 +146,8 @@ class _LadderSearch:
         self.is_sure = True
 
     def placement(self) -> Placement:
-        """Return the placement on the first fallback that fits, or on a better one.
-
-        Raises Unplannable.
-        """
+        """Return the placement on the first fallback that fits, or on a better one. Raises
+        Unplannable."""
         refused: set[tuple[object, ...]] = set()
         too_few: set[tuple[int, ...]] = set()
         ladder = fallbacks(self.request, self.search.free[1])

@@ -9,10 +9,9 @@ from math import gcd
 
 from msgspec import Struct
 
-from homenode.indices import NodeIndex
+from homenode.cpuset import NodeIndex, members
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
-from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions, GpuChoice
 from homenode.plan.memory import (
     NodeMemory,
@@ -22,10 +21,9 @@ from homenode.plan.memory import (
     overhead_bytes,
     page_size_bytes,
 )
+from homenode.plan.placement import Cost, order
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.cost import Cost, order
-from homenode.plan.search.devices import Home, NamedDevice, SearchDevices
-from homenode.plan.search.distances import DistanceMatrix
+from homenode.plan.search.devices import DistanceMatrix, Home, NamedDevice, SearchDevices
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.supply import (
     AllocationCost,

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Rejection
-from homenode.indices import NodeIndex
 from homenode.machine.topology import CoreKind, Host, MemoryKind
 from homenode.plan.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.request import GuestRequest

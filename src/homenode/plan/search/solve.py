@@ -15,9 +15,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.plan.bit_sets import members
+from homenode.cpuset import members
 from homenode.plan.devices.options import GpuChoice
-from homenode.plan.search.cost import Cost
+from homenode.plan.placement import Cost
 from homenode.plan.search.gpu_choice import Choice, NearestGpus
 from homenode.plan.search.node_sets import Bounded, NodeSets
 from homenode.plan.search.problem import SearchProblem, Split
@@ -102,8 +102,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
-    """Return whether the problem may have a candidate with nearer devices or fewer packages than
-    this one, without a search."""
+    """Whether the problem may have a candidate with nearer devices or fewer packages; no search."""
     return not _Search(problem, equal=False).cannot_be_nearer(cost._asdict())
 
 
@@ -178,8 +177,7 @@ class _Search:
         return self._rank_node_sets(only_least=True)
 
     def _rank_node_sets(self, *, only_least: bool) -> list[tuple[tuple[int, ...], int]]:
-        """Rank sets of nodes; unless only_least, include all sets whose terms the runners-up
-        have."""
+        """Rank sets of nodes; unless only_least, with all sets whose terms the runners-up have."""
         terms_of_nodes, least = self._terms_of_nodes, self._least
         for bound, sets in self._groups[self._ranked :]:
             limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()

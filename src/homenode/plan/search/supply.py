@@ -17,11 +17,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex, PackageIndex
+from homenode.cpuset import CpuSet, NodeIndex, PackageIndex, members
 from homenode.machine.topology import CoreKind, Host, NumaNode
 from homenode.plan.allocations import Allocations
-from homenode.plan.bit_sets import members
 from homenode.plan.request import GuestRequest
 
 UNKNOWN_LLC = 1 << 20
@@ -172,8 +170,7 @@ class Part(NamedTuple):
     tiers: tuple[Tier, ...]
 
     def draw(self, count: int) -> dict[tuple[Rank, int], int]:
-        """Return the groups of each tier's LLCs for `count` groups, by this module's rule; at most
-        the total."""
+        """The groups of each tier's LLCs for `count` groups, by this module's rule."""
         drawn: dict[tuple[Rank, int], int] = {}
         used: dict[int, int] = {}
         missing = count
@@ -253,8 +250,7 @@ class Supply(Struct, frozen=True):
         )
 
     def allocate(self, count: int) -> tuple[SiblingGroup, ...]:
-        """Return `count` groups, by LLC and CPU; LLCs with more groups first, so that a partly
-        filled LLC is last."""
+        """`count` groups, by LLC and CPU; LLCs with more first, so a partly filled one is last."""
         part = self._part(count)
         to_draw = part.draw(count)
         of_llc = Counter[int]()

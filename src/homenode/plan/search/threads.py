@@ -22,10 +22,9 @@ from itertools import chain, islice
 
 from msgspec import Struct
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, members
 from homenode.findings import Finding, finding
 from homenode.machine.topology import CoreKind
-from homenode.plan.bit_sets import members
 from homenode.plan.search.supply import FreeCore, FreeCpus
 from homenode.text import cpus_text, nodes_text
 
@@ -62,11 +61,8 @@ def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
 def thread_places(
     free: FreeCpus, node_order: Sequence[int], chosen: int, request: ThreadRequest
 ) -> ThreadPlaces:
-    """Return places next to the vCPUs.
-
-    node_order: positions in free.nodes, the nearest to the devices first; the first `chosen` are
-    the VM's nodes.
-    """
+    """Return places next to the vCPUs. node_order: positions in free.nodes, the nearest to the
+    devices first; the first `chosen` are the VM's nodes."""
     nodes = node_order[:chosen]
     spare_of_node = _own_spare_cores(free, nodes, request.vcpu_pus)
     far_nodes = node_order[chosen:]
@@ -184,8 +180,7 @@ def _far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterat
 
 def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]) -> list[int]:
     """Return a node's whole cores without vCPUs and isolated CPUs, in order of preference:
-    efficiency cores, then these LLCs, then the fullest LLCs, so that free LLCs stay whole.
-    """
+    efficiency cores, then these LLCs, then the fullest LLCs, so that free LLCs stay whole."""
     barred = vcpu_pus.bits | free.isolated.bits
     cores = [(p, shape) for p, shape in free.nodes[node].cores if shape.is_whole and not p & barred]
     spare = Counter([shape.llc for _, shape in cores])

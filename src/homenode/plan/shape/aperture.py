@@ -116,10 +116,8 @@ def aperture(
 
 
 def _small_window(guest: Vm, window: int) -> Finding:
-    """Return a finding if the definition has these devices, but no known space for them.
-
-    Firmware of 2023 sizes its window by the address bits, if it sees the host's.
-    """
+    """Return a finding if the definition has these devices, but no known space for them. Firmware
+    of 2023 sizes its window by the address bits, if it sees the host's."""
     has = format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0))
     sees_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
     return finding(
@@ -135,10 +133,8 @@ def _small_window(guest: Vm, window: int) -> Finding:
 
 
 def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
-    """Return the window for these functions' 64-bit prefetchable BARs, a power of two or 0.
-
-    A port's window starts at a multiple of its largest BAR, so each device is rounded up to that.
-    """
+    """Return the window for these functions' 64-bit prefetchable BARs, a power of two or 0. A
+    port's window starts at a multiple of its largest BAR, so each device is rounded up to that."""
     total = 0
     for device in devices:
         sizes = [

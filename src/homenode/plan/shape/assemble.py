@@ -8,10 +8,9 @@ from operator import or_
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, LlcIndex, NodeIndex
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, finding
-from homenode.indices import LlcIndex, NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import uuid_of_device
@@ -311,8 +310,7 @@ def _binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] 
 def _shared_cores(
     host: Host | None, request: GuestRequest, placement: Placement
 ) -> tuple[Finding, ...]:
-    """Return a finding on cores that run several vCPUs, if whole cores were relaxed or the policy
-    does not count them."""
+    """A finding on cores that run several vCPUs, if whole cores were relaxed or do not count."""
     gave_up = Relaxation.SHARED_CORES in placement.relaxations
     counts_pus = request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     if host is None or not (gave_up or counts_pus):

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, LlcIndex
 from homenode.findings import Finding, Gap, Severity, finding
-from homenode.indices import LlcIndex
 from homenode.machine.topology import Host, Llc
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
@@ -92,8 +91,7 @@ def shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlc
 
 
 def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
-    """Return the CPU of a guest on this host. topoext: whether the feature is on; None = as in the
-    definition."""
+    """The CPU of a guest on this host. topoext: whether it is on; None = as in the definition."""
     vendor = host.cpu.vendor
     is_amd = None if vendor is None else vendor in AMD_VENDORS
     named = guest.cpu_model if guest.cpu_mode == "custom" else None

@@ -1,8 +1,7 @@
 """Consequences: the changes that the guest's user will see, one sentence each."""
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
-from homenode.indices import NodeIndex
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
@@ -24,8 +23,7 @@ from homenode.vm.model import (
 def consequences(
     host: Host | None, request: GuestRequest, vm: Vm, cells: tuple[VmCell, ...]
 ) -> tuple[str, ...]:
-    """Return sentences in the order in which a user sees the changes. vm: as planned; cells: its
-    cells, also of a flat guest."""
+    """Sentences in the order in which a user sees the changes. cells: of vm, if flat too."""
     sentences: list[str] = []
     guest = request.guest
     if vm.vcpus != guest.vcpus:

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding, Gap, Severity, finding
-from homenode.indices import NodeIndex
 from homenode.machine.pci import NVIDIA, PciDevice
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.placement import Placement
@@ -29,10 +28,8 @@ from homenode.vm.plan_options import MemoryMode
 
 
 def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, ...]:
-    """Return the bytes of memory devices in each cell, for devices on their cell's node.
-
-    A device of a removed cell moves to cell 0, as in the rewritten definition.
-    """
+    """Return the bytes of memory devices in each cell, for devices on their cell's node. A device
+    of a removed cell moves to cell 0, as in the rewritten definition."""
     owned = [0] * cells
     for device in guest.memory_devices:
         if device.lies_with_cell(layout):
@@ -82,9 +79,7 @@ def guest_memory(
     host: Host | None, request: GuestRequest, placement: Placement, vcpus: tuple[CpuSet, ...]
 ) -> GuestMemory:
     """Return the placement's cells, with the pages that each host node needs. vcpus: of each cell.
-
-    Raises InputError if the memory is not whole pages, or too few for a page in every cell.
-    """
+    Raises InputError if the memory is not whole pages, or too few for a page in every cell."""
     gaps: list[Gap] = []
     page_bytes = request.page_bytes
     counts = tuple(map(len, vcpus))
@@ -129,10 +124,8 @@ def bind_cell(
 
 
 def memory_granule(memory_bytes: int, page_bytes: int | None) -> int:
-    """Return the granule of every cell's memory in bytes.
-
-    Raises InputError with the nearest sizes if the memory is not a multiple of it.
-    """
+    """Return the granule of every cell's memory in bytes. Raises InputError with the nearest sizes
+    if the memory is not a multiple of it."""
     if page_bytes is None:
         for granule in _ORDINARY_GRANULES:
             if memory_bytes % granule == 0:
@@ -213,10 +206,8 @@ def _shares(pages: int, vcpu_counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeIndex, ...], ...]:
-    """Return the nodes of each cell's memory: its own node, then nearby nodes without CPUs.
-
-    A node without memory is omitted if another node gives the memory.
-    """
+    """Return the nodes of each cell's memory: its own node, then nearby nodes without CPUs. A node
+    without memory is omitted if another node gives the memory."""
     homes = [[node] for node in placement.nodes]
     if host is None:
         return tuple((node,) for node in placement.nodes)
@@ -234,10 +225,8 @@ def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeInd
 def guest_distances(
     host: Host | None, nodes: tuple[NodeIndex, ...], gaps: list[Gap]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the host's SLIT between the cells' nodes, [from][to]; () if the host reports none.
-
-    A cell is always nearer to itself than to another: Linux would merge the two.
-    """
+    """Return the host's SLIT between the cells' nodes, [from][to]; () if the host reports none. A
+    cell is always nearer to itself than to another: Linux would merge the two."""
     if host is None or len(nodes) < 2:
         return ()
     if host.distances is None:

@@ -46,10 +46,7 @@ class Numbering(Struct, frozen=True):
 
 def numbering(request: GuestRequest, placement: Placement, *, may_share_sockets: bool) -> Numbering:
     """Return the numbering for a placement with its vCPUs cell by cell. may_share_sockets: sockets
-    may hold parts of several cells.
-
-    Raises InputError as cell_counts.
-    """
+    may hold parts of several cells. Raises InputError as cell_counts."""
     counts = cell_counts(request, placement)
     offline = offline_vcpus(request, sum(counts))
     runs = _Way(tuple(_runs(counts)), None)
@@ -70,9 +67,7 @@ def numbering(request: GuestRequest, placement: Placement, *, may_share_sockets:
 
 def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
     """Return the number of vCPUs of each guest cell, in cell order. A flat guest has one cell.
-
-    Raises InputError if a cell has no vCPU, or its vCPUs are not consecutive.
-    """
+    Raises InputError if a cell has no vCPU, or its vCPUs are not consecutive."""
     total = len(placement.vcpu_nodes) or len(placement.vcpu_pins) or request.vcpus
     if request.layout.cells is GuestCells.SINGLE:
         return (total,)
@@ -217,8 +212,7 @@ class TopologyChoice(Struct, frozen=True):
 
 
 def may_share_sockets(host: Host | None, request: GuestRequest) -> bool:
-    """Return whether cells of a guest may share a socket: on Intel, where Linux expects sub-NUMA
-    clusters since 5.15."""
+    """Whether cells may share a socket: on Intel, for sub-NUMA clusters since Linux 5.15."""
     is_intel = host is not None and host.cpu.vendor == INTEL_VENDOR
     return is_intel and request.guest.domain_type == "kvm"
 

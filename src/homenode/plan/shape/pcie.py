@@ -19,10 +19,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding
-from homenode.indices import NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import CoreKind, Host
 from homenode.plan.placement import Placement
@@ -368,9 +367,7 @@ class _PcieBuild:
 
     def number_buses(self) -> tuple[GuestPciController, ...]:
         """Return the expander buses of cells and all ports below them, by index, with bus windows.
-
-        Raises Unplannable if bus numbers run out.
-        """
+        Raises Unplannable if bus numbers run out."""
         below: dict[int, list[int]] = {i: [] for i, c in self.controllers.items() if _is_bus(c)}
         for index, controller in self.controllers.items():
             above = None if controller.address is None else controller.address.bus
@@ -515,8 +512,7 @@ def _bus_numbers(
 
 
 def refuse_machine(guest: Vm, subject: str, hint: str) -> None:
-    """Raises InputError unless the machine type has expander buses for PCIe. hint: the way out
-    beside another machine type."""
+    """Raises InputError unless the machine type has PCIe expander buses. hint: another way out."""
     if guest.architecture == "x86_64" and guest.is_q35:
         return
     if guest.architecture == "aarch64" and guest.is_virt:

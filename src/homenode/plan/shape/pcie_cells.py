@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
-from homenode.indices import NodeIndex
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
@@ -25,10 +24,8 @@ class NearestCell(Struct, frozen=True):
 
 
 def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, NearestCell]:
-    """Map each host node without a cell to the nearest cell, the lowest among equals.
-
-    nodes: host node of each cell. Empty if the host reports no distances.
-    """
+    """Map each host node without a cell to the nearest cell, the lowest among equals. nodes: host
+    node of each cell. Empty if the host reports no distances."""
     indices = {node.index for node in host.nodes}
     if host.distances is None or not nodes or not indices.issuperset(nodes):
         return {}

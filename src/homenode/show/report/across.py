@@ -86,10 +86,8 @@ def _keep_on_line(unit: str) -> str:
 
 
 def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
-    """The effect of each switch on each metric, over all machines; None without measurements.
-
-    A row for each metric that some switch was measured on.
-    """
+    """The effect of each switch on each metric, over all machines; None without measurements. A row
+    for each metric that some switch was measured on."""
     effects_by_key: dict[tuple[str, StudySwitch], list[SwitchEffect]] = {}
     for machine in machines:
         for effect in machine.effects:
@@ -140,9 +138,7 @@ def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
 
 def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """Return the series that represents a metric; of placement states that with most samples.
-
-    Values in another unit (ratios to an unprinted reference) do not fit in a column.
-    """
+    Values in another unit (ratios to an unprinted reference) do not fit in a column."""
     keys = headline(series, metric) or only_variant(series, metric)
     candidates = [series[key] for key in keys if key.unit == metric.unit]
     return max(candidates, key=lambda shown: shown.samples, default=None)
@@ -160,10 +156,8 @@ def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
 
 
 def _best_alternative(machine: ReportedMachine, metric: Metric) -> str | None:
-    """Return the alternative that is clearly better than every other, or None.
-
-    Results that are emulated, of a faulty machine, or of too few boots have no best.
-    """
+    """Return the alternative that is clearly better than every other, or None. Results that are
+    emulated, of a faulty machine, or of too few boots have no best."""
     for recommendation in machine.recommendations:
         results = recommendation.results_on(metric.id)
         are_worse = [result.position is Position.WORSE for result in results[1:]]

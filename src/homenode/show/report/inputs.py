@@ -12,7 +12,7 @@ from msgspec import Struct
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Gap
 from homenode.machine.topology import Host
-from homenode.measure.imported.files import import_all
+from homenode.measure.imported_files import import_all
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.measure.results.vantage import Vantage
@@ -45,10 +45,8 @@ class ReportInputs(Struct, frozen=True):
 
 
 def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInputs:
-    """Return the runs of arguments. hosts: sources of topologies; None: this machine.
-
-    Raises InputError if no run is left.
-    """
+    """Return the runs of arguments. hosts: sources of topologies; None: this machine. Raises
+    InputError if no run is left."""
     runs: list[Run] = []
     directories: list[str | None] = []
     skipped: list[Gap] = []

@@ -93,10 +93,8 @@ def machines_of(
     stored: Sequence[StoredRun],
     hosts: Mapping[str, Host],
 ) -> tuple[ReportedMachine, ...]:
-    """Return the machines of these runs, in input order.
-
-    stored: next to each run, in the same order. hosts: topologies, by a host's fingerprint.
-    """
+    """Return the machines of these runs, in input order. stored: next to each run, in the same
+    order. hosts: topologies, by a host's fingerprint."""
     neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored, strict=True)}
     groups = runs_by_machine(runs)
     unnamed = [name for name, own_runs in groups.items() if not _hosts_of(own_runs)]

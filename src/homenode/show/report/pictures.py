@@ -122,9 +122,7 @@ def heat_pictures(
     machine: ReportedMachine, matrices: Mapping[str, Sequence[FigureMatrix]]
 ) -> Iterator[Picture]:
     """Yield matrices of nodes, GPUs and CPUs; matrices of one metric share a colour scale.
-
-    matrices: of each alternative, by its label.
-    """
+    matrices: of each alternative, by its label."""
     pairs = [(label, matrix) for label, _, _ in machine.layouts() for matrix in matrices[label]]
     ends: dict[tuple[str, str | None], tuple[float, float]] = {}
     for _, matrix in pairs:

@@ -73,11 +73,8 @@ def read_distances(document: Document) -> tuple[tuple[int, ...], ...]:
 
 
 def edit_cells(document: Document, plan: Plan) -> Document:
-    """Write the plan's cells.
-
-    A flat layout removes several cells. It keeps a single cell, with the new vCPUs and memory, or
-    one that memory hot-plug or memAccess needs.
-    """
+    """Write the plan's cells. A flat layout removes several cells. It keeps a single cell, with the
+    new vCPUs and memory, or one that memory hot-plug or memAccess needs."""
     before = tuple(vcpus for _, vcpus in read_cells(document))
     planned = plan.cells
     if plan.layout.cells is GuestCells.SINGLE:
@@ -199,10 +196,8 @@ def _pages(document: Document) -> tuple[Element, ...]:
 
 
 def read_page_bytes(document: Document) -> int | None:
-    """Return the page size of the memory; 0 = the default huge page; None = ordinary pages.
-
-    If cells have several page sizes, this is the largest.
-    """
+    """Return the page size of the memory; 0 = the default huge page; None = ordinary pages. If
+    cells have several page sizes, this is the largest."""
     if document.root.find("memoryBacking/hugepages") is None:
         return None
     return max(map(page_bytes, _pages(document)), default=0)

@@ -441,10 +441,8 @@ SINCE = (
 def required_versions(
     plan: Plan, *, is_virt: bool = False, iommu_model: str | None = None
 ) -> tuple[VersionNeed, ...]:
-    """Return the versions that a plan's elements need, the newest libvirt first.
-
-    is_virt: an aarch64 guest. iommu_model: of the document's IOMMU.
-    """
+    """Return the versions that a plan's elements need, the newest libvirt first. is_virt: an
+    aarch64 guest. iommu_model: of the document's IOMMU."""
     need = PlanNeed(plan, is_virt, iommu_model)
     return tuple(
         sorted(
@@ -463,10 +461,8 @@ def refuse_older(
     is_virt: bool = False,
     iommu_model: str | None = None,
 ) -> None:
-    """Raises HostError if a daemon is older than an element needs; it names the element.
-
-    An unknown version (None) is not checked.
-    """
+    """Raises HostError if a daemon is older than an element needs; it names the element. An unknown
+    version (None) is not checked."""
     for row in required_versions(plan, is_virt=is_virt, iommu_model=iommu_model):
         for program, have, want in older_than(row, libvirt, qemu):
             raise HostError(

@@ -30,10 +30,8 @@ from homenode.vm.plan import Plan
 
 
 def pci_controllers(document: Document) -> tuple[tuple[int, Element], ...]:
-    """Return (index, element) of every PCI controller, in document order.
-
-    A controller without an index gets the lowest free index, as in libvirt.
-    """
+    """Return (index, element) of every PCI controller, in document order. A controller without an
+    index gets the lowest free index, as in libvirt."""
     elements = [e for e in document.root.all("devices/controller") if e.get("type") == "pci"]
     index_at = {
         e.start: number(e, "index", "a controller's index")
@@ -158,9 +156,7 @@ def _address(controller: GuestPciController) -> GuestAddress:
 
 def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
     """Return chassis numbers of new ports: the index, as in libvirt, else the next free number.
-
-    QEMU rejects two ports with the same chassis number.
-    """
+    QEMU rejects two ports with the same chassis number."""
     in_use = {chassis_of(index, element) for index, element in pci_controllers(document)}
     chosen: dict[int, int] = {}
     for index in indices:

@@ -70,9 +70,7 @@ def read_architecture(document: Document) -> str:
 
 def edit_cpu(document: Document, plan: Plan) -> Document:
     """Write the plan's topology, caches and address bits. Raises InputError if the mode forbids it.
-
-    A new <cpu> gets no mode, which would change the CPU model.
-    """
+    A new <cpu> gets no mode, which would change the CPU model."""
     document = _with_topology(document, plan)
     if plan.vm.topoext is not None:
         document = _with_topoext(document) if plan.vm.topoext else _without_topoext(document)
@@ -140,10 +138,8 @@ def _with_policy(document: Document, policy: str) -> Document:
 
 
 def _without_topoext(document: Document) -> Document:
-    """Disable topoext if the document requires it or its CPU model may bring it along.
-
-    Source: no_autoenable_flags of FEAT_8000_0001_ECX in target/i386/cpu.c: never host-passthrough.
-    """
+    """Disable topoext if the document requires it or its CPU model may bring it along. Source:
+    no_autoenable_flags of FEAT_8000_0001_ECX in target/i386/cpu.c: never host-passthrough."""
     root = document.root
     brings = root.find("cpu/model") is not None or root.value("cpu/@mode") == "host-model"
     is_named = _topoext(document) is not None
@@ -201,10 +197,8 @@ def read_vcpus(document: Document) -> tuple[int, int]:
 
 
 def read_offline_vcpus(document: Document) -> CpuSet:
-    """Return vCPUs that are offline at the start: by <vcpus>, else all from `current` on.
-
-    Raises ParseError or InputError.
-    """
+    """Return vCPUs that are offline at the start: by <vcpus>, else all from `current` on. Raises
+    ParseError or InputError."""
     vcpus, online = read_vcpus(document)
     if document.root.child("vcpus") is None:
         return CpuSet(range(online, vcpus))
@@ -214,10 +208,8 @@ def read_offline_vcpus(document: Document) -> CpuSet:
 
 
 def edit_vcpus(document: Document, plan: Plan) -> Document:
-    """Write the plan's vCPU count and remove the cpuset, which pins replace.
-
-    `current` and <vcpus> belong to the old count: they are removed when it changes.
-    """
+    """Write the plan's vCPU count and remove the cpuset, which pins replace. `current` and <vcpus>
+    belong to the old count: they are removed when it changes."""
     element = document.root.child("vcpu")
     assert element is not None, "read_guest rejects a domain without <vcpu>"
     vcpus, _ = read_vcpus(document)
@@ -256,9 +248,7 @@ _LISTS_OF_VCPUS = ("vcpusched", "cachetune", "memorytune", "monitor")
 
 def iothread_ids(document: Document) -> tuple[int, ...]:
     """Return the ids of the IOThreads, ascending; ids missing in <iothreadids> are filled from 1.
-
-    Source: libvirt's formatdomain, IOThreads Allocation.
-    """
+    Source: libvirt's formatdomain, IOThreads Allocation."""
     listed = document.root.all("iothreadids/iothread")
     ids = {number(e, "id", "an IOThread id") for e in listed}
     element = document.root.child("iothreads")

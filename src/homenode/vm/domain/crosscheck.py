@@ -35,10 +35,8 @@ def _fault(id: str, subject: str | Subject, expected: str, observed: object) -> 
 
 
 def crosscheck(document: Document) -> tuple[Finding, ...]:
-    """Every broken reference and sum of a domain document, in a fixed order.
-
-    Raises ParseError or InputError.
-    """
+    """Every broken reference and sum of a domain document, in a fixed order. Raises ParseError or
+    InputError."""
     broken = {
         *_threads(document),
         *_cells(document),
@@ -228,10 +226,8 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
 def _check_windows(
     document: Document, controllers: tuple[GuestPciController, ...]
 ) -> Iterator[Finding]:
-    """Check that each root has a bus for itself and for every controller below it.
-
-    libvirt adds a port on the root bus for each index that is omitted below the highest one.
-    """
+    """Check that each root has a bus for itself and for every controller below it. libvirt adds a
+    port on the root bus for each index that is omitted below the highest one."""
     model_of = {controller.index: controller for controller in controllers}
     buses_below: Counter[int] = Counter()
     for controller in controllers:

@@ -158,10 +158,8 @@ class Document(Struct, frozen=True, dict=True):
 
 
 def parse_document(xml: bytes, source: str) -> Document:
-    """Parse bytes; `source` names them in messages.
-
-    Raises ParseError for malformed XML, InputError for XML that homenode rejects.
-    """
+    """Parse bytes; `source` names them in messages. Raises ParseError for malformed XML, InputError
+    for XML that homenode rejects."""
     if len(xml) > MAX_BYTES:
         raise InputError(
             f"{source}: expected a domain XML of at most {MAX_BYTES} bytes, found {len(xml)}",

@@ -28,8 +28,7 @@ Attributes = Mapping[str, str | None]
 
 
 class NewElement(Struct, frozen=True):
-    """An element to be written. With text it has no children. An attribute that is None is left
-    out."""
+    """An element to be written: with text, or with children. A None attribute is omitted."""
 
     name: str
     attributes: Attributes = MappingProxyType({})
@@ -38,10 +37,8 @@ class NewElement(Struct, frozen=True):
 
 
 def apply(document: Document, edits: Iterable[Edit]) -> Document:
-    """Return the document after the edits. Insertions at one place keep their order.
-
-    Edits must not overlap: a step with overlapping edits is a bug.
-    """
+    """Return the document after the edits. Insertions at one place keep their order. Edits must not
+    overlap: a step with overlapping edits is a bug."""
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
     if not ordered:
         return document
@@ -166,8 +163,7 @@ def transplant(
     source: Document,
     elements: Iterable[Element],
 ) -> list[Edit]:
-    """Return edits that insert elements of another document, unchanged, after a child of `parent`;
-    None: before all children."""
+    """Edits that insert elements of another document after a child; None = before all."""
     written = b"".join(
         _own_line(_blank_before(source, element.start)) + source.text[element.start : element.end]
         for element in elements

@@ -28,10 +28,8 @@ def decimal(element: Element, text: str, meaning: str) -> int:
 
 
 def any_base(element: Element, text: str, meaning: str) -> int:
-    """Parse a number in C syntax: 0x1f, 037 or 31, as libvirt reads addresses and busNr.
-
-    Raises ParseError. Source: virStrToLong_uip with base 0 in virPCIDeviceAddressParseXML.
-    """
+    """Parse a number in C syntax: 0x1f, 037 or 31, as libvirt reads addresses and busNr. Raises
+    ParseError. Source: virStrToLong_uip with base 0 in virPCIDeviceAddressParseXML."""
     match = _ANY_BASE.match(text)
     if match is None:
         raise ParseError(element.source, f"{meaning}, such as 0x1f or 31", text, line=element.line)
@@ -42,11 +40,8 @@ def any_base(element: Element, text: str, meaning: str) -> int:
 
 
 def size_bytes(element: Element, text: str, unit: str | None) -> int:
-    """Return the bytes of a size with libvirt's unit attribute; by default KiB.
-
-    Rounded up to whole KiB, in which libvirt keeps every size of a domain.
-    Raises ParseError or InputError.
-    """
+    """Return the bytes of a size with libvirt's unit attribute; by default KiB. Rounded up to whole
+    KiB, in which libvirt keeps every size of a domain. Raises ParseError or InputError."""
     number = decimal(element, text, f"the size in <{element.tag}>")
     try:
         return -(-bytes_of(number, "KiB" if unit is None else unit) // KIB) * KIB
@@ -105,10 +100,8 @@ def host_address(address: Element) -> Bdf:
 
 
 def guest_address(owner: Element) -> GuestAddress | None:
-    """Return a device's guest address; None if libvirt chooses it.
-
-    An address of zeros means "choose one" too. Source: virDeviceInfoPCIAddressIsWanted.
-    """
+    """Return a device's guest address; None if libvirt chooses it. An address of zeros means
+    "choose one" too. Source: virDeviceInfoPCIAddressIsWanted."""
     address = owner.child("address")
     if address is None or address.get("type") != "pci":
         return None

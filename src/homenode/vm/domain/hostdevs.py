@@ -87,8 +87,7 @@ def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
 
 
 def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
-    """Return the mediated devices, in document order. Raises like mediated_elements, and InputError
-    for duplicates."""
+    """The mediated devices. Raises like mediated_elements, and InputError for duplicates."""
     devices: dict[str, MediatedDevice] = {}
     for uuid, element in mediated_elements(document):
         if uuid in devices:
@@ -101,8 +100,7 @@ def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
 
 
 def edit_initiators(document: Document, plan: Plan) -> Document:
-    """Write the initiator cells of each GPU to its <hostdev>, and remove cells that the plan
-    lacks."""
+    """Write each GPU's initiator cells to its <hostdev>; remove cells that the plan lacks."""
     element_of = element_of_bdf(document)
     edits: list[Edit] = []
     for device in plan.vm.hostdevs:
@@ -124,9 +122,7 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
 
 
 def edit_hostdevs(document: Document, plan: Plan) -> Document:
-    """Place each device of the plan, add missing ones, and remove PCI functions that the plan
-    omits.
-    """
+    """Place each device of the plan, add missing ones, remove PCI functions that it omits."""
     planned = {_key(device) for device in plan.vm.hostdevs}
     present = _element_of_device(document)
     surplus = [

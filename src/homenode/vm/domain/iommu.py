@@ -45,8 +45,7 @@ MOST_VCPUS_WITHOUT = 255
 
 def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     """Expander buses of Grace GPUs with passed-through devices of one root complex alone, so that
-    one accelerated SMMUv3 of the host can serve them.
-    """
+    one accelerated SMMUv3 of the host can serve them."""
     bus_of = {c.index: c.address.bus for c in plan.vm.controllers if c.address is not None}
     expanders = {c.index for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS}
 
@@ -84,8 +83,7 @@ def can_accelerate(libvirt: Version | None, qemu: Version | None) -> bool:
 
 def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
     """Add an accelerated SMMUv3 to each of these buses that has none, unless one serves the whole
-    machine. ats, ril, oas, ssidsize and cmdqv keep QEMU's defaults: the host's values.
-    """
+    machine. ats, ril, oas, ssidsize and cmdqv keep QEMU's defaults: the host's values."""
     devices = document.root.child("devices")
     have = [element.value("driver/@pciBus") for element in document.root.all("devices/iommu")]
     if devices is None or None in have:
@@ -126,10 +124,8 @@ def _versions_text(libvirt: Version | None, qemu: Version | None) -> str:
 def smmu_left_out(
     guest: Vm, plan: Plan, buses: tuple[int, ...], libvirt: Version | None, qemu: Version | None
 ) -> Finding | None:
-    """The finding for a guest with Grace GPUs that gets no accelerated SMMUv3.
-
-    buses: of `smmu_buses`. Source: KubeVirt enhancement VEP-199.
-    """
+    """The finding for a guest with Grace GPUs that gets no accelerated SMMUv3. buses: of
+    `smmu_buses`. Source: KubeVirt enhancement VEP-199."""
     devices = [device for device in plan.vm.hostdevs if device.initiator_cells]
     if guest.iommu_model is not None or not devices:
         return None
@@ -154,9 +150,7 @@ def smmu_left_out(
 
 def edit_iommu(document: Document, plan: Plan) -> Document:
     """Add an Intel IOMMU that remaps interrupts if the plan needs one, or complete the present one.
-
-    Raises InputError for another model than intel and amd (libvirt 12.2).
-    """
+    Raises InputError for another model than intel and amd (libvirt 12.2)."""
     document = _without_buses(document)
     root = document.root
     # iommu_needed is also true for a guest that has an IOMMU already, which is kept.

@@ -110,10 +110,8 @@ def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | 
 def check_vcpus(
     guest: Vm, vcpus: int, qemu: tuple[int, int, int] | None, source: str = "domain"
 ) -> tuple[Finding, ...]:
-    """Return a finding if the machine type's limit is unknown and may be exceeded.
-
-    Raises InputError if they are too many.
-    """
+    """Return a finding if the machine type's limit is unknown and may be exceeded. Raises
+    InputError if they are too many."""
     if vcpus <= _EVERY_TYPE_TAKES:
         return ()
     limit = most_vcpus(guest.machine, qemu)

@@ -33,8 +33,7 @@ LIBVIRT_WITH_STRICT_MASK: Version = (12, 0, 0)
 
 def read_memory(document: Document) -> int:
     """Return the VM's memory in bytes with memory devices: <memory>, or the sum of the cells, which
-    overrides it in libvirt. Raises ParseError or InputError.
-    """
+    overrides it in libvirt. Raises ParseError or InputError."""
     if (total := cells_bytes(document)) > 0:
         return total + memory_device_bytes(document)
     element = document.root.child("memory")
@@ -50,8 +49,7 @@ def read_memory(document: Document) -> int:
 
 
 def read_own_memory(document: Document) -> int:
-    """Return the memory in bytes, without memory devices. Raises like read_memory, and InputError
-    if none is left."""
+    """Bytes without memory devices. Raises like read_memory, InputError if none is left."""
     devices = memory_device_bytes(document)
     total = read_memory(document)
     if (memory := total - devices) <= 0:
@@ -143,8 +141,7 @@ def edit_memory(document: Document, plan: Plan) -> Document:
 
 
 def edit_memory_devices(document: Document, plan: Plan) -> Document:
-    """Move memory devices of removed cells to cell 0; if the plan binds memory, a <nodemask>
-    follows its cell."""
+    """Move memory devices of removed cells to cell 0; a <nodemask> follows its cell if bound."""
     cells = len(cell_elements(document))
     edits: list[Edit] = []
     for device in memory_devices(document):
@@ -166,10 +163,8 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
 
 
 def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> Finding | None:
-    """Return the finding that a node mask has its cell's mode before libvirt 12.0.
-
-    Source: NEWS of libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3.
-    """
+    """Return the finding that a node mask has its cell's mode before libvirt 12.0. Source: NEWS of
+    libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3."""
     masked = [device for device in guest.memory_devices if device.has_nodemask]
     if not masked or plan.memory_mode in (None, MemoryMode.STRICT):
         return None

@@ -67,10 +67,8 @@ class MergeResult(Struct, frozen=True):
 
 
 def take_out(original: Document, applied: Document, now: Document) -> MergeResult:
-    """Return the current document with all changes from `original` to `applied` reverted.
-
-    Raises ParseError or InputError if a document cannot be read.
-    """
+    """Return the current document with all changes from `original` to `applied` reverted. Raises
+    ParseError or InputError if a document cannot be read."""
     work = _Work(original, now, [], [])
     work.element("", original.root, applied.root, now.root)
     if work.conflicts:
@@ -277,14 +275,12 @@ def _is_same(element: Element | None, other: Element | None) -> bool:
 
 
 def _is_the_layouts(put: Element, current: Element) -> bool:
-    """Return whether an element that the layout added is unchanged. libvirt writes defaults into a
-    new controller."""
+    """Whether an element of the layout is unchanged, but for defaults that libvirt writes."""
     return _has_all(put, current) if put.name == "controller" else _is_same(put, current)
 
 
 def _has_all(put: Element, current: Element) -> bool:
-    """Return whether one element is contained in another, which may have further attributes and
-    kinds of children."""
+    """Whether an element is contained in another, which may have more attributes and children."""
     return (
         dict(put.attributes).items() <= dict(current.attributes).items()
         and put.text.strip() == current.text.strip()
@@ -360,8 +356,7 @@ Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]
 
 def same_definition(definition: bytes, other: bytes) -> bool:
     """Return whether two definitions are equivalent. Device types and controllers may be in another
-    order; disks, NICs and cells may not. Raises ParseError or InputError.
-    """
+    order; disks, NICs and cells may not. Raises ParseError or InputError."""
     if definition == other:
         return True
     first, second = parse_document(definition, "definition"), parse_document(other, "definition")

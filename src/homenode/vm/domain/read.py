@@ -7,9 +7,8 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
-from homenode.indices import NodeIndex
 from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import RunningDomain
 from homenode.vm.domain.cells import cell_elements
@@ -44,20 +43,14 @@ In Python: KubeVirt's hook is one file, and has it too."""
 
 
 def read_vm(xml: bytes, source: str) -> Vm:
-    """Return the VM of a definition, memory_bytes without DIMMs.
-
-    Without an architecture it is the emulator's or the machine type's, else x86_64. Raises
-    ParseError or InputError.
-    """
+    """Return the VM of a definition, memory_bytes without DIMMs. Without an architecture it is the
+    emulator's or the machine type's, else x86_64. Raises ParseError or InputError."""
     return vm_of(open_domain(xml, source))
 
 
 def open_domain(xml: bytes, source: str) -> Document:
-    """Parse the document of a domain.
-
-    Raises InputError for other XML, and for duplicates of single elements: libvirt may read either
-    or both, so an edit of one would be incomplete.
-    """
+    """Parse the document of a domain. Raises InputError for other XML, and for duplicates of single
+    elements: libvirt may read either or both, so an edit of one would be incomplete."""
     document = parse_document(xml, source)
     root = document.root
     if root.name != "domain":

@@ -99,10 +99,8 @@ def preview_restore(output: str | Path) -> RestorableFile:
 
 
 def restore(output: str | Path) -> Path:
-    """Put the original back in place of a tuned document, and return its path.
-
-    Raises InputError if no original is saved or a file has changed; nothing is written then.
-    """
+    """Put the original back in place of a tuned document, and return its path. Raises InputError if
+    no original is saved or a file has changed; nothing is written then."""
     restorable = preview_restore(output)
     saved = restorable.saved
     try:

@@ -55,10 +55,8 @@ def validate(
 
 
 def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = None) -> Gap | None:
-    """Raise HomenodeError if an edit broke a document; the gap says why nothing was checked.
-
-    A document that was invalid before, or needs a newer libvirt than installed, is not checked.
-    """
+    """Raise HomenodeError if an edit broke a document; the gap says why nothing was checked. A
+    document that was invalid before, or needs a newer libvirt than installed, is not checked."""
     errors, gap = validate(after)
     if gap is not None or not errors:
         return gap

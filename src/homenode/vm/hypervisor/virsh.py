@@ -11,8 +11,16 @@ from ipaddress import ip_interface
 from homenode.errors import HomenodeError, HostError, InputError, UsageError, find_near
 from homenode.process import ProgramResult, run
 from homenode.text import command_line, first_few
-from homenode.vm.hypervisor.connection import DEFAULT, checked_uri, is_local, machine_of
-from homenode.vm.hypervisor.domain_state import DomainState, LivePin, parse_dominfo, parse_pins
+from homenode.vm.hypervisor.connection import (
+    DEFAULT,
+    DomainState,
+    LivePin,
+    checked_uri,
+    is_local,
+    machine_of,
+    parse_dominfo,
+    parse_pins,
+)
 
 _START = "systemctl start libvirtd (or virtqemud); this user must be in the group libvirt"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
@@ -183,10 +191,8 @@ class Virsh:
         self._say("undefine", "--nvram", "--domain", uuid)
 
     def addresses(self, uuid: str) -> tuple[str, ...]:
-        """Return possible addresses of a running domain, IPv4 first; () if unknown.
-
-        Source: `virsh domifaddr` with --quiet: name, MAC, protocol and address/prefix a line.
-        """
+        """Return possible addresses of a running domain, IPv4 first; () if unknown. Source: `virsh
+        domifaddr` with --quiet: name, MAC, protocol and address/prefix a line."""
         for source in _ADDRESS_SOURCES:
             try:
                 listed = self._say("domifaddr", "--domain", uuid, "--source", source)

@@ -153,8 +153,7 @@ def with_entries(
     joint: str = " = ",
 ) -> str:
     """The text with the (value, text) pairs of each key: changed in place, removed with lines that
-    hold nothing else, or added at the end.
-    """
+    hold nothing else, or added at the end."""
     line_end = "\r\n" if "\r\n" in text else "\n"
     edits, added = [], ""
     for key, values in values_of_key.items():

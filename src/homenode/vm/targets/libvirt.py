@@ -40,11 +40,8 @@ def recognises(content: bytes) -> bool:
 
 
 def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: str) -> Rendering:
-    """Rewrite the document by the plan. host: None = unknown versions.
-
-    Raises InputError for more vCPUs than the machine type takes, HostError if the host's libvirt or
-    QEMU is too old.
-    """
+    """Rewrite the document by the plan. host: None = unknown versions. Raises InputError for more
+    vCPUs than the machine type takes, HostError if the host's libvirt or QEMU is too old."""
     qemu = None if host is None else host.settings.qemu_version
     limits = check_vcpus(guest, plan.vm.vcpus, qemu, source)
     steps: list[Step] = []
@@ -110,8 +107,7 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
 
 
 def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
-    """Yield the layouts that no document can have, and PCIe layouts on machines without expander
-    bus."""
+    """Yield layouts that no document can have, or PCIe layouts without expander bus."""
     if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vm.vcpus:
         raise InputError(
             f"{source}: the plan has {plural(plan.vm.vcpus, 'vCPU')}, and pins for "

@@ -169,10 +169,8 @@ def cpu_text(plan: Plan, model: str = "host") -> str:
 
 
 def vfio_text(device: GuestHostdev) -> str:
-    """-device of a passed-through function or mediated device, without its place.
-
-    Source: NVIDIA vGPU user guide, "Adding a vGPU to a Linux with KVM VM by QEMU command line".
-    """
+    """-device of a passed-through function or mediated device, without its place. Source: NVIDIA
+    vGPU user guide, "Adding a vGPU to a Linux with KVM VM by QEMU command line"."""
     if device.uuid is not None:
         return f"vfio-pci,sysfsdev={_MEDIATED}{device.uuid}"
     return f"vfio-pci,host={device.bdf}"
@@ -317,10 +315,8 @@ def vm_of_command(options: Options, source: str) -> Vm:
 
 
 def read_command(options: Options, source: str) -> dict[str, Any]:
-    """Fields of a Vm in a command line: topology, cells, memory, devices and their cells.
-
-    A later -smp overrides an earlier one by key, as in QEMU. Raises ParseError.
-    """
+    """Fields of a Vm in a command line: topology, cells, memory, devices and their cells. A later
+    -smp overrides an earlier one by key, as in QEMU. Raises ParseError."""
     # Long because it has a branch for each option that is read.
     smp: dict[str, str] = {}
     memory = None

@@ -159,10 +159,8 @@ def is_short_conf(content: bytes) -> bool:
 
 
 def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:
-    """Seconds after which Proxmox ends the start of a VM with these keys.
-
-    Source: config_aware_timeout of PVE::QemuServer::Helpers, qemu-server 9.2.
-    """
+    """Seconds after which Proxmox ends the start of a VM with these keys. Source:
+    config_aware_timeout of PVE::QemuServer::Helpers, qemu-server 9.2."""
     memory_mib = memory_bytes // MIB
     seconds = memory_mib // 1024 if memory_mib > 30720 else 30
     if any(map(HOSTPCI.match, keys)):

@@ -47,9 +47,7 @@ def target_of(content: bytes) -> str | None:
 
 def kind_of(content: bytes, source: str, named: str | None = None) -> str:
     """The kind of a file by its content. named: the target to try if the content does not tell.
-
-    Raises InputError for an unknown kind.
-    """
+    Raises InputError for an unknown kind."""
     target = target_of(content)
     if target is not None:
         return target

@@ -248,8 +248,7 @@ def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
 
 def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
     """The VM as a file without these features can show it: cores for dies, no cells of a GPU's own
-    memory without initiators, strict binding without modes.
-    """
+    memory without initiators, strict binding without modes."""
     if Feature.TOPOLOGY in lost:
         vm = replace(vm, cpu_topology=None)
     if Feature.DIES in lost and vm.cpu_topology is not None:

@@ -113,8 +113,7 @@ class GuestOutput:
 @contextlib.contextmanager
 def boot_directory(uri: str | None = None) -> Iterator[Path]:
     """Create a directory that is removed afterwards. uri: the libvirt whose domains of killed boots
-    are ended too. Raises HostError if it cannot be private.
-    """
+    are ended too. Raises HostError if it cannot be private."""
     check_private(private_place())
     end_abandoned(private_place(), uri)
     with (
@@ -155,8 +154,7 @@ def domain_name(directory: Path) -> str:
 
 
 def end_abandoned(parent: Path, uri: str | None) -> None:
-    """End domains and remove directories of killed runs; a domain's directory stays if no libvirt
-    is given."""
+    """End domains and remove directories of killed runs; without a libvirt a domain's stays."""
     now = time.time()
     for directory in parent.glob(f"{_PREFIX}*"):
         try:

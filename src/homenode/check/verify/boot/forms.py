@@ -89,8 +89,7 @@ _SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memor
 
 
 def _vcpus(stand_in: StandInGuest) -> list[str]:
-    """Return <vcpu>: offline vCPUs, and all vCPUs after the first offline one, can be plugged
-    later."""
+    """<vcpu>: offline vCPUs, and all vCPUs after the first offline one, can be plugged later."""
     if not stand_in.vm.offline_vcpus:
         return [f"  <vcpu placement='static'>{stand_in.vm.vcpus}</vcpu>"]
     online = stand_in.vm.vcpus - len(stand_in.vm.offline_vcpus)
@@ -355,10 +354,8 @@ _BRIDGE_KEYS = frozenset(
 def stand_in_of_command(
     words: Sequence[str], source: str, machine: str
 ) -> tuple[StandInGuest, tuple[str, ...]]:
-    """The test guest of a command line, and the options to boot it with.
-
-    words: program first. machine: a type that this QEMU has. Raises ParseError.
-    """
+    """The test guest of a command line, and the options to boot it with. words: program first.
+    machine: a type that this QEMU has. Raises ParseError."""
     options = options_of(words[1:], source)
     facts = vm_of_command(options, source)
     tree = device_tree(options, source)

@@ -45,9 +45,7 @@ class GuestFiles(Struct, frozen=True):
 
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:
     """The named kernel, else one of this machine, else a cached or downloaded one; and busybox.
-
-    Raises HostError that says what is missing and how to install it.
-    """
+    Raises HostError that says what is missing and how to install it."""
     image = _path_if_readable(kernel) if kernel is not None else _kernel_here()
     if kernel is not None and image is None:
         raise HostError(f"{kernel}: the kernel cannot be read", hint=_HINT)

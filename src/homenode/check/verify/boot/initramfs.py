@@ -190,9 +190,7 @@ _SHOWN = 3
 
 def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Finding]:
     """A finding for each device without space for a BAR, and one for each topic of other warnings.
-
-    bdf_of: the guest's function -> its name on the host.
-    """
+    bdf_of: the guest's function -> its name on the host."""
     unplaced: dict[str, int] = {}
     other: dict[str, list[str]] = {}
     for level, text in _lines(log):

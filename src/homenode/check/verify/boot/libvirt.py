@@ -22,10 +22,8 @@ _ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation
 
 
 def find_uri(connect: str | None) -> str | None:
-    """Return the URI of a libvirt that answers, else None.
-
-    connect: asked for by name: then raises ToolError if it does not answer.
-    """
+    """Return the URI of a libvirt that answers, else None. connect: asked for by name: then raises
+    ToolError if it does not answer."""
     uri = connect or SYSTEM
     if find_program("virsh") is None:
         if connect is not None:
@@ -78,10 +76,7 @@ def boot(
     uri: str, document: Path, name: str, console: GuestOutput, limit_s: float, source: str
 ) -> tuple[Finding, ...]:
     """Start a test guest and wait until it is gone; nothing remains in any case. document: its
-    definition. source: for findings.
-
-    Raises ToolTimeoutError if it has not powered off in time.
-    """
+    definition. source: for findings. Raises ToolTimeoutError if it has not powered off in time."""
     deadline = time.monotonic() + limit_s
     try:
         done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(document)), limit_s)

@@ -261,8 +261,7 @@ def stand_in_of(
 ) -> StandInGuest:
     """Return the test guest of a definition. host: that of the devices, whose BARs are imitated.
     through_libvirt: omit parts that only QEMU's command line can express. Raises HostError for
-    guests that it cannot stand in for: other architectures, too many vCPUs.
-    """
+    guests that it cannot stand in for: other architectures, too many vCPUs."""
     if facts.architecture != "x86_64":
         raise HostError(
             f"{facts.source}: expected an x86_64 guest to boot a test guest for, found "
@@ -311,8 +310,7 @@ def stand_in_of(
 
 
 def memory_ratio(sizes: list[int]) -> tuple[int, int]:
-    """Return the ratio that scales the smallest cell to LEAST_CELL_BYTES, if the total is not too
-    large then."""
+    """The ratio that scales the smallest cell to LEAST_CELL_BYTES, if the total fits then."""
     sizes = [size for size in sizes if size] or [1]
     total, smallest = sum(sizes), min(sizes)
     if total <= LEAST_CELL_BYTES * len(sizes):
@@ -428,8 +426,7 @@ def _find_free_slots(in_use: set[int]) -> Iterator[int]:
 
 
 def _parents_first(controllers: Iterable[GuestPciController]) -> tuple[GuestPciController, ...]:
-    """Sort in the order in which QEMU can create them; loops come last, so that QEMU rejects
-    them."""
+    """Sort in the order in which QEMU can create them; loops come last, and QEMU rejects them."""
     waiting = sorted(controllers, key=lambda c: c.index)
     done, ordered = {0}, []
     while waiting:

@@ -188,8 +188,7 @@ def boot_stand_in(
 def boot_command(words: Sequence[str], source: str, options: BootOptions) -> BootOutcome:
     """Boot a rendered QEMU command line with substitutes for its devices, and read the guest.
     words: program first, for x86_64. QEMU runs it emulated. Raises like boot_stand_in, and
-    ParseError for a command line that cannot be read.
-    """
+    ParseError for a command line that cannot be read."""
     _check_can_keep(options.keep)
     program = _qemu()
     if not words or not words[0].endswith(PROGRAM):
@@ -302,8 +301,7 @@ def _machine(program: str, machine: str | None) -> str:
 
 def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
     """Run all guests at once, each to its end, and return findings on those that do not start.
-    Raises ToolTimeoutError if a guest never ends while the others boot.
-    """
+    Raises ToolTimeoutError if a guest never ends while the others boot."""
     stop = threading.Event()
     findings: list[Finding] = []
     late: list[_Guest] = []
@@ -352,9 +350,7 @@ def _read_all(
     guests: Sequence[_Guest], refused: Sequence[Finding], name: str, keep: Path | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
     """The guests' reports as one: PCI functions of the last guest, everything else of the first.
-
-    None if one of them did not come up.
-    """
+    None if one of them did not come up."""
     try:
         if refused:
             return None, ()
@@ -389,8 +385,7 @@ def _read_all(
 
 
 def _report(guest: _Guest) -> str | None:
-    """Return the complete report; None if it is incomplete. Raises HostError if another user than
-    QEMU's wrote it."""
+    """The complete report, else None. Raises HostError if another user than QEMU's wrote it."""
     # OVMF clears the screen of every serial port first.
     packed = guest.report.content()
     unpacker = zlib.decompressobj(wbits=31)

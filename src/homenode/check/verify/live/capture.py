@@ -41,10 +41,9 @@ from homenode.check.verify.live.procfs import (
     status_field,
     thread_kind,
 )
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HostError, ParseError, UsageError
 from homenode.findings import Findings, Gap, in_order
-from homenode.indices import NodeIndex
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line
@@ -138,8 +137,7 @@ class ProcFiles:
         return tuple(sorted(number for number in numbers if number is not None))
 
     def ourselves(self) -> tuple[int, ...]:
-        """Our own process; () below another root, because its number may be another process
-        there."""
+        """Our own process; () below another root, where its number may be another process."""
         return () if self._root else (os.getpid(),)
 
     @cached_property
@@ -414,8 +412,7 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
 def observe_running_domain(
     name: str, connect: str, plan: Plan | None = None
 ) -> tuple[Vm, RunningVm]:
-    """Return the expected state of a running domain, and the state that its host's kernel shows.
-    Raises as above."""
+    """(expected state, state that the host's kernel shows) of a running domain. Raises as above."""
     if not is_local(connect):
         raise UsageError(
             f"--live with --connect {connect}: the daemon is on another machine",

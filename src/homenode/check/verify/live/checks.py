@@ -14,9 +14,8 @@ from homenode.check.verify.live.procfs import (
     RunningVm,
     ThreadKind,
 )
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Findings, Severity, finding, in_order
-from homenode.indices import NodeIndex
 from homenode.text import cpus_text, plural
 from homenode.units import KIB, format_bytes, whole_number
 from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
@@ -331,8 +330,7 @@ def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find other VMs and processes on the cores of the VM's vCPUs. On most hosts every process may
     run everywhere: that alone is not a finding. Processes pinned to these cores, other VMs' vCPUs,
-    and busy processes are.
-    """
+    and busy processes are."""
     cores = vm.host.cores_of(expected.pinned_pus)
     busiest: list[tuple[float, str]] = []
     for other in vm.neighbours:
@@ -434,8 +432,7 @@ def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
 def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the observed state of each piece of memory. A file names its cell. Anonymous memory is
     identified by its size and the nodes to which QEMU binds it; cells that agree in both share
-    these mappings in any order, which does not affect the result.
-    """
+    these mappings in any order, which does not affect the result."""
     free = list(vm.areas)
     pieces = expected.memory_pieces
     alone = sum(isinstance(piece, VmCell) for piece in pieces.values()) == 1

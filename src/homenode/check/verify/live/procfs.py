@@ -12,10 +12,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HomenodeError, ParseError
 from homenode.findings import Gap
-from homenode.indices import NodeIndex
 from homenode.process import arguments_after
 from homenode.units import KIB, parse_bytes
 from homenode.vm.targets.qemu_command import fields_of
@@ -267,10 +266,8 @@ def parse_maps(text: str) -> tuple[Area, ...]:
 
 
 def parse_numa_maps(text: str) -> tuple[MappedMemory, ...]:
-    """The mappings in /proc/PID/numa_maps, in its order.
-
-    A policy that this kernel has and we do not know keeps its name. Raises ParseError.
-    """
+    """The mappings in /proc/PID/numa_maps, in its order. A policy that this kernel has and we do
+    not know keeps its name. Raises ParseError."""
     return tuple(_policy(line) for line in text.splitlines() if line.strip())
 
 
@@ -329,10 +326,8 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
 
 
 def parse_vfio_interrupts(text: str) -> tuple[tuple[Bdf, int, str], ...]:
-    """(device, interrupt, its name) of every passed-through device in /proc/interrupts.
-
-    Devices that share a line have its names behind each other, with commas between.
-    """
+    """(device, interrupt, its name) of every passed-through device in /proc/interrupts. Devices
+    that share a line have its names behind each other, with commas between."""
     interrupts = []
     for line in text.splitlines():
         irq = _IRQ.match(line) if "vfio-" in line else None

@@ -44,7 +44,7 @@ from homenode.errors import HomenodeError, HostError, InputError, not_found
 from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.measure.experiment import ExperimentJournal
-from homenode.measure.imported.files import find_directories
+from homenode.measure.imported_files import find_directories
 from homenode.measure.results.store import FILE, load_runs, read_run
 from homenode.measure.run_directory import HOST, gaps_of_run
 from homenode.safe.durable import open_directory, replace_file
@@ -76,10 +76,8 @@ class StudyEntry(Struct, frozen=True, omit_defaults=True):
 
 
 class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
-    """The directory of one study, locked by this process until it is closed.
-
-    owned: descriptors for programs that must end before another process continues the study.
-    """
+    """The directory of one study, locked by this process until it is closed. owned: descriptors for
+    programs that must end before another process continues the study."""
 
     __slots__ = ("_done", "_held_s", "_lock", "owned")
 
@@ -128,8 +126,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
     def load(self) -> Study:
         """Return the study of its journal, and lock its directory. Raises InputError for an invalid
-        journal, HostError if another process holds it.
-        """
+        journal, HostError if another process holds it."""
         self._open()
         study = self.study()
         absent = (
@@ -163,8 +160,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
     def collect_outcomes(
         self, study: Study
     ) -> tuple[Mapping[tuple[str, int], float | None], Mapping[tuple[str, int], str]]:
-        """Return finished tasks with their seconds, and the exit statuses of the other tasks'
-        latest attempts."""
+        """Finished tasks with their seconds; exit statuses of the other tasks' last attempts."""
         exits: dict[tuple[str, int], str] = {}
         for experiment in study.all_experiments():
             for task in range(experiment.jobs):
@@ -201,8 +197,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
 
 def _exit_status(attempt: Path) -> str | None:
-    """Return the exit status of an ended script, with the reason of homenode or the shell; None if
-    it did not end."""
+    """The exit status of an ended script, with the reason of homenode or the shell, else None."""
     status = _start_of(attempt / "exit", 10)
     if status is None:
         return None
@@ -290,8 +285,7 @@ MAX_FILE_BYTES = 16 << 20
 
 
 def read_sources(directories: Iterable[Path]) -> StudySources:
-    """Return the evidence of all sources. Raises InputError for a directory without a study, runs
-    or logs."""
+    """The evidence of all sources. Raises InputError for a directory without any."""
     total = StudySources()
     seen = set()
     for directory in directories:
@@ -388,8 +382,7 @@ def _shared_gaps(jobs: Iterable[JobEvidence]) -> Iterable[Gap]:
 
 
 class _Hosts:
-    """The host of each cluster node: as captured by its jobs; for Slurm's values, as described by
-    the user."""
+    """The host of each cluster node: captured by its jobs, or described by the user."""
 
     def __init__(self, directory: Path, study: Study) -> None:
         self._directory, self._study = directory, study

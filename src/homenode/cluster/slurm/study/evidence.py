@@ -24,8 +24,8 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import Host
-from homenode.measure.figures.nvidia import Binding, sections
-from homenode.measure.imported.runs import ImportOptions, SourceDirectory, imported_runs
+from homenode.measure.figures.gpu_tools import Binding, sections
+from homenode.measure.imported_runs import ImportOptions, SourceDirectory, imported_runs
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
@@ -96,11 +96,8 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> str:
-        """The label of a shared job in comparisons.
-
-        "1 GPU, alone", "2 GPUs, together", "slice gpu:1g.10gb, together"; "1 GPU, 2 of 4 together"
-        where the others came too late.
-        """
+        """The label of a shared job in comparisons. "1 GPU, alone", "2 GPUs, together", "slice
+        gpu:1g.10gb, together"; "1 GPU, 2 of 4 together" where the others came too late."""
         size = job_size(self.gpus, self.gres)
         match = _MET.fullmatch(self.record.met or "")
         if self.mode is Mode.TOGETHER and match is not None and match[1] != match[2]:
@@ -115,8 +112,7 @@ def device_of(sample: Sample) -> str:
 
 def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     """Return the record of an attempt's files. gpus: the requested number, if no file has it.
-    texts: by name; NAME.err has the errors of NAME.
-    """
+    texts: by name; NAME.err has the errors of NAME."""
     gaps = list(_errors(texts))
     job = _job(texts.get("job.txt", ""), gaps)
     fields = set(texts["others.txt"].split()) if "others.txt" in texts else None

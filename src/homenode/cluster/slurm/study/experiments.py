@@ -20,9 +20,8 @@ from msgspec.structs import replace
 from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.numbering import bindable_nodes, gpu_memory_nodes
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range, unknown
-from homenode.indices import NodeIndex
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.experiment import seeded_order
@@ -197,8 +196,7 @@ NO_PARTITION = "PARTITION"
 
 def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...]:
     """Return described nodes for use without Slurm: named nodes, else numbered ones. Each is in
-    both partitions; without a name a partition is NO_PARTITION.
-    """
+    both partitions; without a name a partition is NO_PARTITION."""
     names = options.node_list or tuple(f"node{n}" for n in range(1, options.nodes + 1))
     memory = sum(node.memory_bytes or 0 for node in host.nodes if node.pus)
     exclusive = options.partition_exclusive or NO_PARTITION
@@ -250,8 +248,7 @@ def _first_nodes(
 
 
 def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
-    """Return NUMA nodes with CPUs and memory, or the requested ones. Raises UsageError for a node
-    without these."""
+    """NUMA nodes with CPUs and memory, or the requested ones. Raises UsageError."""
     nodes = bindable_nodes(host)
     bindable = CpuSet(node.index for node in nodes)
     for index in options.numa or ():
@@ -287,8 +284,7 @@ def experiments_for(
     options: StudyOptions,
 ) -> tuple[Experiment, ...]:
     """Return all jobs, in each node's order. hosts: by cluster node. Raises UsageError as
-    nodes_to_bind_to, and for shapes that fit no node.
-    """
+    nodes_to_bind_to, and for shapes that fit no node."""
     experiments: list[Experiment] = []
     of_nodes: dict[str, list[Experiment]] = {}
     for node in shared:

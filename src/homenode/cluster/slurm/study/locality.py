@@ -18,9 +18,8 @@ from homenode.cluster.slurm.job_allocation import (
     allocation_on,
 )
 from homenode.cluster.slurm.tools.scontrol import Job
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError
-from homenode.indices import NodeIndex
 from homenode.measure.results.model import Run
 from homenode.metrics import POWER
 from homenode.text import plural
@@ -86,8 +85,7 @@ def place_of(
     machine: NodeMachine,
     cluster_node: str,
 ) -> Locality:
-    """Return whether a job was on its GPUs' nodes. gpu_count: the requested number; None for MIG
-    slices."""
+    """Whether a job was on its GPUs' nodes. gpu_count: requested; None for MIG slices."""
     shown, numbers = parse_gpus(gpus_file)
     listed = set(map(str, numbers))
     reasons: list[str] = []

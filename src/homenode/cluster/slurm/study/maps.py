@@ -38,8 +38,7 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """The benefit of locality: local to remote for bandwidths, remote to local for
-        latencies."""
+        """The benefit of locality: local to remote bandwidth, remote to local latency."""
         if self.local is None or self.remote is None:
             return None
         is_time = self.metric.endswith("latency")
@@ -103,8 +102,7 @@ def runs_by(
 ) -> tuple[Run, ...]:
     """Return runs that are comparable like those of layouts: the label of `label_of` is the
     arrangement. A round on a cluster node is a boot, with all jobs of the label; in a study without
-    rounds each job is a boot. The slowest GPU counts, whichever GPUs Slurm gave a job.
-    """
+    rounds each job is a boot. The slowest GPU counts, whichever GPUs Slurm gave a job."""
     parts: dict[tuple[str, str], list[tuple[JobEvidence, Sample]]] = {}
     for job in jobs:
         head = job.run.head
@@ -162,8 +160,7 @@ class Outlier(Struct, frozen=True, kw_only=True):
 
 
 def slow_copies(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
-    """Return an outlier for each node and metric with slow places, if at least three nodes have the
-    place."""
+    """An outlier for each node and metric with slow places, if three nodes have the place."""
     values: dict[tuple[str, int, str], dict[str, float]] = {}
     for matrix in matrices:
         for row, cells in zip(matrix.rows, matrix.cells, strict=True):

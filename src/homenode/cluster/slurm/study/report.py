@@ -86,8 +86,7 @@ WHOLE, PARTS = "whole nodes", "parts of nodes"
 
 
 def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES) -> tuple[Run, ...]:
-    """Return copies between host and GPUs by memory node and by shape of shared jobs; local copies
-    first."""
+    """Copies between host and GPUs by memory node and by shape of shared jobs; local first."""
     all_jobs = tuple(jobs)
     homes = _homes_by_node(all_jobs)
 
@@ -113,8 +112,7 @@ _BY_SM = frozenset({"h2d-latency"})
 
 
 class CopySpread(Struct, frozen=True, kw_only=True):
-    """Copies of one kind: mean and standard deviation over GPUs, nodes and jobs, each its
-    median."""
+    """Copies of one kind: mean and deviation over GPUs, nodes and jobs, each its median."""
 
     metric: str
     method: str  # "CE" (copy engine) or "SM"
@@ -125,8 +123,7 @@ class CopySpread(Struct, frozen=True, kw_only=True):
 
 
 def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
-    """Return every kind of copy: local, remote, in shared jobs, and between GPUs by binding; in
-    this order."""
+    """Every kind of copy, in this order: local, remote, in shared jobs, between GPUs by binding."""
     homes = _homes_by_node(jobs)
     values: dict[tuple[str, str, str], dict[tuple[object, ...], list[float]]] = {}
     for job in jobs:
@@ -276,8 +273,7 @@ def _side_of(metric: str, job: JobEvidence, sample: Sample) -> str | None:
 
 
 def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
-    """Answer by the user's own program only: copies and products inside a GPU do not depend on the
-    host."""
+    """Answer by the user's own program only: copies inside a GPU do not depend on the host."""
     app_metrics = sorted(
         {s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")}
     )

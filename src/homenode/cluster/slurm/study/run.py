@@ -56,8 +56,7 @@ def make_study(
     """Create a study of these nodes. host: the named source and its host; None = a job captures
     each node first. is_described: Slurm is not queried, and nodes are taken from the host.
     Impossible requests are rejected before Slurm is queried. Raises UsageError, NoAnswerError,
-    ToolError.
-    """
+    ToolError."""
     if described is not None and not nodes_to_bind_to(described, options):
         raise UsageError(f"{host}: no NUMA node with CPUs and memory")
     if is_described and described is not None:
@@ -73,10 +72,8 @@ def make_study(
 
 
 class SlurmQueue:
-    """The jobs of one study. See Executor.
-
-    grace_s: how long files of a job that has ended may take to arrive.
-    """
+    """The jobs of one study. See Executor. grace_s: how long files of a job that has ended may take
+    to arrive."""
 
     def __init__(self, directory: StudyDirectory, study: Study, grace_s: float) -> None:
         self.study = study
@@ -169,8 +166,7 @@ class SlurmQueue:
 
     def _clear_finished(self, tasks: Iterable[TaskStatus]) -> None:
         """Cancel jobs that have written all their results but would be started again. A controller
-        that lost its state starts or holds them, so later jobs would never start.
-        """
+        that lost its state starts or holds them, so later jobs would never start."""
         unfinished = {task.id for task in tasks if task.state is not TaskState.DONE}
         for name, job in self._jobs_in(JobState.PENDING).items():
             if name not in unfinished:
@@ -211,8 +207,7 @@ class SlurmQueue:
     def _submit(
         self, experiment: Experiment, alive: Mapping[str, str], behind: Iterable[str]
     ) -> str | None:
-        """Raises QueueFullError if Slurm accepts no more jobs while jobs of this study are queued
-        or running."""
+        """Raises QueueFullError if Slurm accepts no more jobs while some of the study wait."""
         names = dict.fromkeys((*experiment.after, *behind))
         after = tuple(alive[name] for name in names if name in alive)
         try:
@@ -231,8 +226,7 @@ class SlurmQueue:
 
     def _make_follower_finder(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
         """Return the experiments that follow another on its nodes and are already queued or
-        running. A resubmitted job finds them in the queue, and waits until they end.
-        """
+        running. A resubmitted job finds them in the queue, and waits until they end."""
         places = {
             experiment.id: place for place, experiment in enumerate(self.study.all_experiments())
         }
@@ -260,8 +254,7 @@ def statuses(
     done: Collection[tuple[str, int]],
     exits: Mapping[tuple[str, int], str],
 ) -> Iterator[TaskStatus]:
-    """Yield the status of every task. done: finished tasks. exits: exit statuses of scripts that
-    ended unfinished."""
+    """Yield every task's status. done: finished. exits: exit statuses of unfinished scripts."""
     of_job: dict[tuple[str, str], list[QueuedJob]] = {}
     for entry in queued:
         # By name too: a controller that lost its state gives numbers again, to other jobs.
@@ -320,8 +313,7 @@ def _of_job(
 
 def find_unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
     """Yield (experiment, job) of queued jobs that are not in the journal: homenode ended, or
-    sbatch's answer was lost, before the id was recorded.
-    """
+    sbatch's answer was lost, before the id was recorded."""
     names = {job_name(study.id, planned.id): planned.id for planned in study.all_experiments()}
     recorded = {job for _, job in study.jobs}
     alive = (JobState.PENDING, JobState.RUNNING)

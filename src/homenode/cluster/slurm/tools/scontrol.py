@@ -254,8 +254,7 @@ def parse_scontrol_jobs(
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    """Yield the text of each job. A JobId= that does not follow an empty line does not begin a
-    job."""
+    """Yield each job's text. A JobId= that does not follow an empty line does not begin a job."""
     block: _Block | None = None
     is_free = True
     # Not splitlines: a name may hold other letters at which Python ends lines.

@@ -45,10 +45,8 @@ def json_command(names: Collection[str]) -> tuple[str, ...]:
 
 
 def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ...]:
-    """The jobs of a document, in its order; unreadable if a value has another type.
-
-    Raises ParseError.
-    """
+    """The jobs of a document, in its order; unreadable if a value has another type. Raises
+    ParseError."""
     document = json_object(text, source)
     jobs = document.get("jobs")
     if not isinstance(jobs, list):

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet
+from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding, finding
-from homenode.indices import NodeIndex
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Plan
@@ -258,8 +257,7 @@ def _own_hook(writing: Writing[Conf]) -> str:
 
 
 def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[Finding]]:
-    """hostpciN lines, as they are where their devices stay, gone where args has them; and what of
-    them is left."""
+    """hostpciN lines, without those of devices that args has; and devices that are left."""
     plan, conf = writing.plan, writing.file
     planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
     lines: dict[str, str | None] = {}

@@ -348,8 +348,7 @@ def _refuse(writing: Writing[Config]) -> None:
 
 
 def _findings(writing: Writing[Config], _: object) -> Iterator[Finding]:
-    """The choice that only Xen gives to vCPUs that float over nodes, as XAPI places its VMs; and
-    where dom0 runs."""
+    """The choice that Xen alone gives to floating vCPUs, as XAPI does; and dom0's CPUs."""
     plan = writing.plan
     if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(writing):
         yield finding(

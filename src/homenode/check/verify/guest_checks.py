@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from homenode.check.verify.boot.stand_in import StandInGuest
-from homenode.check.verify.guest.expectation import Expectation, ExpectedDevice, without_vcpus
+from homenode.check.verify.expectation import Expectation, ExpectedDevice, without_vcpus
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, add_source, finding
 from homenode.machine.pci import PciDevice
@@ -241,8 +241,7 @@ class GuestComparison(Struct, frozen=True):
         return home is not None and node == home.index
 
     def _by_ids(self, device: ExpectedDevice) -> Check:
-        """Compare by ids if the address is unknown; several devices of a kind cannot be
-        distinguished."""
+        """Compare by ids if the address is unknown: several devices of a kind look the same."""
         subject, home = f"device {device.bdf}", self._home_text(device)
         ids = (device.vendor_id, device.device_id)
         if None in ids:
@@ -405,10 +404,8 @@ def view_of_stand_in(expected: Expectation, stand_in: StandInGuest, guest: Host)
 
 
 def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
-    """The real guest: its links and huge pages too. host: for the devices' own links.
-
-    vCPUs that were offline and memory that was in the balloon may have come to the guest since.
-    """
+    """The real guest: its links and huge pages too. host: for the devices' own links. vCPUs that
+    were offline and memory that was in the balloon may have come to the guest since."""
     observation = observation_of(guest)
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, not_found, of_os
 from homenode.findings import Gap
-from homenode.measure.imported.runs import ImportOptions, SourceDirectory, imported_runs
+from homenode.measure.imported_runs import ImportOptions, SourceDirectory, imported_runs
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.safe.input_files import read_below
@@ -172,8 +172,7 @@ def _decode(data: bytes) -> str:
 
 
 def _strip_tags(text: str) -> str:
-    """Remove the rank that `mpirun --tag-output` or `srun --label` puts before each line, and sort
-    the lines by rank."""
+    """Remove the rank of `mpirun --tag-output` or `srun --label` in each line; sort by it."""
     if not _TAG.match(text):
         return text
     ranks: dict[int, list[str]] = {}

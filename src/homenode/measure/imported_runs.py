@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import lines, numactl, study_programs
-from homenode.measure.figures import nvidia as gpu_figures
+from homenode.measure.figures import gpu_tools as gpu_figures
 from homenode.measure.figures.sample import FigureList, Figures, join_figures, sample
 from homenode.measure.importers import cuda_bandwidth_test, stream, sysbench
 from homenode.measure.model import Reader
@@ -88,11 +88,8 @@ class RunWithSources(Struct, frozen=True):
 def imported_runs(
     directories: Iterable[SourceDirectory], options: ImportOptions
 ) -> tuple[RunWithSources, ...]:
-    """The runs of these directories, in order, each with a name of its own.
-
-    Raises InputError for a layout of a run that is not there, and for an order that does not name
-    each run once.
-    """
+    """The runs of these directories, in order, each with a name of its own. Raises InputError for a
+    layout of a run that is not there, and for an order that does not name each run once."""
     drafts = [draft for directory in directories for draft in _of_directory(directory, options)]
     places = [(draft.head.system, draft.head.name) for draft in drafts]
     short = [_by_directory(draft, is_whole_path=False) for draft in drafts]
@@ -304,8 +301,7 @@ def _name(text: str) -> str:
 
 
 def _by_directory(draft: _Draft, *, is_whole_path: bool) -> _Draft:
-    """Add the directory or its path to the name, because two directories have files of the same
-    name."""
+    """Add the directory or its path to the name: two directories have files of one name."""
     directory = draft.directory.path.replace("/", "-") if is_whole_path else draft.directory.name
     name = (
         directory if draft.head.name == draft.directory.name else f"{directory}-{draft.head.name}"
@@ -362,10 +358,8 @@ def switches_of(name: str) -> Switches:
 
 
 def figures_of_study(files: Mapping[str, str]) -> Figures:
-    """Return all results of a directory. files: text by name; unknown names are ignored.
-
-    What cannot be read is a gap that names its file: the others are kept.
-    """
+    """Return all results of a directory. files: text by name; unknown names are ignored. What
+    cannot be read is a gap that names its file: the others are kept."""
     read: dict[str, Callable[[str], Figures]] = {
         "metadata.json": _metadata,
         "cpu_single.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),

@@ -24,8 +24,7 @@ class ExpectedDevice(Struct, frozen=True):
 
 
 class Expectation(Struct, frozen=True):
-    """The expected state: a VM, and the facts that its guest sees by other means or only on a
-    host."""
+    """A VM, and the facts that its guest sees by other means or only on a host."""
 
     vm: Vm
     devices: tuple[ExpectedDevice, ...]
@@ -80,8 +79,7 @@ def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = No
     """Return the expected state of the guest of a plan's or definition's VM. A definition expects a
     device on the cell of its expander bus; the check of the definition judges whether this cell
     matches its host node. document: of a plan's VM, where each device really is plugged in. host:
-    for the devices' ids and for LLCs that are passed through.
-    """
+    for the devices' ids and for LLCs that are passed through."""
     really = vm if document is None else document
     address_of = {hostdev.bdf: hostdev.address for hostdev in (*vm.hostdevs, *really.hostdevs)}
 

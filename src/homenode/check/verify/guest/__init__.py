@@ -1,1 +1,0 @@
-"""Comparison of a guest's own view with the expected one."""

@@ -1,1 +1,0 @@
-"""GPU tests of the suite: the tests for a machine's GPUs, and their commands."""

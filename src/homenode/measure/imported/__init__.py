@@ -1,1 +1,0 @@
-"""Imported runs: directories of other tools' files, found and read as runs."""

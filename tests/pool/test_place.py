@@ -249,6 +249,11 @@ def test_a_vm_that_needs_unequal_guest_nodes_does_not_count() -> None:
     assert count_fits(shipped("hgx-a100-80gb"), size) == 4
 
 
+def test_shares_of_an_idle_host_are_of_its_free_memory() -> None:
+    host = with_free_memory(shipped("hgx-h100"), [900 * GIB, 980 * GIB])
+    assert [count_fits(host, size) for size in DEFAULT_SIZES] == [8, 4, 2, 1]
+
+
 def test_a_gpus_share_leaves_the_host_and_the_emulators_their_cores() -> None:
     host = shipped("hgx-h100")
     vcpus, memory_bytes = share_of(host, 2)

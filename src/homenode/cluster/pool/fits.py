@@ -318,16 +318,17 @@ def share_of(host: Host, gpus: int) -> tuple[int, int]:
         node = None if gpu.node is None else node_of.get(gpu.node)
         gpus_of_node[node] = gpus_of_node.get(node, 0) + 1
     total = sum(gpus_of_node.values())
+    is_idle = not any(domain.has_claim for domain in host.domains)
     if not total:
         raise InputError("the host has no GPUs, so that no share of it belongs to one")
     if None in gpus_of_node:
-        memory = sum(_for_vms(node) for node in host.nodes if node.pus)
+        memory = sum(_for_vms(node, is_idle) for node in host.nodes if node.pus)
         shares = [((len(host.cores) - 1) // total, memory // total)]
     else:
         shares = [
             (
                 (sum(core.pus <= node.pus for core in host.cores) - 1) // count,
-                _for_vms(node) // count,
+                _for_vms(node, is_idle) // count,
             )
             for node, count in gpus_of_node.items()
             if node is not None
@@ -341,7 +342,11 @@ def share_of(host: Host, gpus: int) -> tuple[int, int]:
     return cores * max(1, gpus), memory // step * step * max(1, gpus)
 
 
-def _for_vms(node: NumaNode) -> int:
-    """Return the bytes of a node without the host's reserve."""
+def _for_vms(node: NumaNode, is_idle: bool) -> int:
+    """Return the bytes of a node without the host's reserve, and without what an idle host uses."""
     size = node.memory_bytes or 0
-    return max(0, size - max(LEAST_RESERVE_BYTES, size // 50))
+    reserve = max(LEAST_RESERVE_BYTES, size // 50)
+    if is_idle and node.memory_free_bytes is not None:
+        pages = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
+        size = min(size, node.memory_free_bytes + pages)
+    return max(0, size - reserve)

@@ -235,7 +235,7 @@ def test_a_gpu_whose_firmware_gives_no_node_has_none_and_a_gap() -> None:
     gpu = host.device(Bdf.parse("03:00.0"))
     assert gpu is not None and gpu.node is None
     gap = next(gap for gap in host.gaps if gap.subject == "node of 0000:03:00.0")
-    assert gap.reason == "the firmware reports none: numa_node says -1"
+    assert gap.reason == "the firmware reports no node: numa_node is -1"
 
 
 def test_a_node_that_is_not_online_is_no_node() -> None:

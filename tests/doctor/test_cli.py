@@ -409,7 +409,11 @@ def lines(findings: Findings, *, explain: bool = False) -> list[str]:
     ("id", "subject", "answer"),
     [
         ("unpinned", "vm", "h: 0 findings"),
-        ("live-busy-neighbour", "'a' (process 1)", "h: 1 warning: other processes run on its CPUs"),
+        (
+            "live-busy-neighbour",
+            "'a' (process 1)",
+            "h: 1 warning: other processes run on the VM's CPUs",
+        ),
     ],
 )
 def test_line_1_is_the_fact_of_a_finding_not_its_id(id: str, subject: str, answer: str) -> None:

@@ -250,7 +250,7 @@ def test_files_outside_the_directory_are_not_read(run: Run) -> None:
     Path("etc/slurm.conf").write_text(Path("etc/slurm.conf").read_text() + "Include gone.conf\n")
     code, out, _ = run(*files)
     out = " ".join(out.split())
-    assert code == 1 and out.count(": it lies outside the directory of") == 3
+    assert code == 1 and out.count(": it is outside the directory of") == 3
     assert "Include gone.conf: there is no such file" in out
     Path("etc/gres.conf").write_text("Include ../s*t\nInclude conf.d/none*\n")
     stated = " ".join(run(*files)[1].split())

@@ -118,7 +118,7 @@ def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
     shared = [job for job in report.jobs if job.mode is Mode.TOGETHER]
     assert len(shared) == 6
     assert {job.locality for job in shared} == {JobLocality.OPEN}
-    assert shared[0].reason == "its memory may lie on nodes 0 1 2 3 4 12 20 28"
+    assert shared[0].reason == "its memory may be on nodes 0 1 2 3 4 12 20 28"
     homes = next(m for m in report.matrices if m.metric == "h2d-bandwidth")
     assert (homes.homes, homes.homes_measured) == ((0, 1, 2, 3), True)
 
@@ -130,7 +130,7 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     assert homenode("import", gh200, "-o", "runs", whole=True).exit_code == 0
     found = json.loads(homenode("slurm", "report", "runs", "--json", whole=True).stdout)
     done = homenode("report", "runs", "-o", "page.html", whole=True)
-    assert "homenode slurm report says which queue for which work" in done.stderr
+    assert "homenode slurm report recommends queues" in done.stderr
     assert (found["format"], done.exit_code) == ("homenode.slurm-report/1", 0)
     first = found["matrices"][0]
     assert first["local"] == pytest.approx(411.6e9)

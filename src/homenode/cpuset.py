@@ -13,13 +13,13 @@ PuIndex = NewType("PuIndex", int)
 """The kernel's number of a logical CPU (hwloc's PU): N of /sys/devices/system/cpu/cpuN."""
 
 MAX_PU_INDEX = 65_535
-"""Larger indices are refused, so that a hostile list such as 0-4000000000 costs nothing."""
+"""Larger indices are rejected, so that a hostile list such as 0-4000000000 costs nothing."""
 
 MAX_CHARS = 1 << 16
 MAX_PARTS = 4096
 MAX_STRIDES = 64
 """Limits of a list or a mask: 8,192 CPUs have at most so many runs, and nothing prints strides.
-What says the same over megabytes costs nothing either."""
+The limits also bound the cost of a list of megabytes."""
 
 _REMEMBERED_CHARS = 4096
 

@@ -84,7 +84,7 @@ class Table(Struct, frozen=True, kw_only=True):
     # heads of columns that a narrow terminal may fold; where only the last is, its texts may stand
     # below the table
     folds: tuple[str, ...] = ()
-    least: tuple[str, ...] = ()  # heads of columns that it may leave out
+    least: tuple[str, ...] = ()  # heads of columns that may be omitted
     cpu_sets: tuple[str, ...] = ()  # heads of columns whose CPU sets it may shorten first
     shortened: bool = False  # and letters in the middle of the names of rows
     name: str = ""  # for those who hear a page

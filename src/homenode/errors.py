@@ -55,7 +55,7 @@ def missing(name: str, hint: str) -> UsageError:
 
 
 _MEANT = {"nccl": "multi-gpu", "rccl": "multi-gpu", "stream": "memory-bandwidth"}
-"""What programs measure, and the objective that it is."""
+"""Objective of each measuring program."""
 
 
 def find_near(word: str, names: Iterable[str]) -> str | None:

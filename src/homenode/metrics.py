@@ -1,4 +1,4 @@
-"""Metric: what a figure measures, in which unit, and whether more of it is better.
+"""Metric: id, unit and direction (whether higher is better) of a measured quantity.
 
 Samples carry a metric's id and its unit; whatever is not listed here is not compared, but metrics
 of the user's own program are: `app-rate:NAME` (more is better) and `app-time:NAME` (less is).
@@ -24,7 +24,7 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
     fall: str  # what to think of when it goes up or down
     # objectives for which it decides; everything else is exploratory
     primary: tuple[Objective, ...] = ()
-    # objectives for which it decides where no primary metric was measured
+    # objectives for which it decides if no primary metric was measured
     stands_in: tuple[Objective, ...] = ()
     control: bool = False  # it should not depend on the layout
     # with several devices, the slowest one counts, as every collective waits for it
@@ -62,7 +62,7 @@ UNCOMPARED = frozenset(
     loaded-latency memory-traffic smt-gain sysbench-memory
 """.split()
 )
-"""What else the suite and other tools print: it explains figures, and nothing is decided by it.
+"""Other metrics of the suite and of tools: they explain results and decide nothing.
 """
 
 POWER = "gpu-power"

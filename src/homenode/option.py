@@ -18,7 +18,7 @@ Parser = Callable[[str, str], Any]
 class Opt:
     """An option with a value: its names ("--output -o"), and what stands for the value.
 
-    help: what it does, where the docstring of its record does not say it. parse: None = by the
+    help: what it does, if the docstring of its record does not describe it. parse: None = by the
     field's type; show: a value as it is typed. ge, le: the range of a number. panel: the title
     above it in the help. rare: `--help-all` shows it, `--help` does not. complete: the function of
     cli/completion that lists its values.

@@ -21,7 +21,7 @@ MAX_OUTPUT_BYTES = 256 << 20
 """Limit of standard output and error together; a program that writes more is stopped."""
 
 LEFT_BEHIND_S = 5.0
-"""How long what a program left behind may keep its output open."""
+"""Time limit for child processes that keep a finished program's output open."""
 
 KILLED_S = 10.0
 """How long a killed program may take to end. One that waits within a driver never does."""
@@ -35,7 +35,7 @@ _PASSED_ON = (
     "XDG_RUNTIME_DIR",
     "XDG_CONFIG_HOME",  # where a program keeps its things
     "SSH_AUTH_SOCK",
-    "KRB5CCNAME",  # how ssh knows who we are
+    "KRB5CCNAME",  # variables with which ssh finds keys
     _LIBRARIES,  # where environment modules keep the libraries of GPU tools
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -117,7 +117,7 @@ class ProgramResult(Struct, frozen=True):
 
 
 def find_program(name: str) -> str | None:
-    """Where a program lies; None if it is not installed.
+    """Return the path of a program, or None if it is not installed.
 
     The system's directories are searched too: lspci is in /usr/sbin, which is not on every user's
     PATH. Relative directories on PATH are not: "." would run what lies in a directory of captures.
@@ -139,14 +139,14 @@ def run(
     ends_with_us: bool = False,
     stop: threading.Event | None = None,
 ) -> ProgramResult:
-    """Runs a program to its end. Output is decoded as UTF-8, invalid bytes are replaced.
+    """Run a program to its end. Output is decoded as UTF-8, invalid bytes are replaced.
 
     input:       for its standard input, which is closed otherwise.
     environment: more variables; those that every program gets are few, and LC_ALL is C.
     on_terminal: it may ask the user for a password, on the terminal and not through us.
     kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even where
     we are killed before.
-    directory:      where it stands; None = where we do. A path in argv must be absolute then.
+    directory:      working directory; None = homenode's. A path in argv must be absolute then.
     ends_with_us: it is killed also if we are killed and cannot end it: see setpriv(1).
     stop:        set by another thread, it ends the program as a timeout does.
 

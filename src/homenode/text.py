@@ -49,7 +49,7 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
 
 
 class _Lines(list[str]):
-    """What a writer writes."""
+    """Lines that csv.writer writes."""
 
     def write(self, text: str) -> None:
         self.append(text)
@@ -157,7 +157,7 @@ def duration_text(seconds: float) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """The beginning of a hint, where a known word is near to the one that was given.
+    """Return the beginning of a hint if a known word is similar to the given word, else "".
 
     >>> did_you_mean("pin-nume", ["pin", "pin-numa", "pin-numa-pci"])
     'did you mean pin-numa? '

@@ -150,7 +150,7 @@ def apply(arguments: ApplyArguments) -> None:
 
 def _check_can_ask(arguments: ApplyArguments) -> None:
     if arguments.json and not (arguments.yes or arguments.dry_run):
-        raise UsageError("--json requires --yes or --dry-run, since it asks nothing")
+        raise UsageError("--json requires --yes or --dry-run: it does not prompt")
     check_can_ask(asks=not (arguments.yes or arguments.dry_run))
 
 
@@ -190,7 +190,7 @@ def tuned_together(
     as_json: bool = False,
 ) -> tuple[PlannedFile, ...]:
     """Plan VMs by name on one host, or exit. show: called with each explanation."""
-    # Where they run already, their own pins do not count as allocated.
+    # Pins of these domains do not count as allocated, even if the domains are running.
     (machine,) = hosts_after((machine.without_domains(originals),), after)
     choose = choose_by(results)
     chosen = {}

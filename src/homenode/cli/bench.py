@@ -80,7 +80,7 @@ def _machine(arguments: BenchArguments, name: str) -> "Iterator[Machine]":
         try:
             machine.clean_up()
         except ToolError as error:
-            note(f"{error.message_with_hint}: what was put there is left; --resume uses it again")
+            note(f"{error.message_with_hint}: files that were copied there remain for --resume")
 
 
 def _run(

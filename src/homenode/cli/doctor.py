@@ -186,7 +186,7 @@ def _under_load(
     program = load_program(words)
     note(f"running {' '.join(program.argv)} and reading links during the copy")
     busy, reached = sample_under_load(host, LiveSnapshot(), program)
-    # What the user says was measured goes before what we measured on the side.
+    # Rates from the user take precedence over rates measured during the load.
     h2d = {gpu: rate for gpu, rate in reached.h2d.items() if rates.h2d_all is None}
     return busy, structs.replace(
         rates, is_loaded=True, reached=reached.gpus, h2d={**h2d, **rates.h2d}

@@ -24,7 +24,7 @@ from homenode.units import whole_number
 
 _WIDEST = 100
 _COLUMN = 28
-"""Where descriptions begin; on a narrow terminal they stand below what they describe."""
+"""Column of descriptions; on a narrow terminal they are printed below the option."""
 
 _NARROW = 72
 

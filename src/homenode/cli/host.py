@@ -172,7 +172,7 @@ def hosts(arguments: HostsArguments) -> None:
     if not arguments.everything:
         title += f"; --all adds {plural(len(named) - len(shown), 'synthetic host')}"
     if not (arguments.json or arguments.explain):
-        say(f"{title}; --explain says what each is\n\n{_format_columns(shown)}")
+        say(f"{title}; --explain describes each\n\n{_format_columns(shown)}")
         return
     rows = tuple((name, load_shipped(name).about) for name in shown)
     if arguments.json:

@@ -67,7 +67,7 @@ SLURM = Command(
 LIST = Command(
     "list",
     panel=LOOK_UP,
-    about="""Look up what homenode knows: shipped hosts, layouts, findings.
+    about="""List shipped hosts, layouts and findings.
 
     Examples:
       homenode list hosts

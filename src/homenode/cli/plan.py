@@ -382,7 +382,7 @@ def _write(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> 
         write_text(arguments.save_plan, encode_plan(planned.plan))
     if arguments.svg is not None:
         host = _host_to_show(planned, arguments)
-        assert host is not None, "manual mode was refused --svg before"
+        assert host is not None, "--svg was rejected for manual mode before"
         from homenode.show.topology_map import topology_map
 
         write_text(arguments.svg, topology_map(host, planned.plan))

@@ -168,7 +168,7 @@ def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
 
     heads = [run.head for machine in machines for run in machine.runs]
     if any(head.vantage is Vantage.JOB and head.origin is not Origin.PUBLISHED for head in heads):
-        note("jobs of Slurm's queues: homenode slurm report says which queue for which work")
+        note("jobs of Slurm's queues: homenode slurm report recommends queues")
 
 
 def _machines(

@@ -362,7 +362,7 @@ _SIGNATURES = (
     b"# homenode",
     b'<title id="title">Topology of ',
 )
-"""One of these stands at the beginning of every file of ours that may be overwritten, or
+"""One of these stands at the beginning of every file of homenode that may be overwritten, or
 SIGNED_END at the end of one that begins with binary data."""
 
 

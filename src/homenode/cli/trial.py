@@ -308,7 +308,7 @@ def _run(
     boot_s: Mapping[str, float] | None = None,
     within_s: float | None = None,
 ) -> None:
-    """host: that the guests run on; None: this machine, where it is needed."""
+    """host: that the guests run on; None: this machine, if a host is needed."""
     setup = reopen(head, journal)
     reach = GuestReach(
         virsh, reaching or setup.config.reaching, journal.path / "known_hosts", probe
@@ -338,7 +338,7 @@ def _run(
             resume, undo, status = (
                 command_for(head.argument, action) for action in ("resume", "undo", "status")
             )
-            ways = f"{resume} continues; {undo} undoes it; {status} shows what is left"
+            ways = f"{resume} continues the trial, {undo} undoes it, {status} lists the open steps"
             error.hint = ways if error.hint is None else f"{error.hint}; then {ways}"
             raise
 

@@ -36,7 +36,7 @@ class EvidenceLevel(StrEnum):
     MEASURED = "measured"  # intervals over three boots or more of each
     NO_DIFFERENCE = "no-difference"  # the same, and they exclude a difference that matters
     PROVISIONAL = "provisional"  # fewer boots, printed values, or an order that drift can explain:
-    # only where the difference is far beyond what boots of one layout have differed by
+    # only if the difference is far larger than between boots of one layout
     RULE = "rule"  # of plan/auto: results show neither a difference nor equality
 
     @property

@@ -107,7 +107,7 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
         return 1.0
     spread = 6 / math.sqrt(2 * freedom)
     low = max(0.0, 1 - spread)
-    # Where the estimate is so large no range exceeds it: what is left is integrated finely.
+    # If the estimate exceeds all ranges, the remainder is integrated in small steps.
     high = min(math.sqrt(1 + (6 * math.sqrt(2 * freedom) + 30) / freedom), _WIDEST / q)
     if low >= high:
         return _LEAST_P
@@ -126,7 +126,7 @@ _WIDEST = 12.0
 """Normal values whose range is wider than so many standard deviations: 1 in 10^15 of ten."""
 
 _LEAST_P = 1e-12
-"""What is smaller is not computed."""
+"""Smaller P values are not computed."""
 
 
 @cache

@@ -35,7 +35,7 @@ OTHERS_COUNT, OTHERS_FREEDOM = 1 / 4, 1 / 16
 value that a variance is drawn to, half of its own freedom at most, and for the freedom gained."""
 
 MOST_TIMES_THE_NOISE = 6
-"""Multiple of the noise of the quietest other. What varies more counts as if it varied so much."""
+"""Multiple of the noise of the quietest other. A larger variation counts as this much."""
 
 FREEDOM_OF_FEWER = 1.5
 """Satterthwaite's freedom is no more than so many times that of the side with fewer boots: where
@@ -53,11 +53,11 @@ BLOCKS_DIFFER = 0.01
 and rounds that do not differ are worth none."""
 
 _LONGEST = 300.0
-"""What reaches further than e^300 says nothing anyway: an interval, or a ratio that boots minutes
+"""An interval beyond e^300 has no information: an interval, or a ratio that boots minutes
 apart show for others a week later."""
 
 RESOLUTION = 1e-4
-"""No figure of this field repeats better; keeps equal medians from claiming certainty."""
+"""No measurement of this kind is more repeatable; keeps equal medians from claiming certainty."""
 
 
 class Interval(Struct, frozen=True, kw_only=True):

@@ -113,18 +113,18 @@ def _other_machine_doubt(head: RunHead, machine: MachineFacts) -> Doubt:
     detail, cause, remedy = {
         MachineMatch.OTHER: (
             f"these runs name {named}, which {machine.name} does not have: they do not count here",
-            "they were measured on another machine",
-            "homenode compare without --host says what they show of their own machine",
+            "the runs were measured on another machine",
+            "homenode compare without --host compares them on their own machine",
         ),
         MachineMatch.SHOWN: (
             "runs in several directories name this hardware and no host: none counts here",
-            "they may be of several machines of one kind",
+            "the runs may be of several machines with the same hardware",
             "name the directory of this machine alone, or homenode import --machine",
         ),
         MachineMatch.UNKNOWN: (
             "these runs have no host name and no processor or GPU model, so they do not count here",
-            "outputs of other tools seldom say where they ran, nor does a bench in a guest "
-            "without its plan",
+            "outputs of most other tools have no host name, and neither has a bench in a guest "
+            "without --plan",
             "if they are of this machine: homenode import --machine, or bench --plan",
         ),
     }[match := match_machine(head, machine.hardware)]

@@ -62,7 +62,7 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
     # local, remote: over copies with the GPU's own and another node; None without copies
     local: float | None
     remote: float | None
-    cells: tuple[int, int]  # how many figures either mean is of
+    cells: tuple[int, int]  # number of results in each mean
     basis: str  # how it is known which copies are near
     as_bound: bool = False  # the scheduler put the job where it was, and every copy counts as local
 

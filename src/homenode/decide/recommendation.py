@@ -501,7 +501,7 @@ def _obstacle(answer: Recommendation) -> str:
         for doubt in answer.doubts
         if doubt.blocks
     )
-    return "; ".join(details) or "it names a layout that this VM cannot have"
+    return "; ".join(details) or "the results recommend a layout that this VM does not support"
 
 
 def _can_run(answer: Recommendation, inputs: LayoutInputs) -> bool:
@@ -510,7 +510,7 @@ def _can_run(answer: Recommendation, inputs: LayoutInputs) -> bool:
 
 
 LEAST_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
-"""What an objective is about: a machine with fewer has no answer."""
+"""Least number of GPUs for an objective; a machine with fewer GPUs gets no recommendation."""
 
 _OF_GPUS = LEAST_GPUS.keys()
 

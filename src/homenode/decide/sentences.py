@@ -24,7 +24,7 @@ STRENGTHS: Mapping[EvidenceLevel, str] = {
     EvidenceLevel.PROVISIONAL: "provisional",
     EvidenceLevel.RULE: "a rule",
 }
-"""How sure an answer is."""
+"""Words for the level of evidence."""
 
 WIDEST_LINE = 80
 """Characters of the first line."""

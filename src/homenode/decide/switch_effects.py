@@ -37,7 +37,7 @@ _STEPS: tuple[tuple[StudySwitch, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
-"""Which two layouts show a switch; the first pair that has figures of a metric counts."""
+"""Pairs of layouts that differ in one switch; the first pair with results of a metric is used."""
 
 
 class SwitchEffect(Struct, frozen=True, kw_only=True):

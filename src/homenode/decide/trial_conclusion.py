@@ -33,7 +33,7 @@ class Conclusion(Struct, frozen=True, kw_only=True):
     of_bare: Comparison | None
     recommendations: tuple[Recommendation, ...]
     commands: Mapping[Objective, str]  # each makes the objective's layout permanent
-    emulated: bool  # no figure means anything, and there are no answers
+    emulated: bool  # results are meaningless, and there are no recommendations
 
 
 def conclude(
@@ -82,7 +82,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
     """Return the answer for the trial's objective; without results on it, for the first answered
     objective. boots: requested boots of each layout."""
     if conclusion.emulated:
-        reason = "nothing is decided: it is emulated, and its results mean nothing"
+        reason = "nothing is decided: the VM is emulated, and its results are meaningless"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
     commands = conclusion.commands
     answers = {answer.objective: answer for answer in conclusion.recommendations}

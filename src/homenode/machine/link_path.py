@@ -112,7 +112,7 @@ _CARD_MAKERS_WITH_SWITCHES = frozenset({AMD, INTEL, MELLANOX})
 class Link(Struct, frozen=True, kw_only=True):
     upper: PciDevice  # the root port or downstream port
     lower: PciDevice  # the function right below it
-    # lanes of a slot that is wired narrower than its port says, where a person said so
+    # lanes of a slot that is wired narrower than its port reports, if the user passed --known-width
     known_width: int | None = None
 
     @property
@@ -362,7 +362,7 @@ def peer_links(host: Host) -> dict[Bdf, int]:
         for end in (link.a, link.b):
             if end in per:
                 per[end].append(link.count or 1)
-    # All pairs of a GPU have more links together than any GPU only where they share switches.
+    # All pairs of a GPU have more links together than any GPU only if they share switches.
     shared = bool(host.devices_of_kind(DeviceKind.NVSWITCH))
     shared = shared or max(map(sum, per.values()), default=0) > _MOST_LINKS
     return {bdf: (max(n, default=0) if shared else sum(n)) for bdf, n in per.items()}

@@ -65,7 +65,7 @@ class RouteCause(StrEnum):
     TRANSLATION_BLOCKED = "ACS blocks translated requests"
     NOT_FORWARDED = "a port above does not forward redirected requests"
     COMPLETIONS = "ACS redirects completions without relaxed ordering"
-    UNREAD = "its source does not say"
+    UNREAD = "not in the host's source"
     VIRTUAL = "a virtual port: ACS and ATS are the host's"
 
 

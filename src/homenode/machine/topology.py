@@ -205,7 +205,7 @@ def nearest_cpu_nodes(
     """For each node without CPUs, the nearest nodes with CPUs, ascending.
 
     distances: as in Host; a pair counts with the worse of its two directions. Without distances all
-    nodes are as near. Empty where no node has CPUs.
+    nodes are as near. Empty if no node has CPUs.
     """
     homes = [(position, node.index) for position, node in enumerate(nodes) if node.pus]
     nearest: dict[NodeIndex, tuple[NodeIndex, ...]] = {}

@@ -15,7 +15,8 @@ MAX_LINE = 4096
 """Characters of a line that are looked at."""
 
 MAX_KEPT = 16 << 20
-"""Characters of an output that are kept and searched, its end: there a long run's figure stands."""
+"""Characters of an output that are kept and searched, its end: a long run prints the result
+there."""
 
 _SOURCE = "--metric"
 _COMMA_OF_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -48,7 +49,7 @@ def figure_of(order: AppOrder, output: str) -> float:
     """The last match in an output. Raises ParseError for no match, no number, no end."""
     text = output[-MAX_KEPT:]
     try:
-        # isolated: nothing of the directory that we stand in is imported
+        # isolated: modules of the working directory are not imported
         argv = [sys.executable, "-I", "-c", _SEARCH, order.metric]
         ended = run(argv, SEARCH_S, text, environment={"PYTHONIOENCODING": "utf-8:surrogateescape"})
     except ToolTimeoutError:

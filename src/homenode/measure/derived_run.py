@@ -35,7 +35,7 @@ _SPREAD_FROM = 3
 """Samples from which on a control shows its own spread."""
 
 MARKING = frozenset({"bench-busy", "bench-stolen"})
-"""Findings of the preflight that mark the run: its figures are somebody else's too."""
+"""Findings of the preflight that mark the run: its results include other programs' load."""
 
 TEST_FAILED = "bench-test-failed"
 """Id of the finding for a test without a result in any round."""

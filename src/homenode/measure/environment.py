@@ -127,7 +127,7 @@ def conditions_of(environment: Environment) -> tuple[Condition, ...]:
 
 
 _OF_THE_MACHINE = frozenset({"online CPUs", "memory", "huge pages"})
-"""What marks a run when it changes, and is no condition: layouts differ in it."""
+"""Settings whose change marks a run; they are not conditions, because layouts differ in them."""
 
 
 def _settings_of(now: Environment) -> dict[str, str | None]:

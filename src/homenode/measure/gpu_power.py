@@ -81,7 +81,7 @@ def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
     ended = threading.Event()
 
     def sample() -> None:
-        # A tool that fails gives no figure, and the step goes on.
+        # If a tool fails, there is no result, and the step continues.
         with suppress(ToolError, csv.Error):
             while not ended.wait(EVERY_S):
                 text = machine.run(COMMANDS[tool], _LONGEST_S).stdout_or_raise()

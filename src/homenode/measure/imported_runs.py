@@ -6,11 +6,11 @@ The study's scripts write results/<gpu>/<config>/:
     mem_latency.txt  gpu_compute.txt  gpu_bandwidth.txt  nccl_allreduce.txt  numa_topology.txt
     cpu_topology.txt (lscpu)  hugepages.txt (of /proc/meminfo)
 
-Source: run_vcpu_benchmark.sh of revision 8476fab. What follows from it and not from the files:
+Source: run_vcpu_benchmark.sh of revision 8476fab. Facts that only the script has:
 
 * "local" and "remote" are memory bound to node 0 and to node 1, with threads on all nodes.
-* Collectives ran with P2P switched off, ring and simple; where no GPU had a node, on CPUs and
-  memory of node 0. A guest with cells and no expander buses is such a one.
+* Collectives ran with P2P switched off, ring and simple; if no GPU had a node, on CPUs and memory
+of node 0. A guest with cells and no expander buses is such a one.
 * One sample of each CPU test; gpu_bandwidth.txt holds five runs under "# run N".
 * summary.csv is derived from the others, and may be stale: it is not read. hugepages.txt is the
   guest's own pool and not its backing.
@@ -333,7 +333,7 @@ _SUFFIX = re.compile(
     r"(?:run|rep|boot)-?\d{1,4}))\Z",
     re.A,
 )
-"""What people add to a layout's name: a number of cores, a repeat, a copy's number."""
+"""Suffixes of layout names in directory names: a core count, a repeat, a copy's number."""
 
 _RUN = re.compile(r"(?m)^# run \d+\s*$", re.ASCII)
 

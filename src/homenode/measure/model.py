@@ -48,7 +48,7 @@ class Group(StrEnum):
 
 
 CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
-"""What no layout should move; when it moves, something else did."""
+"""Tests that no layout should change; if one changes, another cause changed the machine."""
 
 
 class Reader(StrEnum):

@@ -91,7 +91,7 @@ def prepare_run(
         tests = tuple(as_bound(test) for test in suite.tests if test.node is None)
         suite = Suite(tuple(filter(keeps_to_nodes, tests)), suite.left_out)
     if len(usable.nodes) < len(host.nodes):
-        suite = _omit(suite, lambda test: not keeps_to_nodes(test), "some nodes are not ours")
+        suite = _omit(suite, lambda test: not keeps_to_nodes(test), "a cpuset excludes nodes")
     if pus is not None or orders.nodes is not None:
         suite = _bind_suite(suite, usable, orders.nodes, installed)
     bus_ids = _bus_ids(expected, host)
@@ -148,8 +148,8 @@ def _with_memory(
     kept_out = [number for number in nodes or () if number not in memory_nodes]
     if kept_out:
         raise UsageError(
-            f"--nodes: expected nodes that a cpuset leaves us, found {kept_out[0]}",
-            hint="ask for memory of that node, in the job or the cgroup",
+            f"--nodes: expected nodes that the cpuset allows, found {kept_out[0]}",
+            hint="request memory of that node in the job, or allow the node in the cgroup",
         )
     return replace(host, nodes=tuple(node for node in host.nodes if node.index in memory_nodes))
 
@@ -323,7 +323,7 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
     if pus is not None and not pus <= usable:
         raise UsageError(
             f"--cpus {pus}: expected CPUs of {usable}, found {pus - usable} next to them",
-            hint="others are offline, absent, or kept from us by a cpuset or an affinity",
+            hint="the others are offline, absent, or excluded by a cpuset or an affinity",
         )
     pus_wanted = usable if pus is None else pus
     if nodes is not None:

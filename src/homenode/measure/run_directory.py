@@ -171,7 +171,7 @@ RAW = "raw"
 
 _TOOL_LOCK = ".tool-lock"
 TOOL_WAIT_S = 900.0
-"""How long a test of a run that was killed may go on before we give up waiting for it."""
+"""Time limit for waiting for a test that a killed run left running."""
 
 
 class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
@@ -274,7 +274,7 @@ def open_run(
 ) -> Iterator[RunDirectory]:
     """The directory of a run, for one writer at a time.
 
-    resume: it must hold a run; else it must not. Waits for a test that a killed run left running,
+    resume: it must hold a run; else it must not. Wait for a test that a killed run left running,
     because it would disturb the next test. Raises HostError.
     """
     path = run_directory(root, system, name)

@@ -73,7 +73,7 @@ from homenode.vm.domain.read import read_running_domain
 from homenode.vm.plan import Plan
 
 IDLE_S = 1.0
-"""How long nothing is done before the first step, to see who else does something."""
+"""Idle time before the first step, in which the load of other programs is measured."""
 
 _REACH_S = 30.0
 _MOST_SAID = 300

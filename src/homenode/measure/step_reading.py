@@ -58,10 +58,10 @@ _METRICS_OF_GROUP = {Group.GPU_PEER: ("p2p-",), Group.GPU_BANDWIDTH: ("h2d-", "d
 
 
 def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
-    """The figures of a test's standard output. host: the machine that ran it.
+    """The results in a test's standard output. host: the machine that ran it.
 
     Their samples carry the node that the test was bound to and the test's variant. Raises
-    ParseError if the output holds no figure.
+    ParseError if the output has no result.
     """
     figures = tools()[test.reads].of_step(test, output, host)
     if not figures.samples:

@@ -111,7 +111,7 @@ PEER_COPIES = (
     "device_to_device_memcpy_write_sm",
 )
 LOCAL_COPY = ("device_local_copy",)
-"""Since v0.7; older ones refuse the name, and PyTorch measures it."""
+"""Since v0.7; older versions reject the name, and PyTorch runs the test."""
 
 BY_BUS = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 _SAMPLES = {Depth.QUICK: 1, Depth.NORMAL: 3, Depth.FULL: 9}
@@ -185,7 +185,7 @@ def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
                 Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free if gpu not in chosen
             ]
             return chosen
-    reason = "is neither NVIDIA's nor AMD's: no tool that we drive measures it"
+    reason = "is neither NVIDIA's nor AMD's: homenode has no tool that measures it"
     left_out += [Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
     return ()
 
@@ -317,8 +317,9 @@ def suite_for(
 ) -> Suite:
     """The tests of a machine. installed: names of programs that can be run.
 
-    host: the machine that runs them, a guest for one. shown: GPUs that its driver gives to us, None
-    if it could not be asked. Raises UsageError if no requested test is possible.
+    host: the machine that runs them, a guest for one. shown: GPUs that the driver exposes to this
+    process; None if the driver cannot be queried. Raises UsageError if no requested test is
+    possible.
     """
     left_out: list[Gap] = []
     all_tests = [

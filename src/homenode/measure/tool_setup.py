@@ -27,7 +27,7 @@ from homenode.safe.record_directory import RecordDirectory
 from homenode.text import command_line
 
 TORCH_PYTHON = "homenode-torch-python"
-"""What the Python with PyTorch is called below the prefix."""
+"""Name of the Python with PyTorch below the prefix."""
 
 
 class Vendor(StrEnum):
@@ -375,7 +375,7 @@ def take_back(prefix: Path) -> tuple[str, ...]:
 
 
 def list_installed(journal: Journal) -> tuple[ChangeEntry, ...]:
-    """The programs that are there by us. Raises InputError for one that is not below bin."""
+    """The programs that homenode installed. Raises InputError for one that is not below bin."""
     directory = Path(journal.head.run) / "bin"
     for entry in journal.to_undo():
         path = Path(entry.subject)

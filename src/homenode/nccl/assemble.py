@@ -82,7 +82,7 @@ def _partition_findings(
         _bdf_list(bdfs),
         expected=f"a set of {plural(len(bdfs), 'GPU')} that is a partition of {board}"
         + (f": {shown}" if shown else ", which has none of that size"),
-        observed=f"modules {module_list}, which are none",
+        observed=f"modules {module_list}, which are not a partition",
         source=source,
     )
 

@@ -103,7 +103,7 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
     return Gap(
         f"whether domain {request.guest.name!r} is on the host already",
         f"the domains' names are redacted, so all of them count as other VMs; if it is one of "
-        f"{first_few(strangers, MOST_NAMED)}, say so with --ignore-domain NAME",
+        f"{first_few(strangers, MOST_NAMED)}, name it with --ignore-domain NAME",
     )
 
 

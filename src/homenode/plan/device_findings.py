@@ -83,7 +83,7 @@ def _nics_without_gpu(
         "nic-without-gpu",
         ", ".join(map(str, apart)),
         observed=f"paired by switch or root complex with GPUs that the VM does not get "
-        f"({'; '.join(pairs)}), and with none that it gets: data from its GPUs crosses a CPU",
+        f"({'; '.join(pairs)}), but with no GPU of the VM: data from its GPUs crosses a CPU",
         case=None if free_nics else "none near",
         values={"nics": ", ".join(map(str, free_nics[:8]))},
     )

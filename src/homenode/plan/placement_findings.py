@@ -110,7 +110,8 @@ def placement_findings(
         yield finding(
             "mixed-kinds",
             host.name,
-            observed="vCPUs lie on performance and on efficiency cores, so they differ in speed",
+            observed="vCPUs are pinned to performance and to efficiency cores, so they differ "
+            "in speed",
             severity=Severity.INFO if request.options.mixed_kinds else Severity.WARNING,
         )
     if isolated and not vcpu_pus <= isolated:
@@ -197,7 +198,7 @@ def _away_from_home(
             yield finding(
                 "gpu-away-from-home",
                 str(gpu.bdf),
-                observed=f"its node {gpu.node} has none of the VM's vCPUs"
+                observed=f"its node {gpu.node} has no vCPU of the VM"
                 f"{', and no guest NUMA node' if mirrored else ''}",
                 severity=Severity.INFO if near else None,
                 case="of a limit" if limited else None,

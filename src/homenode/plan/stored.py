@@ -171,5 +171,5 @@ def _refuse_twice(source: str, domain: RunningDomain, domains: Sequence[RunningD
             raise UsageError(
                 f"{source}: expected plans that share no device, found {shared[0]} in those of "
                 f"{other.name} and {domain.name}",
-                hint="plan the second one again, with --after and the first one's plan",
+                hint="plan the second VM again, with --after PLAN of the first VM",
             )

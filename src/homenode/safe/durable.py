@@ -42,7 +42,7 @@ def replace_file(
     """Write a file atomically. An existing file of that name is replaced, not modified.
 
     mode: its permissions; None = 0666 without the umask, and at most those of the replaced file.
-    directory: descriptor of the directory that holds `path`, where it must not be looked up again.
+    directory: descriptor of the directory of `path`, if it must not be resolved again.
     synced: on the disk when this returns.
     """
     with _open_parent(path, directory) as place:

@@ -31,12 +31,12 @@ MAX_KERNEL_BYTES = 16 << 20
 
 STANDARD_INPUT = "/dev/stdin"
 NO_PLAIN_FILE = (errno.ENXIO, errno.EISDIR)
-"""What the errors of this module have as errno for what is not a regular file."""
+"""errno values of this module's errors for a path that is not a regular file."""
 
 _PIECE, _LARGE_PIECE = 1 << 16, 1 << 20
 _LATE_PIECES = 64
-"""Reads after as much was read as the file had when it was opened: who writes as fast as we read
-holds us no longer."""
+"""Reads after as much was read as the file had when it was opened: a writer as fast as the reader
+cannot block it for longer."""
 
 _PLAIN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_CLOEXEC

@@ -38,7 +38,7 @@ MAX_BYTES = 256 << 20
 _LOOK_S = 0.5
 """flock cannot be asked who holds a file: `is_locked` shares the lock for less than this."""
 
-_NOT_PLAIN = "nothing but homenode writes there, and regular files: look at it, and move it away"
+_NOT_PLAIN = "only homenode writes there, only regular files: check the entry, and move it away"
 
 
 class BusyError(HostError):

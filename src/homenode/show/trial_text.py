@@ -164,12 +164,12 @@ def schedule_text(
         rounds.setdefault(step.round + 1, []).append(step.variant)
     lines += [(f"round {number}", ", ".join(layouts)) for number, layouts in rounds.items()]
     if head.copy is None:
-        lines.append(("restored", "its definition, after each boot; what its guest writes stays"))
+        lines.append(("restored", "the definition, after each boot; the guest's writes persist"))
     else:
         whose = f"with its own disks, NVRAM and UUID; {head.source} is not changed"
         lines.append(("copy", f"{head.copy.name}, {whose}"))
     if checked.begun.emulated:
-        lines.append(("caveat", "it is emulated (type='qemu'): its results will mean nothing"))
+        lines.append(("caveat", "emulated (type='qemu'): its results are meaningless"))
     table = Table(heads=heads, rows=tuple(rows), folds=heads[-1:])
     return Doc(title, (table, *_label_lines(lines)))
 

@@ -100,7 +100,7 @@ STUDY_NAMES = {
     "vcpu_pin_numa": "pin-numa",
     "vcpu_pin_numa_smt": "pin-numa-smt",
 }
-"""What the study of six GPU systems and its scripts call three of the presets."""
+"""Names of three presets in the study of six GPU systems and its scripts."""
 
 
 def preset_named(name: str) -> Layout | None:

@@ -48,7 +48,7 @@ class PortModel(StrEnum):
 
 EXPANDER = PortModel.EXPANDER_BUS.value
 PORTS = (PortModel.ROOT_PORT.value, PortModel.SWITCH_DOWNSTREAM.value)
-"""With one slot, and a chassis number."""
+"""Port models: they have one slot and a chassis number."""
 
 QEMU_DEVICE: Mapping[str, str] = {
     "pcie-expander-bus": "pxb-pcie",

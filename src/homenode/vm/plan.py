@@ -16,7 +16,7 @@ from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan_options import MemoryMode
 
 LIBVIRT = "libvirt"
-"""Stands for a domain document where a target's name stands for its file."""
+"""Target name for libvirt's domain XML."""
 
 RECORDED_DIGITS = 16
 """So much of the host's fingerprint is in the record of a domain."""
@@ -98,7 +98,7 @@ class Plan(Struct, frozen=True):
     consequences: tuple[str, ...]  # What the guest's user will see change, one sentence each
     gaps: tuple[Gap, ...]  # Unknown facts of the host that could change the plan
     mediated_removed: tuple[str, ...] = ()
-    """UUIDs of the document's mediated devices that others replace."""
+    """UUIDs of the definition's mediated devices that the plan replaces."""
     kept: tuple[str, ...] | None = None
     """A line for each other element of the document that layouts share their sections with, which
     the plan relies on; None if there is no document."""

@@ -162,14 +162,14 @@ def host_device(text: str, option: str = "--device") -> Bdf | str:
 
 
 class PlanOptions(Struct, frozen=True):
-    """Every option of `homenode plan` that shapes the placement; None = as the document or layout
-    says. See docs/reference/commands/plan.md.
+    """Every option of `homenode plan` that shapes the placement; None = as in the definition or the
+    layout. See docs/reference/commands/plan.md.
 
     Options:
       layout: The guest's layout; default, pin, pin-bound, pin-numa, pin-numa-smt, pin-numa-pci,
         pin-numa-pci-smt; the study's vcpu_pin, vcpu_pin_numa, vcpu_pin_numa_smt, A, B, C; or auto:
         chosen from results or the built-in table; see layouts.md.
-      objective: With --layout auto, what the VM is for; multi-gpu, memory-bandwidth, latency,
+      objective: Objective of --layout auto; multi-gpu, memory-bandwidth, latency,
         gpu-copy, throughput, density. Default: chosen by its devices.
       vcpus: Number of vCPUs. Default: the definition's.
       memory_bytes: Memory of the VM, with a unit: 64GiB. Default: the definition's.
@@ -184,7 +184,7 @@ class PlanOptions(Struct, frozen=True):
         the same root complex. Default: the definition's NICs.
       with_nvswitches: Also pass through the NVSwitches of the board; the VM must have all its GPUs.
         Default: the definition's.
-      policy: How many cores the nodes must have; cores-first, memory-first, spread, any.
+      policy: Rule for choosing nodes; cores-first, memory-first, spread, any.
       balance: Among equal placements: spread takes the emptiest nodes, pack the tightest fit.
         Default: pack for a VM with GPUs, else spread.
       max_nodes: Maximum number of host NUMA nodes. Default: no limit.
@@ -194,8 +194,8 @@ class PlanOptions(Struct, frozen=True):
         sees them. Needs a layout with guest NUMA nodes. Default: like the host nodes.
       replaces: Treat this domain's CPUs, memory and devices as free; may be repeated. Default: the
         domain of the same name or UUID.
-      keep_vcpus: With -smt: keep the vCPUs, use half the cores. Default: on if the
-        definition shows siblings.
+      keep_vcpus: With a layout that ends in -smt, keep the number of vCPUs and use half the cores.
+        Default: on if the definition shows siblings.
       without_nvlink: On a board with NVSwitches, choose any GPUs, also without NVLink between them.
         Default: only partitions.
       unequal_cells: Put vCPUs near the devices, even if the nodes' shares become unequal.

@@ -71,8 +71,8 @@ def apply_definitions(
     """Save the definitions of domains and define the tuned ones: all or none.
 
     A second apply keeps the first original. Raises InputError if a definition changed since it was
-    read or since the last apply, UsageError with every obstacle, HostError if libvirt refuses; the
-    definitions are then unchanged.
+    read or since the last apply, UsageError with every obstacle, HostError if libvirt rejects the
+    definition; the definitions are then unchanged.
     """
     states = [virsh.domain(change.name) for change in changes]
     for state, change in zip(states, changes, strict=True):
@@ -267,7 +267,7 @@ def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
             raise
         raise InputError(
             error.message,
-            hint="it is not defined any more; this brings it back: "
+            hint="the domain is no longer defined; define it again: "
             + command_line("virsh", "-c", virsh.connect, "define", saved[0]),
         ) from None
 

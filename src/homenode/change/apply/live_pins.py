@@ -221,4 +221,4 @@ def _processes(proc: Path, uuid: str) -> Iterator[tuple[int, int]]:
 
 def _text(path: Path) -> str:
     content = read_kernel_file(str(path))
-    return (content or b"").decode("utf-8", "replace")  # none: it ended, or is not for us to see
+    return (content or b"").decode("utf-8", "replace")  # ended, or not readable for this user

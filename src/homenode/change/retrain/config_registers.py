@@ -26,7 +26,7 @@ TRAINING = 0x0800
 
 DATA_LINK_ACTIVE = 0x2000
 DATA_LINK_REPORTED = 1 << 20
-"""Bit of Link Capabilities: Link Status says whether the link carries data."""
+"""Bit of Link Capabilities: the port reports in Link Status whether the link carries data."""
 
 SPEED_OF_CODE = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 

@@ -99,9 +99,9 @@ class RetrainStep:
     def do(self, note: Note) -> ChangeEntry:
         """Write the target, start the training, wait, verify.
 
-        Where the link does not come up at the target, the target that was found is restored and the
-        link trained once more. Raises HostError if a register cannot be reached; the line then
-        stays for the next run.
+        If the link does not come up at the target, the original target is restored and the link is
+        trained once more. Raises HostError if a register cannot be reached; the line then stays for
+        the next run.
         """
         plan = self._plan
         old_control_2 = plan.before.control_2 if self._begun is None else _control_2(self._begun)
@@ -214,7 +214,7 @@ def _speed(code: int) -> str:
 DIRECTORY = "/run/homenode/retrain"
 """Gone after a boot, which resets the registers as well."""
 
-_BY_HAND = "look at the port's Link Control 2 (setpci -s PORT CAP_EXP+30.w)"
+_BY_HAND = "check the port's Link Control 2 (setpci -s PORT CAP_EXP+30.w)"
 
 LINKS_DIRECTORY = "/run/homenode/links"
 

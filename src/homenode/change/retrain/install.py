@@ -27,8 +27,8 @@ systemd would break that circle by leaving out sockets.target.
 
 SYS_ADMIN is asked for by the kernel to read more than 64 bytes of a device's configuration space,
 and SYS_PTRACE with DAC_READ_SEARCH to see which files other users' processes have open.
-ProtectSystem=strict is but for /dev, /proc and /sys. What each line is worth: systemd-analyze(1),
-security; versions of systemd that do not know a line leave it out with a warning."""
+ProtectSystem=strict is but for /dev, /proc and /sys. systemd-analyze(1), security, rates each line.
+Older versions of systemd ignore unknown lines with a warning."""
 
 
 def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:

@@ -118,7 +118,7 @@ def plan_retrain(
         raise RetrainRefusal(
             lower.bdf,
             tuple(state),
-            f"try again in a second; if it stays so, look at the slot: lspci -vvs {port.bdf}",
+            f"try again in a second; if the state stays, check the slot: lspci -vvs {port.bdf}",
         )
     return RetrainPlan(
         port.bdf, lower.bdf, above, target, above.current_width, is_exact=target_gen is not None

@@ -341,7 +341,7 @@ def describe_matrix(matrix: TopoMatrix) -> str | None:
         matrix.links[row][other] == "SYS" and first.nodes and first.nodes == second.nodes
         for (row, first), (other, second) in combinations(_list_gpus(matrix), 2)
     )
-    hint = "; SYS stands between GPUs of one node too, so it shows nothing about nodes"
+    hint = "; nvidia-smi prints SYS between GPUs of one node too, so SYS does not distinguish nodes"
     return f"{places}, by NUMA Affinity{hint if is_no_hint else ''}"
 
 

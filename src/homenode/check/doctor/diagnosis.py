@@ -1,4 +1,4 @@
-"""Diagnosis: every finding about a host and, where one is given, about a domain on it."""
+"""Diagnosis: every finding about a host, and about a domain on it if a domain is given."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

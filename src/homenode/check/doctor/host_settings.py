@@ -110,7 +110,7 @@ _LEAST_COMPARED = 4 * GIB
 def _nodes_without(host: Host) -> Iterator[Finding]:
     with_pus = [node for node in host.nodes if node.pus]
     bare = [node for node in with_pus if node.memory_bytes == 0]
-    # Where no node has both, memory of another kind stands in for all: that is how it was built.
+    # If no node has both, the machine was built that way: all use memory of another kind.
     if bare and len(bare) < len(with_pus):
         yield finding(
             "node-without-memory",
@@ -138,7 +138,7 @@ def _nodes_without(host: Host) -> Iterator[Finding]:
 
 
 _DRIVERS_WITH_OWN_CLOCK = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
-"""With these "powersave" is the normal, dynamic choice. Source: admin-guide/pm/intel_pstate.rst."""
+"""Their "powersave" is the default, and dynamic. Source: admin-guide/pm/intel_pstate.rst."""
 
 _FAST = "performance"
 _SLOW_WAKE_US = 200

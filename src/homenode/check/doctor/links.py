@@ -353,7 +353,7 @@ def silent_device_findings(host: Host) -> Iterator[Finding]:
             "device-silent",
             f"{JUDGED.get(device.kind, 'port')} {device.bdf}",
             expected="configuration space that answers",
-            observed="ones only: lspci shows rev ff and unknown header type 7f",
+            observed="all ones: lspci shows rev ff and unknown header type 7f",
             source=f"{host.name}: lspci -vvv; PCIe 6.0, 2.3.2 (reads without an answer are "
             "all ones)",
             devices=(device.bdf,),

@@ -29,12 +29,12 @@ from homenode.machine.topology import Host
 from homenode.text import first_few, plural
 
 _OWN_DRIVERS = {"nvidia", "amdgpu", "xe", "i915"}
-"""With these the host itself uses its GPUs. None at all counts as waiting for a VM."""
+"""Drivers of GPUs that the host itself uses. A GPU without a driver counts as reserved for a VM."""
 _SOURCE = "ACSCtl of the ports, ATSCtl and DevCtl of the devices (lspci -vvv); PCIe 6.0, 6.12"
 _MOST_NAMED = 4
 _MELLANOX = 0x15B3
 _OF_THE_NIC = ("in a VM", "ATS off")
-"""Cases whose cure is a setting of the NIC's firmware, which each maker has its own program for."""
+"""Cases whose fix is a setting of the NIC's firmware, which each maker has its own program for."""
 
 
 class PeerFault(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ _MEANINGS = {
     RouteCause.NOT_FORWARDED: "its ports redirect requests, and a port above does not forward them "
     "(ACS UpstreamFwd)",
 }
-"""What stands first in the finding."""
+"""First sentence of the finding, by cause."""
 
 _CASES = {
     RouteCause.NO_DIRECT_TRANSLATED: "without DirectTrans",

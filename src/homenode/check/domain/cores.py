@@ -33,7 +33,7 @@ _WINDOWS_VCPUS = 64
 """vCPUs of one processor group of Windows."""
 
 _ENLIGHTENMENTS = ("relaxed", "vapic", "spinlocks", "vpindex", "synic", "stimer", "tlbflush", "ipi")
-"""Those without which interrupts, timers and flushes of many vCPUs trap one by one."""
+"""Enlightenments without which each interrupt, timer and TLB flush exits to the host."""
 
 
 def topology_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
@@ -45,12 +45,12 @@ def topology_findings(facts: Vm, document: Document | None, host: Host) -> Itera
                 "sockets-implicit",
                 "<topology>",
                 expected="a topology",
-                observed=f"none: libvirt makes it {plural(facts.vcpus, 'socket')} of one core",
+                observed=f"missing: libvirt makes it {plural(facts.vcpus, 'socket')} of one core",
             )
         return
     sockets, dies, cores, threads = topology
     if sockets * dies * cores * threads != facts.vcpus:
-        return  # libvirt refuses it; verify says so
+        return  # libvirt rejects it, and verify reports that
     yield from _sockets(facts, dies * cores * threads)
     if threads > 1:
         yield from _threads(facts, host, threads)
@@ -219,7 +219,7 @@ def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
             "emulator-on-sibling",
             "<emulatorpin>",
             expected="a core without vCPUs",
-            observed=f"CPUs {emulator}, siblings of vCPUs, while CPUs {free} have none",
+            observed=f"CPUs {emulator}, siblings of vCPUs, although CPUs {free} are not",
         )
 
 

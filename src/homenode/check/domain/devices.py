@@ -77,7 +77,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             "devices-unknown",
             "host devices",
             expected="the host's PCI functions",
-            observed="the host's source reports none",
+            observed="no PCI functions in its source",
         )
         return
     shows_some = bool(functions_of_parts(host))
@@ -86,7 +86,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             "device-of-no-host" if shows_some else "devices-unknown",
             f"mediated device {uuid}",
             expected=f"a mediated device of {host.name}",
-            observed="none of that UUID" if shows_some else "the host's source reports none",
+            observed="none of that UUID" if shows_some else "no PCI functions in its source",
             case="mediated device",
         )
     passed = {hostdev.bdf for hostdev in facts.hostdevs}

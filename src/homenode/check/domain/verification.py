@@ -347,7 +347,7 @@ def _share(tune: Element, quota: str, period: str) -> float | None:
 
 
 def _number(text: str | None) -> int | None:
-    """Return a number, or None: a negative one means no limit, libvirt rejects other texts."""
+    """Return a number; None for a negative number (no limit); libvirt rejects other texts."""
     return whole_number(text, digits=_MAX_DIGITS)
 
 

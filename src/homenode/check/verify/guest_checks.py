@@ -78,7 +78,7 @@ _KERNEL_FACTS = (
     ),
     VmFact(id="distances", values=lambda vm: of_cells(vm, _row, "distances from ")),
 )
-"""What a guest's kernel says of its VM, but for memory: rows as those of vm/facts.py."""
+"""Facts that a guest's kernel reports, except memory: rows as in vm/facts.py."""
 
 
 def _memory(kernel_bytes: int) -> VmFact:
@@ -379,7 +379,7 @@ def _line(comparison: VmComparison, severity: Severity | None = None) -> Check:
 
 
 STAND_IN_KERNEL_BYTES = 96 * MIB
-"""What the kernel and its files take of a test guest's first node, and of the last one."""
+"""Memory that the kernel and its files use on a test guest's first node, and on its last node."""
 
 
 class GuestView(Struct, frozen=True):

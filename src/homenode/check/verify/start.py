@@ -223,7 +223,7 @@ class MonitorDevice(Struct, kw_only=True):
 class MonitorView(Struct, frozen=True, kw_only=True):
     """QEMU's answers to COMMANDS and `info qtree`."""
 
-    status: str  # "prelaunch" or "paused" where no vCPU runs
+    status: str  # "prelaunch" or "paused" if no vCPU runs
     backends: tuple[MonitorBackend, ...]
     cpus: tuple[MonitorCpu, ...]
     devices: tuple[MonitorDevice, ...]

@@ -32,13 +32,13 @@ class VerifyArguments(Struct, frozen=True, kw_only=True):
       connect: The libvirt connection; with --boot, none runs QEMU directly. Default:
         qemu:///system, and with --boot QEMU if libvirt does not answer.
       kernel: Kernel of the test guest, a file. Default: the first installed kernel.
-      timeout: Time limit in seconds; through libvirt without KVM, QEMU is run directly after half
-        of it. Default: 60, and 5 for each vCPU.
+      timeout: Time limit in seconds. Without KVM, if libvirt's guest has not booted after half of
+        this time, QEMU is run directly. Default: 60, plus 5 for each vCPU.
       keep: Keep the console, the report, and the definition or command line in this directory.
       prometheus: Print Prometheus' text format.
-      host: A source of the host. With --live and --start, this host and the host of --plan must be
-        the host of the libvirt daemon. Default: this machine; none if the plan or the definition is
-        for another.
+      host: Host to compare with (sources: homenode show --help). With --live and --start, this host
+        and the host of --plan must be the host of the libvirt daemon. Default: this machine;
+        without it no host is compared if the plan or the definition is for another host.
 
     Examples:
       homenode verify tuned.xml --plan plan.json --boot
@@ -116,10 +116,10 @@ class RetrainArguments(Struct, frozen=True, kw_only=True):
       devices: PCI addresses of the devices whose links are trained again.
       target: PCIe generation to train to. Default: the fastest that both ends support.
       apply: Train the links again. Default: only print the registers to write.
-      print_unit: Print a systemd unit that does this at boot; only if root alone can change the
-        program.
-      print_hook: Print a libvirt hook that does this at VM start; only if root alone can change the
-        program.
+      print_unit: Print a systemd unit that trains the links at boot. Requires that only root can
+        change the program.
+      print_hook: Print a libvirt hook that trains the links at VM start. Requires that only root
+        can change the program.
 
     Examples:
       homenode doctor retrain 41:00.0

@@ -61,7 +61,7 @@ class AppArguments(Struct, frozen=True, kw_only=True):
       metric: Regular expression that finds the command's result: one group, searched in each line
         of standard output; the last match counts.
       lower_is_better: The result is a time in seconds. Default: a rate.
-      app_timeout: Seconds after which the command is stopped; that round then has no result of it.
+      app_timeout: Seconds after which the command is stopped; the round then has no result.
     """
 
     app: Annotated[str | None, Opt("--app", "CMD")] = None
@@ -119,7 +119,7 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
         Default: ssh.
       address: Address of the guest. Default: from libvirt's leases, else from the guest agent or
         this host's ARP table.
-      ssh_user: User to log in as in the guest.
+      ssh_user: User name for logging in to the guest.
       ssh_port: Port of the guest's ssh server.
       ssh_key: Private key to log in to the guest with. Default: ssh's own choice.
       probe: Static homenode-probe to copy into the guest. Processor and memory tests need only a
@@ -221,8 +221,8 @@ class ImportArguments(Struct, frozen=True, kw_only=True):
         unknown.
       machine: Host that the tools ran on: a capture, a host.toml, a shipped host. Default:
         unknown.
-      order: List all runs, or what their names begin with, in the order of their measurement.
-        Default: by the files' times.
+      order: All runs, or prefixes of their names, in the order in which they were measured.
+        Default: by file modification time.
       vantage: Where the tools ran: guest, host or job. Default: guest for the study's directories,
         job for bound logs, else host.
       dry_run: Print the names of the files; write none.
@@ -265,7 +265,7 @@ class TrialArguments(Struct, frozen=True, kw_only=True):
       layouts: Layouts to boot, separated by commas; the first is the baseline. Default: default,
         pin; also pin-numa if the host has several nodes, and pin-numa-pci if the VM has GPUs too.
       boots: Boots of each layout. Default: 3 for two layouts, 4 for more.
-      objective: The objective to decide for; multi-gpu, memory-bandwidth, latency, gpu-copy,
+      objective: Objective of the recommendation; multi-gpu, memory-bandwidth, latency, gpu-copy,
         throughput, density. Default: chosen by the VM's devices.
       in_place: Boot the VM itself: changes in the guest stay. Default: a copy is booted.
       bare: Also measure the host itself, on the CPUs and nodes of the first layout that pins;
@@ -329,7 +329,7 @@ class TrialResumeArguments(Struct, frozen=True, kw_only=True):
       report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.
       within: Time limit, such as 30m or 2h; no round is started that would exceed it. Default: no
         limit.
-      boots: Boots of each layout, more than so far. Default: as many as so far.
+      boots: Total number of boots of each layout; must be larger than before. Default: unchanged.
 
     Examples:
       homenode trial resume gpu-vm --boots 6

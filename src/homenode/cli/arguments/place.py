@@ -60,8 +60,8 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
       svg: Draw the host with the VM on it.
       diff: Print the change as a unified diff.
       explain: Print costs, rejections, pins, addresses and guest changes.
-      name: Name of a new VM (vm without it), or of a copy of [VM] with its own UUID, NVRAM and
-        MACs; see copies.
+      name: Name of a new VM, or of a copy of [VM] with its own UUID, NVRAM and MACs. Default: vm
+        for a new VM.
       libvirt: Version of the host's libvirt, such as 12.1: elements that this version lacks are
         omitted, and a finding names the version that has them. Default: the host's.
       qemu: Version of the host's QEMU, such as 8.2: elements that this version lacks are omitted,
@@ -153,7 +153,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
         needed without --list.
       connect: The libvirt daemon of the domain; default qemu:///system.
       forget: Keep the present definition of this domain as its original.
-      keep_edits: Remove only the layout from a domain that was edited since.
+      keep_edits: Remove only the layout from a domain that was edited after apply; keep the edits.
       dry_run: Print what would be restored; change nothing.
       diff: Print the whole change of the definition.
       explain: Print also the files of the saved original and of its record.
@@ -218,8 +218,8 @@ class NcclTopoArguments(Struct, frozen=True, kw_only=True):
         the plan. Default: those of the domain XML.
       guest: The guest's own view, for bus ids and nodes: ssh:HOST or a capture made inside it.
         Default: derived from the domain XML.
-      nvidia_smi: The host's nvidia-smi -q -x, to check whether the VM's GPUs are a partition of
-        Fabric Manager. Default: as the host's source shows them.
+      nvidia_smi: Output of nvidia-smi -q -x on the host, to check whether the VM's GPUs are a
+        partition of Fabric Manager. Default: the output in the host's source.
       output: Write the file here, and print the location of each device. Default: standard output.
       rccl: Write the file for AMD's RCCL. Default: for NCCL.
       cloud_init: Write a cloud-init snippet that installs the file.

@@ -70,8 +70,8 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
       memory_gib: Memory of the VM in GiB.
       hook_version: Version of the hook's interface: v1alpha1, v1alpha2, v1alpha3. Default:
         v1alpha3, which ends the sidecar with the VM.
-      kubevirt: KubeVirt's version in the cluster, v1.6 or newer; from v1.8 on the steps name its
-        own gate too.
+      kubevirt: KubeVirt's version in the cluster, v1.6 or newer. From v1.8 on, the steps also name
+        the feature gate PCINUMAAwareTopology.
       guest: The guest to measure in, over ssh. Default: cloud@, and the name of --vm.
       node: The node to measure on. Default: any.
     """

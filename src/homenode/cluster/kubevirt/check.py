@@ -178,7 +178,7 @@ def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
             "guest-flat",
             "spec.domain.cpu.numa",
             "guestMappingPassthrough",
-            "not set: the guest has one node, and its devices have none",
+            "not set: the guest has one node, and its devices have no node",
             "IBM Developer, Optimizing GPU accelerated VMs with KubeVirt",
         )
 
@@ -223,7 +223,7 @@ def huge_page_size(subject: CheckedVmi) -> Iterator[Finding]:
             "huge-page-size",
             f"huge pages of {format_bytes(page)}",
             "a pool of that size on the node",
-            "none reserved: the VMI is scheduled nowhere",
+            "no huge pages are reserved: the VMI cannot be scheduled",
             subject.host.name,
             case="under KubeVirt",
             values={"pages": subject.guest.memory_bytes // page},

@@ -63,8 +63,8 @@ def placement_of(
 ) -> Placement | Unplannable:
     """The fewest and nearest nodes that an idle node of the cluster can give the VM.
 
-    Huge pages count where the node has any. vcpus: in place of the VM's. parts: of how many equal
-    VMs that the VM is divided into it is one.
+    Huge pages count where the node has any. vcpus: replaces the VM's vCPU count. parts: number of
+    equal VMs into which the VM is divided; one of them is placed.
     """
     guest = guest_of(vmi)
     page = guest.page_bytes if page_count(host, guest.page_bytes or 0) else None
@@ -113,7 +113,7 @@ def shares_of(
 
 
 def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
-    """How many of the placed GPUs are on each node."""
+    """Count the placed GPUs on each node."""
     devices = [host.device_at[bdf] for bdf in placed.devices]
     return Counter(
         device.node

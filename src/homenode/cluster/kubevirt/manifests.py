@@ -269,7 +269,7 @@ def _document(name: str, **values: object) -> dict[str, Any]:
 
 
 GUEST_SCRIPT = _file("bench-guest.sh", SSH=" ".join(CLOSED))
-"""What the job runs. Each run has a name of its own, so that a job that is applied again adds
+"""The script of the job. Each run has a name of its own, so that a job that is applied again adds
 one."""
 
 

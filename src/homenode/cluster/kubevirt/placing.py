@@ -59,7 +59,7 @@ LAYOUT = Layout(
     GuestPcie.HOST,
     MemoryBinding.KEEP,
 )
-"""What a plan for KubeVirt owns: the PCIe tree and the distances, and neither pins nor memory."""
+"""Layout of plans for KubeVirt: it sets the PCIe tree and the distances, not pins or memory."""
 
 Place = tuple[int, int, int, int]
 
@@ -105,7 +105,7 @@ def place_devices(
     if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
         several = ", ".join(map(str, sorted(nodes.cell_of_node)))
         reason = (
-            f"warning: the guest's one cell stands for host nodes {several}, so that a device on "
+            f"warning: the guest's one cell mirrors host nodes {several}, so that a device on "
             "it would have a wrong node: KubeVirt adds such a cell for memory hotplug; set "
             "spec.domain.cpu.numa.guestMappingPassthrough and omit maxGuest"
         )
@@ -131,7 +131,7 @@ def place_devices(
             # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
             plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
             rewritten = rewrite_by((edit_cells,), xml, plan, source)
-        note = "no device is left to place: nothing to do"
+        note = "all devices are placed already: nothing to do"
         if rewritten != xml:
             note = "added the distances of the cells; no device moved"
         return PlacedXml(rewritten, (*notes, note))
@@ -422,13 +422,13 @@ def planned_cells(guest: Vm, host: Host, nodes: CellNodes, gaps: list[Gap]) -> t
 ON_ERROR_ANNOTATION = "homenode/on-error"
 GRANULARITY_ANNOTATION = "homenode/pci-granularity"
 CHOICES = {ON_ERROR_ANNOTATION: OnError, GRANULARITY_ANNOTATION: PciGranularity}
-"""What the hook's annotations may say; with another word the VM does not start."""
+"""Valid values of the hook's annotations; with any other value the VM does not start."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class DomainAnswer(Struct, frozen=True):
-    """What the hook gives."""
+    """Output of the hook."""
 
     document: bytes | None  # None if it fails
     exit_code: int

@@ -71,7 +71,7 @@ class PoolCaptureArguments(Struct, frozen=True, kw_only=True):
     Options:
       servers: Hosts to capture: [USER@]HOST[:PORT].
       hosts: A list: on each line [USER@]HOST[:PORT], then optionally name=NAME; # begins a comment.
-        Other lines, and a second host of one name, are reported and skipped.
+        Other lines, and a second host with the same name, are reported and skipped.
       output: The directory to write captures to.
       jobs: Number of hosts read at the same time.
       timeout: Time limit for one host.

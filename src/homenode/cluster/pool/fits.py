@@ -320,7 +320,7 @@ def share_of(host: Host, gpus: int) -> tuple[int, int]:
     total = sum(gpus_of_node.values())
     is_idle = not any(domain.has_claim for domain in host.domains)
     if not total:
-        raise InputError("the host has no GPUs, so that no share of it belongs to one")
+        raise InputError("the host has no GPUs, so a share per GPU does not exist")
     if None in gpus_of_node:
         memory = sum(_for_vms(node, is_idle) for node in host.nodes if node.pus)
         shares = [((len(host.cores) - 1) // total, memory // total)]

@@ -14,7 +14,7 @@ from homenode.units import format_bytes
 from homenode.vm.plan import Plan
 
 MOST_ROWS = 40
-"""Hosts of a table; of more, those with equal figures are one row."""
+"""Hosts of a table; if there are more, hosts with equal values share a row."""
 
 MOST_RANKS = 4
 """Rows of a table of hosts that take a VM; equal hosts are one row."""

@@ -9,7 +9,7 @@ from homenode.cli.arguments import ExplainOption, HostOption, JsonOption
 from homenode.option import Arg, Flag, Opt
 
 SPOOL = "/var/spool/homenode-slurm"
-"""Where the hooks of a node keep what they saw of jobs."""
+"""Directory on a node in which the hooks store their records of jobs."""
 
 MAX_NODES = 4096
 MAX_ROUNDS = 100
@@ -130,7 +130,7 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
     """Check gres.conf and slurm.conf against a node's GPUs, and show the corrections.
 
     Options:
-      gres: The cluster's gres.conf; the order of the two files is free.
+      gres: The cluster's gres.conf; the two files may be passed in any order.
       slurm: The cluster's slurm.conf.
       nodes: Check only these nodes (gpu[01-36]); each is like --host. Default: all with GPUs.
       cgroup: Also check this cgroup.conf. Default: not checked.
@@ -160,10 +160,10 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
     Options:
       output: The study's directory, on a file system that all nodes share.
       nodelist: Study these nodes, also as gpu[01-04], each in the partitions that have it.
-      host: Host source of every node: a snapshot, a description, a shipped host; look jobs are then
-        omitted. Default: each node is captured.
+      host: Host source of every node: a snapshot, a description, a shipped host; capture jobs are
+        then omitted. Default: each node is captured.
       numa: NUMA nodes to bind to. Default: all with CPUs and memory.
-      shared: GPUs of a shared job, and how many at once; may be repeated. Default: 1x4 and 2x2.
+      shared: GPUs of a shared job x number of jobs at once; may be repeated. Default: 1x4 and 2x2.
       mig: Also submit jobs of one MIG slice each, such as gpu:1g.10gb; may be repeated.
       app: Also run this program under each binding, in the current directory; split as by a shell,
         started without a shell.

@@ -193,7 +193,7 @@ def _memory(
             "job-memory-open",
             owned.subject,
             expected=f"memory bound to {tree.names(gpu_nodes)}",
-            observed=f"no policy: it may also lie on {tree.names(elsewhere)}",
+            observed=f"no memory policy: pages may also be on {tree.names(elsewhere)}",
             source=_RECORD,
         )
 

@@ -129,7 +129,7 @@ _UNKNOWN_JOB = "Invalid job id"
 def _unknown_job(name: str) -> InputError:
     return InputError(
         f"job {name}: unknown to Slurm",
-        hint="of jobs that ended only records remain: --records DIR",
+        hint="only records of ended jobs remain: read them with --records DIR",
     )
 
 
@@ -161,7 +161,7 @@ def read_jobs(text: str, source: str, names: Sequence[str]) -> tuple[Job, ...]:
     if not text.strip():
         raise NotKnownError(
             f"nothing was checked: {source} is empty",
-            hint="without jobs scontrol says so; the command before may have failed",
+            hint="scontrol prints a line even without jobs; did the command fail?",
         )
     parse = parse_squeue_jobs if is_json(text) else parse_scontrol_jobs
     jobs = parse(text, source)
@@ -241,7 +241,7 @@ def read_config(path: Path) -> SlurmConfig:
             paths = sorted(other.parent.glob(other.name)) if "*" in name else [other]
             top = directory.resolve()
             if not all(target.resolve().is_relative_to(top) for target in [other, *paths]):
-                return f"it lies outside the directory of {path.name}"
+                return f"it is outside the directory of {path.name}"
             if not paths or not all(target.is_file() for target in paths):
                 return "there is no such file"
             return tuple(ConfigFile(str(target), _included_text(top, target)) for target in paths)

@@ -135,7 +135,7 @@ def _jobs_to_audit(
             states = ", ".join(sorted({job.state for job in matches}))
             raise UsageError(
                 f"job {name}: not running ({states})",
-                hint="of jobs that ended only records remain: --records DIR",
+                hint="only records of ended jobs remain: read them with --records DIR",
             )
     return jobs, open_questions
 

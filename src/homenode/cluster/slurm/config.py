@@ -142,7 +142,7 @@ class _ConfigReader(NamedTuple):
 
     def _include(self, path: str, place: str, neighbours: str, depth: int) -> None:
         name = self._with_cluster(path)
-        files = self.include(name, neighbours) if name else "ClusterName= does not stand before it"
+        files = self.include(name, neighbours) if name else "ClusterName= is missing before it"
         if isinstance(files, str):
             self.not_read.append(NotRead(path, files, place))
             return
@@ -184,8 +184,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _end_of(row: str) -> int:
-    """Where what a physical line says ends: at its comment, at a "\\" that joins the next one to
-    it, or at its end."""
+    """Return the end of a physical line's content: its comment, a "\\" that continues the line, or
+    the line's end."""
     comment = _COMMENT.search(row)
     if comment is not None:
         return comment.end(1)

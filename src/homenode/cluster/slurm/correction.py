@@ -24,7 +24,7 @@ from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
 
 _DEVICE_FILES = {0x10DE: ("/dev/nvidia", 0), 0x1002: ("/dev/dri/renderD", 128)}
-"""By vendor: a device file's name before its number, and the number of GPU 0."""
+"""Rows by vendor: prefix of the device file, and the number of GPU 0."""
 
 Edits = dict[ConfigLine, tuple[str, ...]]
 """The physical lines that a logical one becomes."""

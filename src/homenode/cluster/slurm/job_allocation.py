@@ -71,8 +71,8 @@ class JobAllocation(Struct, frozen=True, kw_only=True):
     memory_nodes: frozenset[NodeIndex] | None = None
     # to which a memory policy binds every task; None if none does or none was recorded
     bound_nodes: frozenset[NodeIndex] | None = None
-    unknown: str | None = None  # why nothing can be said, where that is so
-    remedy: str | None = None  # what helps then, where that is not to name the node's machine
+    unknown: str | None = None  # reason why the allocation is unknown; None if it is known
+    remedy: str | None = None  # fix for an unknown allocation; None = name the node's machine
     restart: int = 0  # how often Slurm had started it again by then
 
     @property
@@ -176,7 +176,7 @@ def allocation_on(
         return unknown(
             f"Slurm assigns cores by socket, and a socket of {machine.host.name} may be a package "
             "or a NUMA node to it",
-            "--nodes FILE with `scontrol show node`, which says how many sockets there are",
+            "--nodes FILE with `scontrol show node`, which has the number of sockets",
         )
     try:
         pus = _pus(share, machine, shape)
@@ -229,7 +229,7 @@ def unknown_allocation(
 
 
 def _allocation(job: Job, node: str) -> JobAllocation:
-    """That a job is on a node, with nothing of it."""
+    """Return an allocation of a job on a node, with all other fields unknown."""
     return JobAllocation(job=job.id, node=node, name=job.name, user=job.user)
 
 

@@ -199,7 +199,7 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
         return replace(
             owned,
             unknown="no task of it was recorded: no TaskProlog, or none had started",
-            remedy="set TaskProlog=, as the hooks' README says",
+            remedy="set TaskProlog=, as in the README of the hooks",
         )
     return with_tasks(replace(owned, gpus=gpus), record.tasks)
 

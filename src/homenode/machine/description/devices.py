@@ -185,7 +185,7 @@ def _bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
 
 
 MAX_DEPTH = 8
-"""Switches below one another; deeper nesting is refused, so that no file exhausts the stack."""
+"""Switches below one another; deeper nesting is rejected, so that no file exhausts the stack."""
 
 _SWITCH_KEYS = ("switch", "link", "trained", "port_link")
 _EMPTY = "empty"

@@ -4,7 +4,7 @@
 assumed to be numbered by address, among the GPUs of the driver; if the counts differ, no link is
 guessed.
 
-Where a part can be known from several sources, sysfs decides which parts exist, and the vendor's
+If several sources show a part, sysfs decides which parts exist, and the vendor's
 tool their names. A virtual function that could carry a vGPU but carries none is not a part: it
 cannot be passed through.
 
@@ -120,7 +120,7 @@ def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:
         gaps.append(Gap("GPUs as nvidia-smi names them", str(error)))
         return {}
     gaps += [
-        Gap(f"{element} of {bdf}", f"nvidia-smi says {text_value!r}, which is not known here")
+        Gap(f"{element} of {bdf}", f"unknown value {text_value!r} of nvidia-smi")
         for bdf, element, text_value in query.unread
     ]
     return {gpu.bdf: gpu for gpu in query.gpus}
@@ -154,7 +154,7 @@ def _nvlinks(
     rows = [i for i, device in enumerate(matrix.devices) if device.name.startswith("GPU")]
     if len(rows) != len(gpus):
         counted = plural(len(rows), "GPU")
-        reason = f"nvidia-smi has {counted}, the PCI tree {len(gpus)} with its driver"
+        reason = f"nvidia-smi lists {counted}; {len(gpus)} in the PCI tree are bound to its driver"
         gaps.append(Gap("NVLinks", reason))
         return []
     links: list[DeviceLink] = []
@@ -222,7 +222,7 @@ def _amd_links(
         tool = COMMAND_OF_NAME[command].spellings[0][0]
         gpu_of_number = _amd_gpus(topology, gpus)
         if not gpu_of_number:
-            failures.append(Gap("xGMI links", f"{tool} has none of the GPUs of the PCI tree"))
+            failures.append(Gap("xGMI links", f"{tool} lists none of the GPUs of the PCI tree"))
             continue
         gaps += failures
         for number, listed in topology.node_of_gpu.items():
@@ -230,7 +230,7 @@ def _amd_links(
             if gpu is not None and gpu.node is None and node is not None:
                 node_of_gpu[gpu.bdf] = StatedNode(node, tool)
             elif gpu is not None and gpu.node not in (None, listed):
-                reason = f"{tool} says {listed}, sysfs says {gpu.node}; used sysfs"
+                reason = f"{tool} has {listed}, sysfs has {gpu.node}; used sysfs"
                 gaps.append(Gap(f"node of {gpu.bdf}", reason))
         pairs = {
             tuple(sorted((gpu_of_number[link.a].bdf, gpu_of_number[link.b].bdf)))
@@ -404,7 +404,7 @@ def _read_amd(snapshot: Snapshot, gpus: Mapping[Bdf, PciDevice], division: _GpuD
         division.mode[gpu.bdf] = mode
         count = counts.get(gpu.bdf) or partition_count(mode, gpu.device_id)
         if not count:
-            reason = f"mode {mode!r} is not known here, and amd-smi partition lists none"
+            reason = f"mode {mode!r} is not known here, and amd-smi partition lists no profile"
             division.gaps.append(Gap(f"partitions of {gpu.bdf}", reason))
         if count > 1:
             division.parts[gpu.bdf] += [

@@ -61,7 +61,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
         return (Gap("libvirt's view of the host", str(error)),)
     gaps: list[Gap] = []
     ours = host.node_at
-    # libvirt may leave out nodes with neither CPUs nor memory, of which a GH200 has 28.
+    # libvirt may omit nodes without CPUs and memory, of which a GH200 has 28.
     expected = {n.index for n in host.nodes if n.pus or n.memory_bytes}
     if cells and (expected - set(cells) or set(cells) - set(ours)):
         cell_list = ", ".join(map(str, sorted(cells)))
@@ -87,7 +87,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
 
 
 def _gap(subject: str, theirs: object, ours: object) -> Gap:
-    return Gap(subject, f"libvirt says {theirs}, sysfs says {ours}; used sysfs")
+    return Gap(subject, f"libvirt has {theirs}, sysfs has {ours}; used sysfs")
 
 
 ReadDomain = Callable[[bytes, bool, str], RunningDomain]
@@ -226,7 +226,7 @@ def read_running_domains(
     if not output.strip():
         return (), ()
     if read_domain is None:
-        return (), (Gap(NO_VMS, "their XML was not asked for"),)
+        return (), (Gap(NO_VMS, "their XML was not read"),)
     root = parse_xml(output, "domains", f"{snapshot.name}: virsh dumpxml")
     domains: list[RunningDomain] = []
     gaps: list[Gap] = []

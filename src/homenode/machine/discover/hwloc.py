@@ -73,13 +73,13 @@ def read_hwloc_nodes(
         reason = "hwloc shows which CPUs are nearest to a node, not which are its own"
         gaps.append(Gap(f"CPUs of nodes {names}", f"{reason}; counted as CPU-less"))
     if listed - in_use:
-        gaps.append(Gap(f"node of {cpus_text(listed - in_use)}", "in no node of the XML"))
+        gaps.append(Gap(f"node of {cpus_text(listed - in_use)}", "not in any node of the XML"))
     nodes: list[NumaNode] = []
     for obj, _ in sorted(objects, key=lambda pair: os_index(pair[0], source)):
         index = os_index(obj, source)
         memory = whole_number(obj.attributes.get("local_memory"))
         if memory is None and not any(key.startswith("pages of ") for key in obj.infos):
-            gaps.append(Gap(f"node {index} memory", "the XML does not say"))
+            gaps.append(Gap(f"node {index} memory", "not in the XML"))
         elif memory is None:
             memory = 0  # hwloc omits local_memory if it is 0
         pools, unknown_pools = _pools(obj)
@@ -191,7 +191,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     allowed = pus_of(machine, "allowed_cpuset", name) or listed
     left_out = complete - listed
     if left_out:
-        reason = "hwloc left them out: offline, or disallowed and exported without --disallowed"
+        reason = "omitted by hwloc: offline, or disallowed and exported without --disallowed"
         gaps.append(Gap(f"state of {cpus_text(left_out)}", reason))
     packages = _packages(objects, listed, gaps)
     nodes, node_gaps = read_hwloc_nodes(objects.nodes, listed, packages, name)

@@ -50,7 +50,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         raise InputError(
             f"{source}: expected NUMA nodes of {host.name} ({_join_numbers(nodes)}), found "
             f"{_join_numbers(listed_nodes - set(nodes))}",
-            hint="lay the listing over the host that it was taken on, or a description of it",
+            hint="pass --lspci with the host of the listing, or with its description",
         )
     pus_of_node = {index: node.pus for index, node in nodes.items()}
     locality = Locality.from_nodes(host.nodes, CpuSet(), host.distances)
@@ -93,7 +93,7 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
     if ends_within_a_line(text) or ends_early:
         position = "in the entry of a bridge" if ends_early else "within a line"
         subject = f"PCI functions after {last.bdf}, and the end of its own entry"
-        reason = f"{source} ends {position}, so it was cut: run it again"
+        reason = f"{source} ends {position}, so the listing is truncated: run lspci again"
         gaps.append(Gap(subject, reason, GapKind.LISTING_CUT))
     listed = {(function.bdf.domain, function.bdf.bus) for function in functions}
     bare = [

@@ -84,7 +84,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
         pus_of_node[number] = pus
         in_use = in_use | pus
     if homeless := online - in_use:
-        reason = f"in no online node (those are {', '.join(map(str, numbers))})"
+        reason = f"not in any online node (online: {', '.join(map(str, numbers))})"
         gaps.append(Gap(f"node of {cpus_text(homeless)}", reason))
     initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
     nodes: list[NumaNode] = []

@@ -42,8 +42,8 @@ def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKi
     """Return the kind of each core, in the order given; all None if the cores are identical.
 
     In this order of trust: the PMUs that Linux registers for each kind on x86 (cpu_core,
-    cpu_atom), arm64's cpu_capacity, top frequency. Base frequency counts only where no top
-    frequency is known: Xeons with SST-BF raise it for some of a set of equal cores.
+    cpu_atom), arm64's cpu_capacity, top frequency. Base frequency counts only if no top frequency
+    is known: Xeons with SST-BF raise it for some of a set of equal cores.
     Source: Documentation/ABI/testing/sysfs-bus-event_source-devices, sysfs-devices-system-cpu.
     """
     performance = read_pus(snapshot, "/sys/devices/cpu_core/cpus")
@@ -269,8 +269,8 @@ def _read_package_of_pu(
 ) -> dict[PuIndex, PackageIndex]:
     """Package of each CPU by physical_package_id.
 
-    Where the kernel has none (-1 on some arm64 and riscv), packages are the sets of
-    package_cpus_list, numbered by lowest CPU; where there is not even that, all are in package 0.
+    If the kernel has no id (-1 on some arm64 and riscv), packages are the sets of
+    package_cpus_list, numbered by lowest CPU. If that is missing too, all CPUs are in package 0.
     """
     numbers = {
         pu: read_number(snapshot, f"{CPU}/cpu{pu}/topology/physical_package_id") for pu in pus

@@ -26,11 +26,11 @@ from homenode.units import whole_number
 
 CPU = "/sys/devices/system/cpu"
 
-# Where VMs of libvirt run under systemd. No pin can name a CPU outside it.
+# The cgroup of libvirt's VMs under systemd. No pin can name a CPU outside it.
 _MACHINES = "/sys/fs/cgroup/machine.slice/cpuset.cpus.effective"
 
 # In this order: cgroup v2; cgroup v1 as systemd mounts it; the cpuset file system of old kernels,
-# with and without noprefix. Where /proc/mounts names other places, these come first.
+# with and without noprefix. If /proc/mounts names other mount points, these are tried first.
 _MOUNTS = (
     ("cgroup2", "/sys/fs/cgroup"),
     ("cgroup", "/sys/fs/cgroup/cpuset"),

@@ -33,7 +33,7 @@ MAX_HEADER_BYTES = 16 << 10
 MAX_RECORDS = 400_000
 MAX_PATH_CHARS = 4096
 MAX_DEPTH = 64
-"""Limits on what an archive may hold. The largest real tree that we know has 64,266 members, of
+"""Limits on what an archive may hold. The largest known real tree has 64,266 members, of
 0.7 MB of text and 5 MB of names, in 58 MB of tar. TOTAL: of texts and names together."""
 
 _BLOCK = 512
@@ -104,7 +104,7 @@ class ArchiveTree(Struct, frozen=True):
 
 
 def read_archive(path: Path) -> ArchiveTree:
-    """The members of a tar. Where a name comes twice, the last one counts, as tar itself does.
+    """The members of a tar. If a name occurs twice, the last member counts, as in tar itself.
 
     Raises InputError if the file is not a tar, is cut short, names something outside of itself, or
     exceeds a limit above.

@@ -49,7 +49,7 @@ class Form(Enum):
     FIELDS = r"[A-Za-z0-9_()][A-Za-z0-9_() ]{0,60}\t*:[^\n]{0,8000}"  # each line: "key: value"
     NODE_MEMINFO = r"Node \d+ [A-Za-z0-9_()]{1,40}:\s+\d+(?: kB)?"  # each line
 
-    # Where links lead: to names that the kernel gives
+    # Targets of symbolic links: names that the kernel assigns
     TO_DAX = rf"(?:\.\./)+devices/{_WAY}dax\d{{1,4}}\.\d{{1,4}}"
     TO_MEDIATED = rf"(?:\.\./)+devices/{_WAY}{_UUID}"
     TO_MEDIATED_TYPE = r"(?:\.\./)+mdev_supported_types/[A-Za-z0-9_-]{1,60}"

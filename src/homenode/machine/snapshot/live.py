@@ -25,7 +25,7 @@ class QuietSnapshot(DirectorySnapshot):
 
 
 class LiveSnapshot(QuietSnapshot):
-    """The machine that we run on. Tools run when their output is first asked for, and once."""
+    """The local machine. Tools run when their output is first asked for, and once."""
 
     __slots__ = ("_failures", "_outputs")
 

@@ -103,8 +103,8 @@ class BoundedSnapshot:
             or self._commas > MAX_COMMAS
         ):
             raise InputError(
-                f"{self.name}: expected a host of at most {MAX_FILES} files, of "
-                f"{MAX_CHARS >> 20} MiB in them and {MAX_COMMAS} parts of lists, found more"
+                f"{self.name}: expected at most {MAX_FILES} files, {MAX_CHARS >> 20} MiB of "
+                f"content and {MAX_COMMAS} parts of lists, found more"
             )
         return answer
 

@@ -45,7 +45,7 @@ class ProbeNode(Struct, frozen=True):
 class ProbeMachine(Struct, frozen=True):
     architecture: str
     nodes: tuple[ProbeNode, ...] = ()
-    # instructions are translated (QEMU's TCG): no figure means anything
+    # instructions are translated (QEMU's TCG): results are meaningless
     emulated: bool | None = None
 
 

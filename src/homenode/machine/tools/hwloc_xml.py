@@ -99,7 +99,7 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
 
 
 def _object(element: etree._Element, source: str) -> HwlocObject:
-    """Depth is bounded: libxml2 refuses documents nested deeper than 256 elements."""
+    """Depth is bounded: libxml2 rejects documents nested deeper than 256 elements."""
     attributes = {str(key): str(value) for key, value in element.attrib.items()}
     type_name = attributes.get("type")
     if type_name is None:

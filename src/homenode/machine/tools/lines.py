@@ -125,7 +125,7 @@ def _opening_line(text: str, at: int) -> int | None:
 
 class Line(NamedTuple):
     text: str
-    number: int | None  # counted from 1; None = of no line
+    number: int | None  # counted from 1; None = not from a line
     source: str  # whose output it is of
 
     def error(self, expected: str, part: str | None = None) -> ParseError:
@@ -177,8 +177,8 @@ Take = Callable[[Line, "re.Match[str]"], bool | None]
 """What is done with a line that has the form of a row; False = the row is not for it here."""
 
 Row = tuple["re.Pattern[str]", Take | str | None]
-"""The form of a line, and what is done with it. A name: its first group is the value of that name,
-which may stand there again. None: the line says nothing."""
+"""The pattern of a line, and its action: a function, a name to store the first group under (may
+repeat), or None to skip the line."""
 
 
 class Lines:

@@ -83,7 +83,7 @@ class SshChannel(Struct, frozen=True):
         if done.returncode == 0:
             return ScriptOutput(done.stdout, done.stderr)
         if done.returncode == _OWN_FAILURE and not is_known:
-            self._forget()  # a machine that does not let us in is not the guest
+            self._forget()  # a machine that rejects the login is not the guest
         if any(cause in done.stderr for cause in _OTHER_KEY):
             raise self._other_key(done.stderr)
         errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -94,7 +94,7 @@ class SshChannel(Struct, frozen=True):
         if done.returncode == _OWN_FAILURE and not errors:
             raise ToolError(
                 f"{self.name}: expected the script to end, found the connection closed",
-                hint="did the guest restart or end? look at its console",
+                hint="the guest may have restarted or ended: check its console",
             )
         raise ToolError(f"{self.name}: {errors[-1][:200] if errors else done.failure()}")
 

@@ -18,7 +18,7 @@ COPYING_THREAD = "copying thread"
 
 
 def torch_run_figures(runs: tuple[TorchRun, ...]) -> Figures:
-    """Return the results of all documents of an output: one, or one for each node."""
+    """Return the results of all documents of an output: one document, or one for each node."""
     return join_figures(_run_figures(run) for run in runs)
 
 

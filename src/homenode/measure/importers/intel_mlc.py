@@ -11,8 +11,8 @@ Seen of v3.4 to v3.12; closed source, the format is that of published outputs.
 * Rows are the nodes of the CPUs, columns those of the memory. The words before them were "Memory
   node" and "Socket" before v3.5. A node without CPUs (CXL, HBM) has a column and no row.
 * "MB/sec" is 10^6 bytes per second, as it says.
-* It switches prefetchers off through an MSR, as root, which a guest cannot do. Where it could not
-  (`prefetchers_were_on`), a sequential idle latency is too low.
+* It switches prefetchers off through an MSR, as root, which a guest cannot do. If MLC could not
+switch them off (`prefetchers_were_on`), its sequential idle latency is too low.
 """
 
 import re

@@ -154,7 +154,7 @@ def _arrays_bytes(lines: Lines) -> int | None:
     if 0 in (elements, element_bytes):
         raise lines.error("arrays of some size", f"{elements} x {element_bytes} bytes")
     if elements is None or element_bytes is None:
-        reason = "the output does not say how large they are; small ones fit into caches"
+        reason = "the output has no array size; small arrays fit into caches"
         lines.gaps.append(Gap("STREAM arrays", reason))
         return None
     return 3 * elements * element_bytes

@@ -131,7 +131,7 @@ class GpuPlace(Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A figure, in its metric's own unit (homenode.metrics).
+    """A measured value, in its metric's own unit (homenode.metrics).
 
     A Struct, because a results directory has millions: read in a seventh of a dataclass's time.
     device, peer: the GPU, and the other one of a pair: host addresses where the run says

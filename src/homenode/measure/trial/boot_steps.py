@@ -43,7 +43,7 @@ ORIGINAL = "original.xml"
 """Next to the journal: the user's domain as libvirt printed it when the trial was begun."""
 
 _ALREADY = ("already running", "already active")
-"""In what libvirt and virsh say of starting a domain that runs."""
+"""Words in libvirt's errors for starting a domain that is already running."""
 
 _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

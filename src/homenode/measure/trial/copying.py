@@ -186,7 +186,7 @@ def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int
         return
     if not start.startswith(qcow2.MAGIC):
         raise InputError(
-            f"{subject}: {path}: expected the format of what is under it, found {name[:200]!r} "
+            f"{subject}: {path}: expected a backing file with a format, found {name[:200]!r} "
             "without one: QEMU would guess it, and open what a file of that format names",
             hint="if it is raw: qemu-img rebase -u -f qcow2 -F raw -b FILE IMAGE",
         )

@@ -184,7 +184,7 @@ class Fabric(Struct, frozen=True):
             for bdf in sorted(self.module_of_gpu)
             if (domain := allocations.holder(bdf)) is not None
         ]
-        detail = f"none free of the partitions of {plural(total, 'GPU')}" + (
+        detail = f"no free partition of {plural(total, 'GPU')}" + (
             f"; in use: {', '.join(busy)}" if busy else ""
         )
         return None, self._finding(detail, self._of_size(total))

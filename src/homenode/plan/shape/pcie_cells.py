@@ -84,7 +84,7 @@ def cells_without_bus(cells: int, with_bus: Iterable[int]) -> tuple[Finding, ...
             "cells-without-bus",
             f"guest cells {without}",
             observed=f"pcie.0 has no slots for {cells} expander buses, so guest NUMA nodes "
-            "without devices have none: a device that is plugged in later has no port there",
+            "without devices have no bus: a device plugged in later has no port there",
         ),
     )
 

@@ -359,7 +359,7 @@ def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
         head.switches == UNKNOWN_SWITCHES and head.arrangement == head.name for head in heads
     ):
         return (
-            "the logs do not say under which layout each run was made: "
+            "the logs do not name the layout of each run: "
             "homenode import --layout RUN=LAYOUT adds it; the results are below",
         )
     if not answers:

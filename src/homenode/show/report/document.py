@@ -346,7 +346,7 @@ def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
 
 
 def _environment(machine: ReportedMachine) -> Iterator[Section]:
-    """Yield the conditions of the figures; none for a published machine, whose runs are printed as
+    """Yield the conditions of the results; none for a published machine, whose runs are printed as
     published."""
     alternatives = () if machine.is_published else machine.alternatives
     labels = tuple(alternative.label for alternative in alternatives)

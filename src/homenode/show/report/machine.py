@@ -39,7 +39,7 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan
 
 ANY_LAYOUT = "any layout"
-"""Label of figures that a source prints for all layouts alike."""
+"""Label of results that a source prints for all layouts together."""
 
 BARE = "bare metal"
 """Label of runs on the host itself in addition to those of its guests."""
@@ -296,7 +296,7 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
 def host_lines(machine: ReportedMachine) -> Iterator[Text]:
     """Describe the source of a host's picture, and its assumptions."""
     if machine.host is not None:
-        source = "as it is described" if machine.host.assumed else "as its capture says"
+        source = "as it is described" if machine.host.assumed else "from its capture"
         assumed = "; ".join(machine.host.assumed)
         assumption = f" Assumed: {assumed}." if assumed else ""
         yield Text(f"The host is drawn {source}.{assumption}", "dim small")

@@ -39,7 +39,7 @@ MOST_HEAT_MAPS = 24
 _ABOUT_SIZES = {
     "memory-latency": "time of one dependent load, by the size of what it walks through",
 }
-"""What a curve shows, where it is not what the metric's one figure is of."""
+"""Captions of curves that show something other than the metric's single result."""
 
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 

@@ -52,7 +52,7 @@ PCIE_STEPS: tuple[Step, ...] = (
     hostdevs.edit_shared_slots,
     cpu.edit_acpi,
 )
-"""For a plan whose pins and memory are the document's own: its PCIe tree and distances alone."""
+"""For a plan that sets only the PCIe tree and distances, and keeps pins and memory."""
 
 
 class ElementRow(Struct, frozen=True):
@@ -85,10 +85,10 @@ class VersionNeed(Struct, frozen=True):
 _COMMANDLINE = f"{{{controllers.QEMU_NAMESPACE}}}commandline"
 
 UNSAID = {
-    "device-cell": "the controllers above the device say its cell",
+    "device-cell": "the controllers above the device determine its cell",
     "initiators": "what writes a <hostdev> compares its <acpi>",
 }
-"""Facts of a VM that no document says, and why."""
+"""Facts of a VM that a definition cannot contain, and why."""
 
 
 def _has(path: str) -> Callable[[Document], bool]:

@@ -124,7 +124,7 @@ def _identity(document: Document, original: str, name: str) -> list[Edit]:
     element = root.child("name")
     assert element is not None, "read_name has read it"
     edits = set_text(document, element, name) + drop_attribute(document, root, "id")
-    # libvirt refuses an SMBIOS uuid that is not the domain's.
+    # libvirt rejects an SMBIOS uuid that is not the domain's.
     entries = [
         entry
         for sysinfo in root.all("sysinfo")
@@ -253,7 +253,7 @@ def new_domain(
 _FORMATS = ("raw", "qcow2")
 _TARGET = re.compile(r"[A-Za-z0-9_:]{1,64}\Z", re.ASCII)
 _OVER = {"file": "file", "block": "dev"}
-"""Disk types that an overlay can lie over, with the attribute that names what is under it."""
+"""Disk types that can have an overlay, with the attribute that names the backing file."""
 
 
 class WritableDisk(Struct, frozen=True):
@@ -314,7 +314,7 @@ def _refuse_directories(document: Document) -> None:
             raise InputError(
                 f"{document.source}:{directory.line}: expected no directory of the host's that the "
                 f"guest "
-                "may write, found a <filesystem>: a copy would write the same one",
+                "may write, found a <filesystem>: a copy would write to the same directory",
                 hint="--in-place works on the VM itself; or make it <readonly/>",
             )
 
@@ -340,7 +340,7 @@ def _disk(document: Document, element: Element) -> WritableDisk:
     if path is None or obstacle is not None:
         raise InputError(
             f"{document.source}:{element.line}: disk {target}: expected a file or block device "
-            f"that an overlay can lie over, found {obstacle}",
+            f"that can be a backing file, found {obstacle}",
             hint="--in-place works on the VM itself, and its disks",
         )
     return WritableDisk(target, path, content, kind == "block")

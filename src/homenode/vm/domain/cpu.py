@@ -240,7 +240,7 @@ def edit_acpi(document: Document, plan: Plan) -> Document:
 
 
 Key = tuple[str, int]
-"""An element of ours: its name, and the vCPU or IOThread that it pins (0 for the emulator)."""
+"""An element of homenode: name, and the vCPU or IOThread that it pins (0 for the emulator)."""
 
 _NUMBER_OF = {"vcpupin": "vcpu", "iothreadpin": "iothread"}
 _LISTS_OF_VCPUS = ("vcpusched", "cachetune", "memorytune", "monitor")

@@ -167,7 +167,7 @@ _ON_EXPANDER = (
 
 _OTHER_NAMES = {"pcie-root-port": "ioh3420"}
 """Names of models besides those of QEMU_DEVICE. Source: qemuDomainValidate of controllers, libvirt
-9.0, which refuses any other."""
+9.0, which rejects all other names."""
 
 _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
 """Where function 0 is the machine's own: q35's LPC next to SATA, i440fx's ISA next to IDE and USB.
@@ -201,7 +201,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
         subject = f"<{element.tag}> at {address}"
         model = model_of.get(address.bus)
         if model in PORTS and address.device:
-            yield _fault("slot-of-port", subject, "slot 0, the only one of a port", address.device)
+            yield _fault("slot-of-port", subject, "slot 0: a port has one slot", address.device)
         if model == EXPANDER and element.get("model") not in _ON_EXPANDER:
             yield _fault("endpoint-on-expander", subject, "a root port between", "an expander bus")
         of_chipset = address.bus == 0 and address.device == _CHIPSET_SLOT.get(model or "")
@@ -214,7 +214,7 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
                 is_lone = element.tag != "hostdev"
                 missing = _fault("function-without-0", subject, f"a device at {first}", "none")
                 yield replace(missing, severity=Severity.WARNING) if is_lone else missing
-            elif place.get("multifunction") == "off":  # where it is not given, libvirt gives it
+            elif place.get("multifunction") == "off":  # libvirt adds it if it is missing
                 yield _fault(
                     "multifunction-off",
                     f"<{head.tag if head else ''}> at {first}",

@@ -51,7 +51,7 @@ _IDENTITY: dict[str, tuple[str, ...]] = {
         ),
     ),
 }
-"""What names an element among its like, as paths below it. The others by their order."""
+"""Paths of the values that identify an element; other elements are identified by order."""
 
 _Key = tuple[str, ...]
 

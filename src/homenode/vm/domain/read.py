@@ -157,7 +157,7 @@ _NOT_PRINTED = ("ioapic", "tcg")
 """Elements that libvirt drops where they say nothing."""
 _VFIO = (None, "vfio")
 _PARTITIONS = ("/machine", "/machine.slice")
-"""That libvirt itself names for a running domain."""
+"""Partitions that libvirt itself sets for a running domain."""
 
 
 def with_kept(plan: Plan, document: Document) -> Plan:

@@ -108,8 +108,8 @@ _URI = "test:///default"
 _NAME = "homenode-check"
 _TIMEOUT_S = 30.0
 _NOT_KEPT_THERE = ("alias", "alias/@name", "address/@type")
-"""What the test driver drops and QEMU's keeps, or what says nothing new. Elements of other
-namespaces are the driver's own, too."""
+"""Elements that the test driver drops and QEMU's driver keeps, or that have no information.
+Elements of other namespaces are the driver's own, too."""
 _OF_VIRSH = ("Failed to define domain", "failed to get domain")
 
 

@@ -32,7 +32,7 @@ _LOST = (
     "Cannot write data",
     "client socket is closed",
 )
-"""What virsh says of a daemon that went away while it was asked: it may have done it, or yet do."""
+"""Errors of virsh if the daemon disconnects: it may have made the change, or may still."""
 
 _ADDRESS_SOURCES = ("lease", "agent", "arp")
 """Where virsh looks for a guest's addresses: only libvirt's own networks have leases."""

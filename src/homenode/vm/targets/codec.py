@@ -24,7 +24,7 @@ from homenode.vm.targets.target import (
 )
 
 File = TypeVar("File")
-"""What `Codec.parse` makes of a file."""
+"""Result type of `Codec.parse`."""
 
 
 class Writing(Struct, Generic[File], frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ _MOST_BYTES = 64 << 20
 
 
 class GuestOutput:
-    """A file into which QEMU writes what a guest says: only QEMU and we can have written it.
+    """A file into which QEMU writes what a guest says: only QEMU or homenode can have written it.
 
     user: QEMU's. It is held open: no other file takes its place. It stays ours where libvirt's
     virtlogd writes what QEMU hands to it; where QEMU itself opens it, libvirt gives it to QEMU's
@@ -70,7 +70,7 @@ class GuestOutput:
         if reason is not None:
             raise HostError(
                 f"{self.path}: expected a file that the test guest alone has written, found "
-                f"{reason}: what the guest says is not known",
+                f"{reason}: the guest's report is not trusted",
                 hint=f"boot again; {_ELSEWHERE}",
             )
         return self.read_unchecked()

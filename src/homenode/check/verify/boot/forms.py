@@ -336,7 +336,7 @@ _NO_PART_OF_THE_GUEST = frozenset(
 """.split()
 )
 _NAMED = {"fw_cfg": "the firmware's window", "global": "the address space for BARs"}
-"""What an option says of the guest that is omitted; others are named as they are."""
+"""Names of omitted QEMU options in findings; other options are named by themselves."""
 
 _NOT_HERE = {
     "intel-iommu": "the vIOMMU",

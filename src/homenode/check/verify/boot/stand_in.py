@@ -10,8 +10,8 @@ KVM; AMD models and `max` show no siblings.
 
 "GPUs vanish with much memory" is a matter of addresses: memory, the 64-bit PCI window behind it and
 the CPU's address bits. None of it needs real memory: QEMU's pci-testdev has a BAR of any size
-without backing, and maxmem= moves the window behind memory that is not there. Where all of it is
-more than the 40 bits of TCG's CPUs, every size is divided by the same power of two.
+without backing, and maxmem= moves the window behind memory that is not there. If the sizes exceed
+the 40 address bits of TCG's CPUs, all are divided by the same power of two.
 """
 
 import itertools
@@ -155,7 +155,7 @@ APART = "the PCIe tree and all vCPUs in one guest: two are booted, as there is n
 
 _FEATURES = ("acpi", "apic")
 _SWITCHES = ("vmport", "smm", "pmu")
-"""Children of <features> that the test guest takes from the document; these with their state."""
+"""Children of <features> that the test guest copies; _SWITCHES are copied with state=."""
 
 _BACKING = ("source", "access")
 

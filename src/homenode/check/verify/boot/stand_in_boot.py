@@ -94,7 +94,7 @@ class BootOptions(Struct, frozen=True):
 class BootOutcome(Struct, frozen=True):
     stand_in: StandInGuest
     guest: Host | None  # None if it did not come up; then `findings` say why
-    how: str  # through what and with which accelerator, for people
+    how: str  # how the guest was booted (libvirt or QEMU, KVM or TCG), as text
     seconds: float
     findings: tuple[Finding, ...]
 

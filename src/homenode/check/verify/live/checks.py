@@ -124,7 +124,7 @@ _LIVE_FACTS = (
         may_lack=True,
     ),
 )
-"""What a process shows of its VM: rows as those of vm/facts.py."""
+"""Facts that a QEMU process shows about its VM: rows as in vm/facts.py."""
 _OF_MEMORY = {"live-binding": "cmdline", "live-memory": "numa_maps", "live-page-size": "numa_maps"}
 """Facts of memory, and the file of the process that shows them."""
 

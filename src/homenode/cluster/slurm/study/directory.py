@@ -72,7 +72,7 @@ class StudyEntry(Struct, frozen=True, omit_defaults=True):
     job: str | None = None
     refused: str | None = None  # an experiment, with sbatch's reason
     reason: str | None = None
-    again: str | None = None  # an experiment that is mistaken for not submitted
+    again: str | None = None  # an experiment whose submission is missing in the journal
 
 
 class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
@@ -454,7 +454,7 @@ def _missing_results(directory: Path, study: Study) -> list[str]:
                 job = jobs.get(experiment.id)
                 lines.append(f"{name}: " + (f"job {job} did not begin" if job else "not submitted"))
     if not study.experiments:
-        lines.append("all measuring jobs: they are planned when every node was looked at")
+        lines.append("all measuring jobs: they are planned after every node was captured")
     return lines
 
 

@@ -34,11 +34,11 @@ CLEARLY = 1.2
 """A node is a GPU's home by measuring where its copies are this many times the next best."""
 
 _NODE = "the node"
-"""Logs name none: all of them are of one machine."""
+"""Node name for logs, which do not name a node; all logs are of one machine."""
 
 _MET = re.compile(r"(\d{1,4}) of (\d{1,4})", re.ASCII)
 _SAID = re.compile(r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII)
-"""What homenode bench says on standard error if nothing is wrong, and findings of its run."""
+"""Lines on standard error of a successful homenode bench: progress, and findings of its run."""
 
 
 class AttemptRecord(Struct, frozen=True):
@@ -61,12 +61,12 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     node: str  # of the cluster
     gres: str = "gpu"
     gpus: int
-    bound_to: int | None = None  # the NUMA node that it was bound to; None if to none
+    bound_to: int | None = None  # the NUMA node that it was bound to; None if it was not bound
     cpu_nodes: tuple[int, ...] = ()  # NUMA nodes that it might use, () = not known
     memory_nodes: tuple[int, ...] = ()  # NUMA nodes that it might use, () = not known
     run: Run
     homes: tuple[tuple[str, int], ...] = ()  # (GPU address, its NUMA node)
-    homes_measured: bool = False  # nothing says it, the figures do
+    homes_measured: bool = False  # derived from the results, because no source has it
     place: Locality | None = None  # by the node's machine; None if that is unknown
     record: AttemptRecord = AttemptRecord()
     gaps: tuple[Gap, ...] = ()
@@ -300,7 +300,7 @@ def _part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
 
 
 def _by_log(samples: list[Sample]) -> list[list[Sample]]:
-    """The samples of each job, where they can be distinguished."""
+    """The samples of each job, if they can be distinguished."""
     logs: list[list[Sample]] = [[]]
     for sample in samples:
         log = logs[-1]
@@ -354,13 +354,13 @@ class Collective(Struct, frozen=True):
 
 
 class StudySources(Struct, frozen=True, kw_only=True):
-    """What studies came to."""
+    """Results of studies."""
 
     jobs: tuple[JobEvidence, ...] = ()
     collective: Collective | None = None
     missing: tuple[str, ...] = ()  # jobs without results
     gaps: tuple[Gap, ...] = ()  # what is open, with the job's name
-    # (job, what it was asked for and has no figure of)
+    # (job, requested tests without a result)
     unmeasured: tuple[tuple[str, str], ...] = ()
 
 

@@ -30,7 +30,7 @@ from homenode.package_data import package_text
 from homenode.text import plural
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
-"""What may stand in a script without quotes, and be a file's name."""
+"""Names that need no quotes in a script and are valid file names."""
 
 MAX_JOBS = 64
 """Limit of jobs of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""

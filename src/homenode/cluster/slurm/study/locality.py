@@ -45,7 +45,7 @@ class JobLocality(StrEnum):
 
 
 Locality = tuple[JobLocality, str]
-"""With the reason; "" if the answer needs none."""
+"""(locality, reason); the reason is "" if the locality needs no explanation."""
 
 
 def parse_gpus(text: str) -> tuple[GpusBySource, CpuSet]:
@@ -180,7 +180,7 @@ def place_by_homes(
 def memory_words(nodes: Iterable[int]) -> str:
     """Return the possible nodes of unbound memory of a job as text."""
     listed = _words(nodes)
-    return f"its memory may lie on nodes {listed}" if listed else "its memory was not bound"
+    return f"its memory may be on nodes {listed}" if listed else "its memory was not bound"
 
 
 def _words(nodes: Iterable[int]) -> str:

@@ -17,7 +17,7 @@ from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sampl
 from homenode.measure.results.vantage import Vantage
 
 COPIES = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
-"""What depends on where host memory is; shown as matrices."""
+"""Metrics that depend on the node of host memory; shown as matrices."""
 
 
 class StudyMatrix(Struct, frozen=True, kw_only=True):

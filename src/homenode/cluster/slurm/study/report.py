@@ -43,11 +43,11 @@ from homenode.text import plural
 
 _BOUND = "bound to node"
 _SHOWN = 3
-"""Cluster nodes whose figures a recommendation names."""
+"""Cluster nodes whose results a recommendation names."""
 
 
 class Queue(StrEnum):
-    """What to submit to."""
+    """The recommended queue."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
@@ -62,7 +62,7 @@ class WorkVerdict(Struct, frozen=True, kw_only=True):
     queue: Queue
     rationale: str
     evidence: tuple[str, ...]
-    measured: bool  # False if it follows from no figure of this study
+    measured: bool  # False if no result of this study supports it
 
 
 def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
@@ -210,7 +210,7 @@ def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
 
 
 QueueAnswer = tuple[Queue, str, Sequence[str], bool]
-"""What to submit to, why, the evidence, and whether it follows from a figure of this study."""
+"""(queue, reason, evidence, whether a result of this study supports it)."""
 
 
 def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> QueueAnswer:
@@ -248,7 +248,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
         return Queue.EITHER, reason, evidence, True
     reason = (
         "maximises copies: numactl --membind holds memory at the GPU; shared jobs copied as fast "
-        "here, but nothing holds their memory there"
+        "in this study, but their memory is not bound to the GPU's node"
     )
     return Queue.EXCLUSIVE, reason, evidence, True
 
@@ -294,7 +294,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
         return queue, "your program runs at another speed next to other jobs", (evidence,), True
     reason = "acceptable: what never leaves the GPU does not depend on the host's nodes"
-    nothing = "no result of this study is of computing; --app measures your own program"
+    nothing = "this study did not measure computing; --app measures your own program"
     return Queue.SHARED, reason, (nothing,), False
 
 
@@ -365,9 +365,9 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     """The results and recommendations of a study."""
 
     source: str
-    replayed: tuple[str, ...]  # what stand-ins for measuring tools said; such figures mean nothing
+    replayed: tuple[str, ...]  # output of simulated measuring tools; such results are meaningless
     nodes: tuple[str, ...]
-    # kinds of GPU; figures over all nodes mean little where there are several
+    # GPU models; results over all nodes are of little use if there are several
     systems: tuple[str, ...]
     matrices: tuple[StudyMatrix, ...]
     # of copies by where memory was, and of all else by how jobs were bound

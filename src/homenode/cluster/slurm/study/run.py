@@ -194,7 +194,7 @@ class SlurmQueue:
         hosts = {}
         for look in self.study.looks:
             done = done_attempt(self._directory.path, look.id, 0)
-            assert done is not None, "all looks are done"
+            assert done is not None, "all nodes are captured"
             try:
                 hosts[look.nodes[0]] = load_host(str(done / "host.tar.gz"))
             except InputError as error:
@@ -289,7 +289,7 @@ def _of_job(
 
     if row is None:
         return status(
-            TaskState.LOST, ending or f"Slurm no longer knows job {job}, and it left no results"
+            TaskState.LOST, ending or f"Slurm no longer lists job {job}, which wrote no results"
         )
     if row.state is JobState.PENDING and "requeued held" in row.reason:
         # Slurm gave up on starting it, after a node or the controller was lost, and holds it.

@@ -188,7 +188,7 @@ JOBS_COMMAND = ("scontrol", "--all", "show", "job", "-d")
 MAX_TEXT_CHARS = 256 << 20
 
 _NO_TASK = str(0xFFFFFFFE)
-"""What an array that is still whole, and was cancelled, has for a task (NO_VAL of slurm.h)."""
+"""Task number of a job array that was cancelled before it was split (NO_VAL of slurm.h)."""
 
 _HEAD = re.compile(
     r"JobId=([0-9]{1,10}) (?:ArrayJobId=([0-9]+) ArrayTaskId=(\S+) (?:ArrayTaskThrottle=[0-9]+ )?|"
@@ -204,7 +204,7 @@ _LINES = {
     "     Nodes=": re.compile(r"\A(\S+) CPU_IDs=(\S*) Mem=[0-9]+ GRES=(\S*)", re.ASCII),
     "   MinCPUsNode=": re.compile(r"\A.*"),
 }
-"""How each line that is read begins, in scontrol's order, and what follows."""
+"""Beginning of each parsed line, in scontrol's order, and the pattern of the rest."""
 
 _USER, _STATE, _SUBMIT, _START, _NODES, _SHARE, _END = _LINES
 _NEEDED = (_USER, _STATE, _NODES, _END)
@@ -226,9 +226,9 @@ def parse_scontrol_jobs(
 ) -> tuple[Job, ...]:
     """The jobs of a listing, in its order; () for "No jobs in the system".
 
-    Jobs whose record may be another's text, or cannot be read, are unreadable. listed: the numbers
-    of all jobs that squeue gives, where it was asked: a record of another job is text that a user
-    wrote into the record before it, and is ignored.
+    A job is unreadable if its record cannot be parsed, or may be text that another user wrote.
+    listed: the numbers of all jobs that squeue gives, where it was asked: a record of another job
+    is text that a user wrote into the record before it, and is ignored.
 
     Raises ParseError for a text that shows no job and does not say so, or has a line for each job.
     """

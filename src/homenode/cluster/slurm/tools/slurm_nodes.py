@@ -19,7 +19,7 @@ from homenode.machine.tools.lines import json_object
 from homenode.units import whole_number
 
 MAX_NAMES = 65_536
-"""More names than this are refused, so that a hostile n[0-999999999] costs nothing."""
+"""More names than this are rejected, so that a hostile n[0-999999999] costs nothing."""
 
 MAX_ALL_NAMES = 250_000
 """In all expressions of one text: each of them names the same thousands again at no cost."""
@@ -295,8 +295,8 @@ class ClusterNode(Struct, frozen=True):
     cpus: int
     memory_mib: int
     gpus: int | None  # whole ones; None if it declares none
-    # of the whole GPUs, where MIG slices stand next to them: else a job that asks for a GPU may get
-    # a slice
+    # type of the whole GPUs if the node also has MIG slices: without a type, a job that requests a
+    # GPU may get a slice
     gpu_type: str | None = None
 
 

@@ -67,7 +67,7 @@ _HOOK_SUFFIX = ".hook.sh"
 _MOST_CELLS = 8
 _MOST_DEVICES = 16
 _ID = "hn"
-"""What ids of ours begin with in `args`."""
+"""Prefix of the ids that homenode writes in `args`."""
 
 _OUR_ID = re.compile(_ID + r"(\.|dev|gi)[0-9]", re.ASCII)
 
@@ -393,7 +393,7 @@ def _is_ours(option: str, value: str) -> bool:
 def _findings(writing: Writing[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     plan, conf = writing.plan, writing.file
     yield from _hostpci(writing)[1]
-    # What a start with these devices may take by Proxmox's own rule, where it gives less.
+    # Proxmox gives a VM less time to start if its devices are not in `hostpci` lines.
     keys = {key for key, value in {**conf.values, **lines}.items() if value is not None}
     needed = start_timeout_s(keys | {"hostpci0"}, plan.vm.memory_bytes)
     timeout_s = start_timeout_s(keys, plan.vm.memory_bytes)

@@ -471,7 +471,7 @@ HEALTH_CASES: dict[str, Case] = {
         lambda: of_host(settings(host(HGX), turbo="off")),
         lambda: of_host(settings(host(HGX), turbo="on")),
     ),
-    "pus-offline": Case(
+    "cpus-offline": Case(
         "x86-2p2n8c16t-offline-pus",
         lambda: of_host(host("x86-2p2n8c16t-offline-pus")),
         lambda: of_host(host("x86-2p2n16c16t-smt-off")),

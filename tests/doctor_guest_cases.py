@@ -380,7 +380,7 @@ GUEST_CASES: dict[str, Case] = {
         lambda: small(3, [0, 1]),
         lambda: small(3, [0, 1, 2]),
     ),
-    "pu-shared": Case(
+    "cpu-shared": Case(
         "two vCPUs on CPU 1",
         lambda: small(2, [1, 1]),
         lambda: small(2, ["0-1", "0-1"]),
@@ -395,17 +395,17 @@ GUEST_CASES: dict[str, Case] = {
         lambda: small(2, [0, 1], on=in_use("1")),
         lambda: small(2, [0, 1], on=in_use("2")),
     ),
-    "pin-of-no-pu": Case(
+    "pin-unknown-cpu": Case(
         "a vCPU on CPU 8 of small-2n8c-2gpu",
         lambda: small(2, [0, 8]),
         lambda: small(2, [0, 7]),
     ),
-    "pin-of-offline-pu": Case(
+    "pin-offline-cpu": Case(
         "a vCPU on CPU 3 of x86-2p2n8c16t-offline-pus",
         lambda: diagnosed(domain(1, pins=[3]), "x86-2p2n8c16t-offline-pus"),
         lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-offline-pus"),
     ),
-    "pin-of-disallowed-pu": Case(
+    "pin-disallowed-cpu": Case(
         "a vCPU on CPU 0 of x86-2p2n8c16t-disallowed-pus",
         lambda: diagnosed(domain(1, pins=[0]), "x86-2p2n8c16t-disallowed-pus"),
         lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-disallowed-pus"),
@@ -435,17 +435,17 @@ GUEST_CASES: dict[str, Case] = {
         two_cells,
         lambda: two_cells(more="<features><acpi/></features>"),
     ),
-    "vcpus-above-pus": Case(
+    "vcpus-above-cpus": Case(
         "9 vCPUs on the 8 CPUs of small-2n8c-2gpu",
         lambda: small(9, []),
         lambda: small(8, []),
     ),
-    "memory-of-no-node": Case(
+    "memory-unknown-node": Case(
         "memory bound to node 2 of two",
         lambda: small(2, [0, 1], more=binding([2])),
         lambda: small(2, [0, 1], more=binding([1])),
     ),
-    "memory-of-empty-node": Case(
+    "memory-on-empty-node": Case(
         "memory bound to node 1 of x86-2p2n8c16t-node1-no-memory",
         lambda: diagnosed(
             domain(2, gib=2, pins=[4, 5], more=binding([1])), "x86-2p2n8c16t-node1-no-memory"
@@ -507,7 +507,7 @@ GUEST_CASES: dict[str, Case] = {
         lambda: small(2, [0, 1], devices=SMALL_GPUS[:1], on=replace(host(SMALL), pci_devices=())),
         lambda: small(2, [0, 1], on=replace(host(SMALL), pci_devices=())),
     ),
-    "device-of-no-host": Case(
+    "device-not-on-host": Case(
         "a device at 91:00.0, where small-2n8c-2gpu has none",
         lambda: small(2, [0, 1], devices=[Bdf.parse("91:00.0")]),
         lambda: small(2, [0, 1], devices=SMALL_GPUS[1:]),
@@ -517,7 +517,7 @@ GUEST_CASES: dict[str, Case] = {
         lambda: small(1, [5], devices=SMALL_GPUS[1:], on=in_use("2")),
         lambda: small(1, [0], devices=SMALL_GPUS[:1], on=in_use("2")),
     ),
-    "nvswitches-left-out": Case(
+    "nvswitches-omitted": Case(
         "all 8 GPUs of h200-xeon8558 without its NVSwitches",
         lambda: diagnosed(domain(8, gpus(H200, 8)), H200),
         lambda: diagnosed(domain(8, gpus(H200, 4)), H200),

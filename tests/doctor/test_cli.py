@@ -205,10 +205,10 @@ def test_findings_about_a_document_name_the_line() -> None:
     ]
     found = diagnosed("\n".join(lines).encode(), SOUND)
     line_of = {finding.id: finding.source for finding in found}
-    assert line_of["pin-of-no-pu"] == "vm.xml:6"
+    assert line_of["pin-unknown-cpu"] == "vm.xml:6"
     assert line_of["core-shared"] == "vm.xml:3"
     assert line_of["emulator-on-vcpu"] == "vm.xml:7"
-    assert line_of["device-of-no-host"] == "vm.xml:9"
+    assert line_of["device-not-on-host"] == "vm.xml:9"
     assert line_of["sockets-implicit"] == "vm.xml"  # there is no <topology> to point at
 
 
@@ -423,7 +423,7 @@ def test_line_1_is_the_fact_of_a_finding_not_its_id(id: str, subject: str, answe
 
 
 def test_a_screen_of_many_findings_counts_what_does_not_fit() -> None:
-    ids = ("core-shared", "pu-shared", "memory-unbound", "pin-off-node", "ksm-on", "llc-straddled")
+    ids = ("core-shared", "cpu-shared", "memory-unbound", "pin-off-node", "ksm-on", "llc-straddled")
     many = tuple(
         finding(name, f"vCPU {number}", f"e {name}", str(number), severity=Severity.WARNING)
         for name in ids
@@ -453,7 +453,7 @@ def test_a_screen_of_many_findings_counts_what_does_not_fit() -> None:
     ],
 )
 def test_subjects_are_named_or_counted(subjects: list[str], text: str) -> None:
-    group = [finding("pu-shared", subject, "e", "o") for subject in subjects]
+    group = [finding("cpu-shared", subject, "e", "o") for subject in subjects]
     assert group_findings(group) == [group]
     assert subjects_of(group) == text
     block = lines(Findings(checked=(), findings=tuple(group)), explain=True)

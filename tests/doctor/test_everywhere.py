@@ -61,7 +61,7 @@ WARNED = {
     "mixed-kinds": "core-kinds-mixed",
     "siblings-not-exposed": "core-shared",
     "host-core-taken": "host-core-taken",
-    "nvswitches-left-out": "nvswitches-left-out",
+    "nvswitches-omitted": "nvswitches-omitted",
     "initiators-missing": "initiators-missing",
 }
 """Findings of a plan, and of the doctor, on the same."""

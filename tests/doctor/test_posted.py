@@ -55,8 +55,8 @@ def doctor(directory: Path, *texts: str) -> tuple[list[tuple[str, str, str]], st
     [
         ("0-7,16-23", []),
         ("8-15,24-31", ["pin-off-node", "pin-off-node"]),  # vCPUs, and the threads of QEMU
-        ("0-3", ["vcpus-above-pus"]),
-        ("2", ["pu-shared", "emulator-on-vcpu"]),
+        ("0-3", ["vcpus-above-cpus"]),
+        ("2", ["cpu-shared", "emulator-on-vcpu"]),
         ("0-31", ["pin-off-node", "flat-over-nodes"]),
     ],
 )

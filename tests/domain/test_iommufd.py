@@ -136,7 +136,7 @@ def test_grace_gpus_without_an_smmu_of_their_own_are_a_finding(
     made = grace(own, libvirt, qemu)
     assert made.document.count(b"<acpi nodeset='") == 2
     assert made.document.count(b"<iommu model=") == (1 if own else 0)
-    assert any(f.id == "smmuv3-left-out" for f in made.findings) == (not own)
+    assert any(f.id == "smmuv3-omitted" for f in made.findings) == (not own)
 
 
 def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> None:
@@ -146,7 +146,7 @@ def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> No
         assert f"<driver pciBus='{bus}' accel='on'/>".encode() in once.document
     assert once.document.count(b"<iommu model='smmuv3'>") == len(buses) == 2
     assert has_iommufd(open_domain(once.document, "vm"))
-    assert not any(f.id == "smmuv3-left-out" for f in once.findings)
+    assert not any(f.id == "smmuv3-omitted" for f in once.findings)
     again = plan_file(
         once.document, "vm.xml", PlanOptions("pin-numa-pci"), on("12.7", "11.1", "gh200x4")
     )
@@ -171,7 +171,7 @@ def test_a_bus_of_two_root_complexes_gets_no_smmu_and_a_finding() -> None:
     options = structs.replace(GRACE, max_nodes=1, vcpus=4, devices=both, gpu_count=None)
     made = grace(b"", "12.7", "11.1", options)
     assert b"<iommu" not in made.document
-    assert any(f.id == "smmuv3-left-out" for f in made.findings)
+    assert any(f.id == "smmuv3-omitted" for f in made.findings)
 
 
 def test_an_smmu_of_a_bus_that_is_no_more_is_removed() -> None:

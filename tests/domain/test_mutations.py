@@ -239,5 +239,5 @@ def test_a_thousand_broken_references_are_a_few_lines() -> None:
     pins = "".join(f"<vcpupin vcpu='{number}' cpuset='0'/>" for number in range(1000))
     document = within("cputune")(pins).encode()
     notes = plan_file(document, "vm.xml", PlanOptions(layout="pin"), shipped_host("hgx-h100")).notes
-    assert len([one for one in notes if "pin-of-no-vcpu" in one]) == 9
-    assert any("904 more of this kind (pin-of-no-vcpu)" in one for one in notes)
+    assert len([one for one in notes if "pin-unknown-vcpu" in one]) == 9
+    assert any("904 more of this kind (pin-unknown-vcpu)" in one for one in notes)

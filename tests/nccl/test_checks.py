@@ -56,7 +56,7 @@ def test_published_files_of_clouds_and_rccl_pass(name: str) -> None:
     findings = check_topology(data, name)
     assert not are_bad(findings), findings
     assert {f.id for f in findings} == (
-        {"nccl-of-a-dump"} if flavour is NcclVariant.RCCL else set()
+        {"nccl-dump-file"} if flavour is NcclVariant.RCCL else set()
     )
 
 
@@ -151,13 +151,13 @@ SILENT = {
                 f'{GPU_81}><gpu dev="0" sm="90" rank="0"/></pci>',
             )
         ),
-        "nccl-of-a-dump",
+        "nccl-dump-file",
     ),
     "a net of a dump": (
         broken(("</cpu>", '<nic><net name="mlx5_0" dev="0"/></nic></cpu>')),
-        "nccl-of-a-dump",
+        "nccl-dump-file",
     ),
-    "a host_hash": (broken(('numaid="0"', 'numaid="0" host_hash="0x1"')), "nccl-of-a-dump"),
+    "a host_hash": (broken(('numaid="0"', 'numaid="0" host_hash="0x1"')), "nccl-dump-file"),
     "no numaid": (broken(('numaid="0" ', "")), "nccl-numaid"),
     "one numaid twice": (broken(('numaid="1"', 'numaid="0"')), "nccl-numaid-twice"),
     "affinity as a list": (broken(('"0000000f"', '"0-3"')), "nccl-affinity"),

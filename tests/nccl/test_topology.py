@@ -388,7 +388,7 @@ def test_a_file_for_another_vm_is_distinguished() -> None:
     assert found(misnamed) == {"nccl-device-missing"}
     assert found(misnamed.replace(ids[2], "0000:fd:00.0")) == {
         "nccl-device-missing",
-        "nccl-busid-of-no-device",
+        "nccl-busid-unknown",
     }
     assert found(good.replace("affinity=", "affinity='1' x=")) == {"nccl-other-vcpus"}
 

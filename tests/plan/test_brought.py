@@ -75,7 +75,7 @@ def test_of_several_nics_the_fastest_is_brought() -> None:
 
 
 def test_gpus_that_share_a_nic_bring_it_once() -> None:
-    assert found(hgx(nic(0x1A)), wanting(2, with_nics=True)) == (["1a:00.0"], {"nic-of-host"})
+    assert found(hgx(nic(0x1A)), wanting(2, with_nics=True)) == (["1a:00.0"], {"nic-bound-to-host"})
 
 
 def test_gpus_whose_nic_is_free_are_chosen() -> None:
@@ -125,20 +125,20 @@ def test_a_nic_that_the_host_uses_is_named(driver: str | None, severity: str | N
     if driver is not None:
         host = with_driver(host, {"1a:00.0": driver})
     placed = place(host, wanting(2, with_nics=True))
-    said = [f for f in placed.findings if f.id == "nic-of-host"]
+    said = [f for f in placed.findings if f.id == "nic-bound-to-host"]
     assert [f.severity for f in said] == ([] if severity is None else [severity])
     assert all("1a:00.0" in f.subject and "mlx5_core" in f.observed for f in said)
 
 
 def test_where_no_driver_is_known_the_nics_are_named_as_well() -> None:
     placed = place(hgx(nic(0x1A)), wanting(2, with_nics=True))
-    assert [f.severity for f in placed.findings if f.id == "nic-of-host"] == ["info"]
+    assert [f.severity for f in placed.findings if f.id == "nic-bound-to-host"] == ["info"]
 
 
 def test_all_gpus_of_a_board_bring_its_nvswitches() -> None:
     host = hgx(*SWITCHES)
     assert found(host, wanting(8, with_nvswitches=True))[0] == ["01:00.0", "02:00.0"]
-    assert "nvswitches-left-out" not in ids(place(host, wanting(8, with_nvswitches=True)))
+    assert "nvswitches-omitted" not in ids(place(host, wanting(8, with_nvswitches=True)))
     named = tuple(Bdf.parse(spec.bdf) for spec in HGX)
     rest = wanting(4, with_nvswitches=True, devices=named[:4])
     assert found(host, rest)[0] == ["01:00.0", "02:00.0"]
@@ -147,13 +147,13 @@ def test_all_gpus_of_a_board_bring_its_nvswitches() -> None:
 
 def test_all_gpus_without_the_nvswitches_are_warned() -> None:
     host = hgx(*SWITCHES)
-    assert "nvswitches-left-out" in ids(place(host, wanting(8)))
-    assert "nvswitches-left-out" not in ids(place(host, wanting(4)))
-    assert "nvswitches-left-out" not in ids(place(hgx(), wanting(8)))
+    assert "nvswitches-omitted" in ids(place(host, wanting(8)))
+    assert "nvswitches-omitted" not in ids(place(host, wanting(4)))
+    assert "nvswitches-omitted" not in ids(place(hgx(), wanting(8)))
     for switches in (("01:00.0", "02:00.0"), ("02:00.0",)):
         service = pinned_domain("7", name="fm", devices=switches)
         shared = structs.replace(host, domains=(service,))
-        assert "nvswitches-left-out" not in ids(place(shared, wanting(8)))
+        assert "nvswitches-omitted" not in ids(place(shared, wanting(8)))
 
 
 def refusal(host: Host, request: GuestRequest) -> str:

@@ -204,6 +204,6 @@ def test_a_document_loses_a_vgpu_to_others_and_an_unknown_one_is_a_gap() -> None
     (gap,) = [gap for gap in kept.plan.gaps if gap.subject.startswith("mediated device")]
     assert "11111111-2222-4333-8444-555555555555" in gap.subject
     facts = vm_of(open_domain(unknown, "vm"))
-    assert "device-of-no-host" in {finding.id for finding in devices_on_host(facts, host)}
+    assert "device-not-on-host" in {finding.id for finding in devices_on_host(facts, host)}
     bare = replace(host, pci_devices=())
-    assert "device-of-no-host" not in {finding.id for finding in devices_on_host(facts, bare)}
+    assert "device-not-on-host" not in {finding.id for finding in devices_on_host(facts, bare)}

@@ -257,10 +257,10 @@ def test_numbers_of_pus_are_no_numbers_of_cores() -> None:
         "NodeName=n[01-36] Name=gpu Type=h100 File=/dev/nvidia[4-7] Cores=56-111,168-223\n"
     )
     found = checked(gres, host)
-    assert ids(found) == ["gres-cores-are-pus"] * 2
+    assert ids(found) == ["gres-cores-are-cpus"] * 2
     assert found.gres == gres.replace(",112-167", "").replace(",168-223", "")
     half = checked(gres.replace("0-55,112-167", "0-27,112-139"), host)
-    assert ids(half) == ["gres-cores-are-pus"] * 2
+    assert ids(half) == ["gres-cores-are-cpus"] * 2
     assert "no cores 112-139" in half.findings.findings[0].observed
 
 
@@ -269,7 +269,7 @@ def test_siblings_side_by_side_are_seen_as_pus_too() -> None:
     host = machine(text)
     assert str(core_order(host).pus[1]) == "2-3"
     found = checked("Name=gpu File=/dev/nvidia[0-3] Cores=0-31\n", host, gpus=4)
-    assert "gres-cores-are-pus" in ids(found)
+    assert "gres-cores-are-cpus" in ids(found)
 
 
 def test_cores_in_brackets_are_read_as_slurmctld_reads_them() -> None:

@@ -66,4 +66,4 @@ def test_a_vgpu_that_proxmox_makes_itself_stays_and_is_no_whole_gpu() -> None:
     wanted = options("pin-numa-pci", vcpus=None, memory_bytes=None)
     made = plan_for_target(vm, wanted, host_named(HOST), "proxmox")
     assert b"hostpci0: 0000:81:00.0,mdev=nvidia-558,pcie=1\n" in made.rendering.document
-    assert "target-left" in {found.id for found in made.findings}
+    assert "target-line-unchanged" in {found.id for found in made.findings}

@@ -27,7 +27,7 @@ def named(findings: tuple[Finding, ...]) -> dict[str, Severity]:
 def test_an_unbound_vm_needs_memory_huge_pages_and_pus_of_the_whole_host() -> None:
     more = changed(NO_DEVICES, (">4</memory>", ">400</memory>"), (">4</vcpu>", ">88</vcpu>"))
     found = named(findings_of(more, host=small_host()))
-    assert found == {"memory-short": Severity.CRITICAL, "vcpus-above-pus": Severity.WARNING}
+    assert found == {"memory-short": Severity.CRITICAL, "vcpus-above-cpus": Severity.WARNING}
     locked = changed(PLAIN, (">4</memory>", ">400</memory>"))
     assert named(findings_of(locked, host=small_host())) == {"memory-short": Severity.CRITICAL}
     assert not named(findings_of(PLAIN, host=small_host()))

@@ -239,12 +239,12 @@ def test_only_neighbours_that_matter_are_findings(tree: ProcTree) -> None:
     tree.process(60, {"near but not there": "0,3,8"})
     assert judged(tree).findings == ()
     tree.process(70, {"bound": "9"})  # CPU 9 is the sibling of the VM's CPU 1
-    assert ids(judged(tree)) == [("live-pinned-there", "'bound' (process 70)")]
+    assert ids(judged(tree)) == [("live-pinned-process", "'bound' (process 70)")]
 
 
 def test_a_process_of_another_root_is_judged_whatever_our_own_number_is(tree: ProcTree) -> None:
     tree.process(os.getpid(), {"bound": "9"})
-    assert ids(judged(tree)) == [("live-pinned-there", f"'bound' (process {os.getpid()})")]
+    assert ids(judged(tree)) == [("live-pinned-process", f"'bound' (process {os.getpid()})")]
 
 
 def test_another_vm_on_a_core_of_this_one_is_critical_also_as_a_sibling(tree: ProcTree) -> None:
@@ -286,7 +286,7 @@ def test_what_may_run_everywhere_is_not_pinned_to_a_vm_that_has_every_core(tree:
     assert verify_live(whole, replace(captured(tree), neighbours=(idle,))).findings == ()
     bound = replace(idle, floats=False)
     (finding,) = verify_live(whole, replace(captured(tree), neighbours=(bound,))).findings
-    assert finding.id == "live-pinned-there"
+    assert finding.id == "live-pinned-process"
 
 
 def test_an_unpinned_vm_has_nothing_to_be_compared_with(tree: ProcTree) -> None:

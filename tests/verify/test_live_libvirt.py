@@ -75,7 +75,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
 
 def of_the_vm(findings: Findings) -> list[Finding]:
     """Without what else runs on this machine while the tests do."""
-    others = ("live-busy-neighbour", "live-pinned-there", "live-floating-vm", "live-shared-core")
+    others = ("live-busy-neighbour", "live-pinned-process", "live-floating-vm", "live-shared-core")
     return [finding for finding in findings.findings if finding.id not in others]
 
 

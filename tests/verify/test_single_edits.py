@@ -330,7 +330,7 @@ def test_settings_as_libvirt_prints_them_are_those_that_were_written(
         ("managed='yes'", "managed='no'", "plan-setting"),
         (" managed='yes'", "", "plan-setting"),
         ("iothread='1'/>", "/>", "plan-setting"),
-        ("type='qcow2' iothread='1'", "type='qcow2' iothread='2'", "iothread-of-none"),
+        ("type='qcow2' iothread='1'", "type='qcow2' iothread='2'", "iothread-unknown"),
         ("<cell id='0'", "<cell id='0' memAccess='shared'", "plan-setting"),
         ("<cputune>", "<cputune><quota>1000</quota>", "plan-setting"),
         ("</cputune>", "<vcpusched vcpus='0' scheduler='idle'/></cputune>", "plan-setting"),

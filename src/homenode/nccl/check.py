@@ -195,7 +195,7 @@ def _dump_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding
             # RCCL's own published VM files have them.
             severity = Severity.WARNING if flavour is NcclVariant.NCCL else Severity.INFO
             yield finding(
-                "nccl-of-a-dump",
+                "nccl-dump-file",
                 f"<{name}>, first in line {lines[0]}",
                 expected="system, cpu and pci alone",
                 observed=f"{len(lines)} of them, as in a dump",
@@ -229,7 +229,7 @@ def _attributes(node: XmlNode) -> Iterator[Finding]:
             )
     if node.get("host_hash") is not None:
         yield finding(
-            "nccl-of-a-dump",
+            "nccl-dump-file",
             subject,
             expected="no host_hash",
             observed="one, as in a dump",
@@ -440,7 +440,7 @@ def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Itera
             )
     for bus_id in () if is_misnamed else strange:
         yield finding(
-            "nccl-busid-of-no-device",
+            "nccl-busid-unknown",
             bus_id,
             expected="bus ids of the guest's GPUs and NICs",
             observed="none of them",

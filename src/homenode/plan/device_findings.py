@@ -108,7 +108,7 @@ def _check_companions(
     ):
         if group:
             yield finding(
-                "nic-of-host",
+                "nic-bound-to-host",
                 ", ".join(str(nic.bdf) for nic in group),
                 observed=f"the VM's GPUs bring these NICs, and {reason}: their interfaces {leave}",
                 severity=severity,
@@ -135,7 +135,7 @@ def _nvswitches_left_out(
         missing = board.left_out(devices)
         if missing and all(allocations.holder(bdf) is None for bdf in board.switches):
             yield finding(
-                "nvswitches-left-out",
+                "nvswitches-omitted",
                 f"{plural(len(missing), 'NVSwitch', 'NVSwitches')} "
                 f"({first_few(map(str, missing), 1)})",
                 observed=f"they stay on the host, and the VM gets all {len(board.gpus)} GPUs that "

@@ -46,7 +46,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
     offline = host.offline_pus
     if offline and host.settings.smt_control == "on":
         yield finding(
-            "pus-offline",
+            "cpus-offline",
             cpus_text(offline),
             expected="every CPU online: SMT is on",
             observed="offline",

@@ -152,7 +152,7 @@ def _nodes_exist(
     missing = demand.nodes - CpuSet(node_at)
     if missing:
         yield finding(
-            "memory-of-no-node",
+            "memory-unknown-node",
             demand.subject,
             expected=f"nodes of {host.name}: {CpuSet(node_at)}",
             observed=f"node {missing}, which is not there",
@@ -161,7 +161,7 @@ def _nodes_exist(
     empty = CpuSet(n for n in demand.nodes if n in node_at and node_at[n].memory_bytes == 0)
     if empty and empty == demand.nodes:
         yield finding(
-            "memory-of-empty-node",
+            "memory-on-empty-node",
             demand.subject,
             expected="a node with memory",
             observed=f"node {empty}, which has none",

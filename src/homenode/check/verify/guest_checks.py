@@ -418,7 +418,7 @@ def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> Gues
 def not_in_stand_in(stand_in: StandInGuest, source: str) -> Iterator[Finding]:
     """Yield the parts of the definition that a test guest lacks, each by name."""
     for part in stand_in.left_out:
-        yield finding("not-in-stand-in", part, "the test guest to have it", "omitted", source)
+        yield finding("not-in-test-guest", part, "the test guest to have it", "omitted", source)
 
 
 def stand_in_expectation(expected: Expectation, stand_in: StandInGuest) -> Expectation:

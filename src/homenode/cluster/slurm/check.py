@@ -353,10 +353,10 @@ def _check_cores(
         if line.cores is None:
             name, observed = "gres-cores-missing", "no Cores="
         elif missing := line.cores - CpuSet(range(len(order.pus))):
-            name, severity = "gres-cores-are-pus", Severity.CRITICAL
+            name, severity = "gres-cores-are-cpus", Severity.CRITICAL
             observed += f": the node has no cores {missing}; Cores= counts cores, not CPUs"
         elif order.numbers(line.cores) == right:
-            name, severity = "gres-cores-are-pus", Severity.CRITICAL
+            name, severity = "gres-cores-are-cpus", Severity.CRITICAL
             observed += ", which are the kernel's numbers of these CPUs"
         elif is_detected or line.cores.isdisjoint(right):
             severity = Severity.CRITICAL

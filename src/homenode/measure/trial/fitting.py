@@ -19,7 +19,7 @@ from homenode.vm.plan_options import PlanOptions
 _STAND_AGAINST = frozenset(
     """
     memory-short huge-pages-short huge-page-size huge-pages-not-whole device-in-use
-    device-of-no-host memory-of-no-node pin-of-no-pu pin-of-offline-pu pin-of-disallowed-pu
+    device-not-on-host memory-unknown-node pin-unknown-cpu pin-offline-cpu pin-disallowed-cpu
 """.split()
 )
 """Findings with which a VM does not start, or takes resources of another VM."""

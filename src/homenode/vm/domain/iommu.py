@@ -140,7 +140,7 @@ def smmu_left_out(
     else:
         return None
     return finding(
-        "smmuv3-left-out",
+        "smmuv3-omitted",
         "<iommu model='smmuv3'>",
         observed=f"an accelerated SMMUv3 for each bus with a Grace GPU was omitted: {reason}; "
         "without it the GPU's driver in the guest has no address translation of its own",

@@ -350,7 +350,7 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             threads_text = f"{plural(other.threads, 'vCPU')} that may run anywhere"
             observed = f"{threads_text}, on {cpus_text(meeting)} too{load}"
         elif other.allowed <= cores and not other.floats:
-            name, planned = "live-pinned-there", "nothing else bound to the VM's cores"
+            name, planned = "live-pinned-process", "nothing else bound to the VM's cores"
             allowed = cpus_text(other.allowed)
             observed = f"{plural(other.threads, 'thread')} allowed on {allowed} only{load}"
             values = {"process": other.process}

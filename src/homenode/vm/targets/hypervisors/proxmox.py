@@ -280,7 +280,7 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[Findin
             cards = {card_of(f) for f in functions if any("." not in name for name in names)}
             present |= functions | {bdf for bdf in planned if card_of(bdf) in cards}
     findings = [
-        finding("target-left", f"Proxmox: {key}", observed=reason)
+        finding("target-line-unchanged", f"Proxmox: {key}", observed=reason)
         for key, reason in reason_of_key.items()
     ]
     if _in_args(plan):

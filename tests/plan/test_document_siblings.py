@@ -79,7 +79,7 @@ def test_desktops_get_siblings_on_as_few_cores_and_llcs_as_hold_them(
     assert len(made.llcs) == (1 if cores <= 8 else 2)
     kinds = {core.kind for core in host.cores if core.pus in used}
     assert CoreKind.EFFICIENCY not in kinds
-    (said,) = (f for f in made.findings if f.id == "definition-siblings")
+    (said,) = (f for f in made.findings if f.id == "document-siblings")
     enough = vcpus <= len(host.cores)
     assert said.observed.endswith("whole cores would not suffice") is not enough
     assert ("--siblings hidden" if enough else "at most 14 vCPUs") in (said.fix or "")
@@ -97,7 +97,7 @@ def test_where_the_host_keeps_more_than_its_core_each_vcpu_gets_a_whole_core(
     assert len(cores_of(host, made)) == vcpus
     assert made.vm.cpu_topology is not None
     assert made.vm.cpu_topology.threads == 1
-    (said,) = (f for f in made.findings if f.id == "definition-siblings")
+    (said,) = (f for f in made.findings if f.id == "document-siblings")
     assert "--siblings keep" in (said.fix or "")
 
 
@@ -114,7 +114,7 @@ def test_where_the_host_keeps_more_than_its_core_each_vcpu_gets_a_whole_core(
 def test_the_plan_says_what_whole_cores_span_more_than_siblings(
     vcpus: int, host: Host, words: str | None
 ) -> None:
-    (said,) = (f for f in auto(guest(vcpus), host).findings if f.id == "definition-siblings")
+    (said,) = (f for f in auto(guest(vcpus), host).findings if f.id == "document-siblings")
     text = f"{said.observed} {said.fix}"
     assert "instead of" not in text if words is None else words in text
 

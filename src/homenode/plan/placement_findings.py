@@ -301,7 +301,7 @@ def document_siblings(
         )
     else:
         return
-    yield finding("definition-siblings", "<topology>", observed=detail, fix=fix)
+    yield finding("document-siblings", "<topology>", observed=detail, fix=fix)
 
 
 def _cores_of(host: Host, placement: Placement) -> list[CpuSet]:

@@ -35,7 +35,7 @@ LOOKS = {
     "heat3": "green_yellow",
     "heat4": "green",
 }
-"""What a terminal knows, and its styles; the style sheet of pages has a class for each."""
+"""Styles of a terminal; the style sheet of pages has a class for each."""
 
 
 class Text(Struct, frozen=True):

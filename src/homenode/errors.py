@@ -18,7 +18,7 @@ EXIT_CODES = {
     UNPLANNABLE: "unplannable",
     NOT_KNOWN: "not known",
 }
-"""What each exit status of a command means; 130 is Ctrl-C, as of any program."""
+"""Meaning of each exit status of a command; 130 is Ctrl-C, as in any program."""
 
 
 class HomenodeError(Exception):

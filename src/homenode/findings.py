@@ -42,7 +42,7 @@ _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One answer to the user's question."""
+    """One fact that the user may need to act on."""
 
     id: str  # stable, for tests, filters and documentation
     severity: Severity
@@ -309,7 +309,7 @@ GROUPS = {
     "slurm": "Slurm's jobs, configuration and bindings",
     "measuring": "what makes a measurement unreliable",
 }
-"""Each file of findings/ and page of docs/reference/findings, with what its findings are about."""
+"""Subject of each file of findings/ and page of docs/reference/findings."""
 
 
 @cache

@@ -12,7 +12,7 @@ from homenode.package_data import package_text
 
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that is measured."""
+    """A measured quantity."""
 
     id: str
     title: str

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Objective(StrEnum):
-    """What the VM is for."""
+    """The purpose of a VM."""
 
     MULTI_GPU = "multi-gpu"
     MEMORY_BANDWIDTH = "memory-bandwidth"

@@ -24,7 +24,7 @@ LEFT_BEHIND_S = 5.0
 """Time limit for child processes that keep a finished program's output open."""
 
 KILLED_S = 10.0
-"""How long a killed program may take to end. One that waits within a driver never does."""
+"""Time limit for a killed program to end. A program that waits within a driver never ends."""
 
 _LIBRARIES = "LD_LIBRARY_PATH"
 _PASSED_ON = (
@@ -109,7 +109,7 @@ class ProgramResult(Struct, frozen=True):
         return f"{self.argv[0]}: {how}" + (f": {message[:200]}" if message else "")
 
     def stdout_or_raise(self) -> str:
-        """Its output. Raises ToolError if it failed."""
+        """Return the output. Raises ToolError if the program failed."""
         failure = self.failure()
         if failure is not None:
             raise ToolError(failure)
@@ -280,7 +280,7 @@ def _exchange(
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Without waiting for it: until that, its number and its group's are no one else's."""
+    """Check without waiting for it: until then, no other process gets its id or its group's."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, process.pid, flags) is not None
 
@@ -313,7 +313,7 @@ def _search_path() -> str:
 
 
 def _absolute_directories(listed: str) -> list[str]:
-    """Those of a list with colons. Empty and relative ones mean the directory that we stand in."""
+    """Return the absolute ones of a colon-separated list; others mean the working directory."""
     return [part for part in listed.split(":") if part.startswith("/")]
 
 

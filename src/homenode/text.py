@@ -99,7 +99,7 @@ def _word(text: str) -> str:
 
 
 def _escape(letter: str) -> str:
-    """As bash and ksh write the bytes of a letter between $' and '."""
+    """Return a letter's bytes as bash and ksh write them between $' and '."""
     return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _STATIC_PROBE = "homenode-probe-static"
 _LARGEST_TOPOLOGY = 100_000
-"""It is an argument of a program; Linux takes 128 KiB in one."""
+"""Characters of a topology as an argument; Linux limits an argument to 128 KiB."""
 
 
 def bench_options(

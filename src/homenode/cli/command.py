@@ -38,7 +38,7 @@ class WrongCall(UsageError):
 
 
 class IncludeFields:
-    """In the annotation of a record: the only fields, or panels, that this command offers."""
+    """Annotation of a record: the only fields, or panels, that this command offers."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -48,7 +48,7 @@ class IncludeFields:
 
 
 class OptionGroup:
-    """In the annotation of a record: the panel of its options, and whether all of them are rare."""
+    """Annotation of a record: the panel of its options, and whether all of them are rare."""
 
     def __init__(self, panel: str, *, rare: bool = False) -> None:
         self.panel, self.rare = panel, rare

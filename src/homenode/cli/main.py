@@ -108,7 +108,7 @@ PROGRAM = Command(
         LIST,
     ),
 )
-"""In the order of the help."""
+"""All commands, in the order of the help."""
 
 
 def run(words: Sequence[str]) -> None:

@@ -258,7 +258,7 @@ def print_json(text: str) -> None:
 
 
 def _escape_letter(letter: str) -> str:
-    """As JSON writes a letter: those above U+FFFF as two of UTF-16."""
+    """Return a letter's JSON escape: two of UTF-16 above U+FFFF."""
     units = letter.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
@@ -362,8 +362,8 @@ _SIGNATURES = (
     b"# homenode",
     b'<title id="title">Topology of ',
 )
-"""One of these stands at the beginning of every file of homenode that may be overwritten, or
-SIGNED_END at the end of one that begins with binary data."""
+"""Beginnings of the files of homenode that may be overwritten; binary files have SIGNED_END at
+their end instead."""
 
 
 def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
@@ -469,7 +469,7 @@ def write_new_files(
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
-    """As `write_text`. Raises UsageError for bytes to a terminal."""
+    """Write bytes as `write_text` does. Raises UsageError for bytes to a terminal."""
     from homenode.errors import HostError, UsageError
     from homenode.safe.durable import replace_file
 

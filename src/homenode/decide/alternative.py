@@ -159,11 +159,11 @@ def alternatives_of(
 
 
 _SIMPLEST = tuple(sorted(PRESETS, key=lambda name: PRESETS[name].siblings is Siblings.EXPOSED))
-"""From what changes nothing to what changes most, which is to show siblings."""
+"""Presets from the smallest change to the largest, which is to show siblings."""
 
 CONSERVATIVE = tuple(dict.fromkeys(("pin-bound", "pin", *_SIMPLEST)))
-"""After the layout of the rule: pins and bound memory keep results from changing with the load, and
-whatever the guest is shown beyond that can mislead it. It is the study's advice."""
+"""Layouts to prefer after the rule's: with pins and bound memory, results do not change with the
+load, and a topology beyond that can mislead the guest. The study advises the same."""
 
 
 def preset_of(switches: Switches) -> str | None:

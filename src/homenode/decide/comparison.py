@@ -227,7 +227,7 @@ UNLIKE_SIDES = 1.5
 is estimated as well, and of two metrics that vary together twice from the same boots."""
 
 LESS_FREEDOM = 0.75
-"""What is left of the freedom where they are not: the mean of two squares of t has longer tails."""
+"""Share of the freedom that remains if not: the mean of two squares of t has longer tails."""
 
 
 class MetricTest(NamedTuple):

@@ -174,7 +174,7 @@ def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterato
 
 
 _COPIED_TOGETHER_S = 1.0
-"""No two runs of a measuring program end so close to each other; files of one copy do."""
+"""Runs of a measuring program never end so close to each other; files of one copy do."""
 
 
 def _all_known(places: Sequence[Sequence[float | None]]) -> list[list[float]] | None:

@@ -259,7 +259,7 @@ _SECONDS = 1e6
 """Times below are places in an order."""
 
 _LATEST = 1e12
-"""Of no run: it is 30,000 years from now."""
+"""Later times are invalid: 30,000 years from now."""
 
 
 class _Variance(NamedTuple):

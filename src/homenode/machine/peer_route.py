@@ -237,8 +237,8 @@ def _completion(egress: PciDevice | None, relaxed: bool | None) -> RouteLeg:
 
 
 THROUGH_ROOT = 27 / 48
-"""What NCCL reached between VMs with requests redirected, of what it reached without: 27 and 48
-GB/s over two ports of 200 Gb/s. Source: NVIDIA/nccl#949."""
+"""NCCL's rate between VMs with redirected requests, relative to direct ones: 27 and 48 GB/s over
+two ports of 200 Gb/s. Source: NVIDIA/nccl#949."""
 
 _PACKET_BYTES = 24
 """Framing, header with 64-bit address and LCRC of a packet. Source: PCIe 6.0, 2.2.1 and 4.2."""

@@ -274,7 +274,7 @@ class WaitPolicy(Struct, frozen=True):
 
 
 AT_ONCE = WaitPolicy(poll_s=0.0)
-"""For an executor whose task has ended when `start` returns."""
+"""Policy of an executor whose task has ended when `start` returns."""
 
 
 def run_tasks(

@@ -183,7 +183,7 @@ def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest
 
 
 def _bindings(machine: GpuMachine, left_out: list[Gap]) -> tuple[HostBinding, ...]:
-    """On one node all three are the same."""
+    """Return the bindings to measure: one on a machine with one node, else three."""
     gpus, nodes = machine.gpus, machine.nodes
     unbound = HostBinding(UNBOUND, None)
     if len(nodes) < 2:

@@ -12,7 +12,7 @@ from homenode.units import GIB
 
 PROBE = "homenode-probe"
 PYTHON = "python"
-"""In `installed`: the Python of SuiteOptions.python runs there."""
+"""In `installed`: the Python of SuiteOptions.python runs on the machine."""
 
 TORCH = "torch"
 """In `installed`: the Python of SuiteOptions.python has PyTorch (measure.tools_installed looks)."""

@@ -156,7 +156,7 @@ def _pairs(bus_ids: tuple[tuple[Bdf, Bdf], ...]) -> str:
 
 
 def _guest_state(marks: tuple[str, ...]) -> str:
-    """Before the first step, marks come from holding the guest against its plan alone."""
+    """Before the first step, marks come only from the comparison of the guest with its plan."""
     return "; ".join(marks) or "as planned"
 
 

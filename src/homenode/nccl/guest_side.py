@@ -87,7 +87,7 @@ class PendingDevice(Struct, frozen=True):
 
 
 STARTED = PendingDevice("a file that more options may follow", 1)
-"""For files of other hypervisors: devices added at the start are on the root bus."""
+"""Used for files of other hypervisors: devices added at the start are on the root bus."""
 
 
 def left_to_libvirt(document: Document) -> PendingDevice | None:

@@ -23,7 +23,7 @@ MOST_ATTRIBUTES = 16
 MOST_CHILDREN = 640
 LARGEST_FILE = 1 << 20
 MOST_DEPTH = 255
-"""More levels than a machine has buses, and fewer than Python can recurse."""
+"""Limit of levels: no machine has as many buses, and Python can recurse deeper."""
 
 _CHILDREN = {
     None: ("system",),

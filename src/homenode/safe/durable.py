@@ -25,7 +25,7 @@ PARTS = ".homenode-" + "[0-9a-f]" * 16 + ".part"
 """Names of files that are being written, as a pattern of glob."""
 
 PRIVATE = 0o600
-"""For what may hold a secret: its owner alone."""
+"""Mode of files that may hold a secret: the owner alone."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC

@@ -42,7 +42,7 @@ _PLAIN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_CLOEXEC
 _DIRECTORY = _LOOK | os.O_DIRECTORY
 _MOST_LINKS = 40
-"""On the way of one path, as the kernel follows them."""
+"""Limit of links in one path, as in the kernel."""
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),

@@ -15,7 +15,7 @@ from homenode.units import format_bytes
 from homenode.vm.model import GuestAddress, Vm, VmCell, vcpus_text
 
 _SHOWN = 6
-"""So many of a list are shown."""
+"""Maximum number of shown items of a list."""
 
 FactValues = Mapping[str, Any]
 """Values of a fact by the thing that has them; None = the VM does not state it."""
@@ -440,4 +440,4 @@ FACTS: tuple[VmFact, ...] = (
         show=lambda _: "one",
     ),
 )
-"""In the order in which differences are shown."""
+"""Facts in the order in which differences are shown."""

@@ -13,7 +13,7 @@ from homenode.vm.layout import Layout, MemoryBinding
 
 GuestCellId = NewType("GuestCellId", int)
 MAX_VCPUS = 4096
-"""More than any machine type takes (QEMU 9: 4096 on q35), so that a hostile count costs nothing."""
+"""Limit of every machine type (QEMU 9: 4096 on q35), so that a hostile count costs nothing."""
 
 
 class GuestTopology(NamedTuple):
@@ -203,7 +203,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """"kvm", "qemu", ..."""
     architecture: str = "x86_64"
     machine: str | None = None
-    """As written ("q35", "pc-q35-7.2", "pc", "virt-8.0"); None = the default one."""
+    """Machine type as written ("q35", "pc-q35-7.2", "pc", "virt-8.0"); None = the default."""
     firmware: str | None = None
     loader: str | None = None  # Path of the firmware, if given
     emulator: str | None = None  # Path of QEMU, if given

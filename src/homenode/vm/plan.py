@@ -19,7 +19,7 @@ LIBVIRT = "libvirt"
 """Target name for libvirt's domain XML."""
 
 RECORDED_DIGITS = 16
-"""So much of the host's fingerprint is in the record of a domain."""
+"""Digits of the host's fingerprint in the record of a domain."""
 
 
 class Aperture(Struct, frozen=True):
@@ -91,7 +91,7 @@ class Plan(Struct, frozen=True):
     fallback: str  # Name of the plan's fallback
     cost: tuple[CostTerm, ...]  # In the order in which placements are compared
     optimal: bool | None
-    """No placement on which no more gives way costs less; None = not all were compared."""
+    """True if no placement with the same fallback costs less; None = not all were compared."""
     runners_up: tuple[RunnerUp, ...]  # Feasible placements that cost more, the best first
     rejections: tuple[Rejection, ...]
     findings: tuple[Finding, ...]

@@ -22,13 +22,12 @@ from homenode.vm.domain.read import open_domain
 
 UNIT_NAME = "homenode-retrain.service"
 _UNIT = package_text("change", "retrain", "unit.txt")
-"""Before libvirtd, not before its sockets: these come before basic.target, and this after it, and
-systemd would break that circle by leaving out sockets.target.
-
-SYS_ADMIN is asked for by the kernel to read more than 64 bytes of a device's configuration space,
-and SYS_PTRACE with DAC_READ_SEARCH to see which files other users' processes have open.
-ProtectSystem=strict is but for /dev, /proc and /sys. systemd-analyze(1), security, rates each line.
-Older versions of systemd ignore unknown lines with a warning."""
+"""The unit runs before libvirtd, not before its sockets: these start before basic.target and the
+unit after it, and systemd would break that cycle by dropping sockets.target. The kernel requires
+SYS_ADMIN to read more than 64 bytes of a device's configuration space, and SYS_PTRACE with
+DAC_READ_SEARCH to list files that other users' processes have open. ProtectSystem=strict exempts
+/dev, /proc and /sys. systemd-analyze(1), security, rates each line. Older versions of systemd
+ignore unknown lines with a warning."""
 
 
 def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:

@@ -116,7 +116,7 @@ def _kernel_parameters(host: Host) -> str | None:
 
 
 def _kernel_change(was: str, now: str) -> Severity | None:
-    """None also if they differ only in a value that one of the captures redacted."""
+    """Return a warning; None if at most values differ that one capture redacted."""
     words, later = was.split(), now.split()
     if len(words) == len(later) and all(map(_may_be_equal, words, later)):
         return None

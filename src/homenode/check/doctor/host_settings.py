@@ -104,7 +104,7 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
 
 
 _LEAST_COMPARED = 4 * GIB
-"""In smaller nodes the kernel's own share exceeds the tolerance."""
+"""Smaller nodes are not compared: the kernel's own share exceeds the tolerance."""
 
 
 def _nodes_without(host: Host) -> Iterator[Finding]:

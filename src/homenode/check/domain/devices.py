@@ -336,7 +336,7 @@ def _address_bits(memory_bytes: int, window: int) -> int:
 
 
 def describe_limits(needs: Limits, devices: int) -> str:
-    """One line for people. What is locked is rounded up to GiB: as a limit it must not be short."""
+    """Return one line. Locked memory is rounded up to GiB: a limit must not be too small."""
     return (
         f"with {plural(devices, 'device')}: {format_limit(needs.memlock_bytes)} locked, "
         f"{needs.iommu_pages} pages in the IOMMU, {needs.dma_entries} DMA mappings, "

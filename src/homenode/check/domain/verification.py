@@ -272,7 +272,7 @@ def _difference(
 
 
 def _parts(element: Element, above: str) -> Iterator[_Part]:
-    """Each element of a tree by itself, without those in it."""
+    """Yield each element of a tree without its children."""
     attributes = "".join(f" {name}='{value}'" for name, value in sorted(element.attributes))
     text, name = element.text.strip(), element.tag
     path = f"{above}/{element.name.rpartition('}')[2]}"

@@ -104,7 +104,7 @@ def groups_of(vcpus: int, size: int) -> tuple[CpuSet, ...]:
 
 
 def _l3(vm: Vm, host: Host | None) -> tuple[CpuSet, ...] | None:
-    """As a layout shows them only where they are true: the host's LLCs under the vCPUs."""
+    """Return the host's LLCs under the vCPUs: layouts show LLCs only if they match the host."""
     if vm.record is None:
         return None
     topology, mode = vm.cpu_topology, vm.cpu_cache

@@ -29,7 +29,7 @@ EVEN_PART = 2
 
 
 class NodeShares(Struct, frozen=True):
-    """What an idle kubelet gives the VM of each node of its host."""
+    """Shares of each node that an idle kubelet allocates to the VM."""
 
     cpus: Mapping[NodeIndex, int]
     gpus: Mapping[NodeIndex, int]

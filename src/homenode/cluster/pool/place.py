@@ -24,7 +24,7 @@ from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, PlanOptions
 
 _OF_NODES = "balance_cores"
-"""From this term on a cost compares nodes of one host."""
+"""First term of a cost that compares nodes of one host."""
 
 
 class PoolPlace(Struct, frozen=True, kw_only=True):

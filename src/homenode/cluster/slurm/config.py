@@ -119,7 +119,7 @@ def parse_config(text: str, source: str, include: Includer | None = None) -> Slu
 
 
 class _ConfigReader(NamedTuple):
-    """What was read so far."""
+    """Reader of a file and its includes."""
 
     include: Includer
     lines: list[ConfigLine]

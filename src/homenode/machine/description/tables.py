@@ -248,7 +248,7 @@ class LinkText:
 Numbering = Literal[
     "siblings-far", "siblings-adjacent", "siblings-far-in-package", "nodes-interleaved"
 ]
-"""How the firmware numbers CPUs; docs/reference/formats/host-toml.md shows each."""
+"""CPU numberings of firmware; docs/reference/formats/host-toml.md shows each."""
 DeviceClass = Literal["gpu", "nic", "nvme", "nvswitch", "audio", "bmc", "other"]
 
 Positive = Annotated[int, Meta(ge=1, le=NO_LIMIT)]
@@ -264,7 +264,7 @@ Word = Annotated[int, Meta(ge=0, le=0xFFFF)]
 ClassCode = Annotated[int, Meta(ge=0, le=0xFFFFFF)]
 DomainNumber = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 HugePages = dict[str, Any]
-"""Such as { "1GiB" = 64 }."""
+"""Page counts by size, such as { "1GiB" = 64 }."""
 
 
 class CpuTable(TomlTable):

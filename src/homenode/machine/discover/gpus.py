@@ -196,7 +196,7 @@ _AMD_TOOLS = (
     ("amd-smi-topology", amd_smi.parse_topology),
     ("rocm-smi-json", amd_smi.parse_rocm_topology),
 )
-"""In the order of trust."""
+"""Tools, the most trusted first."""
 
 
 def _amd_links(

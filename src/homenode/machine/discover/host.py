@@ -91,8 +91,8 @@ def _gap(subject: str, theirs: object, ours: object) -> Gap:
 
 
 ReadDomain = Callable[[bytes, bool, str], RunningDomain]
-"""From the XML of one domain, as `virsh dumpxml` prints it, whether it runs, and what to call it in
-messages, to what it uses: vm/domain/read.py's read_running_domain. May raise HomenodeError."""
+"""Returns a domain's resources from its XML (`virsh dumpxml`), whether it runs, and its name in
+messages: read_running_domain of vm/domain/read.py. May raise HomenodeError."""
 
 
 def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:

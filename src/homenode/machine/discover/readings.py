@@ -14,7 +14,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.units import whole_number
 
 PADDING = " \t\r\n\0"
-"""What may stand around the content of a file."""
+"""Padding around the content of a file."""
 
 
 def read_lines(snapshot: Snapshot, path: str) -> list[str]:

@@ -104,7 +104,7 @@ class ToolCommand(Struct, frozen=True):
 
 
 BRIDGE_CLASS = "0x0604"
-"""How the class of a PCI-to-PCI bridge begins, in its file; every PCIe port is one."""
+"""Beginning of `class` of a PCI-to-PCI bridge; every PCIe port is one."""
 
 _LINES = re.compile(r'"([^"]+)"')
 
@@ -171,7 +171,7 @@ SERIAL_PATHS = tuple(
     f"/sys/devices/virtual/dmi/id/{name}"
     for name in ("product_serial", "board_serial", "chassis_serial", "chassis_asset_tag")
 )
-"""As IDENTITY_PATHS: each is one text, that only root may read."""
+"""Paths like IDENTITY_PATHS; each holds one text that only root can read."""
 
 IDENTITY_COMMANDS = (ToolCommand("user", (("id", "-un"),), "whose name to redact", 10),)
-"""As IDENTITY_PATHS."""
+"""Commands that identify a machine or user, like IDENTITY_PATHS."""

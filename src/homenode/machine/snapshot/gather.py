@@ -191,7 +191,7 @@ _READERS = {
 
 
 HEADER_BYTES = 64
-"""What the kernel shows to users who are not root."""
+"""Bytes that users other than root can read."""
 
 _CONVENTIONAL_BYTES = 256
 _CAPABILITIES_POINTER = 0x34

@@ -75,7 +75,7 @@ class LiveSnapshot(QuietSnapshot):
 
 
 _GONE = "failed to get domain"
-"""What virsh prints of a UUID that no domain has."""
+"""Message of virsh for a UUID that no domain has."""
 
 OF_NAME = {**COMMAND_OF_NAME, **{command.name: command for command in IDENTITY_COMMANDS}}
 

@@ -44,7 +44,7 @@ _STRUCTURE = re.compile(
     r"[,:;+*!@/=-]+|\d{1,12}[kKmMgGtT]?|0x[0-9a-fA-F]{1,16}|[0-9a-fA-F]{4}|[0-9a-fA-F]{2}\.[0-7]",
     re.ASCII,
 )
-"""In a kernel parameter's value: numbers, sizes, lists, masks, PCI IDs and addresses."""
+"""Kept in a kernel parameter's value: numbers, sizes, lists, masks, PCI IDs and addresses."""
 
 _VALUE_WORDS, _PARAMETERS = words("values"), words("parameters")
 _MODULES = tuple(words("modules"))
@@ -226,7 +226,7 @@ _NIC_IN_LEGEND = re.compile(r"NIC\d{1,4}: (\S{1,80})")
 _TOPO_NAME = re.compile(
     r"(?:GPU|NIC|(?:mlx[45]|mlx5_bond|bnxt_re|irdma|hfi1|qedr|efa|mana|hns)_)\d{1,3}"
 )
-"""As the tool and the kernel's drivers name devices."""
+"""Device names of the tool and of the kernel's drivers."""
 
 
 def _scrub(text: str, names: Pseudonyms) -> str:
@@ -421,7 +421,7 @@ _FORMS = {
     "machine": _MACHINE,
     "emulator": _EMULATOR,
 }
-"""What a value may be, besides the words that stand in its row."""
+"""Valid forms of a value, besides the words in its row."""
 
 
 class DomainRule(NamedTuple):

@@ -246,7 +246,7 @@ _ABOVE_ZERO = tuple(
 
 
 def _check_values(document: object) -> None:
-    """No figure of a zero, a negative or an endless number; no document that never ends."""
+    """Reject results that are zero, negative or infinite, and documents that never end."""
     stack: list[tuple[object, str]] = [(document, "document")]
     seen = 0
     while stack:

@@ -159,7 +159,7 @@ _VERSION_1 = "1.0"
 _MACHINE_TYPES = {False: ("Machine",), True: ("Machine", "System")}
 _NODE_TYPES = ("NUMANode", "Node")
 _NEW_TYPES = {"System": "Machine", "Node": "NUMANode", "Socket": "Package"}
-"""What hwloc before 1.11 called them."""
+"""Current names of the types of hwloc before 1.11."""
 
 _INSTRUCTIONS = "2"
 """cache_type of a cache that holds no data."""

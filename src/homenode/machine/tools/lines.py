@@ -18,7 +18,7 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 
 LARGEST = 1e21
-"""No bandwidth, time or count that a tool prints in its own unit comes near."""
+"""Limit of numbers: no bandwidth, time or count in a tool's own unit comes near."""
 
 _DECIMAL = re.compile(r"\d{1,25}(?:\.\d{0,25})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
@@ -156,14 +156,14 @@ class Line(NamedTuple):
         return value
 
     def positive(self, word: str, expected: str) -> float:
-        """As `figure`, above zero: a rate of zero is a run that measured nothing."""
+        """Return `figure` if it is above zero: a rate of zero is a run that measured nothing."""
         value = self.figure(word, f"{expected} above 0")
         if value == 0:
             raise self.error(f"{expected} above 0", word)
         return value
 
     def figure_or_none(self, word: str, expected: str, scale: float = 1.0) -> float | None:
-        """As `figure`, times scale; None for N/A, nan and -."""
+        """Return `figure` times scale; None for N/A, nan and -."""
         return None if word.lower() in _ABSENT else self.figure(word, expected) * scale
 
     def read_word(self, word: str, expected: str) -> str:
@@ -174,7 +174,7 @@ class Line(NamedTuple):
 
 
 Take = Callable[[Line, "re.Match[str]"], bool | None]
-"""What is done with a line that has the form of a row; False = the row is not for it here."""
+"""Action for a line that matches a row; False = the row does not apply here."""
 
 Row = tuple["re.Pattern[str]", Take | str | None]
 """The pattern of a line, and its action: a function, a name to store the first group under (may
@@ -236,7 +236,7 @@ class Lines:
         self._values[name] = (word, line)
 
     def keep_same(self, name: str, word: str, line: Line) -> None:
-        """As `keep`; the same value may be repeated."""
+        """Store a value as `keep` does; the same value may be repeated."""
         if self._values.setdefault(name, (word, line))[0] != word:
             raise line.error(f"one value of {name!r}")
 
@@ -257,7 +257,7 @@ class Lines:
     def take_optional(
         self, name: str, read: Callable[[Line, str, str], T], expected: str
     ) -> T | None:
-        """As `take`; None if the output does not have it."""
+        """Return a value as `take` does; None if the output does not have it."""
         return self.take(name, read, expected) if name in self._values else None
 
     def untaken(self) -> Iterator[tuple[str, str, Line]]:

@@ -56,7 +56,8 @@ _ENABLED = re.compile(r"\b(\w+)\+", re.ASCII)
 _SIGNED = re.compile(r"-?\d{1,5}", re.ASCII)
 _WINDOWS = ("Memory behind bridge", "Prefetchable memory behind bridge")
 _ONES_ONLY = "!!! Unknown header type 7f"
-"""Also printed as "(rev ff)". Source: show_verbose in lspci.c of pciutils."""
+"""Of a silent device, as is "(rev ff)". Source: show_verbose in lspci.c of
+pciutils."""
 _TOOL_NOISE = ("lspci:", "pcilib:")
 _FENCES = ("```", "~~~")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
@@ -66,7 +67,7 @@ _LIKE_AN_ADDRESS = re.compile(r"[0-9a-fA-F]{2,8}:[0-9a-fA-F]{2}")
 _ADDRESS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.")
 _QUOTED = re.compile(r"(?:[>|] ?|[ \t]){1,16}")
 _HEAD_CHARACTERS = 20_000
-"""In which the first function stands: a login banner and a prompt may come before it."""
+"""The first function must begin within these: a login banner and a prompt may precede it."""
 
 _PORT_TYPES = {
     "Root Port": PortType.ROOT_PORT,
@@ -112,7 +113,7 @@ _UNINDENTED = re.compile(
     r"|IOMMU group|Kernel driver in use|Kernel modules|Physical Slot|Interrupt|Latency):? ?",
     re.ASCII,
 )
-"""How a detail begins that a forum has moved to column 0."""
+"""Beginning of a detail that a forum has moved to column 0."""
 
 
 def looks_like_lspci(text: str) -> bool:

@@ -42,7 +42,7 @@ _NUMBERS = re.compile(r"\d{1,6}(?: \d{1,6})*", re.ASCII)
 
 
 class NumactlNode(Struct, frozen=True, kw_only=True):
-    """None if the tool does not report it."""
+    """A node; a field is None if the tool does not report it."""
 
     index: NodeIndex
     pus: CpuSet

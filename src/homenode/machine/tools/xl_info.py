@@ -29,7 +29,7 @@ _OTHER = re.compile(r"\w+ *:.*|No device topology data available", re.ASCII)
 
 
 class XlInfo(Struct, frozen=True, kw_only=True):
-    """What lscpu -e and numactl -H show elsewhere, and nodes of PCI functions."""
+    """The content of lscpu -e and numactl -H, and nodes of PCI functions."""
 
     cpus: LscpuTable
     nodes: NumactlHardware

@@ -21,7 +21,7 @@ class Machine(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in messages: "this machine", or the way to reach it."""
+        """Name in messages: "this machine", or the address."""
 
     def run(
         self,

@@ -31,7 +31,7 @@ from homenode.process import CLOSED, ProgramResult, ToolMissingError, ToolTimeou
 from homenode.text import command_line
 
 MISSING = "missing"
-"""In the place of a status: the program is not installed there."""
+"""Printed instead of a status if the program is not installed on the machine."""
 
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STATUS = re.compile(r"(\d{1,3}|missing)\Z")
@@ -39,10 +39,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 _PRELUDE = f"PATH=$PATH:{PATHS}; LC_ALL=C; export PATH LC_ALL; "
 
 _CHANGED = re.compile(r"[\\\n\r!]")
-"""What some login shell changes between single quotes: fish a backslash, csh the others."""
+"""Characters that a login shell changes between single quotes: fish a backslash, csh the others."""
 
 _SPECIAL = re.compile(r"""[\\\n\r!'"$`]""")
-"""Those, and what sh gives a meaning between double quotes."""
+"""The same, and characters that are special in sh between double quotes."""
 
 
 def sh_line(script: str) -> str:
@@ -122,7 +122,7 @@ _ROOM = "dd if=/dev/zero of=$d/try bs=64k count=64 2>/dev/null"
 _COLLECT_S = 600.0
 _SHORT_S = 60.0
 _LEAST_BYTES_PER_S = 2_000
-"""At which a machine takes what is sent in pieces; an agent takes some MB/s."""
+"""Minimum rate at which a machine receives pieces; an agent receives some MB/s."""
 
 _KILLED = 137
 _SUM = re.compile(r"[0-9a-f]{64}")

@@ -29,7 +29,7 @@ MOST_S = 2.0
 """Time for one message size: slow sizes are repeated less often."""
 
 KILLED_S = 10.0
-"""How long killed ranks may take to end."""
+"""Time limit for killed ranks to end."""
 
 
 class Rank:

@@ -233,7 +233,7 @@ _FIELDS = attrgetter(*FigureKey.__struct_fields__, "index", "boot")
 
 
 _LEAST, _MOST = 1e-12, 1e30
-"""No unit of ours leads beyond these; arithmetic on what lies between cannot overflow."""
+"""Limits of values, which no unit exceeds; arithmetic between them cannot overflow."""
 
 
 class Run(Struct, frozen=True, dict=True):

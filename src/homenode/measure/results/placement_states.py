@@ -19,7 +19,7 @@ from msgspec import Struct
 from homenode.measure.results.model import MOVING, UNSETTLED
 
 MOST_SPAN = 1.6
-"""No class of latencies spans more than this from its least to its greatest."""
+"""Maximum ratio of the greatest to the least latency of a class."""
 
 MANY_PAIRS = 8
 """Pairs of neighbours from which on there are more places than samples."""

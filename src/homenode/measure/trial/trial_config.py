@@ -20,7 +20,7 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Plan
 
 BARE = "bare"
-"""In place of a layout: the host itself, on the plan's CPUs and nodes, without a guest."""
+"""Instead of a layout: the host itself, on the plan's CPUs and nodes, without a guest."""
 
 MAX_BOOTS = 100
 

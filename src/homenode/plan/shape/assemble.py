@@ -50,7 +50,7 @@ from homenode.vm.plan import RECORDED_DIGITS, Plan, Relaxation
 from homenode.vm.plan_options import MemoryMode, Policy
 
 MOST_VCPUS_WITHOUT_IOMMU = 255
-"""More vCPUs need a vIOMMU with extended interrupt mode. Source: libvirt domain XML, <iommu>."""
+"""Larger VMs need a vIOMMU with extended interrupt mode. Source: libvirt domain XML, <iommu>."""
 
 
 def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> Plan:

@@ -32,7 +32,7 @@ from homenode.vm.layout import GuestCells, Siblings
 from homenode.vm.model import GuestTopology
 
 MOST_SOCKETS_PER_CELL = 4
-"""Beyond this an imbalance of one online vCPU is better than more sockets."""
+"""If a cell needed more sockets, an imbalance of one online vCPU is better."""
 
 
 class Numbering(Struct, frozen=True):

@@ -215,7 +215,7 @@ _GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """Generation of PCIe, by GT/s of a lane."""
 
 MOST_BARS = 60
-"""In one chart."""
+"""Maximum in one chart."""
 
 
 def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:

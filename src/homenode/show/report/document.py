@@ -65,7 +65,7 @@ MOST_NAMED = 3
 """Machines in a title."""
 
 MOST_CAVEATS = 12
-"""Before the details of each machine."""
+"""Maximum before the details of each machine."""
 
 
 def document_of(

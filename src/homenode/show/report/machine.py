@@ -45,7 +45,7 @@ BARE = "bare metal"
 """Label of runs on the host itself in addition to those of its guests."""
 
 UNNAMED = ""
-"""Where `hosts` has the topology of runs without a host name: the one that the user named."""
+"""Key of `hosts` for runs without a host name: the host that the user named."""
 
 
 class StoredRun(Struct, frozen=True):

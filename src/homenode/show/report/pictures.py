@@ -28,10 +28,10 @@ from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.report.machine import ANY_LAYOUT, ReportedMachine
 
 MOST_CURVES = 8
-"""In one chart."""
+"""Maximum in one chart."""
 
 MOST_EFFECTS = 14
-"""In one forest plot; primary ones first."""
+"""Maximum in one forest plot; primary metrics first."""
 
 MOST_HEAT_MAPS = 24
 """Limit of heat maps for one machine."""

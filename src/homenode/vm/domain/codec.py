@@ -264,7 +264,7 @@ ROWS: tuple[ElementRow, ...] = (
         controllers.edit_aperture,
     ),
 )
-"""In the order in which they are read: what has no vCPUs is no VM to begin with."""
+"""Rows in the order of reading: a definition without vCPUs is rejected first."""
 
 
 def _needs_iommu(need: PlanNeed) -> bool:

@@ -170,7 +170,7 @@ _OTHER_NAMES = {"pcie-root-port": "ioh3420"}
 9.0, which rejects all other names."""
 
 _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
-"""Where function 0 is the machine's own: q35's LPC next to SATA, i440fx's ISA next to IDE and USB.
+"""Slots whose function 0 is the chipset's: q35's LPC (and SATA), i440fx's ISA (and IDE and USB).
 """
 
 

@@ -22,7 +22,7 @@ from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.edits import NewElement, append, apply, set_text
 
 SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
-"""Where every distribution's libvirt-common puts it."""
+"""Path in the package libvirt-common of every distribution."""
 
 
 class SchemaError(Struct, frozen=True):

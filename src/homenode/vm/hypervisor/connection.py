@@ -93,7 +93,7 @@ def machine_of(uri: str) -> str:
 
 
 ANSWER_S, STOP_S = 300.0, 60.0
-"""How long a guest may take until it answers, and until it is off."""
+"""Time limits until a guest answers, and until it is off."""
 
 
 class Transport(StrEnum):

@@ -35,7 +35,7 @@ _LOST = (
 """Errors of virsh if the daemon disconnects: it may have made the change, or may still."""
 
 _ADDRESS_SOURCES = ("lease", "agent", "arp")
-"""Where virsh looks for a guest's addresses: only libvirt's own networks have leases."""
+"""Sources of a guest's addresses (virsh domifaddr): only libvirt's own networks have leases."""
 
 _MISSING = re.compile("failed to get domain|Domain not found")
 _TIMEOUT_S = 180.0

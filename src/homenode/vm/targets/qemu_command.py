@@ -205,7 +205,7 @@ class QemuPciTree(Struct, frozen=True):
         return words if controller.address is None else words + self.place_text(controller.address)
 
     def place_text(self, address: GuestAddress) -> str:
-        """Where a device is plugged in."""
+        """Return the place of a device."""
         bus = f"{self.prefix}{address.bus}" if address.bus else self.root
         place = f",bus={bus},addr={address.device:#x}.{address.function:#x}"
         shared = (address.bus, address.device) in self.shared_slots and not address.function

@@ -15,7 +15,7 @@ from homenode.vm.targets.hypervisors import NAMES
 from homenode.vm.targets.target import Target
 
 TARGETS = NAMES
-"""Each is TARGET of the module of that name in `hypervisors`."""
+"""Names of modules in `hypervisors`, whose TARGET is the target."""
 
 
 def target_named(name: str) -> Target:

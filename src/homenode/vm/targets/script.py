@@ -14,7 +14,7 @@ from homenode.vm.targets.target import is_vgpu
 
 
 def quote_word(word: str) -> str:
-    """One word of a shell. Raises InputError for control characters, which no value of ours has."""
+    """One word of a shell. Raises InputError for control characters."""
     if not word.isprintable():
         raise InputError(
             f"script: expected printable words, found {word!r}",

@@ -18,7 +18,7 @@ from homenode.safe.input_files import MAX_BYTES, read_kernel_file, read_plain, r
 from homenode.safe.trusted_path import changeable, private_directory
 
 _KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
-"""Each depends on the package of a kernel; smaller ones first."""
+"""Packages that depend on the package of a kernel, smaller kernels first."""
 
 _OVMF = (
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),

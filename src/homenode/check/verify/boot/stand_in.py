@@ -146,10 +146,10 @@ LEAST_CELL_BYTES = 192 * MIB
 
 MOST_BYTES = 4096 * MIB
 MOST_VCPUS = 255
-"""More need an IOMMU with interrupt remapping, which TCG's machine does not have."""
+"""Limit without an IOMMU that remaps interrupts, which TCG's machine does not have."""
 
 MOST_TOGETHER = 16
-"""Without KVM, what firmware and kernel write to a PCI function or to code costs for each vCPU."""
+"""Limit without KVM: each write to a PCI function or to code costs time for every vCPU."""
 
 APART = "the PCIe tree and all vCPUs in one guest: two are booted, as there is no KVM"
 

@@ -418,7 +418,7 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
 
 
 def _check_can_keep(keep: Path | None) -> None:
-    """Before minutes are spent."""
+    """Check that the files can be kept before the boot spends minutes."""
     if keep is None:
         return
     try:

@@ -116,7 +116,7 @@ class ProcFiles:
         self._texts: dict[str, str | None] = {}
 
     def text(self, path: str) -> str | None:
-        """None if it is absent or may not be read: processes come and go."""
+        """Return the text, or None if the file is absent or not readable: processes come and go."""
         if path not in self._texts:
             self._texts[path] = self.text_now(path)
         return self._texts[path]

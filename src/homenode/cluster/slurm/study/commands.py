@@ -45,7 +45,7 @@ _OPTIONS = {
     "app_directory": "app in another directory",
 }
 GRACE_POLLS = 18
-"""So many looks long a job's files may take: 90 s; NFS shows a directory's new files within 60."""
+"""Polls until a job's files must exist: 90 s; NFS shows a directory's new files within 60 s."""
 
 
 def study(arguments: SlurmStudyArguments) -> None:

@@ -191,7 +191,7 @@ def _named_nodes(
 
 
 NO_PARTITION = "PARTITION"
-"""In scripts for a cluster that was not asked: to be replaced by whoever submits them."""
+"""Placeholder in scripts for a cluster that was not queried; users replace it."""
 
 
 def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...]:

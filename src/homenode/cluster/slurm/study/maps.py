@@ -146,7 +146,7 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
 
 LEAST_NODES = 3
 SLOW = 0.10
-"""So much worse than the median is slow: twice what matters for a copy."""
+"""Share below the median that counts as slow: twice the relevant difference of a copy."""
 
 
 class Outlier(Struct, frozen=True, kw_only=True):

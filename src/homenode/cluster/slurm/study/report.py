@@ -105,7 +105,7 @@ def _by_place(label: str) -> int:
 
 
 METHODS = {None: "CE", "sm": "SM", "read sm": "SM"}
-"""How a copy was made, by variant: by a copy engine, or by the GPU's own processors."""
+"""Name of the copy method by variant: a copy engine (CE), or the GPU's own processors (SM)."""
 
 _BY_SM = frozenset({"h2d-latency"})
 """Measured by the GPU's own processors though no variant says it."""

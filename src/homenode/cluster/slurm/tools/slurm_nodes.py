@@ -19,10 +19,10 @@ from homenode.machine.tools.lines import json_object
 from homenode.units import whole_number
 
 MAX_NAMES = 65_536
-"""More names than this are rejected, so that a hostile n[0-999999999] costs nothing."""
+"""Limit of names, so that a hostile n[0-999999999] costs nothing."""
 
 MAX_ALL_NAMES = 250_000
-"""In all expressions of one text: each of them names the same thousands again at no cost."""
+"""Limit for all expressions of a text, because each can name the same thousands again."""
 
 MAX_NAME_CHARS = 256
 
@@ -55,7 +55,7 @@ class Hostlists:
         self._left = MAX_ALL_NAMES
 
     def expand(self, text: str, source: str, *, line: int | None = None) -> tuple[str, ...]:
-        """As `expand_hostlist`."""
+        """Return names as `expand_hostlist` does."""
         names = expand_hostlist(text, source, line=line, limit=min(MAX_NAMES, self._left))
         self._left -= len(names)
         return names

@@ -38,7 +38,7 @@ _TOKEN = re.compile(
 )
 _MOST_DEPTH = 8
 _MOST_VCPUS = 128
-"""Without an IOMMU that remaps interrupts, which xl does not have."""
+"""Limit without an IOMMU that remaps interrupts, which xl does not have."""
 _EXPOSED = "# homenode: vCPUs are pairs of siblings"
 _RECORD = "#siblings"
 

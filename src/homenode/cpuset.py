@@ -18,7 +18,7 @@ MAX_PU_INDEX = 65_535
 MAX_CHARS = 1 << 16
 MAX_PARTS = 4096
 MAX_STRIDES = 64
-"""Limits of a list or a mask: 8,192 CPUs have at most so many runs, and nothing prints strides.
+"""Limits of a list or a mask: 8,192 CPUs have at most as many runs, and no tool prints strides.
 The limits also bound the cost of a list of megabytes."""
 
 _REMEMBERED_CHARS = 4096
@@ -203,7 +203,7 @@ def _bits(text: str) -> int:
 
 
 _bits_remembered = lru_cache(maxsize=2048)(_bits)
-"""A host says a few lists in thousands of files."""
+"""A host has few distinct lists in thousands of files."""
 
 
 def _repeat_bit(stride: int, count: int) -> int:

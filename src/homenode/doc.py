@@ -17,7 +17,7 @@ class Span(Struct, frozen=True):
 
 
 Words = str | Span | tuple[str | Span, ...]
-"""A line: a text, or runs of which some look different."""
+"""A line: a text, or runs in several styles."""
 
 LOOKS = {
     "bold": "bold",

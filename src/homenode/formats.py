@@ -180,7 +180,7 @@ def _check_format(document: object, kind: str, source: str) -> None:
     if int(version) != VERSIONS[kind]:
         raise InputError(
             f"{source}: expected {_format(kind)}, found version {version}",
-            hint="another build of homenode wrote it: read it with that one, or make it again",
+            hint="another build of homenode wrote it: read it with that build, or create it again",
         )
 
 

@@ -40,11 +40,11 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TWO_STATES = 1.8
-"""Memory bandwidth of one layout has been 47 GB/s in one boot and 79 in the next, 1.68 times, as
-vCPUs came to stand on one cache domain or on two; with space for noise. Collectives that go through
-host memory share it. Copies: 22.6 to 25.7 GB/s to an RTX 4090, 41.5 to 55.3 from an H200 over runs
-that nothing but chance tells apart. Other metrics: the study's own such pairs are up to 6 % apart;
-the greatest of four boots that vary by 7 % is more than 1.3 times the least in one of twenty."""
+"""Memory bandwidth of one layout was 47 GB/s in one boot and 79 in the next (1.68x), because vCPUs
+were on one cache domain or on two; a margin for noise is added. Collectives that go through host
+memory share it. Copies: 22.6 to 25.7 GB/s to an RTX 4090, 41.5 to 55.3 from an H200 over runs that
+nothing but chance tells apart. Other metrics: the study's own such pairs are up to 6 % apart; the
+greatest of four boots that vary by 7 % is more than 1.3 times the least in one of twenty."""
 
 
 class _Table(Struct, forbid_unknown_fields=True):

@@ -330,6 +330,6 @@ CLOSED = tuple(
     PermitLocalCommand=no
 """.split()
 )
-"""Options of ssh to a machine that may be hostile, whatever the user's configuration says: neither
-the user's agent, tickets, display nor network is lent to it, and no command runs here. How it is
-reached (keys, ports, ProxyJump) stays the configuration's."""
+"""Options of ssh to a machine that may be hostile; they override the user's configuration: the
+machine gets no access to the user's agent, tickets, display or network, and runs no command here.
+How it is reached (keys, ports, ProxyJump) stays the configuration's."""

@@ -406,7 +406,7 @@ def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:
         journal.write_bytes(damage)
         with pytest.raises(InputError, match=r"journal\.jsonl") as caught:
             restore_definition(Virsh(URI), NAME, root)
-        assert "virsh define the right one" in (caught.value.hint or "")
+        assert "virsh define the correct file" in (caught.value.hint or "")
 
 
 def test_a_user_and_root_get_the_hint_that_each_can_follow_about_a_directory_that_is_none(

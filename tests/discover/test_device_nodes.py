@@ -124,7 +124,7 @@ def test_where_the_firmware_gives_no_node_that_of_nvidia_smi_is_used() -> None:
     assert [d.node for d in host.pci_devices] == [d.node for d in usual.pci_devices]
     assert host.root_complexes == usual.root_complexes
     gaps = {gap.subject: gap.reason for gap in host.gaps}
-    said = "the firmware reports none; nvidia-smi topo -m says 0: used"
+    said = "firmware reports no node; nvidia-smi topo -m reports 0: used"
     assert gaps["node of 0000:19:00.0"] == said
     assert any("node 1, as the GPUs of pci0000:97" in reason for reason in gaps.values())
     assert not any("numa_node says -1" in reason for reason in gaps.values())

@@ -412,7 +412,7 @@ def test_whatever_uses_a_function_behind_the_port_refuses(name: str) -> None:
 
 def test_who_cannot_see_who_has_the_group_is_refused() -> None:
     host = sick()
-    with pytest.raises(RetrainRefusal, match="look as root"):
+    with pytest.raises(RetrainRefusal, match="check as root"):
         planned(host, SimulatedConfig(host), uses={})
     free = sick(driver=None)
     assert planned(free, SimulatedConfig(free), uses={}).is_needed, "VFIO has none of them"

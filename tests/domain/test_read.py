@@ -251,7 +251,7 @@ def test_what_else_the_planner_asks_for() -> None:
         (domain(vcpu="<vcpu current='5'>4</vcpu>"), "current 5"),
         (domain(memory=""), "missing <memory>"),
         (domain(memory="<memory unit='XiB'>1</memory>"), "unit 'XiB'"),
-        (domain(memory="<memory>0</memory>"), "expected some <memory>, found 0"),
+        (domain(memory="<memory>0</memory>"), "expected <memory> above 0, found 0"),
         (domain().replace(b"<name>d</name>", b""), "a domain with a <name>"),
         (domain().replace(b" type='kvm'", b""), "<domain> with type="),
         (domain("<cpu><topology sockets='0' cores='1' threads='1'/></cpu>"), "sockets from 1"),

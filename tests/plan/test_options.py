@@ -95,7 +95,7 @@ def test_contradictions_are_refused_by_name(options: PlanOptions, expected: str)
 
 def test_an_objective_only_goes_with_auto() -> None:
     refuse_objective(PlanOptions("auto", objective=Objective.LATENCY))
-    with pytest.raises(UsageError, match="only goes with --layout auto"):
+    with pytest.raises(UsageError, match="requires --layout auto"):
         refuse_objective(PlanOptions("pin", objective=Objective.LATENCY))
 
 

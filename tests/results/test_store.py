@@ -80,7 +80,7 @@ def test_a_run_that_was_cut_short_is_never_mistaken_for_whole(at: int) -> None:
 
 
 def test_an_end_that_counts_other_samples_is_refused() -> None:
-    with pytest.raises(InputError, match="expected 4 samples, as its end says, found 3"):
+    with pytest.raises(InputError, match="expected 4 samples, as in its last line, found 3"):
         text = head_line(HEAD) + "".join(map(formats.line, RUN.samples)) + end_line(4)
         parse_run(text.encode(), "run")
 

@@ -162,7 +162,7 @@ def test_records_of_a_directory_are_audited(run: Run) -> None:
     code, out, _ = run("audit", "--records", "collected", "--explain")
     assert code == 1 and "job 8 (train)" in out
     assert "9.gh01.rec:1: expected homenode-slurm-record up to version 1" in " ".join(out.split())
-    assert "job 10 on gh01" in out and "update this one" in out
+    assert "job 10 on gh01" in out and "update this homenode" in out
     code, _, err = run("audit", "4711", "--records", "collected")
     assert code == 2 and "no records of job 4711" in err
 

@@ -252,7 +252,7 @@ def test_the_hosts_own_source_fills_in_and_disagreements_are_gaps() -> None:
     assert gpu is not None and gpu.node == 0
     assert [bar.size_bytes for bar in gpu.bars] == [1 << 20]
     reasons = {gap.subject: gap.reason for gap in host.gaps}
-    assert "lspci says 0, the host's own source says 1" in reasons["node of 0000:03:00.0"]
+    assert "lspci has 0, the host's own source has 1" in reasons["node of 0000:03:00.0"]
     assert "another device there" in reasons["0000:00:00.0"]
     assert "omitted" in reasons["0000:07:00.0"]
 

@@ -84,7 +84,7 @@ def test_memory_that_went_elsewhere_and_figures_that_were_not_steady_are_reporte
     document = {**COPIES, "figures": [{**FIGURE, "steady": False, "memory_node": 1}]}
     figures = torch_run_figures(parse(text_of(document)))
     reasons = [gap.reason for gap in figures.gaps]
-    assert "memory was bound to node 0 and lies on node 1: not kept" in reasons
+    assert "memory was bound to node 0 and is on node 1: not kept" in reasons
     assert not figures.samples
     assert "did not become steady before it was sampled" in reasons
 

@@ -239,7 +239,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
     shares = layout.pinning is Pinning.ALL_PUS and layout.siblings is Siblings.HIDDEN
     if shares and not fills_cores(guest, host):  # vCPUs shared cores, for want of more
         layout = replace(layout, pinning=Pinning.ONE_PER_CORE)
-    planned = "this host as it is" if is_same else "another host, or this one before it changed"
+    planned = "this host as it is" if is_same else "another host, or this host before it changed"
     reason = f"{layout.name}, kept from the metadata of {guest.name}: planned for {planned}"
     has_switches = any(c.model == PortModel.SWITCH_UPSTREAM for c in guest.controllers)
     switches = PciGranularity.SWITCH if has_switches else None

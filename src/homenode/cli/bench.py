@@ -177,7 +177,7 @@ def set_up(arguments: BenchSetupArguments) -> None:
         python = chosen / "bin" / TORCH_PYTHON
         note(f"PyTorch: {command_line('homenode', 'bench', '--python', python)}")
     if str(chosen / "bin") not in os.environ.get("PATH", "").split(":"):
-        note(f"put it on PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
+        note(f"add it to PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
 
 
 def _remove(prefix: Path) -> None:

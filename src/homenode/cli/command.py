@@ -25,7 +25,7 @@ EXAMPLES = "Examples:"
 OPTIONS = "Options:"
 """Sections of a record's docstring."""
 REQUIRED = NODEFAULT
-"""The default of a field that has none."""
+"""The default of a field without a default."""
 
 
 class WrongCall(UsageError):

@@ -213,7 +213,7 @@ def findings(arguments: FindingsArguments) -> None:
 
 
 _WIDEST = 120
-"""Columns that a list of names fills, where they are piped as well."""
+"""Width of a list of names, also if it is piped."""
 
 
 def _format_columns(names: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ KUBEVIRT = Command(
 SLURM = Command(
     "slurm",
     panel=WORKLOADS,
-    about="Check GPU jobs: where they run, Slurm's configuration, what binding is worth.",
+    about="Check placement of GPU jobs and Slurm's configuration; measure the effect of binding.",
     room=".cluster.commands:SLURM",
 )
 LIST = Command(

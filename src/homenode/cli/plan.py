@@ -179,8 +179,8 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
         # It may be the same domain, to which somebody has added disks since.
         raise UsageError(
             f"{output}: file exists, and a new domain would overwrite it",
-            hint=f"{command_line('homenode', 'plan', output)} plans that one; --force overwrites "
-            "it",
+            hint=f"{command_line('homenode', 'plan', output)} plans that file; --force "
+            "overwrites it",
         )
 
 

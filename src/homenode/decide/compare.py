@@ -325,7 +325,7 @@ STATE_GAP = 1.25
 """Boots of a layout further apart than this, while their samples agree, are in states."""
 
 STATE_SPREADS = 5.0
-"""And further than so many standard errors of a boot, as its samples give them."""
+"""Minimum distance in standard errors of a boot, computed from its samples."""
 
 
 def gap_between_boots(series: Series) -> float:

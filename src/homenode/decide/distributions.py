@@ -123,7 +123,7 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
 
 
 _WIDEST = 12.0
-"""Normal values whose range is wider than so many standard deviations: 1 in 10^15 of ten."""
+"""Widest range in standard deviations: ten normal values exceed it once in 10^15."""
 
 _LEAST_P = 1e-12
 """Smaller P values are not computed."""

@@ -338,7 +338,7 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
 
 
 LEAST_HALF = 2
-"""Devices whose scatter says how much one of them differs by chance."""
+"""Minimum number of devices from whose scatter the chance difference is estimated."""
 
 
 def _faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> list[float]:

@@ -324,7 +324,7 @@ def _placement(states: States) -> Iterator[Finding]:
     yield finding(
         "bench-placement-moves",
         "vCPUs",
-        expected="to stay where they are",
+        expected="to keep their nodes",
         observed=f"{_times(len(states.transitions))} moved; from core to core it was "
         f"{', '.join(names[:_SHOWN]) or 'unknown'}{hidden_count}",
         source="core-to-core latency before and after each sample",

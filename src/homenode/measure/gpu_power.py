@@ -30,7 +30,7 @@ COMMANDS = {
     )
 }
 EVERY_S = 1.0
-"""A step that is shorter has no figure: its GPUs have hardly begun."""
+"""Shorter steps have no result: their GPUs have hardly started."""
 
 _DRAWN = re.compile(r"power\.draw( \[w\])?|socket_power|.*graphics package power \(w\)")
 """Heads of the columns that have it, in small letters."""

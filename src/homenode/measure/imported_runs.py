@@ -326,7 +326,7 @@ LAYOUTS = {
     "vcpu-pin-numa-smt": "pin-numa-smt",
     **{name: name for name in PRESETS},
 }
-"""Presets of directory names: the study's and our own, in small letters, with dashes."""
+"""Presets of directory names: the study's and homenode's, in lower case, with dashes."""
 
 _SUFFIX = re.compile(
     r"[-. ]?(?:\(\d{1,4}\)|(?<=[-. ])(?:\d{1,4}(?:-?(?:c|vcpus?|cores?))?|"

@@ -169,7 +169,7 @@ def _of_this_machine(figures: Figures, host: Host) -> Figures:
 
 
 REPLAYED = "replayed"
-"""Condition of a run whose figures a test guest for a tool printed: what it says of them."""
+"""Condition of a run whose results a simulated tool printed."""
 
 REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 

@@ -77,7 +77,7 @@ class _Table(Struct, forbid_unknown_fields=True):
 SOURCES = toml.decode(package_text("measure", "tools.toml"), type=_Table).tool
 
 NEEDED = frozenset(need for source in SOURCES for need in source.needs) | {"sha256sum", "install"}
-"""Programs to look for before a plan is made."""
+"""Programs that are searched before a plan is made."""
 
 _FETCH_S, _BUILD_S, _SHORT_S = 1800.0, 3600.0, 60.0
 

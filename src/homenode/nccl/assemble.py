@@ -181,7 +181,7 @@ def too_many_nodes(
         yield finding(
             "nccl-too-many-nodes",
             "file",
-            expected=f"at most {limit} elements with those that NCCL adds",
+            expected=f"at most {limit} elements, including the elements that NCCL adds",
             observed=f"{topology.nodes}, and {after} with a <nic> and a <net> for each NIC",
             source=source,
         )

@@ -295,7 +295,7 @@ def _pci_checks(pci: XmlNode, flavour: NcclVariant) -> Iterator[Finding]:
         yield finding(
             "nccl-switch",
             subject,
-            expected="class, link_speed and link_width: no guest has this switch to ask",
+            expected="class, link_speed and link_width: guests do not have this switch",
             observed=f"no {', no '.join(missing)}",
         )
     klass = pci.get("class")

@@ -114,7 +114,7 @@ def left_to_libvirt(document: Document) -> PendingDevice | None:
 
 def _place(controller: GuestPciController) -> tuple[int, int, int]:
     address = controller.address
-    assert address is not None, "only those with an address are below something"
+    assert address is not None, "only devices with an address are below a bridge"
     return address.device, address.function, controller.index
 
 

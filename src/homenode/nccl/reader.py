@@ -280,7 +280,7 @@ class _Reader(Struct, kw_only=True):
             f"{expected} (NCCL's parser)",
             actual,
             line=line,
-            hint="let homenode nccl-topo write the file: NCCL fails on this one",
+            hint="let homenode nccl-topo write the file: NCCL fails on this line",
         )
 
 

@@ -19,7 +19,7 @@ LINK_SPEEDS = {
     32.0: "32.0 GT/s PCIe",
     64.0: "64.0 GT/s PCIe",
 }
-"""GT/s per lane and the text that NCCL knows, as kernels since 5.7 print it."""
+"""GT/s per lane and the text that NCCL parses, as kernels since 5.7 print it."""
 
 OLD_LINK_SPEEDS = ("2.5 GT/s", "5 GT/s", "8 GT/s", "16 GT/s", "32 GT/s")
 """The texts of kernels up to 5.6. NCCL compares prefixes."""
@@ -28,7 +28,7 @@ SWITCH_CLASS = 0x060400
 ADDED_FOR_GPU = 2  # NCCL adds <gpu>, and at least one <nvlink>
 ADDED_FOR_NIC = 2  # <nic> and <net>
 NO_DEVICE = 0xFFFF
-"""Vendor and device of a virtual switch. Broadcom's 0x1000 makes NCCL look for peer links."""
+"""Vendor and device of a virtual switch. Broadcom's 0x1000 makes NCCL search for peer links."""
 
 
 class NcclVariant(StrEnum):

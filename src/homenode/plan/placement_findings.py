@@ -119,7 +119,7 @@ def placement_findings(
         yield finding(
             "vcpus-not-isolated",
             cpus_text(outside),
-            observed=f"outside isolcpus and nohz_full, where the host may run too: "
+            observed=f"outside isolcpus and nohz_full, on CPUs that the host may use too: "
             f"{plural(len(outside), 'vCPU')}",
         )
 
@@ -292,12 +292,12 @@ def document_siblings(
         fewer = len(_cores_of(host, other))
         detail = (
             f"each vCPU gets a whole core, {cores} in all, though the definition shows "
-            f"{plural(fewer, 'core')} of {threads} threads: on those they would be {slower}"
+            f"{plural(fewer, 'core')} of {threads} threads: on those cores they would be {slower}"
         )
         spans = _more_spans(host, placement, other)
         fix = (
             f"--siblings keep takes {plural(fewer, 'core')} and leaves {cores - fewer} more"
-            f"{f'; whole cores lie {spans}' if spans else ''}"
+            f"{f'; whole cores are {spans}' if spans else ''}"
         )
     else:
         return

@@ -484,7 +484,7 @@ def _check_replaced(options: PlanOptions, host: Host | None) -> None:
         if name not in names:
             raise UsageError(
                 f"--ignore-domain: expected a domain of the host "
-                f"({', '.join(names) or 'it has none'}), found {name!r}"
+                f"({', '.join(names) or 'no domains'}), found {name!r}"
             )
 
 

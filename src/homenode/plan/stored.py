@@ -69,7 +69,7 @@ def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
         raise InputError(
             f"{source}: a plan for host {plan.host_name} (topology {plan.host_fingerprint[:12]}), "
             f"found host {host.name} (topology {fingerprint[:12]})",
-            hint="plan again on this host, or name the right one with --host",
+            hint="plan again on this host, or name the plan's host with --host",
         )
     return plan
 
@@ -169,7 +169,7 @@ def _refuse_twice(source: str, domain: RunningDomain, domains: Sequence[RunningD
         shared = sorted(set(other.devices) & set(domain.devices))
         if shared:
             raise UsageError(
-                f"{source}: expected plans that share no device, found {shared[0]} in those of "
-                f"{other.name} and {domain.name}",
+                f"{source}: expected plans that share no device, found {shared[0]} in the plans "
+                f"of {other.name} and {domain.name}",
                 hint="plan the second VM again, with --after PLAN of the first VM",
             )

@@ -36,7 +36,7 @@ MAX_BYTES = 256 << 20
 """Size limit of one file."""
 
 _LOOK_S = 0.5
-"""flock cannot be asked who holds a file: `is_locked` shares the lock for less than this."""
+"""flock does not report the holder of a file: `is_locked` shares the lock for less than this."""
 
 _NOT_PLAIN = "only homenode writes there, only regular files: check the entry, and move it away"
 

@@ -68,7 +68,7 @@ def _changeable(
             return f"can be written by group {status.st_gid}"
         with contextlib.suppress(OSError):  # it has none, or the file system knows none
             os.getxattr(path, _ACL, follow_symlinks=False)
-            return "can be written by those in its access control list"
+            return "can be written by other users in its access control list"
     return None
 
 

@@ -157,7 +157,7 @@ def _topology(plan: Plan) -> Section:
     caches: dict[str | None, str] = {
         GuestCache.PASSTHROUGH: "Its caches are the host's: they match its threads and LLCs.",
         GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
-        GuestCache.DISABLED: "It is shown no L3: none could be true of its vCPUs.",
+        GuestCache.DISABLED: "The guest gets no L3, because no L3 topology would match its vCPUs.",
         None: "The layout sets no caches.",
     }
     lines.append(caches[plan.vm.cpu_cache])
@@ -177,7 +177,7 @@ def _topology(plan: Plan) -> Section:
     ]
     lines += [
         f"Guest nodes {number_list(tuple(device.initiator_cells))} are for the memory of GPU "
-        f"{device.bdf}: the guest's driver puts it online there."
+        f"{device.bdf}: the guest's driver brings that memory online."
         for device in plan.vm.hostdevs
         if device.initiator_cells
     ]

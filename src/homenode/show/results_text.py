@@ -134,7 +134,7 @@ _OUTCOMES = {
 
 
 MOST_IN_FULL = 3
-"""Machines; of more, a line says what to run on each."""
+"""Maximum of machines with tables; with more, a line has each recommendation."""
 
 _MOST_CAVEATS = 4
 
@@ -483,7 +483,7 @@ def _name(effect: Effect) -> str:
 
 
 SAID_BY_LEVEL = frozenset({PRINTED})
-"""Doubts that the level of the evidence, or the answer itself, says already."""
+"""Caveats that the level of the evidence, or the answer itself, implies."""
 
 
 def doubts_of(recommendation: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:

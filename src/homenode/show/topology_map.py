@@ -346,7 +346,7 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
             tint = f"pu tint{neighbours[0] % CELL_COLOURS}"
             entries.append((tint, None, "sibling left idle"))
         if any(len(use.vcpus) > 1 for use in uses):
-            entries.append(("pu", None, "4v: so many vCPUs share the CPU"))
+            entries.append(("pu", None, "4v: number of vCPUs that share the CPU"))
     hosted = [use for use in uses if not use.vcpus and (use.emulator or use.iothreads)]
     if hosted:
         is_shown = {

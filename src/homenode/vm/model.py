@@ -217,16 +217,16 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     cpu_topology: GuestTopology | None = None
     cpu_cache: str | None = None  # Mode of <cache>; None = no <cache>
     topoext: bool | None = None
-    """Whether the feature is asked for or switched off; None = it is not named."""
+    """Whether the feature is requested or switched off; None = it is not named."""
     physical_address_bits: int | None = None
 
     vcpu_pins: tuple[CpuSet | None, ...] = ()  # CPUs of each vCPU, None if it floats
     emulator_pus: CpuSet | None = None  # None = not pinned
     emulator_threads: tuple[tuple[str, tuple[CpuSet, ...]], ...] = ()
-    """(name, where those of that name may run) of QEMU's other threads, by a process."""
+    """(name, CPUs) of QEMU's other threads, from a process."""
     iothread_ids: tuple[int, ...] = ()
     iothread_pins: tuple[tuple[int, CpuSet], ...] = ()
-    """(IOThread, its CPUs) of those that are pinned, ascending."""
+    """(IOThread, its CPUs) of pinned IOThreads, ascending."""
 
     memory_bytes: int  # Without the memory devices
     page_bytes: int | None = None  # Of the huge pages; 0 = the default size; None = ordinary pages
@@ -237,14 +237,14 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     binding: tuple[str, CpuSet] | None = None
     """Mode and host nodes that all memory is bound to; None = not bound."""
     bound_nodes: CpuSet | None = None
-    """Host nodes of strict and restrictive bindings, those of single cells too; None = no such."""
+    """Host nodes of strict and restrictive bindings, also of single cells; None = no such."""
     has_dimms: bool = False  # Has memory devices, of any kind
     memory_devices: tuple[MemoryDevice, ...] = ()
     cells: tuple[VmCell, ...] = ()  # () = a flat guest
 
     hostdevs: tuple[GuestHostdev, ...] = ()
     mediated: tuple[MediatedDevice, ...] = ()
-    """vm/gpu_parts.py says which function of the host each is on."""
+    """vm/gpu_parts.py finds the host's function of each."""
     controllers: tuple[GuestPciController, ...] = ()
     addresses: tuple[GuestAddress, ...] = ()
     """Every guest PCI address that anything occupies, controllers and hostdevs too, ascending."""

@@ -100,8 +100,8 @@ class Plan(Struct, frozen=True):
     mediated_removed: tuple[str, ...] = ()
     """UUIDs of the definition's mediated devices that the plan replaces."""
     kept: tuple[str, ...] | None = None
-    """A line for each other element of the document that layouts share their sections with, which
-    the plan relies on; None if there is no document."""
+    """A line for each other element in the sections that layouts change, on which the plan relies;
+    None without a definition."""
     kept_of: str = LIBVIRT  # The target of these lines
     relaxations: tuple[Relaxation, ...] = ()  # As the fallback's name has them
 

@@ -215,7 +215,7 @@ class PlanOptions(Struct, frozen=True):
         CPUs), none (not pinned).
       emulator_pus: Pin QEMU's own threads to exactly these CPUs.
       housekeeping_pus: CPUs for the emulators of several VMs, with --emulator housekeeping or if no
-        core is left for an emulator; vCPUs do not use them. Default: those in the host.toml.
+        core is left for an emulator; vCPUs do not use them. Default: the CPUs in the host.toml.
       pinning: How vCPUs are pinned: none, node (each vCPU may run on any CPU of its nodes),
         one-cpu-per-core, all-cpus. Default: the layout's.
       siblings: How the guest sees SMT siblings: keep (as the definition's <topology>, pinned to
@@ -299,8 +299,8 @@ def refuse_objective(options: PlanOptions) -> None:
     """Reject an objective without layout `auto`. Raises UsageError."""
     if options.objective is not None and options.layout != AUTO:
         raise UsageError(
-            f"--objective {options.objective} only goes with --layout auto, "
-            f"found --layout {options.layout}"
+            f"--objective {options.objective} requires --layout auto, found --layout "
+            f"{options.layout}"
         )
 
 

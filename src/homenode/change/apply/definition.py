@@ -251,7 +251,7 @@ def _way_back_named(virsh: Virsh, state: DomainState) -> Iterator[None]:
         words = with_connection(virsh.connect, "homenode", "restore", state.argument)
         raise HostError(
             f"{error.message}: {state.name} has either the previous or the new definition",
-            hint="when libvirt answers again, the same command goes on, and "
+            hint="when libvirt answers again, repeat the command to continue; "
             f"{command_line(*words)} restores the original",
         ) from None
 

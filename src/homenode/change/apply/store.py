@@ -29,7 +29,7 @@ DOMAINS = "domains"
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
 _UUID = re.compile(r"[0-9a-f-]{36}\Z")
 _DAMAGED = (
-    "the definitions in it are complete: virsh define the right one, then move the directory away"
+    "its definitions are complete: virsh define the correct file, then move the directory away"
 )
 
 

@@ -171,5 +171,5 @@ class SysfsConfigSpace:
         return HostError(
             f"{self._root}/{bdf}/config: expected to {verb} the register at {offset:#x}, "
             f"found: {reason}",
-            hint="run as root; kernels in lockdown refuse writes",
+            hint="run as root; kernels in lockdown reject writes",
         )

@@ -205,7 +205,7 @@ def _users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
             continue
         processes = holders.get(device.bdf)
         if "vfio" in (device.driver or "") and processes is None:
-            reasons.append(f"it is unknown whether a VM has {device.bdf} (look as root)")
+            reasons.append(f"it is unknown whether a VM has {device.bdf} (check as root)")
         for process in processes or ():
             reasons.append(f"{process} has the VFIO group of {device.bdf} open")
     return tuple(reasons)

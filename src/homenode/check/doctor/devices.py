@@ -232,7 +232,7 @@ FACTS = (
         "driver in sysfs",
     ),
 )
-"""The path stands behind the link that it follows from."""
+"""The path follows the link from which it was derived."""
 
 _LEAST_PEERS = 3
 _MOST_NAMED = 8

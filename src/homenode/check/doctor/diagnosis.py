@@ -46,7 +46,7 @@ CHECKS = (
     error_findings,
     device_findings,
 )
-"""Checks of a host that depend neither on its VMs nor on what the user knows."""
+"""Checks of a host that depend neither on its VMs nor on options of the user."""
 
 
 def diagnose(

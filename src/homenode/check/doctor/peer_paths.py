@@ -53,7 +53,7 @@ _MEANINGS = {
     RouteCause.NOT_TRANSLATED: "ATS is off on the requester, so the IOMMU has to "
     "translate each request",
     RouteCause.TRANSLATION_BLOCKED: "its ports block the translated requests of ATS (ACS TransBlk)",
-    RouteCause.COMPLETIONS: "what is read goes up: completions without relaxed ordering "
+    RouteCause.COMPLETIONS: "data that is read goes up: completions without relaxed ordering "
     "are redirected (ACS CmpltRedir)",
     RouteCause.NOT_FORWARDED: "its ports redirect requests, and a port above does not forward them "
     "(ACS UpstreamFwd)",

@@ -255,8 +255,8 @@ ReportOption = Annotated[Path | None, Opt("--report", "FILE")]
 
 class TrialArguments(Struct, frozen=True, kw_only=True):
     """Boot a copy of a VM in each layout, measure it, and recommend a layout. It prints findings,
-    plans and the time first, then asks. The copy has throw-away disks. A killed trial continues
-    with the commands below.
+    plans and the time, then prompts for confirmation. The copy has throw-away disks. A killed trial
+    continues with the commands below.
 
     Options:
       report: Write the report here, .html or .pdf. Default: report.html in the trial's directory.

@@ -214,8 +214,8 @@ class NcclTopoArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       domain: The domain XML that the VM runs with.
-      plan: The saved plan, for its pins and guest NUMA nodes; domain XML and host must be those of
-        the plan. Default: those of the domain XML.
+      plan: The saved plan, for its pins and guest NUMA nodes; domain XML and host must match the
+        plan. Default: pins and nodes of the domain XML.
       guest: The guest's own view, for bus ids and nodes: ssh:HOST or a capture made inside it.
         Default: derived from the domain XML.
       nvidia_smi: Output of nvidia-smi -q -x on the host, to check whether the VM's GPUs are a

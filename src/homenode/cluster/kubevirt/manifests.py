@@ -138,7 +138,7 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
     if image:
         build = command_line("podman", "build", "-t", image, directory)
         hook = f"{build} && {command_line('podman', 'push', image)}"
-        wheel = (("wheel", f"put homenode's wheel and its packaging/runtime.lock into {at}"),)
+        wheel = (("wheel", f"copy homenode's wheel and its packaging/runtime.lock to {at}"),)
     operator = f"use {at}hyperconverged-gates.yaml, and its permittedHostDevices"
     native = (
         ("1.8 on", f"either {NATIVE_GATE} (Alpha), and no hook in the VM's annotations:"),

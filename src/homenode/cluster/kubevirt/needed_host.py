@@ -153,7 +153,7 @@ def initiators_of(
     notes = [
         f"warning: {gpu.bdf}: expected host nodes of generic initiators to share among the "
         f"{sum(node == gpu.node for _, node in grace_gpus)} Grace GPUs of node {gpu.node}, found "
-        "none or an uneven number: the guest's driver cannot put the GPU's memory online"
+        "none or an uneven number: the guest's driver cannot bring the GPU's memory online"
         for gpu in gpus
         if gpu.bdf not in initiators
     ]

@@ -47,8 +47,8 @@ _TYPES: Mapping[str, type] = {
 
 HOOK_ANNOTATION = "hooks.kubevirt.io/hookSidecars"
 EVEN_ANNOTATION = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"
-"""QEMU's own threads get two CPUs where one would make the sum odd. KubeVirt puts it on VMIs itself
-where the gate AlignCPUs is on and the KubeVirt CR has it.
+"""QEMU's own threads get two CPUs if one CPU would make the sum odd. KubeVirt sets it on VMIs if
+the gate AlignCPUs is on and the KubeVirt CR has it.
 
 Source: KubeVirt, virt-controller/services/renderresources.go, WithCPUPinning.
 """

@@ -198,7 +198,7 @@ class SlurmReportArguments(Struct, frozen=True, kw_only=True):
 
     Options:
       directories: Directories of homenode slurm study, finished or not; directories that homenode
-        import wrote; logs of nvbandwidth whose names say exclusive or shared.
+        import wrote; logs of nvbandwidth whose names contain exclusive or shared.
       everything: Print every map, job and unknown. Default: the first map, and maps that differ.
       output: Write the report as one page, FILE.html, without external resources.
 

@@ -68,7 +68,7 @@ def parse_record(text: str, source: str) -> JobRecord:
             f"{KIND} up to version {VERSION}",
             head[1],
             line=1,
-            hint="it was written by hooks of a newer homenode: update this one",
+            hint="hooks of a newer homenode wrote it: update this homenode",
         )
     fields: dict[str, str] = {}
     lists: dict[str, list[Any]] = {name: [] for name in _LISTS.values()}

@@ -277,7 +277,7 @@ def parse_description(text: str, source: str) -> HostDescription:
     if file.format > VERSION:
         raise InputError(
             f"{source}: format: expected a host.toml up to version {VERSION}, found {file.format}",
-            hint="it was written for a newer homenode: update this one",
+            hint="it was written for a newer homenode: update this homenode",
         )
     if not _NAME.match(file.name):
         raise file.refusal("name", "a name of letters, digits, dots, dashes", file.name)

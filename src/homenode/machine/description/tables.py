@@ -32,10 +32,10 @@ Count = Annotated[int, Meta(ge=0, le=NO_LIMIT)]
 _MAX_CHARACTERS = 1 << 20
 _MAX_DOTS = 20_000_000
 """Sum over lines of the squares of their dots: to read a key of n parts takes n^2 steps and as much
-memory (Python's tomllib, 3.11 to 3.14). No line has so many that lists addresses or sizes."""
+memory (Python's tomllib, 3.11 to 3.14). Maximum of values in a line of addresses or sizes."""
 
 _LONG_NUMBER = re.compile(r"\b0[xob][0-9a-fA-F_]{99}")
-"""Python reads such a one, and does not print it."""
+"""Digits of a whole number: Python can parse longer numbers but cannot print them."""
 
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$([^`]*)`)?", re.DOTALL)
 _MISFIT = re.compile(r"(.*?)(?: - at `\$([^`]*)`)?", re.DOTALL)

@@ -65,7 +65,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
     expected = {n.index for n in host.nodes if n.pus or n.memory_bytes}
     if cells and (expected - set(cells) or set(cells) - set(ours)):
         cell_list = ", ".join(map(str, sorted(cells)))
-        gaps.append(Gap("NUMA nodes", f"libvirt has {cell_list}; used those of sysfs"))
+        gaps.append(Gap("NUMA nodes", f"libvirt has {cell_list}; used the cells of sysfs"))
     for index in sorted(set(cells) & set(ours)):
         cell, node = cells[index], ours[index]
         pus = CpuSet(cpu.pu for cpu in cell.cpus) & host.online_pus

@@ -286,7 +286,7 @@ def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap])
         ("bridge above", device.parent, present.parent),
     ):
         if theirs is not None and ours is not None and theirs != ours:
-            reason = f"lspci says {theirs}, the host's own source says {ours}; used lspci"
+            reason = f"lspci has {theirs}, the host's own source has {ours}; used lspci"
             gaps.append(Gap(f"{name} of {device.bdf}", reason))
     blanks = {
         name: getattr(present, name)

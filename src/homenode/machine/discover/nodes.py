@@ -93,7 +93,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
         total, free = _memory(snapshot, f"{NODE}/node{number}/meminfo")
         for quantity, value in (("memory", total), ("free memory", free)):
             if value is None:
-                reason = f"{NODE}/node{number}/meminfo does not say"
+                reason = f"{NODE}/node{number}/meminfo has no value"
                 gaps.append(Gap(f"node {number} {quantity}", reason))
         nodes.append(
             NumaNode(
@@ -150,7 +150,7 @@ def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap
         )
     mask = read_mask(snapshot, f"{directory}/cpumap")
     if mask is not None and mask & online != pus & online:
-        reason = f"cpulist says {pus & online}, cpumap says {mask & online}; used cpulist"
+        reason = f"cpulist has {pus & online}, cpumap has {mask & online}; used cpulist"
         gaps.append(Gap(f"node {number} CPUs", reason))
     return pus & online
 
@@ -167,7 +167,7 @@ def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ..
     )
     gaps = [Gap("NUMA nodes", f"{NODE} is absent: the host counts as one node")]
     if total is None:
-        gaps.append(Gap("node 0 memory", "/proc/meminfo does not say"))
+        gaps.append(Gap("node 0 memory", "/proc/meminfo has no value"))
     return Nodes((node,), tuple(gaps), (0,), assumed=True)
 
 
@@ -296,7 +296,7 @@ def name_memory(
     gpu_of_node = {**by_tool, **by_driver}
     for index in sorted(set(by_driver) & set(by_tool)):
         if by_driver[index] != by_tool[index]:
-            reason = f"the driver says {by_driver[index]}, nvidia-smi says {by_tool[index]}"
+            reason = f"the driver has {by_driver[index]}, nvidia-smi has {by_tool[index]}"
             gaps.append(Gap(f"GPU of node {index}", f"{reason}; used the driver's"))
     present = {node.index for node in nodes}
     for index in sorted(set(gpu_of_node) - present):

@@ -31,7 +31,7 @@ from homenode.text import cpus_text
 from homenode.units import parse_bytes
 
 STEP_RATIO = 1.2
-"""Cores of one kind differ less than this in top speed, those of two kinds more.
+"""Maximum difference in top speed between cores of one kind.
 
 Favoured cores of one kind: i7-1370P 5.0 and 5.2 GHz, amd-pstate up to 1.14 times. Two kinds:
 i7-1370P 5.0 to 3.9 GHz (1.28), GB10 997 to 731 units of capacity (1.36).
@@ -195,7 +195,7 @@ def _groups(
             continue
         if pu in in_use:
             if group != group_of_pu[pu]:
-                reason = f"its list says {group}, that of CPU {group_of_pu[pu].first()} says "
+                reason = f"its list has {group}, the list of CPU {group_of_pu[pu].first()} says "
                 gaps.append(Gap(f"{subject} of CPU {pu}", f"{reason}{group_of_pu[pu]}"))
             continue
         group = group - in_use
@@ -352,7 +352,7 @@ def _read_llcs(
             unknown = unknown | CpuSet((pu,))
             continue
         if not pus.isdisjoint(in_use):
-            reason = f"CPU {pu} shares its cache with CPUs {pus}, some of which are in another one"
+            reason = f"CPU {pu} shares its cache with CPUs {pus}, some of them in another cache"
             gaps.append(Gap(f"last-level cache of CPU {pu}", reason))
             pus = pus - in_use
         in_use = in_use | pus

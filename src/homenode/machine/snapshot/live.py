@@ -8,7 +8,7 @@ from homenode.machine.snapshot.store import DirectorySnapshot
 from homenode.process import ProgramResult, ToolMissingError, run
 
 _MAX_DOMAINS = 4096
-"""Limit of domains of a host whose XML is read; no host runs so many."""
+"""Limit of domains of a host whose XML is read; no host runs as many."""
 
 
 class QuietSnapshot(DirectorySnapshot):

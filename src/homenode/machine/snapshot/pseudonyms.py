@@ -49,7 +49,7 @@ _SHORTEST = 3
 """Shorter names would be found everywhere."""
 
 _OF_EVERY_HOST = frozenset({"localhost", "localdomain", "none", "null", "root", "user", "unknown"})
-"""Common words that as a name say nothing of anyone."""
+"""Common words that do not identify a person."""
 
 # Where a host's name stands for certain: behind such a word, and in what uname -a prints.
 _PLACE_OF_HOST = r"(?:\b(?:host|node)[ _-]?name\b(?:[\"']?\s*[:=>]\s*|\s+)[\"']?|^Linux (?=\S+ \d))"

@@ -26,7 +26,7 @@ _ABSENT = frozenset({"n/a", "na", "nan", "-nan", "-"})
 
 Whole = Annotated[int, Meta(ge=0)]
 Figure = Annotated[float, Meta(ge=0, lt=LARGEST)]
-"""Numbers of JSON, as `Line.read_count` and `Line.figure` are of text."""
+"""Readers of numbers in JSON, like `Line.read_count` and `Line.figure` for text."""
 
 MAX_DOCUMENTS = 64
 

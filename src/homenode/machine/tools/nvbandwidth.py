@@ -184,7 +184,8 @@ _TESTS_OF_TABLES = {
 _THREAD = re.compile(
     r"Thread of device (\d{1,5}) running on CPU: \d{1,6}, NUMA node: (\d{1,5})", re.ASCII
 )
-"""Added to the tool by those who look where it copies from. Source: a KubeVirt article of 2025."""
+"""Lines of patched builds that show the source of copies. Source: a KubeVirt
+article of 2025."""
 
 _RUNNING = re.compile(r"Running (\w{1,80})\.", re.ASCII)
 _DESCRIPTION = re.compile(r".* (?:\(GB/s\)|\(ns\))")
@@ -311,7 +312,7 @@ class _Text:
         values = matrix.values()
         cell_sum = sum(values) / _SCALES[matrix.unit]
         if abs(cell_sum - total) > _ROUNDING * (len(values) + 1) + 1e-9 * cell_sum:
-            reason = f"the tool says {match[3]}, its cells add up to {cell_sum:.2f}"
+            reason = f"the tool prints {match[3]}, its cells add up to {cell_sum:.2f}"
             self.lines.gaps.append(Gap(f"sum of {match[2]}", reason))
 
     def _row(self, line: Line, unit: Unit) -> bool:

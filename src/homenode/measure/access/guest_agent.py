@@ -17,7 +17,7 @@ from homenode.process import ToolTimeoutError
 from homenode.vm.hypervisor.virsh import Virsh
 
 _MOST_INPUT_BYTES = 60_000
-"""A command is one argument of virsh, and those have 128 KiB; see execve(2)."""
+"""A command is one argument of virsh, which has at most 128 KiB; see execve(2)."""
 
 _ANSWER_S = 30
 _FIRST_WAIT_S = 0.02

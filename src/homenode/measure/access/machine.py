@@ -72,7 +72,7 @@ class Channel(Protocol):
 
 
 _OWN = frozenset({"homenode-probe"})
-"""Programs of ours, installed next to the Python that runs us and often on no one's PATH."""
+"""Programs of homenode, installed next to its Python and often not on the PATH."""
 
 
 class LocalMachine:

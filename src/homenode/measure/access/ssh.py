@@ -103,7 +103,7 @@ class SshChannel(Struct, frozen=True):
         forget = command_line("ssh-keygen", "-R", self._key_name, "-f", self.known_hosts)
         return HostKeyError(
             f"{self.name}: expected the host key of the first login, found "
-            f"{'another one' if fingerprint is None else fingerprint[0]}",
+            f"{'another key' if fingerprint is None else fingerprint[0]}",
             hint="another machine answers at this address, or the guest has new keys: compare them "
             f"on its console; {forget} forgets the old one; a guest that makes new keys at each "
             "boot is reached with --guest-access agent",

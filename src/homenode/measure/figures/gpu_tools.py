@@ -118,7 +118,7 @@ def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
     binding = Binding(tuple(show.cpu_nodes), tuple(show.memory_nodes))
     if pinned and pinned[-1] not in binding.cpu_nodes:
         # numactl asked before the pinning, or outside it: the script's own word is of the run.
-        reason = f"the log says PINNED to {pinned[-1]}, its numactl --show {binding.cpu_nodes}"
+        reason = f"the log has PINNED to {pinned[-1]}, its numactl --show {binding.cpu_nodes}"
         return Binding((pinned[-1],), (pinned[-1],)), (Gap("binding", reason),)
     return binding, ()
 

@@ -184,7 +184,7 @@ def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
 
 def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
     """Read the throughput of one CPU, of all CPUs together, of each thread, and its evenness."""
-    assert document.one is not None and document.all is not None, "parse asks for both"
+    assert document.one is not None and document.all is not None, "parse requires both"
     if len(document.all.threads) == 1:
         for value in document.one.threads[0].samples_events_per_s:
             yield _sample_of("cpu-single", "events_per_s", value)

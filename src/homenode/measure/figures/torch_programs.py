@@ -14,7 +14,7 @@ from homenode.measure.figures.sample import Figures, join_figures, sample
 from homenode.measure.results.model import Condition, Sample
 
 COPYING_THREAD = "copying thread"
-"""Condition: the nodes on which the thread ran that copied, if no one bound it."""
+"""Condition: the nodes on which the copying thread ran, if it was not bound."""
 
 
 def torch_run_figures(runs: tuple[TorchRun, ...]) -> Figures:
@@ -33,7 +33,7 @@ def _run_figures(run: TorchRun) -> Figures:
     samples = tuple(figures for figure in run.figures for figures in _samples(figure, run))
     gaps += [gap for figure in run.figures for gap in _doubts(figure, run)]
     if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.figures):
-        reason = "a driver hides where it lies: that it is on its node was not seen"
+        reason = "the driver does not report the buffer's node: unconfirmed"
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
     names = tuple(dict.fromkeys(device.name for device in run.devices))
     figures = Figures(samples, tuple(_conditions(run)), names, tuple(gaps))
@@ -120,7 +120,7 @@ def _doubts(figure: TorchFigure, run: TorchRun) -> Iterator[Gap]:
     if not figure.steady:
         yield Gap(name, "did not become steady before it was sampled")
     if _lies_elsewhere(figure, run):
-        nodes = f"node {run.bound_node} and lies on node {figure.memory_node}"
+        nodes = f"node {run.bound_node} and is on node {figure.memory_node}"
         yield Gap(name, f"memory was bound to {nodes}: not kept")
 
 

@@ -156,7 +156,7 @@ _METRIC_OF_DIRECTION = {
 def cuda_figures(run: CudaBandwidthTest) -> Figures:
     """Each transfer of pinned memory on one device, as a sample of the run."""
     if run.has_passed is False:
-        failed = Gap("bandwidthTest", "says FAIL: its results are omitted")
+        failed = Gap("bandwidthTest", "has FAIL: its results are omitted")
         return Figures(gaps=(*run.gaps, failed))
     how = "bandwidthTest, bytes within a GPU counted once, twice in what it prints"
     figures = FigureList("device copy", how, run.gaps)

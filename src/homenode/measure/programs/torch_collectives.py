@@ -203,7 +203,7 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     crew = Crew(directory, options.stall)
     crew.start(0, lambda: _inspect(Rank(0, directory, options)))
     if crew.wait() is not None:
-        raise SystemExit("torch_collectives: PyTorch could not be asked for its GPUs")
+        raise SystemExit("torch_collectives: PyTorch did not list its GPUs")
     machine = _lines(directory, "machine")[0]
     if len(machine["devices"]) < options.gpus:
         raise SystemExit(f"--gpus {options.gpus}: PyTorch sees {len(machine['devices'])}")

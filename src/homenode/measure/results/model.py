@@ -111,7 +111,7 @@ UNSETTLED = "unsettled"
 """State of a sample during which a CPU was moved, or whose place is unknown: in no series."""
 
 MOVING = "moving"
-"""State of many CPUs that are never in one place for long: where they are is their moving."""
+"""State of many CPUs that move all the time."""
 
 
 class Condition(Struct, frozen=True):

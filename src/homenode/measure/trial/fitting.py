@@ -25,7 +25,7 @@ _STAND_AGAINST = frozenset(
 """Findings with which a VM does not start, or takes resources of another VM."""
 
 _STREAM_BYTES = 3 * (130 << 20)
-"""Three arrays of 128 MiB, the least that the probe takes, and room to align each; more where the
+"""Three arrays of 128 MiB, the least that the probe takes, and room to align each; more if the
 guest shows large caches. Source: native/src/command_bandwidth.cpp, bandwidth_run.hpp."""
 
 _SHARE_OF_STREAM = 0.9 * 0.8

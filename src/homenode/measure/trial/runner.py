@@ -430,7 +430,7 @@ def _stop(trial: Trial, machine: Machine | None) -> None:
         try:
             trial.reach.leave(machine)
         except HomenodeError as error:
-            trial.notify(f"what was put into the guest stays there: {error.message}")
+            trial.notify(f"files that were copied to the guest remain: {error.message}")
     trial.domain.undo(BOOT, machine=machine)
 
 

@@ -215,7 +215,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         else:
             size = " or ".join(map(str, sizes))
             detail = (
-                f"a VM gets NVSwitches together with all {size} GPUs that they join, and this one "
+                f"a VM gets NVSwitches together with all {size} GPUs that they join, and this VM "
                 f"gets {count + len(named_set)}"
             )
             if users:

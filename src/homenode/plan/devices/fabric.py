@@ -122,7 +122,7 @@ _BOARD_OF_ID = {
     **dict.fromkeys((0x2324, 0x2330, 0x2335, 0x2336), Board.HGX_H100),
     **dict.fromkeys((0x2901, 0x3182), Board.HGX_B200),
 }
-"""SXM modules that the driver does not name, as those of vfio-pci.
+"""SXM modules that the driver does not name, as with vfio-pci.
 
 Source: pci.ids; NVIDIA, Optimizing VM Configuration for AI Inference (H200).
 """

@@ -495,8 +495,8 @@ def _in_no_package(
 ) -> Unplannable:
     in_use = _in_use(host, allocations)
     detail = (
-        f"{count} GPUs of one package needed, as NVLink does not join packages; {free} free, "
-        f"not so many in any package{in_use}"
+        f"{count} GPUs of one package needed, as NVLink does not join packages; {free} free, too "
+        f"few in each package{in_use}"
     )
     hint = "name GPUs with --device, or accept GPUs without NVLink: --allow-no-nvlink"
     return Unplannable(

@@ -402,7 +402,7 @@ def _missing_initiators(
     return finding(
         "initiators-missing",
         ", ".join(str(gpu.bdf) for gpu in gpus),
-        observed=f"{detail}: it cannot put the GPU's memory online",
+        observed=f"{detail}: it cannot bring the GPU's memory online",
         case=case,
     )
 

@@ -55,8 +55,8 @@ LARGEST_INDEX = 255
 
 BUS_COUNT = 256
 ROOM = (8, 2)
-"""Bus numbers that an expander bus gets beside those that it needs, at most; if these are too many,
-the second. One number alone does not do: busNr is 254 at most."""
+"""Maximum of spare bus numbers of an expander bus; the second value if these are too many. One
+number alone does not do: busNr is 254 at most."""
 
 # Slots on pcie.0 for expander buses, the least used first. Omitted: 0 is the host bridge; libvirt
 # gives 1 to the first video device and counts up from 2 with its own root ports; q35's chipset has

@@ -102,7 +102,7 @@ def find_placeless_devices(
             continue
         node = by_bdf[bdf].node
         place = (
-            f"stays on the expander bus of cell {cell_of[bdf]}, where the definition has it"
+            f"stays on the expander bus of cell {cell_of[bdf]}, as in the definition"
             if bdf in cell_of
             else "stays on pcie.0, so the guest sees no NUMA node for it"
         )
@@ -152,6 +152,6 @@ def unguarded_ports(
             "empty-ports-unguarded",
             plural(len(empty), "empty port"),
             observed="the definition has not been defined yet: libvirt will assign them to devices "
-            "that have no PCI address, a virtual NIC or disk, say",
+            "that have no PCI address, for example a virtual NIC or disk",
         ),
     )

@@ -379,6 +379,6 @@ def _environment(machine: ReportedMachine) -> Iterator[Section]:
             heads=("", *labels),
             rows=tuple(rows),
             name=f"Environment of {machine.name}",
-            caption="Coloured where the alternatives differ.",
+            caption="Cells are coloured if the alternatives differ.",
         )
         yield Section("Environment", (table,), is_open=False)

@@ -292,7 +292,7 @@ SIZE_LEVELS = (
     ("L3, 1-32 MiB", 1 << 20, 32 << 20),
     ("DRAM, 256-512 MiB", 256 << 20, 512 << 20),
 )
-"""Working sets that stand for a level where no capacity is known: those of the study."""
+"""Working sets of a level whose capacity is unknown, as in the study."""
 
 
 def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:

@@ -312,8 +312,7 @@ def _refuse_directories(document: Document) -> None:
     for directory in document.root.all("devices/filesystem"):
         if directory.child("readonly") is None and directory.get("type") != "ram":
             raise InputError(
-                f"{document.source}:{directory.line}: expected no directory of the host's that the "
-                f"guest "
+                f"{document.source}:{directory.line}: expected no host directory that the guest "
                 "may write, found a <filesystem>: a copy would write to the same directory",
                 hint="--in-place works on the VM itself; or make it <readonly/>",
             )

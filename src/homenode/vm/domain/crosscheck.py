@@ -259,7 +259,7 @@ def _check_windows(
     starts = sorted({c.bus_nr for c in expanders if c.bus_nr is not None})
     for controller in expanders:
         start = controller.bus_nr
-        assert start is not None, "only those with a busNr are here"
+        assert start is not None, "only controllers with a busNr are here"
         end = next((other for other in starts if other > start), LAST_BUS + 1)
         need = 1 + buses_below[controller.index]
         if not 0 < start <= LAST_BUS or end - start < need:

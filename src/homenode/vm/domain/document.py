@@ -19,7 +19,7 @@ from homenode.errors import InputError, ParseError
 from homenode.text import plural, printable
 
 MAX_BYTES = 4 << 20
-"""libvirt's own limit for a document on the wire. Source: REMOTE_STRING_MAX, remote_protocol.x."""
+"""libvirt's own limit for XML in its protocol. Source: REMOTE_STRING_MAX, remote_protocol.x."""
 
 MAX_DEPTH = 100
 MAX_ELEMENTS = 20_000
@@ -173,7 +173,7 @@ def parse_document(xml: bytes, source: str) -> Document:
     except UnicodeDecodeError as error:
         raise ParseError(
             source,
-            f"text in {codec}, as the definition says",
+            f"text in {codec}, as declared",
             f"byte {error.start}: {error.reason}",
             hint="virsh dumpxml --inactive NAME > VM.xml",
         ) from None
@@ -364,6 +364,6 @@ ORDER: dict[str, tuple[str, ...]] = {
         "devices": "emulator disk filesystem controller lease smartcard serial",
     }.items()
 }
-"""Children of these elements, as libvirt prints them; of <devices> the first ones: a controller
-goes behind the disks. Source: virDomainDefFormatInternalSetRootName, libvirt 9.0, 12.2;
-virCPUDefFormatBuf and virDomainNumaDefFormatXML, libvirt 9.0."""
+"""Children of these elements in libvirt's order; of <devices> only the first: controllers follow
+the disks. Source: virDomainDefFormatInternalSetRootName, libvirt 9.0, 12.2; virCPUDefFormatBuf and
+virDomainNumaDefFormatXML, libvirt 9.0."""

@@ -37,7 +37,7 @@ from homenode.vm.plan import Plan
 
 LIBVIRT_WITH_ACCEL: Version = (12, 7, 0)
 QEMU_WITH_ACCEL: Version = (11, 1, 0)
-"""First versions with <driver accel=>, and in which QEMU asks the host for ats, oas, ssidsize."""
+"""First versions with <driver accel=>; QEMU then reads ats, oas and ssidsize from the host."""
 
 MOST_VCPUS_WITHOUT = 255
 """libvirt: "more than 255 vCPUs require extended interrupt mode enabled on the iommu device"."""

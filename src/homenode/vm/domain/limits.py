@@ -81,7 +81,7 @@ _SINCE: dict[str, tuple[tuple[tuple[int, int], int], ...]] = {
 """Family -> (first version, most vCPUs), the newest first."""
 
 _ALIASES = {"q35": "pc-q35", "pc": "pc-i440fx", "virt": "virt"}
-"""Names that stand for the newest of their family that a QEMU has."""
+"""Names of the newest machine type of their family."""
 
 _NAMED = re.compile(r"(pc-q35|pc-i440fx|virt)-(\d{1,3})\.(\d{1,3})(?:\.\d+)?", re.ASCII)
 _EVERY_TYPE_TAKES = 255
@@ -172,7 +172,7 @@ def _check_acpi(before: Document, after: Document, plan: Plan) -> Iterator[Findi
         yield finding(
             "acpi-added",
             "<acpi/>",
-            "in <features>, by which the guest learns its NUMA nodes and those of its devices",
+            "in <features>, from which the guest reads its NUMA nodes and the nodes of its devices",
             "none: it was added",
         )
     elif not has and needs_acpi(plan) and expanders:

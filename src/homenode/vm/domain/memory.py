@@ -44,7 +44,7 @@ def read_memory(document: Document) -> int:
         )
     size = size_of(element)
     if size == 0:
-        raise InputError(f"{document.source}:{element.line}: expected some <memory>, found 0")
+        raise InputError(f"{document.source}:{element.line}: expected <memory> above 0, found 0")
     return size
 
 

@@ -154,7 +154,7 @@ _SIZES = ("hard_limit", "soft_limit", "swap_hard_limit", "min_guarantee", "maxMe
 _WITH_SIZE = ("page", "cache")
 _DEFAULTS = {"feature": {"policy": "require"}, "hyperv": {"mode": "custom"}}
 _NOT_PRINTED = ("ioapic", "tcg")
-"""Elements that libvirt drops where they say nothing."""
+"""Elements that libvirt drops if they are empty."""
 _VFIO = (None, "vfio")
 _PARTITIONS = ("/machine", "/machine.slice")
 """Partitions that libvirt itself sets for a running domain."""

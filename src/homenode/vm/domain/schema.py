@@ -71,7 +71,7 @@ def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
         return Gap(
             "domain.rng",
             f"the definition is for libvirt {_text(libvirt)}; the schema of the installed "
-            f"{_text(installed)} says {errors[0].message}",
+            f"{_text(installed)} reports {errors[0].message}",
         )
     raise HomenodeError(
         f"the tuned definition, line {errors[0].line}: libvirt's schema reports "

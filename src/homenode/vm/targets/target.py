@@ -190,9 +190,9 @@ class Target(Struct, frozen=True, kw_only=True):
     read_vm: Callable[[bytes, str], Vm]
     recognises: Callable[[bytes], bool]  # Whether a file is one of this target, by its content
     may_be: Callable[[bytes], bool] = lambda content: False
-    """Whether a file can be one of this target, for who has named the target."""
+    """Whether a file can be of this target, if the user named the target."""
     unread: frozenset[str] = frozenset()
-    """Facts of vm/facts.py that its file does not say, though the target may give them."""
+    """Facts of vm/facts.py that its file does not contain, although the target may set them."""
     one_socket: bool = False
     """vCPUs are cores of one socket unless the file says otherwise; libvirt makes each a socket."""
     runs_qemu: bool = False  # The limits of the host's QEMU hold

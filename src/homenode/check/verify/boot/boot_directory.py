@@ -32,7 +32,7 @@ from homenode.safe.trusted_path import (
 _PREFIX = "homenode-boot-"
 _DOMAIN = "homenode-verify-"
 _OF_LIBVIRT = "domain"
-"""A file that says that a domain of this directory's name may be there."""
+"""A file that marks that a domain with the directory's name may exist."""
 
 _NEW_S = 60.0
 """A directory is locked within this time of being made."""

@@ -106,7 +106,7 @@ def _pad(part: bytes) -> bytes:
     return part + b"\0" * (-len(part) % 4)
 
 
-CONSOLE_HINT = "look at its console with --keep DIR"
+CONSOLE_HINT = "read its console with --keep DIR"
 
 
 def refusal(who: str, reason: str, source: str) -> Finding:

@@ -70,7 +70,7 @@ COMMAND = (
 topology: services of PCIe ports, self-tests, protections. A third of the time under TCG."""
 
 _LOGICAL_VCPUS = 8
-"""Up to so many possible CPUs the kernel addresses APICs by logical destination."""
+"""Maximum of possible CPUs for which the kernel addresses APICs by logical destination."""
 
 _BASE_S = 60
 _PER_VCPU_S = 5

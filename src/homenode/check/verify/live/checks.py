@@ -22,8 +22,8 @@ from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
 
 _KVMS_OWN = "kvm-nx-lpage-re"
-"""A thread that Linux 6.13 and newer start in the VM's process, on the CPUs of whichever vCPU ran
-first; it wakes up once an hour and no one can pin it for good."""
+"""A thread that Linux 6.13 and newer start in the VM's process, on the CPUs of the vCPU that ran
+first; it runs once an hour and cannot be pinned permanently."""
 
 
 class _Threads(NamedTuple):
@@ -66,7 +66,7 @@ def _describe_pages(planned: Piece, seen: Piece | None) -> tuple[str, str, str]:
         expected = f"a mapping of {format_bytes(planned.memory_bytes)} on {node}"
         return "", expected, "no mapping of that size"
     if not seen.bytes_by_node:
-        bound = f"bound to node {seen.nodes or 'any'}, and nothing has touched it yet"
+        bound = f"bound to node {seen.nodes or 'any'}, and not used yet"
         return "", f"pages on {node}", bound
     return "", f"every page on {node}", _stated_pages(seen.bytes_by_node)
 
@@ -141,7 +141,7 @@ def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         yield finding(
             "live-threads",
             "vCPUs",
-            expected="a thread for each, where it is pinned",
+            expected="a thread for each, on its planned CPUs",
             observed="one thread runs them all (TCG, thread=single)" if is_single else reason,
             fix=None if is_single else UNSET,
             source=f"/proc/{vm.process}/task",

@@ -117,7 +117,7 @@ def _write_described(directory: StudyDirectory, options: StudyOptions, host: str
     )
     note(f"no answer from Slurm: nodes from --host and --nodelist: {names}")
     if options.partition_exclusive is None:
-        note(f"{NO_PARTITION} stands for the partition (--partition-exclusive)")
+        note(f"replace {NO_PARTITION} by the partition (--partition-exclusive)")
     note("on the cluster the same command without --dry-run begins a study")
 
 

@@ -58,7 +58,7 @@ DESCRIBED = "host.json"
 KIND = "slurm-study"
 HELD_S = 15.0
 """The sbatch of a homenode that was killed holds the study; so long it is waited for: Slurm's own
-MessageTimeout is 10 s, after which sbatch asks no longer."""
+MessageTimeout, after which sbatch gives up, is 10 s."""
 
 _FULL = "the jobs go on without homenode; free some space and start the command again"
 _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)

@@ -108,7 +108,7 @@ METHODS = {None: "CE", "sm": "SM", "read sm": "SM"}
 """Name of the copy method by variant: a copy engine (CE), or the GPU's own processors (SM)."""
 
 _BY_SM = frozenset({"h2d-latency"})
-"""Measured by the GPU's own processors though no variant says it."""
+"""Metrics that the GPU's own processors measured, without a variant for that."""
 
 
 class CopySpread(Struct, frozen=True, kw_only=True):

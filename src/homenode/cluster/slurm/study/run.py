@@ -200,7 +200,7 @@ class SlurmQueue:
             except InputError as error:
                 raise InputError(
                     error.message,
-                    hint=f"remove {done.parent}, and start the command again: it looks again",
+                    hint=f"remove {done.parent}, and run the command again to capture it again",
                 ) from None
         return hosts
 

@@ -22,7 +22,7 @@ _SHADES = 5
 _SHOWN = 12
 _HIDDEN_LINES = 40
 MOST_MAPS = 24
-"""Drawn heat maps of one page; those of the first cluster nodes. Its tables have them all."""
+"""Maximum number of heat maps on a page: the first cluster nodes. Its tables have them all."""
 
 
 def slurm_study_text(report: StudyReport, *, everything: bool = False) -> Doc:

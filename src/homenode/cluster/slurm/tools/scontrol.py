@@ -38,7 +38,7 @@ _SHARES = re.compile(r"[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*\Z", re.A
 
 
 RUNNING = frozenset({"RUNNING", "SIGNALING", "RESIZING"})
-"""States of jobs whose processes run: while a user signals a job, Slurm says only that."""
+"""States of jobs whose processes run; while a user signals a job, Slurm reports only that state."""
 
 
 class OwnedGpus(Struct, frozen=True):
@@ -315,7 +315,7 @@ class _Fields(NamedTuple):
     def doubt(self) -> str | None:
         """Return why its user may have forged some fields; None if all are in their places."""
         if self.odd:
-            return f"{self.odd[0].strip()} stands twice, out of its place or without its value"
+            return f"{self.odd[0].strip()} is repeated, out of order or without a value"
         missing = next((beginning for beginning in _NEEDED if beginning not in self.matches), None)
         if missing is not None:
             return f"no line begins with {missing.strip()}"

@@ -467,7 +467,7 @@ ROWS = (
     Row(read=_read_head, write=_write_head),
     Row(
         says={
-            Feature.DEVICES: native("`hostpciN`, at most 16; in `args` where the layout shows PCIe")
+            Feature.DEVICES: native("`hostpciN`, at most 16; in `args` if the layout shows PCIe")
         },
         read=_read_fields("hostdevs", "mediated"),
         write=_write_devices,

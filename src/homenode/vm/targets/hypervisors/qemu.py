@@ -381,7 +381,7 @@ ROWS = (
             ),
             Feature.VGPUS: indirect_support(
                 "-device vfio-pci,sysfsdev= of mediated devices, host= of functions; -uuid, by "
-                "which NVIDIA's vGPU manager knows the VM",
+                "which NVIDIA's vGPU manager identifies the VM",
                 "nothing keeps another VM from taking the same vGPU",
             ),
         },

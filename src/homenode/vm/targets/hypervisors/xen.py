@@ -354,7 +354,7 @@ def _findings(writing: Writing[Config], _: object) -> Iterator[Finding]:
         yield finding(
             "target-soft-affinity",
             "Xen: cpus",
-            observed="the vCPUs stay on the CPUs of their nodes while all of these are busy, too",
+            observed="the vCPUs stay on the CPUs of their nodes even if all these CPUs are busy",
         )
     if writing.is_new and plan.vm.emulator_pus is not None:
         yield finding(

@@ -32,7 +32,7 @@ class PciAddress:
             )
         key = (domain, bus, device, function)
         object.__setattr__(self, "_key", key)
-        # Addresses are keys of most tables of the planner: hashed once, not at each look-up.
+        # Addresses are keys of most tables of the planner: the hash is computed once.
         object.__setattr__(self, "_hash", hash(key))
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -80,14 +80,14 @@ class Table(Struct, frozen=True, kw_only=True):
 
     heads: tuple[str | Cell, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
-    numeric: tuple[str, ...] = ()  # heads of the columns of figures
-    # heads of columns that a narrow terminal may fold; where only the last is, its texts may stand
-    # below the table
+    numeric: tuple[str, ...] = ()  # heads of the columns of numbers
+    # heads of columns that a narrow terminal may fold; if only the last is, its texts may be below
+    # the table
     folds: tuple[str, ...] = ()
     least: tuple[str, ...] = ()  # heads of columns that may be omitted
     cpu_sets: tuple[str, ...] = ()  # heads of columns whose CPU sets it may shorten first
     shortened: bool = False  # and letters in the middle of the names of rows
-    name: str = ""  # for those who hear a page
+    name: str = ""  # for screen readers
     caption: str = ""  # above the table of a page
     look: str = ""  # classes of the style sheet
     is_sortable: bool = False
@@ -96,7 +96,7 @@ class Table(Struct, frozen=True, kw_only=True):
 class Picture(Struct, frozen=True):
     title: Words
     svg: str  # built as elements, escaped already
-    note: tuple[Words, ...] = ()  # what to look for, a line each
+    note: tuple[Words, ...] = ()  # what to check, a line each
     look: str = ""
 
 
@@ -114,7 +114,7 @@ class Section(Struct, frozen=True):
     parts: "tuple[Part, ...]"
     id: str = ""  # for links
     name: str = ""  # in the list of contents
-    about: str = ""  # what is to be said first
+    about: str = ""  # the first sentence
     look: str = ""
     is_open: bool | None = None  # of what a page folds, None if it folds nothing
 

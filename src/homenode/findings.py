@@ -47,11 +47,11 @@ class Finding(Struct, frozen=True, kw_only=True):
     id: str  # stable, for tests, filters and documentation
     severity: Severity
     subject: str  # the thing, in the user's words
-    expected: str = ""  # with units, as observed; "" if observed says all
+    expected: str = ""  # with units, as observed; "" if `observed` is sufficient
     observed: str
     cost: str | None = None  # None = unknown
     fix: str | None = None  # the next thing to do, None if there is nothing
-    source: str = ""  # what was looked at, or who says so; "" = the plan
+    source: str = ""  # the examined files or the author; "" = the plan
     devices: tuple[
         Bdf, ...
     ] = ()  # functions that it is about, the cause first; () = not one by one
@@ -94,9 +94,9 @@ class Gap(Struct, frozen=True, order=True, omit_defaults=True):
     """One unknown fact. A gap has the reason for a value that is None."""
 
     subject: str  # what is unknown, in the user's words: "node 1 free memory"
-    reason: str  # "/sys/.../numa_node says -1", "lstopo XML holds no link state"
+    reason: str  # "/sys/.../numa_node is -1", "lstopo XML has no link state"
     kind: GapKind = GapKind.OTHER
-    device: Bdf | None = None  # the function that it is about, if code has to know
+    device: Bdf | None = None  # the function that it is about, if code needs it
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.reason}"
@@ -155,7 +155,7 @@ class Doubt(Struct, frozen=True, kw_only=True):
     id: str  # stable
     subject: str  # the metric, the run or the alternatives
     detail: str
-    blocks: bool  # nothing can be concluded while it stands
+    blocks: bool  # nothing can be concluded before it is resolved
     cause: str  # the likely one
     remedy: str  # the next thing to do
     system: str = ""  # the machine, where several were compared, each with itself; else ""
@@ -209,7 +209,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     checked: tuple[str, ...]  # what was looked at, also if all is well
     findings: tuple[Finding, ...]
     not_checked: tuple[str, ...] = ()  # what was not looked at and may be wrong all the same
-    not_read: tuple[str, ...] = ()  # a whole area that was asked about and could not be read
+    not_read: tuple[str, ...] = ()  # a whole requested area that could not be read
     unknown: tuple[str, ...] = ()  # facts that the host's source does not show
 
 
@@ -330,7 +330,7 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def add_source(findings: Iterable[Finding], source: str) -> tuple[Finding, ...]:
-    """Return the findings, with this source if they have none."""
+    """Return the findings, with this source if they have no source."""
     return tuple(f if f.source else replace(f, source=source) for f in findings)
 
 

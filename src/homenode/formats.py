@@ -78,7 +78,7 @@ def head_line(kind: str, value: Any) -> str:
 
 
 def kind_of(text: bytes) -> str | None:
-    """The kind of a document, or of a first line, of whatever version; None if it has none."""
+    """The kind of a document, or of a first line, of whatever version; None without one."""
     try:
         document = decode_json(text)
     except NotJsonError:

@@ -200,7 +200,7 @@ def _refuse_one_path(paths: Iterable[Path | None]) -> None:
 
 def check_tuned_output(path: Path | None, *, force: bool | None = None) -> None:
     """Raise UsageError if -o is a file with content that homenode did not tune. force:
-    overwrite it; None if no option says so."""
+    overwrite it; None without such an option."""
     if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
     if path.stat().st_size and not is_tuned_output(path):

@@ -254,7 +254,7 @@ def print_json(text: str) -> None:
             for letter in text
         )
     sys.stdout.write(text)
-    sys.stdout.flush()  # who asks line by line waits for each answer
+    sys.stdout.flush()  # a caller that writes line by line waits for each answer
 
 
 def _escape_letter(letter: str) -> str:
@@ -304,12 +304,12 @@ def exit_by(findings: "Findings") -> None:
 
 
 def print_file(text: str) -> None:
-    """A file's content to standard output: letter by letter where that is not a terminal."""
+    """Print a file's content: unescaped if standard output is not a terminal."""
     sys.stdout.write(_plain(text) if sys.stdout.isatty() else text)
 
 
 def print_document(content: bytes) -> None:
-    """A document to standard output: byte for byte where that is not a terminal."""
+    """Print a document: byte for byte if standard output is not a terminal."""
     if sys.stdout.isatty():
         print_file(content.decode("utf-8", "replace"))
     else:
@@ -317,7 +317,7 @@ def print_document(content: bytes) -> None:
 
 
 def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -> None:
-    """A unified diff of two documents, coloured on a terminal; nothing where they are equal."""
+    """Print a unified diff of two documents, coloured on a terminal; nothing if they are equal."""
     import difflib
 
     from rich.text import Text
@@ -396,7 +396,7 @@ def _check_place(path: Path) -> None:
 
     try:
         is_directory, has_parent = path.is_dir() or not path.name, path.parent.is_dir()
-    except OSError as error:  # a directory above it that we may not enter
+    except OSError as error:  # a directory above it that this user may not enter
         raise HostError(f"{path}: cannot write: {error.strerror}") from None
     if is_directory:
         raise UsageError(f"{path}: a directory, not a regular file", hint=f"{path / 'FILE'}")
@@ -405,7 +405,7 @@ def _check_place(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether a file is empty, a device such as /dev/null, or has our signature."""
+    """Return whether a file is empty, a device such as /dev/null, or has homenode's signature."""
     from homenode.safe.input_files import open_plain
     from homenode.show.html import SIGNED_END
 
@@ -428,7 +428,7 @@ def note_written(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a file whole or not at all; mode as in durable.replace_file. Raises HostError."""
+    """Write a file completely or not at all; mode as in durable.replace_file. Raises HostError."""
     if path == STANDARD_OUTPUT:
         print_file(text)
         return

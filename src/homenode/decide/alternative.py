@@ -38,7 +38,7 @@ _Key = tuple[Switches, str | None, str | None, int | None]
 class Alternative(Struct, frozen=True, kw_only=True, dict=True):
     """Runs that were made under the same choices."""
 
-    label: str  # short and unlike those of the others it stands next to
+    label: str  # short, and distinct among its neighbours
     switches: Switches
     arrangement: str | None
     memory_mode: str | None
@@ -225,7 +225,7 @@ def _joint_names(runs: Sequence[Run]) -> _Names:
             if latency_ns is not None:
                 seen.setdefault(_series_place(sample), {})[place, sample.state] = latency_ns
             elif " ns, " in sample.state and " of " not in sample.state:
-                # Like another one by its latency, and yet another place: of this run alone.
+                # A state whose latency equals another's but whose place differs: of this run alone.
                 key = (place, _series_place(sample), sample.state)
                 names[key] = f"{sample.state} of {run.head.name}"
     for node_place, latencies in seen.items():

@@ -388,8 +388,8 @@ LEAST_STATES = 1.5
 
 
 def chance_of_states(first: int, second: int) -> float:
-    """Return the probability that so many boots of each layout, in two random states, separate as
-    the layouts do.
+    """Return the probability that this number of boots of each layout, in two random states,
+    separate as the layouts do.
 
     The exact permutation test: of all assignments of the boots to two layouts, two separate the
     states. Doubled, because the difference was selected for its size.

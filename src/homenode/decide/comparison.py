@@ -119,7 +119,7 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
     samples: tuple[int, int]  # (baseline, other)
     level: EvidenceLevel
     outcome: Outcome
-    doubts: tuple[str, ...]  # ids that block this one
+    doubts: tuple[str, ...]  # ids of effects that block this effect
     system: str = ""  # the machine, where several were compared, each with itself; else ""
 
     @property

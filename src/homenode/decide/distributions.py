@@ -93,8 +93,8 @@ def f_upper_p(f: float, freedom1: float, freedom2: float) -> float:
 
 
 def range_upper_p(q: float, groups: int, freedom: float) -> float:
-    """Return the probability that the range of so many equal means, in standard errors of one mean,
-    is at least q.
+    """Return the probability that the range of `groups` equal means, in standard errors of one
+    mean, is at least q.
 
     With two groups it is a t: two_sided_p(q / sqrt(2)).
 
@@ -157,7 +157,7 @@ def range_quantile(confidence: float, groups: int, freedom: float) -> float:
 
 
 def _range_below(width: float, groups: int) -> float:
-    """Return the probability that so many standard normal values lie within a range of this width,
+    """Return the probability that `groups` standard normal values are within a range of this width,
     by cubic interpolation in a table, with an error of at most 1e-8."""
     if width >= _WIDEST:
         return 1.0

@@ -181,7 +181,7 @@ def layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
 
 def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
     """Yield GPUs that copy slowly, and collectives with a ceiling, in only one layout, by its
-    label: a card that became slow while one layout ran looks like an effect of the layout."""
+    label: a card that became slow while one layout ran resembles an effect of the layout."""
     yield from _slow_copies_in_one(slow, fast)
     label, other_label = slow.label, fast.label
     tops = {name: max(rate for _, rate in points) for name, (points, _) in fast.pooled.items()}

@@ -339,9 +339,9 @@ def _variance_of(series: Series) -> _Variance:
 
 @lru_cache(maxsize=256)
 def _vary_alike(variances: tuple[_Variance, ...]) -> bool:
-    """Return whether all can share one variance (Cochran's test of the largest): otherwise a model
-    term from few boots makes a difference of unequal variances look certain. An unpinned guest can
-    vary ten times as much between boots as a pinned one."""
+    """Return whether all can share one variance (Cochran's test of the largest). Otherwise a model
+    term from few boots would make a difference of unequal variances seem certain. An unpinned guest
+    can vary ten times as much between boots as a pinned one."""
     largest, *smaller = sorted(variances, reverse=True)
     neighbours = _pool(smaller)
     f = largest.value / neighbours.value

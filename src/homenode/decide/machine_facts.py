@@ -171,7 +171,7 @@ _PROCESSOR = re.compile(r"\b(?:xeon|epyc|ryzen|core|opteron|processor|cpu|neover
 
 def unlike_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -> str:
     """ "NVIDIA H200 against NVIDIA L40S": processors or GPUs that do not match the other runs'; ""
-    if there are none. QEMU's own models ("E312xx") are ignored."""
+    if all match. QEMU's own models ("E312xx") are ignored."""
     heads = (tuple(first), tuple(second))
     for is_processor in (True, False):
         sides = [
@@ -221,7 +221,7 @@ def machines_in(runs: Sequence[Run], this_host: Host | None = None) -> tuple[Mac
 
 
 def facts_of_measured(runs: Sequence[Run], host: Host | None) -> MachineFacts:
-    """The facts of the machine of some runs, with those of a host if it is the one they name."""
+    """Return the facts of the machine of some runs, and of the host if the runs name it."""
     machine = None if host is None else facts_of_host(host)
     if machine is not None and any(run.head.host == machine.fingerprint for run in runs):
         return machine

@@ -64,7 +64,7 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
     remote: float | None
     cells: tuple[int, int]  # number of results in each mean
     basis: str  # how it is known which copies are near
-    as_bound: bool = False  # the scheduler put the job where it was, and every copy counts as local
+    as_bound: bool = False  # the scheduler chose the job's place, and every copy counts as local
 
     @property
     def ratio(self) -> float | None:

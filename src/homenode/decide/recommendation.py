@@ -46,7 +46,7 @@ class ReasonId(StrEnum):
     UNUSABLE = "unusable"  # emulated or synthesised, or marked by the user
     REFUSED = "refused"  # zeroes
     NO_RESULTS = "no-results"  # of the objective, or of one layout only
-    CANNOT_TELL = "cannot-tell"  # the doubts say why
+    CANNOT_TELL = "cannot-tell"  # the caveats have the reasons
 
 
 class Reason(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 
     objective: Objective
     system: str
-    level: EvidenceLevel | None = None  # None: there is no answer, and the reasons say why
+    level: EvidenceLevel | None = None  # None: there is no answer; `reasons` explain it
     this_machine: bool = False  # the evidence is of this very machine
     choice: str | None = None  # the alternative that the evidence favours
     layout: str | None = None  # the preset to run: the choice's guest, with bound memory

@@ -179,7 +179,7 @@ def _change(chosen: RankedResult, other: RankedResult, metric: str, *, bare: boo
     return f"{text} ({range_text(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
 
 
-LIKE = 0.95  # and its inverse: values between them are called alike
+LIKE = 0.95  # and its inverse: values between them are called equal
 
 
 def effect_text(answer: Recommendation) -> str:

@@ -62,7 +62,7 @@ def range_text(low: float, high: float, name: str = "", *, lower_is_better: bool
 
 
 def change_text(ratio: float, name: str = "", *, lower_is_better: bool = False) -> str:
-    """Return a value relative to another one: a gain as a multiple, a loss in per cent.
+    """Return a value relative to another value: a gain as a multiple, a loss in per cent.
 
     >>> change_text(7.27, "default"), change_text(1.023, "pin"), change_text(0.43, "pin")
     ('7.3x default', '2 % faster than pin', '57 % slower than pin')

@@ -26,9 +26,9 @@ from homenode.vm.hypervisor.virsh import RefusedError, Virsh
 
 class ApplyOutcome(Struct, frozen=True):
     state: DomainState
-    original: Path  # where it lies (would lie)
+    original: Path  # its path, also if it does not exist
     defined: bytes | None  # as libvirt prints it now; None if nothing was done
-    obstacles: tuple[Rejection, ...]  # why it would be refused
+    obstacles: tuple[Rejection, ...]  # why it would be rejected
     changed: bool  # False if the domain had this definition already
     # it has more changes than libvirt makes to the tuned document: a concurrent edit, which restore
     # keeps
@@ -179,7 +179,7 @@ class DefineStep:
         return expected is not None and same_definition(now, expected)
 
     def _define(self, document: str | None) -> None:
-        self.store.document(document)  # raises where it is no longer what was saved
+        self.store.document(document)  # raises if it differs from what was saved
         self.virsh.define(str(self.store.document_path(document)), self._lock)
 
     def _record_outcome(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
@@ -200,7 +200,7 @@ class DefineStep:
         note(entry)
         if self._is_still(expected):
             return
-        # As if nothing had begun: the original of a line that says "refused" is never restored.
+        # Reset to before the change: the original of a line with "refused" is never restored.
         note(self._last or entry.now(ChangeState.REFUSED))
         self._entry = None
         raise InputError(

@@ -33,7 +33,7 @@ class RepinnedThreads(Struct, frozen=True):
     state: DomainState
     before: tuple[LivePin, ...]
     after: tuple[LivePin, ...]
-    strangers: CpuSet  # nodes where the running domain's memory may lie and the document's may not
+    strangers: CpuSet  # nodes that the running domain's memory may use and the definition's may not
 
 
 def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:

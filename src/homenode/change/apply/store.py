@@ -73,7 +73,7 @@ class DomainStore:
         if not self.directory.exists():
             return
         with self._files.errors():
-            # The journal first: documents that nothing names any more are no one's original.
+            # The journal first: documents that no entry names are not originals.
             (self.directory / JOURNAL).unlink(missing_ok=True)
             shutil.rmtree(self.directory)
 
@@ -124,7 +124,7 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
         try:
             entry = journal.last(DEFINE, uuid)
         except InputError:
-            continue  # of another domain, or there is nothing that it could say
+            continue  # of another domain, or of no domain
         if entry is not None and domain in (entry.facts.get("name"), uuid):
             paths.append(DomainStore(root, connect, uuid).document_path(entry.before))
     return tuple(paths)

@@ -41,7 +41,7 @@ def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None
             f"{program!r}: expected a path without quotes, '\\' and control characters, which "
             "systemd takes for no program"
         )
-    # systemd reads "%" itself; an address has none.
+    # systemd expands "%"; addresses do not contain it.
     word = shlex.quote(program).replace("%", "%%")
     lines = (f"ExecStart=-{word} doctor retrain {bdf}{_option(target)} --apply" for bdf in devices)
     end = ("", "[Install]", "WantedBy=multi-user.target", "")

@@ -43,8 +43,7 @@ class PathLink(NamedTuple):
     """The slowest link of a device's path."""
 
     rate: LinkRate
-    # what it has, where a GPU may just be idle: then rate is that of its lanes at the speed that
-    # both ends can
+    # the present rate, if a GPU may be idle: then `rate` is for its lanes at the speed of both ends
     idle: LinkRate | None = None
 
     def __str__(self) -> str:

@@ -69,7 +69,7 @@ def diagnose(
     if document is None and vm is None:
         findings += [*peer_findings(host), *settings_findings(host, None)]
         return Findings(checked=tuple(checked), findings=in_order(findings))
-    # Loaded only here: most of what a look at a host alone would load.
+    # Imported only here, because a check of a host alone does not need it.
     from homenode.check.domain.diagnosis import domain_checked, domain_findings, locate
     from homenode.check.domain.memory import is_bound_by_numad
     from homenode.vm.domain.read import vm_of

@@ -292,7 +292,7 @@ _PULLING = (DeviceKind.GPU, DeviceKind.NIC)
 
 
 def is_bound_by_numad(document: Document | None) -> bool:
-    """Return whether libvirt asks numad for the nodes at each start, and then binds to them."""
+    """Return whether libvirt gets the nodes from numad at each start, and binds to them."""
     memory = None if document is None else document.root.find("numatune/memory")
     return memory is not None and memory.get("placement") == "auto"
 

@@ -32,8 +32,8 @@ class Expectation(Struct, frozen=True):
     # vCPUs that are not there, by the document's numbers; vCPUs everywhere else here, of the VM
     # too, are then numbered without them, as Linux does it
     absent: CpuSet = CpuSet()
-    # False if the hypervisor plugs devices in where it likes, and cannot show their cells: then
-    # only that they are there is expected
+    # False if the hypervisor chooses the slots and cannot show cells: then only the devices'
+    # presence is expected
     has_device_cells: bool = True
 
     @property

@@ -137,7 +137,7 @@ class GuestComparison(Struct, frozen=True):
     expected: Expectation
     observed: Observation
     kernel_bytes: int = 1024 * MIB  # memory on any node that the guest's kernel may keep for itself
-    substituted: str | None = None  # why sockets, siblings and LLCs say nothing; None if they do
+    substituted: str | None = None  # why sockets, siblings, LLCs do not count; None if they do
 
     @property
     def node_of_cell(self) -> Mapping[int, NumaNode]:

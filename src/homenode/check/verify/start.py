@@ -155,10 +155,10 @@ def _created_paths(document: Document, name: str) -> list[str]:
 def verify_paused(
     on: PausedLook, plan: Plan | None, host: Host | None, locks: Sequence[int] = ()
 ) -> Findings:
-    """Start the VM paused, compare what its host and QEMU say with what is expected, and end it.
+    """Start the VM paused, compare the reports of host and QEMU with the plan, and end it.
 
     plan: for this host; None = the VM's own document. Nothing of it is left, also if the start
-    fails. Raises HostError if the end fails; the journal then says so.
+    fails. Raises HostError if the end fails, which the journal then records.
     """
     name, uuid = on.state.name, on.state.uuid
     makes = _created_paths(on.document, name)
@@ -209,7 +209,7 @@ class MonitorBackend(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 class MonitorCpu(Struct, frozen=True, kw_only=True, rename="kebab"):
     cpu_index: int
-    props: Mapping[str, int | str] = {}  # "node-id" where the guest has cells
+    props: Mapping[str, int | str] = {}  # "node-id" if the guest has cells
 
 
 class MonitorDevice(Struct, kw_only=True):

@@ -158,10 +158,10 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
         ("hook", hook),
         ("VM", command_line("kubectl", "patch", "vm", options.vm, *namespace, *vm_hook)),
         ("", command_line("virtctl", "restart", options.vm, *namespace)),
-        # virtctl start would be refused: with RerunOnFailure the VM starts at once.
+        # virtctl start would be rejected: with RerunOnFailure the VM starts at once.
         ("", f"or, for a new VM, which starts from the claim {options.vm}-root:"),
         ("", command_line("kubectl", "create", "-f", f"{at}vm.yaml")),
-        # Events only say that the VM could not be defined.
+        # Events only report that the VM could not be defined.
         ("log", f"{logs} -c hook-sidecar-0"),
         ("guest", "cat /sys/bus/pci/devices/*/numa_node"),
     )

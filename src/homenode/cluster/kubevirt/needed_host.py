@@ -32,8 +32,8 @@ _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers
 def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     """Return a host with every node, these functions and the bridges above them, and nothing else.
 
-    Nodes have CPUs and distances, no sizes. Raises HostError if /sys does not give of a function
-    at all; one whose node the firmware does not give has node None.
+    Nodes have CPUs and distances, no sizes. Raises HostError if a file of a function is missing in
+    /sys; node is None if the firmware does not report it.
     """
     nodes = _nodes(snapshot)
     distances, gaps = read_distances(snapshot, nodes, tuple(node.index for node in nodes))
@@ -111,7 +111,7 @@ def _place(snapshot: Snapshot, bdf: Bdf) -> TreePlace:
             hint=_HINT,
         )
     place = place_by_path(real)
-    if place is None:  # a tree that holds directories where the links should be
+    if place is None:  # a tree with directories instead of links
         name = f"pci{bdf.domain:04x}:{bdf.bus:02x}"
         return TreePlace(path, name, None, is_in_tree=False)
     return place

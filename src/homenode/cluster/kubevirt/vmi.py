@@ -61,8 +61,8 @@ class Vmi(Struct, frozen=True):
     namespace: str  # "" = that of the user's context
     spec: Mapping[str, Any]  # as given
     annotations: Mapping[str, str]  # name -> text
-    # guest PCI addresses that the user asked for by name (`pciAddress`), as written; such a device
-    # stays where it is
+    # guest PCI addresses that the user set by name (`pciAddress`), as written; such a device keeps
+    # its place
     guest_addresses: frozenset[tuple[int, int, int, int]]
 
     def get(self, *path: str) -> Any:

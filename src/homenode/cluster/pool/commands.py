@@ -119,7 +119,7 @@ def place(arguments: PoolPlaceArguments) -> None:
             tuning = plan_file(original, document, ranked.options, ranked.entry.host)
             best, ranking = ranked, replace(ranking, hosts=ranking.hosts[at:])
             break
-        except Unplannable as refusal:  # hosts that are alike differ in less than 1 GiB
+        except Unplannable as refusal:  # hosts of one model differ by less than 1 GiB
             note(f"{ranked.entry.name}: {refusal.message}")
     if best is None or tuning is None:
         refusals = [hosts.refusal for hosts in ranking.refusing if hosts.refusal is not None]
@@ -177,7 +177,7 @@ def _next_step(best: PoolPlace, arguments: PoolPlaceArguments) -> str:
 
 
 def _with_cores(named: NamedHosts) -> NamedHosts:
-    """Return the hosts whose sources show cores. Raises NotKnownError if there are none."""
+    """Return the hosts whose sources show cores. Raises NotKnownError if there are no hosts."""
     hosts, unread = [], list(named.unread)
     for number, entry in enumerate(named.hosts, start=1):
         try:

@@ -278,9 +278,9 @@ def submit(
 ) -> str:
     """Submit a study's script, to run in the study's directory, and return the job's id.
 
-    after: ids of jobs that must have ended. kept_open: the study's lock: sbatch continues if we are
-    killed, and a process that continues the study must see its job. Raises NoAnswerError if the job
-    may nevertheless have been accepted, and ToolError if Slurm rejected it.
+    after: ids of jobs that must have ended. kept_open: the study's lock: if homenode is killed
+    sbatch continues, and a process that continues the study must see its job. Raises NoAnswerError
+    if the job may nevertheless have been accepted, and ToolError if Slurm rejected it.
     """
     words = ["sbatch", "--parsable", f"--chdir={directory}"]
     if after:

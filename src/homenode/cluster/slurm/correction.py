@@ -71,7 +71,7 @@ def correct(
         setting = slurm.last(key.lower())
         if setting is not None:
             words_of.setdefault(setting[1], {})[key] = value
-        elif not slurm.not_read:  # else it may stand in a file that is not read
+        elif not slurm.not_read:  # else it may be in a file that is not read
             added[slurm.source].append(f"{key}={value}")
     slurm_edits = {line: with_words(slurm.rows(line), words) for line, words in words_of.items()}
     return _apply_edits((gres, slurm), {**gres_edits, **slurm_edits}, added)

@@ -226,7 +226,7 @@ class NodeDefinition(Struct, frozen=True):
 
     @property
     def gpu_types(self) -> Mapping[str, int]:
-        """Number of GPUs of each type in Gres=; empty if it has none."""
+        """Number of GPUs of each type in Gres=; empty without GPUs."""
         return {} if self.gres is None else gpu_types(self.gres)
 
 

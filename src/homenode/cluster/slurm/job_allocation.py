@@ -130,7 +130,7 @@ def allocation_on(
     `unknown` states it. numbers: the GPU of each of Slurm's numbers, in the order of gres.conf
     (gres.py); None = by address, () = unknown."""
 
-    # Long because each reason stands here, in the order in which they decide.
+    # Long because it checks each reason, in the order in which they decide.
     def unknown(reason: str, remedy: str | None = None) -> JobAllocation:
         return unknown_allocation(job, share.node, reason, remedy)
 

@@ -34,7 +34,7 @@ class TaskRecord(Struct, frozen=True):
     task: str  # "STEP.RANK"
     pus: CpuSet  # as /proc/self/status allows
     memory_nodes: CpuSet  # as /proc/self/status allows
-    # of its memory, as /proc/self/numa_maps says ("default", "bind:0"); None = unknown
+    # of its memory, from /proc/self/numa_maps ("default", "bind:0"); None = unknown
     policy: str | None
 
 

@@ -2,7 +2,7 @@
 
 A test guest's output counts only if no other user could have written it. So no other user has
 access to the directory, except libvirt's QEMU, which runs as another user and may open files by
-name. The output files belong to us before the start, and are checked again when they are read.
+name. The output files belong to homenode's user at the start, and are checked again when read.
 
 The directory is locked while it is in use. A homenode that is killed leaves it without a lock, and
 under libvirt a domain of its name: the next boot removes both.
@@ -45,9 +45,9 @@ _MOST_BYTES = 64 << 20
 class GuestOutput:
     """A file into which QEMU writes what a guest says: only QEMU or homenode can have written it.
 
-    user: QEMU's. It is held open: no other file takes its place. It stays ours where libvirt's
-    virtlogd writes what QEMU hands to it; where QEMU itself opens it, libvirt gives it to QEMU's
-    user first. Source: stdio_handler and dynamic_ownership in libvirt's qemu.conf.
+    user: QEMU's. It is held open: no other file takes its place. The file keeps its owner if
+    libvirt's virtlogd writes it; if QEMU opens it, libvirt first changes the owner to QEMU's user.
+    Source: stdio_handler and dynamic_ownership in libvirt's qemu.conf.
     """
 
     __slots__ = ("_descriptor", "_user", "path")

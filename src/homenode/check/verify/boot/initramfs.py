@@ -206,7 +206,7 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
         if is_wrong and topic is not None and not _HARMLESS.search(text):
             other.setdefault(topic, []).append(text.strip())
     passed = [name for name in unplaced if name in bdf_of.values()]
-    for name in passed or unplaced:  # a bridge has no space where the device below it has none
+    for name in passed or unplaced:  # a bridge has no space if the device below it has no BAR
         yield finding(
             "guest-bar-unplaced",
             f"device {name}",

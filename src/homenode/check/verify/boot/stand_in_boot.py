@@ -82,18 +82,18 @@ _NOT_KEPT = ("kernel", "ovmf", "ovmf-variables", "domain", ".lock")
 class BootOptions(Struct, frozen=True):
     """Options for booting a test guest, and for keeping its files."""
 
-    # libvirt's URI; None = the system's where it answers; "none" = QEMU directly
+    # libvirt's URI; None = the system's if it answers; "none" = QEMU directly
     connect: str | None = None
     kernel: Path | None = None
     timeout_s: float | None = None  # None = by vCPU count
     keep: Path | None = None  # directory for the guest's files and texts afterwards
-    # what an emulated guest of libvirt gets of it before QEMU is asked directly; None = half
+    # share for an emulated guest of libvirt, before QEMU is run directly; None = half
     libvirt_timeout_s: float | None = None
 
 
 class BootOutcome(Struct, frozen=True):
     stand_in: StandInGuest
-    guest: Host | None  # None if it did not come up; then `findings` say why
+    guest: Host | None  # None if it did not boot; `findings` have the reason
     how: str  # how the guest was booted (libvirt or QEMU, KVM or TCG), as text
     seconds: float
     findings: tuple[Finding, ...]
@@ -154,8 +154,8 @@ def boot_stand_in(
             xml = directory / "domain.xml"
             text = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
             create_file(xml, text.encode())
-            # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
-            # machine its guests sometimes come to nothing, where QEMU directly takes seconds.
+            # libvirt has no option for one thread for all vCPUs: with dozens of vCPUs on a busy
+            # machine its guests sometimes do not boot, while QEMU directly takes seconds.
             patience_s = limit_s if kvm else options.libvirt_timeout_s or limit_s / 2
             excuse: tuple[Finding, ...] = ()
             try:
@@ -166,7 +166,7 @@ def boot_stand_in(
                 if kvm:
                     raise
                 excuse = (libvirt_boot.could_not_start(error.message, through),)
-            if excuse:  # it says nothing of the document; QEMU does
+            if excuse:  # it is not about the definition; QEMU does
                 refused, through = (), None
                 findings += excuse
         if through is None:
@@ -267,7 +267,7 @@ def _qemu() -> str:
 
 
 def kernel_command(vcpus: int, *, kvm: bool) -> str:
-    """The command line of the kernel of a test guest with so many vCPUs.
+    """The kernel command line of a test guest with this number of vCPUs.
 
     QEMU's own APICs pass a message to a logical destination on until the first APIC id that is
     missing, and a kernel whose CPUs behind it never answer hangs: with offline vCPUs, with 3 cores
@@ -313,7 +313,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                 create_file(guest.directory / "argv", words.encode())
                 for text in (guest.console, guest.report):
                     text.clear()
-                # QEMU takes firmware from the directory that it stands in, before its own.
+                # QEMU searches firmware in its working directory before its own directory.
                 runs.append(
                     pool.submit(
                         run,

@@ -74,7 +74,7 @@ def capture_running_vm(
     """The VM whose QEMU runs with that UUID. watched_s: time for watching other processes on its
     expected CPUs. files: None = this machine's.
 
-    Raises HostError if no process is that VM, or several say that they are.
+    Raises HostError if no process, or several, match that VM.
     """
     proc = ProcFiles() if files is None else files
     process, argv = _process_of(proc, uuid)
@@ -109,7 +109,7 @@ def capture_running_vm(
 
 
 class ProcFiles:
-    """Files of /proc and /sys, each read once. root: where they are."""
+    """Files of /proc and /sys, each read once. root: directory of both."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root.rstrip("/")
@@ -147,7 +147,7 @@ class ProcFiles:
 
     @cached_property
     def tasks(self) -> "tuple[_Task, ...]":
-        """Threads of every process but the kernel's and our own."""
+        """Threads of every process except the kernel's and homenode's."""
         ours = self.ourselves()
         return tuple(
             task
@@ -342,7 +342,7 @@ def _places(proc: ProcFiles) -> HostPlaces:
 def _neighbours(
     proc: ProcFiles, vm_process: int, pus: CpuSet, watched_s: float
 ) -> tuple[Neighbour, ...]:
-    """Return processes that may run on the VM's cores, without ours and the kernel's."""
+    """Return processes that may run on the VM's cores, except homenode's and the kernel's."""
     host = proc.places
     cores = host.cores_of(pus)
     if not cores:

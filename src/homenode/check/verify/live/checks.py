@@ -439,7 +439,7 @@ def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, 
     for subject, piece in pieces.items():
         backend = _backend(vm, piece, alone=alone)
         size = piece.memory_bytes if backend is None else backend.size_bytes
-        # Without nodes of its own it is bound for the whole process, if at all: its pages show it.
+        # Without its own nodes it is bound with the whole process, or not bound: its pages show it.
         nodes = CpuSet() if backend is None else backend.host_nodes
         area = min(
             (area for area in free if _is_of_size(area, size)),

@@ -32,7 +32,7 @@ class VmThread(Struct, frozen=True):
     name: str  # its comm
     kind: ThreadKind
     number: int | None  # of the vCPU or IOThread, None for the others
-    allowed: CpuSet  # CPUs that the scheduler may use, after pins and cgroups alike
+    allowed: CpuSet  # CPUs that the scheduler may use, by pins and cgroups
 
 
 class ThreadLimit(Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class MappedMemory(NamedTuple):
     nodes: CpuSet  # of mbind
     file: str | None  # what backs it (hugetlbfs, memfd), None = anonymous
     page_bytes: int  # of the pages that the kernel uses
-    # (node, pages of that size) that are there now; pages that nothing has touched yet are nowhere
+    # (node, pages of that size) that are present; untouched pages have no node
     pages_by_node: tuple[tuple[NodeIndex, int], ...]
 
 
@@ -320,7 +320,7 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
                 ",".join(nodes_text for key, nodes_text in pairs if key == "host-nodes")
             )
         except HomenodeError:
-            continue  # QEMU would have refused it: this is no QEMU
+            continue  # QEMU would have rejected it: this is not QEMU
         objects.append(BackendObject(fields.get("id", ""), size, nodes, fields.get("policy")))
     return tuple(objects)
 

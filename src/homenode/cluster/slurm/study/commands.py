@@ -135,7 +135,7 @@ def _open_study(
             )
         return existing, False
 
-    # Written down: a script that is submitted by hand asks for the same.
+    # Stored, so that a script that is submitted by hand requests the same.
     options = replace(options, account=options.account or client.account_name())
     check_options(options)
     described = None if host is None else load_host(host)

@@ -1,7 +1,7 @@
 """Study directory: scripts, journal and raw files, on a file system that all nodes share. [I/O]
 
     study.jsonl   the journal: a head, then a line for each event, written before it counts
-    host.json     what --host said of the nodes
+    host.json     the nodes' hosts from --host
     jobs/ log/    the scripts, and what the jobs printed
     raw/EXPERIMENT/task-N/JOB.RESTART/   what a job wrote down; `done` is its last file
     results/      runs, which homenode bench writes in the jobs

@@ -58,7 +58,7 @@ class Experiment(Struct, frozen=True):
     jobs: int = 1
     gres: str = "gpu"
     numa: int | None = None  # the NUMA node that it binds itself to
-    # the round on its node, counted over all rounds and nodes; None if it is in none
+    # the round on its node, counted over all rounds and nodes; None outside partitions
     block: int | None = None
     # cpus, memory_mib: of a job of the shared queue; None in a job that gets all of its nodes
     cpus: int | None = None

@@ -31,7 +31,7 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
     # where not measured
     cells: tuple[tuple[float | None, ...], ...]
     homes: tuple[int | None, ...]  # NUMA node of each GPU
-    homes_measured: bool  # they were derived from these figures
+    homes_measured: bool  # they were derived from these results
     # local, remote: means over the cells of GPUs' own and of other nodes; None without any
     local: float | None = None
     remote: float | None = None

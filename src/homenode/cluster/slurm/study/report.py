@@ -118,7 +118,7 @@ class CopySpread(Struct, frozen=True, kw_only=True):
     method: str  # "CE" (copy engine) or "SM"
     label: str  # where memory was, or the shape of shared jobs
     mean: float
-    deviation: float | None  # None of a single figure
+    deviation: float | None  # None for a single result
     count: int
 
 

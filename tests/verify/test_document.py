@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
     "pin for a vCPU that is not there": (
         (("vcpu='3' cpuset='5'", "vcpu='9' cpuset='5'"),),
         "<vcpupin> for 9",
-        {"pin-of-no-vcpu", "vcpu-not-pinned", "plan-pins"},
+        {"pin-unknown-vcpu", "vcpu-not-pinned", "plan-pins"},
     ),
     "a vCPU away from its cell's memory": (
         (("vcpu='3' cpuset='5'", "vcpu='3' cpuset='3'"),),
@@ -187,7 +187,7 @@ MEMORY: tuple[tuple[bytes, Host, str], ...] = (
     (
         with_dimm(TUNED, source=OWN_PAGES.format("6")),
         with_pools(1024, 100),
-        "memory-of-no-node memory device 0 (dimm, cell 1)",
+        "memory-unknown-node memory device 0 (dimm, cell 1)",
     ),
 )
 
@@ -323,7 +323,7 @@ def test_a_pin_that_is_offline_in_part_is_a_warning_and_whole_is_critical() -> N
     for pin, severity in (("5", Severity.CRITICAL), ("5,7", Severity.WARNING)):
         xml = changed(tuned("pin").document, ("vcpu='3' cpuset='5'", f"vcpu='3' cpuset='{pin}'"))
         found = findings_of(xml, host=replace(host, pus=pus))
-        stated = [(f.subject, f.severity) for f in found if f.id == "pin-of-offline-pu"]
+        stated = [(f.subject, f.severity) for f in found if f.id == "pin-offline-cpu"]
         assert stated == [("vCPU 3", severity)]
 
 
@@ -331,7 +331,7 @@ def test_a_node_of_the_whole_binding_must_exist_although_every_cell_has_its_own(
     xml = changed(tuned("pin-numa").document, ("mode='strict' nodeset='0,1'", "nodeset='0,1,7'"))
     found = findings_of(xml, host=small_host())
     stated = [(f.id, f.subject, f.observed) for f in found if are_bad([f])]
-    assert ("memory-of-no-node", "<numatune>", "node 7, which is not there") in stated
+    assert ("memory-unknown-node", "<numatune>", "node 7, which is not there") in stated
     assert not any(what == "memory-short" for what, _, _ in stated)
 
 

@@ -15,7 +15,7 @@ from homenode.metrics import METRICS
 from homenode.vm.layout import GuestCells, GuestPcie, Siblings
 
 _MUST_AGREE = frozenset("governor clock turbo throttling link driver tool microcode smt".split())
-"""First words of conditions that change figures by themselves; others are mentioned only."""
+"""First words of conditions that change results; other conditions are only mentioned."""
 
 _OF_COLLECTIVES = ("tool collective", "tool largest message", "tool nccl", "tool rccl")
 
@@ -105,7 +105,7 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
     else:
         nameless = [head for head in (*first, *second) if head.host is None]
         if nameless and all(head.origin is not Origin.PUBLISHED for head in first + second):
-            detail = "some runs do not say which host they are of"
+            detail = "some runs have no host name"
             yield make_doubt("host-unknown", subject, detail)
         return
     yield make_doubt("other-host", subject, detail)
@@ -160,13 +160,11 @@ def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterato
     of_files = any(head.of_files for head in heads) and not _all_known(places)
     if positions is None or (of_files and _are_together(positions)):
         if any(head.origin is Origin.IMPORTED for head in heads):
-            detail = "nothing says in which order the runs were measured"
+            detail = "the order of the runs is unknown"
             yield make_doubt(NO_ORDER, subject, detail)
         return
     if max(positions[0]) < min(positions[1]) or max(positions[1]) < min(positions[0]):
-        yield make_doubt(
-            ORDER, subject, "all boots of one were measured before all boots of the other"
-        )
+        yield make_doubt(ORDER, subject, "one layout's boots were all measured before the other's")
     elif of_files:
         yield make_doubt(
             "order-of-files", subject, "the order of the runs is that of their files' times"

@@ -144,7 +144,7 @@ class StoredRuns(Struct, frozen=True):
 
 
 def run_directory(root: Path, system: str, name: str) -> Path:
-    """A run's directory below a results directory. Raises InputError for names that leave it."""
+    """A run's directory below a results directory. Raises InputError for names outside it."""
     for part in (system, name):
         if not part or part[0] == "." or "/" in part or not part.isprintable():
             raise InputError(
@@ -217,7 +217,7 @@ def load_runs(path: Path) -> StoredRuns:
     for directory in _leaves(path, skipped):
         if not (directory / FILE).exists():
             foreign.append(str(directory))
-            skipped.append(Gap(str(directory), f"no {FILE}: not a run of homenode's"))
+            skipped.append(Gap(str(directory), f"{FILE} is missing: not a run of homenode"))
             continue
         try:
             runs.append(read_run(directory))

@@ -139,7 +139,7 @@ class GpuCandidate(Struct, frozen=True):
     bdf: Bdf
     number: int  # its position among the candidates, and its bit
     position: int  # position among the host's GPUs, GPUs next to a NIC of the VM first
-    home: NodeIndex | None  # its node, None if the firmware reports none
+    home: NodeIndex | None  # its NUMA node, None if the firmware reports no node
     weight: int  # number of functions that come with it
     companions: tuple[Bdf, ...]
     nic_nodes: frozenset[NodeIndex]  # of the VM's NICs that are paired with it, where known
@@ -205,7 +205,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         for bdf in devices:
             if bdf in self.without_node:
                 yield Gap(
-                    f"{bdf} node", "the firmware reports none, so placement does not consider it"
+                    f"{bdf} node", "the firmware reports no node, so placement does not consider it"
                 )
 
     def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
@@ -477,7 +477,7 @@ def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
         hint = f"remove its <hostdev>, or replace the file by {size} --gpus {count}"
     return InputError(
         f"device {bdf}: expected a PCI function of host {host.name!r}, which has "
-        + (f"none at that address; nearest: {nearest}" if nearest else "no PCI functions"),
+        + (f"no function at that address; nearest: {nearest}" if nearest else "no PCI functions"),
         hint=hint,
     )
 

@@ -20,8 +20,8 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
     lower_is_better: bool
     matters: float  # the smallest relative difference that an operator would change a layout for
     about: str  # what it measures
-    rise: str  # what to think of when it goes up or down
-    fall: str  # what to think of when it goes up or down
+    rise: str  # possible causes if it goes up or down
+    fall: str  # possible causes if it goes up or down
     # objectives for which it decides; everything else is exploratory
     primary: tuple[Objective, ...] = ()
     # objectives for which it decides if no primary metric was measured
@@ -29,9 +29,9 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
     control: bool = False  # it should not depend on the layout
     # with several devices, the slowest one counts, as every collective waits for it
     worst_device: bool = False
-    headline: str | None = None  # the variant that decides where there are several
-    # ratio that runs of one layout stay below, as far as anybody has seen or published; figures of
-    # fewer than three boots, and printed ones, are distinguished only beyond it
+    headline: str | None = None  # the variant that decides if there are several
+    # ratio that runs of one layout stay below in all known and published results; results of fewer
+    # than three boots, and printed results, are distinguished only beyond it
     boot_variation: float = 1.30
 
     @property

@@ -1,8 +1,8 @@
 """Opt, Flag and Arg: how a field of a record is typed on a command line.
 
-They stand on the field itself, Annotated[int | None, Opt("--vcpus", "N", ge=1)] = None.
-The field's type says which words are taken (a choice, a number, a path, or whatever `parse` makes
-of a text), and tuple[X, ...] that they may be repeated; its default is the option's.
+They are on the field itself, Annotated[int | None, Opt("--vcpus", "N", ge=1)] = None.
+The field's type determines the accepted words (a choice, a number, a path, or the result of
+`parse`), and tuple[X, ...] allows repetition; its default is the option's.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Parser = Callable[[str, str], Any]
 
 
 class Opt:
-    """An option with a value: its names ("--output -o"), and what stands for the value.
+    """An option with a value: its names ("--output -o"), and the placeholder of the value.
 
     help: what it does, if the docstring of its record does not describe it. parse: None = by the
     field's type; show: a value as it is typed. ge, le: the range of a number. panel: the title
@@ -45,7 +45,7 @@ class Opt:
 
 
 class Flag(Opt):
-    """An option without a value. off: names that say the opposite."""
+    """An option without a value. off: names of the opposite option."""
 
     def __init__(
         self,

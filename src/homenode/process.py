@@ -78,7 +78,7 @@ class ToolTimeoutError(ToolError):
 
 
 class ProgramResult(Struct, frozen=True):
-    """A program that ended by itself, or was killed by a signal that we did not send."""
+    """A program that ended by itself, or was killed by a signal that homenode did not send."""
 
     argv: tuple[str, ...]
     returncode: int  # the exit status; negative is the signal's number
@@ -96,7 +96,7 @@ class ProgramResult(Struct, frozen=True):
             return f"signal {-self.returncode}"
 
     def complaints(self) -> list[str]:
-        """The lines of standard error that say something, without the `error: ` before them."""
+        """The lines of standard error with content, without the `error: ` before them."""
         lines = map(str.strip, self.stderr.splitlines())
         return [line.removeprefix("error: ") for line in lines if line]
 
@@ -120,7 +120,7 @@ def find_program(name: str) -> str | None:
     """Return the path of a program, or None if it is not installed.
 
     The system's directories are searched too: lspci is in /usr/sbin, which is not on every user's
-    PATH. Relative directories on PATH are not: "." would run what lies in a directory of captures.
+    PATH. Relative directories on PATH are not: "." would run programs of a directory of captures.
     """
     import shutil  # loads what reads archives
 
@@ -141,19 +141,19 @@ def run(
 ) -> ProgramResult:
     """Run a program to its end. Output is decoded as UTF-8, invalid bytes are replaced.
 
-    input:       for its standard input, which is closed otherwise.
+    input: text for its standard input, which is closed otherwise.
     environment: more variables; those that every program gets are few, and LC_ALL is C.
-    on_terminal: it may ask the user for a password, on the terminal and not through us.
-    kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even where
-    we are killed before.
+    on_terminal: it may prompt the user for a password on the terminal.
+    kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even if
+    homenode is killed before.
     directory:      working directory; None = homenode's. A path in argv must be absolute then.
-    ends_with_us: it is killed also if we are killed and cannot end it: see setpriv(1).
+    ends_with_us: it is also killed if homenode is killed and cannot end it: see setpriv(1).
     stop:        set by another thread, it ends the program as a timeout does.
 
     What it left behind is killed LEFT_BEHIND_S after its end where that keeps its output open; what
     is killed and does not end, as it waits within a driver, is left to itself.
 
-    Raises ToolMissingError, ToolTimeoutError, or ToolError if it cannot be started or says more
+    Raises ToolMissingError, ToolTimeoutError, or ToolError if it cannot be started or prints more
     than MAX_OUTPUT_BYTES. A non-zero exit and a death by signal are answers: see ProgramResult.
     """
     program = find_program(argv[0])
@@ -166,8 +166,8 @@ def run(
                 [*(_setpriv() if ends_with_us else ()), program, *argv[1:]],
                 stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
                 env={**_environment(), **(environment or {})},
-                # A group of its own, so that what it starts ends with it. Not where it may ask: the
-                # terminal belongs to our group.
+                # A group of its own, so that what it starts ends with it. Not if it may prompt: the
+                # terminal belongs to homenode's group.
                 start_new_session=not on_terminal,
                 pass_fds=tuple(kept_open),
                 cwd=directory,
@@ -205,7 +205,7 @@ def _start(argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C and its like wait until a program that starts is ours to end: one that came before
+    """Ctrl-C and similar signals wait until a starting program can be ended: an earlier signal
     would leave it running. As they are handled then, they raise at the end of the block."""
     owned: list[int] = []
     handlers = {}
@@ -287,9 +287,9 @@ def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
 
 def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
     """Leaves no process and no open pipe behind."""
-    if process.returncode is None:  # not waited for yet: its number is no one else's
+    if process.returncode is None:  # not waited for: no other process has its id
         if group:
-            # It may have ended, and what it started may not: that holds our pipes open.
+            # It may have ended while its children run and hold the pipes open.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()

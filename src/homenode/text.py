@@ -66,7 +66,7 @@ def _csv_cell(value: object) -> object:
 
 
 def command_line(*words: object) -> str:
-    """A command to copy: each word is one word of a shell, whatever stands in it.
+    """A command to copy: each word is one word of a shell, whatever its characters are.
 
     >>> command_line("virsh", "define", "/tmp/a b; rm -rf ~")
     "virsh define '/tmp/a b; rm -rf ~'"
@@ -77,7 +77,7 @@ def command_line(*words: object) -> str:
 
 
 def operands(*words: object) -> tuple[object, ...]:
-    """Names at the end of a command: behind "--" where one of them could be taken for an option.
+    """Names at the end of a command: after "--" if a name could be taken for an option.
 
     >>> command_line("virsh", "start", *operands("-vm")), command_line("ls", *operands("a"))
     ('virsh start -- -vm', 'ls a')
@@ -118,7 +118,7 @@ _MOST_SUBJECTS = 6  # that are named; further ones are counted
 
 
 def subjects_text(subjects: Sequence[str]) -> str:
-    """Subjects of which the same is said, in one: all of a few, else the first and a count.
+    """Join subjects with the same statement: a few completely, else the first and a count.
 
     >>> subjects_text(["node of 0000:17:00.0", "node of 0000:65:00.0"])
     'node of 0000:17:00.0 and 0000:65:00.0'

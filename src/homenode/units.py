@@ -46,7 +46,7 @@ _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?) ?(s|min|m|h|d)", re.ASCII)
 
 
 def whole_number(text: str | None, digits: int = 20) -> int | None:
-    """The number that a text of so many ASCII digits is, or of fewer; None of any other text.
+    """Return the number of a text of at most `digits` ASCII digits; None of any other text.
 
     int() takes "1_0" and other scripts' digits too, and raises ValueError beyond 4,300 of them.
 

@@ -38,7 +38,7 @@ class PortType(StrEnum):
     ROOT_PORT = "root-port"
     SWITCH_UPSTREAM = "switch-upstream"
     SWITCH_DOWNSTREAM = "switch-downstream"
-    PCI_BRIDGE = "pci-bridge"  # PCIe to PCI, or of a type that the source does not say
+    PCI_BRIDGE = "pci-bridge"  # PCIe to PCI, or of an unknown type
 
 
 class LinkKind(StrEnum):
@@ -120,7 +120,7 @@ class GpuPart(Struct, frozen=True):
     kind: PartKind
     # "1g.10gb" (MIG), a vGPU type such as "NVIDIA H100-1-10C", "CPX" (AMD)
     profile: str | None = None
-    memory_bytes: int | None = None  # of the GPU's memory, nominal where only the profile says it
+    memory_bytes: int | None = None  # of the GPU's memory, nominal if only the profile has it
     # the virtual function that it is, or the function that a mediated device is on
     bdf: Bdf | None = None
     uuid: str | None = None  # of a mediated device, or "MIG-..." as CUDA_VISIBLE_DEVICES has it
@@ -144,8 +144,8 @@ class PciDevice(Struct, frozen=True):
     device_id: int | None
     root_complex: str  # name of its RootComplex
     parent: Bdf | None  # the bridge function directly above, None at the root complex
-    # the node of the CPUs that are near to it; None if the firmware reports none (sysfs says -1)
-    # or the source is silent
+    # the node of the CPUs that are near to it; None if the firmware reports no node (-1 in sysfs)
+    # or the source has no value
     node: NodeIndex | None
     local_pus: CpuSet | None = None  # the CPUs that the kernel calls local; None if unknown
     subsystem_vendor_id: int | None = None
@@ -160,12 +160,12 @@ class PciDevice(Struct, frozen=True):
     sriov_total_vfs: int | None = None  # None if the function has no SR-IOV capability
     sriov_num_vfs: int | None = None  # None if the function has no SR-IOV capability
     bars: tuple[PciBar, ...] = ()
-    target_gt_per_s: float | None = None  # the speed that Link Control 2 asks a port to train to
+    target_gt_per_s: float | None = None  # the target speed in Link Control 2 of a port
     # flags of the ACS control register that are on, as lspci names them, ascending
     acs: tuple[str, ...] | None = None
     ats_enabled: bool | None = None
-    power_state: str | None = None  # "D0" to "D3cold" as the kernel says
-    performance_state: str | None = None  # "P0" (busy) to "P15" as NVIDIA's driver says
+    power_state: str | None = None  # "D0" to "D3cold", from the kernel
+    performance_state: str | None = None  # "P0" (busy) to "P15", from NVIDIA's driver
     iommu_domain: str | None = None  # how the IOMMU treats the group: "identity", "DMA-FQ", ..
     errors: PciErrors | None = None
     link_replays: int | None = None  # packets that the link sent again, by the same driver
@@ -179,7 +179,7 @@ class PciDevice(Struct, frozen=True):
     # the node without CPUs that the firmware names in place of that one, as for GPUs with memory of
     # their own; None if it names none
     firmware_node: NodeIndex | None = None
-    # the tool that says the node in place of the firmware; programs that read /sys see none then
+    # the tool that has the node instead of the firmware; then /sys has no node
     node_source: str | None = None
     registers: PciRegisters | None = None
 
@@ -311,7 +311,7 @@ UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 
 _GPU_VENDORS = {NVIDIA, AMD, INTEL}
 _GPU_CLASSES = {
-    0x0300,  # VGA: also what management controllers and emulated adapters say they are
+    0x0300,  # VGA: management controllers and emulated adapters too
     0x0302,  # 3D controller: most data-centre GPUs
     0x0380,  # other display: MI210 and MI250X
     0x1200,  # processing accelerator: MI300X, MI350X
@@ -341,7 +341,7 @@ def device_kind(class_code: int, vendor_id: int | None, device_id: int | None) -
         return DeviceKind.OTHER if is_console else DeviceKind.GPU
     if kind in _NIC_CLASSES:
         return DeviceKind.NIC
-    if kind == 0x0680:  # "other bridge": NVSwitches say so, and DMA engines of switches too
+    if kind == 0x0680:  # "other bridge": NVSwitches, and DMA engines of switches
         return DeviceKind.NVSWITCH if vendor_id == NVIDIA else DeviceKind.OTHER
     if kind == 0x0108:
         return DeviceKind.NVME

@@ -89,7 +89,7 @@ def request_way(acs: frozenset[str], address: AddressType) -> tuple[RouteWay, Ro
             return RouteWay.BLOCKED, RouteCause.TRANSLATION_BLOCKED
         if DIRECT_TRANSLATED in acs:
             return RouteWay.SWITCH, RouteCause.NONE
-    if address is AddressType.IOVA:  # no window of the switch has it: it goes up in any case
+    if address is AddressType.IOVA:  # in no window of the switch: the request always goes up
         return RouteWay.ROOT, RouteCause.NOT_TRANSLATED
     if EGRESS_CONTROL in acs:
         return RouteWay.UNKNOWN, RouteCause.EGRESS
@@ -193,7 +193,7 @@ def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
 
 
 def _acs(port: PciDevice) -> frozenset[str] | None:
-    """Return the ACS flags; None if unknown; a port printed without the capability has none."""
+    """Return the ACS flags; None if unknown; empty if a port is printed without ACS."""
     if port.acs is None:
         return None if port.device_control is None else frozenset()
     return frozenset(port.acs)

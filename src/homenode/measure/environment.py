@@ -246,7 +246,7 @@ def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
     if says_tcg(host):
         return True
     if host.architecture in ("x86_64", "i686"):
-        # A virtual machine's CPU may have any name; CPUID, which says, is the probe's to read.
+        # A virtual machine's CPU may have any name; The probe reads CPUID, which has the answer.
         return None if is_virtual(snapshot) else False
     if host.architecture != "aarch64":
         return None

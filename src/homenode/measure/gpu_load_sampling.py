@@ -1,6 +1,6 @@
 """LoadSampling: links of GPUs under a copy load, because idle GPUs lower their speed. [I/O]
 
-The load is the first available program: nvbandwidth, rocm-bandwidth-test, our own program in a
+The load is the first available program: nvbandwidth, rocm-bandwidth-test, homenode's program in a
 Python with PyTorch.
 """
 
@@ -38,7 +38,7 @@ _ASK_S = 60.0
 
 class LoadProgram(Struct, frozen=True):
     argv: tuple[str, ...]
-    # argv is of a Python that runs our torch_copies, and prints homenode.torch/1
+    # argv is of a Python that runs torch_copies, and prints homenode.torch/1
     is_torch: bool = False
 
     def run(self, timeout_s: float) -> ProgramResult:

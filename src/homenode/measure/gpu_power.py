@@ -1,7 +1,7 @@
 """GpuPower: the power of each GPU while a step runs, by the first installed tool. [I/O]
 
 nvidia-smi and rocm-smi print addresses; amd-smi numbers GPUs in its own order. Each prints a table
-with a head; "N/A" is not a figure. Other columns have power in their names, too: power_management.
+with a head; "N/A" is not a value. Other columns have power in their names, too: power_management.
 Sources: nvidia-smi(1); ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py, showPower; ROCm/amdsmi,
 amdsmi_cli/amdsmi_commands.py, metric_gpu, and amdsmi_logger.py, flatten_dict. amd-smi of ROCm 6 has
 no --power in a VM (amdsmi_parser.py): there nothing is known without rocm-smi.
@@ -44,7 +44,7 @@ class GpuPower(Struct, frozen=True):
 
     watts: float  # median over a step
     device: Bdf | None = None
-    index: int | None = None  # position in the tool's order, where it has no address
+    index: int | None = None  # position in the tool's order, if it has no address
 
 
 def parse_power(text: str) -> Iterator[GpuPower]:

@@ -1,10 +1,10 @@
 """GPU tests: all-reduces under host bindings, with and without a topology file, and copies.
 
 Bindings, with and without peer access: unbound; each rank on its GPU's node; everything on one
-node, as the study's script does where a GPU has no node. One process of nccl-tests drives all GPUs,
-so only where all GPUs share a node can it be bound to "its GPU's node"; elsewhere PyTorch, with a
-process for each GPU, runs all three. What is unbound is measured with the topology file too, where
-there is one: a trial has that of each guest.
+node, as in the study's script if a GPU has no node. One process of nccl-tests drives all GPUs, so
+only where all GPUs share a node can it be bound to "its GPU's node"; elsewhere PyTorch, with a
+process for each GPU, runs all three. If a topology file exists, unbound tests also run with it: a
+trial has a file for each guest.
 """
 
 from collections.abc import Iterator

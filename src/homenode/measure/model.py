@@ -44,7 +44,7 @@ class Group(StrEnum):
     GPU_SMALL = "gpu-small-copies"
     GPU_PEER = "gpu-peer"
     NCCL = "nccl"
-    APP = "app"  # the user's own program, asked for by --app
+    APP = "app"  # the user's own program (--app)
 
 
 CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
@@ -59,7 +59,7 @@ class Reader(StrEnum):
     NVBANDWIDTH = "nvbandwidth"
     NCCL_TESTS = "nccl-tests"  # rccl-tests too
     ROCM = "rocm-bandwidth-test"
-    TORCH = "torch"  # our own program, measure/programs/torch_copies.py
+    TORCH = "torch"  # homenode's program, measure/programs/torch_copies.py
     APP = "app"  # the user's own program
 
 
@@ -79,15 +79,15 @@ class BenchTest(Struct, frozen=True):
     node: NodeIndex | None = None
     # the binding of a collective, as text; None for other tests
     binding: str | None = None
-    # what the figures of this test are called apart from those of the test that speaks for its
-    # metric ("P2P off"); None if it is that one
+    # variant of this test's results, to separate them from the main test of its metric ("P2P off");
+    # None for the main test
     variant: str | None = None
-    # tests that measure the same otherwise, to be tried in this order where it is missing, fails,
-    # runs out of time or cannot be read; each has an id of its own and none of these
+    # alternative tests of the same quantity, tried in this order if it is missing, fails, times out
+    # or cannot be read; each has an id of its own and none of these
     alternatives: "tuple[BenchTest, ...]" = ()
-    # meaning of a timeout, None if it has none
+    # meaning of a timeout, or None
     if_stopped: str | None = None
-    # the GPUs by the number that tools give them, where the driver says them; () if it did not
+    # the GPUs by the tools' numbers, if the driver lists them; () if it did not
     gpus: tuple[Bdf, ...] = ()
 
     @property
@@ -118,7 +118,7 @@ class SuiteOptions(Struct, frozen=True):
     groups: tuple[Group, ...] = ()  # () = all that can be
     depth: Depth = Depth.NORMAL
     largest_message_bytes: int = GIB  # of collectives
-    python: str = "python3"  # the Python whose PyTorch measures where a tool is missing or fails
+    python: str = "python3"  # the Python whose PyTorch measures if a tool is missing or fails
     # text of a topology file for NCCL; all-reduces are measured with and without it
     topology: str | None = None
     why_no_topology: str | None = None  # why one that should be there is not

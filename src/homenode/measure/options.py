@@ -19,8 +19,8 @@ class AppOrder(Struct, frozen=True):
     """The user's own program as a test."""
 
     argv: tuple[str, ...]  # no shell sees it
-    # a regular expression with one group, searched line by line in what the program prints; the
-    # last match is the figure
+    # a regular expression with one group, searched in each line of the output; the last match is
+    # the result
     metric: str
     lower_is_better: bool = False  # it is a time, not a rate
     name: str = "app"  # of the metric
@@ -34,14 +34,14 @@ class BenchOptions(Struct, frozen=True):
     suite: SuiteOptions = field(default_factory=SuiteOptions)
     repeats: int = 3
     seed: int = 1
-    # of the layout; those of the plan where one is given and these are unknown
+    # of the layout; from the plan, if one is given and these are unknown
     switches: Switches = UNKNOWN_SWITCHES
     vantage: Vantage = Vantage.GUEST
     plan: Plan | None = None  # of the guest that is measured: it is verified first
     domain_xml: bytes | None = None  # stored next to it
     # of libvirt, QEMU and the machine type, from the host that started the guest
     versions: tuple[Condition, ...] = ()
-    boot: str | None = None  # identity of this boot; None = the machine is asked
+    boot: str | None = None  # identity of this boot; None = read from the machine
     app: AppOrder | None = None
     pus: CpuSet | None = None  # measure on these alone
     nodes: tuple[int, ...] | None = None  # measure on these alone

@@ -1,7 +1,7 @@
 """RunDirectory: storage of a run during measurement: atomic files, one writer. [I/O]
 
     results/<system>/<NAME>/
-        journal.jsonl          what was ordered, then each look and each step
+        journal.jsonl          the order, then each check and each step
         host.tar.gz  plan.json  domain.xml
         raw/0007-stream.txt    what a step printed
         results.jsonl          a head alone until the run is finished
@@ -87,7 +87,7 @@ class StepRecord(Struct, frozen=True):
 
 
 class BenchEntry(Struct, frozen=True, omit_defaults=True):
-    """A line of the journal: a look or a step."""
+    """A line of the journal: a check or a step."""
 
     look: LookRecord | None = None
     step: StepRecord | None = None
@@ -196,7 +196,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         return self.has_journal
 
     def order(self) -> RunRecord | None:
-        """Return the orders; None without any yet. Raises InputError."""
+        """Return the orders; None without steps. Raises InputError."""
         records = self.records()
         return None if records is None else records[0]
 
@@ -232,7 +232,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         self.write(FILE, run_text(run).encode())
 
     def records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
-        """The ordered work, with each observation and step; None if nothing was ordered yet."""
+        """The ordered work, with each observation and step; None before the order."""
         return self.contents() if self.has_journal else None
 
     def _output(self, record: StepRecord) -> str:

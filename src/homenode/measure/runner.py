@@ -106,7 +106,7 @@ def run_bench(
     with open_run(root, head.system, head.name, resume=resume, notify=notify) as directory:
         record = _order_of(directory, ready.record)
         if isinstance(machine, LocalMachine | RemoteHost):
-            # What it starts holds the lock too: if we are killed, the next run waits for it.
+            # Its children hold the lock too: if homenode is killed, the next run waits for them.
             machine = machine.with_descriptor(directory.tool_lock)
         _keep_context(directory, orders, record, snapshot)
         session = _Session(machine, directory, record, ready.host)
@@ -145,7 +145,7 @@ def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapsh
 
 
 def _order_of(directory: RunDirectory, now: RunRecord) -> RunRecord:
-    """Return the existing record of the run, or store this one."""
+    """Return the existing record of the run, or store this record."""
     stored = directory.order()
     if stored is None:
         directory.begin_with(now)
@@ -303,7 +303,7 @@ class _Session:
         return (self._read(record, test, text) if result is StepStatus.DONE else record), text
 
     def _read(self, record: StepRecord, test: BenchTest, text: str) -> StepRecord:
-        """Return the record with the results of its output; failed if there are none."""
+        """Return the record with the results of its output; failed without results."""
         app = self.record.app if test.reads is Reader.APP else None
         try:
             if app is not None:
@@ -327,7 +327,7 @@ class _Session:
 
 def _check_reachable(machine: Machine) -> None:
     """Raises ToolError if the machine failed, not its program."""
-    with suppress(ToolMissingError):  # it answered, if only to say that
+    with suppress(ToolMissingError):  # it answered, even if with an error
         machine.run(["true"], _REACH_S).stdout_or_raise()
 
 

@@ -92,8 +92,8 @@ def setup_plan(
 ) -> SetupPlan:
     """The plan for a machine. architectures: of its GPUs ("90"; "gfx942").
 
-    installed: programs that can be run there, of NEEDED and of the tools themselves. cuda_home:
-    where nvcc's CUDA lies; None = where makefiles look by themselves, /usr/local/cuda. Raises
+    installed: programs of NEEDED, and tools, that can be run on the machine. cuda_home:
+    where nvcc's CUDA lies; None = /usr/local/cuda, the default of makefiles. Raises
     UsageError for a prefix that is not an absolute path of plain characters.
     """
     if not is_plain(prefix):
@@ -169,7 +169,7 @@ def _steps(
         )
     for argv in _build(source, architectures, tree, cuda_home):
         yield step(_BUILD_S, *argv)
-    # A full disk leaves a part of a file: not under the program's name, nor where it could be run.
+    # A full disk leaves a part of a file: not under the program's name, and not executable.
     part = f"{prefix}/share/homenode/{source.program}.part"
     install = ("install", "-m", "755")
     if source.program == TORCH_PYTHON:

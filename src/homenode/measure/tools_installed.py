@@ -1,12 +1,11 @@
 """Tools installed: available programs of a machine, and the only way to start a Python on it. [I/O]
 
-A Python with PyTorch gets our own measuring programs whole on its standard input. It may be a
-different Python than ours, 3.8 or newer, on another machine without homenode: the text contains the
-modules that the program imports, each under its own name. A Python that reads its program from
-standard input or from -c searches the current directory for modules first, so root would run
-another user's json.py. PYTHONSAFEPATH prevents that from 3.11 on; for earlier versions the
-program's first line removes that directory. The user's own packages stay where they are: PyTorch
-may be one of them.
+A Python with PyTorch gets homenode's measuring programs on its standard input. It may be another
+Python, 3.8 or newer, on a machine without homenode: the text contains the modules that the program
+imports, each under its own name. A Python that reads its program from standard input or from -c
+searches the current directory for modules first, so root would run another user's json.py.
+PYTHONSAFEPATH prevents that from 3.11 on; for earlier versions the program's first line removes
+that directory. The user's own packages are not changed: PyTorch may be one of them.
 """
 
 import hashlib
@@ -54,7 +53,7 @@ def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
 def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> frozenset[str]:
     """Programs of the suite that can be run there, "python" and, if it has PyTorch, "torch".
 
-    gpus: whether there are any to measure; else PyTorch is not asked for, which takes seconds.
+    gpus: whether GPUs are measured; else PyTorch is not searched, which takes seconds.
     Raises ToolError if the machine cannot be reached.
     """
     programs = machine.find_installed(PROGRAMS)
@@ -75,7 +74,7 @@ def gpus_shown_by(
     """The GPUs that the machine's driver gives to us; None if it could not be asked. Raises
     ToolError if the machine cannot be reached."""
     gpus = measured_gpus(host, [])
-    # Here our own interpreter asks: a node's python3 may be absent, or too old.
+    # On this machine homenode's interpreter runs it: a node's python3 may be absent, or too old.
     python = sys.executable if isinstance(machine, LocalMachine) else options.python
     if not gpus or (python == options.python and PYTHON not in installed):
         return None

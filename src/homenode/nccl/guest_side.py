@@ -80,7 +80,7 @@ def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
 
 
 class PendingDevice(Struct, frozen=True):
-    """A device to which the hypervisor has yet to assign an address."""
+    """A device without an address, which the hypervisor will assign."""
 
     gap_text: str  # the reason, for a message
     line: int  # line in the definition

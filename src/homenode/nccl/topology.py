@@ -188,8 +188,7 @@ def cloud_config(topology: str) -> str:
     in /etc, and systemd-tmpfiles copies it at each boot. A symbolic link would be broken in a
     container that mounts the directory.
 
-    The text is indented, so it must have no tabs and no control characters: write_topology's has
-    none.
+    The text is indented, so it must have no tabs and no control characters, as from write_topology.
     """
     directory = _RUN_PATH.rpartition("/")[0]
     rules = f"d {directory} 0755 root root -\nC {_RUN_PATH} 0644 root root - {KEPT_PATH}\n"

@@ -280,7 +280,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
 
 
 def _not_encrypted(guest: Vm, target: str) -> Finding:
-    """Return a finding for a guest with launch security: other targets' files have none."""
+    """Return a finding for a guest with launch security, which other targets' files do not have."""
     return finding(
         "target-not-carried",
         f"launch security {guest.launch_security}",

@@ -116,7 +116,7 @@ def terms(cost: Cost, names: tuple[str, ...]) -> tuple[CostTerm, ...]:
 class Placement(Struct, frozen=True):
     """CPUs and nodes for every thread of a VM."""
 
-    # chosen host nodes in cell order (ascending); cell i of a mirrored guest lies on nodes[i]. ()
+    # chosen host nodes in cell order (ascending); cell i of a mirrored guest is on nodes[i]. ()
     # if nothing is pinned or bound.
     nodes: tuple[NodeIndex, ...]
     # the CPUs of each vCPU, in vCPU order: node by node, LLC by LLC, siblings adjacent; () = not

@@ -6,8 +6,8 @@ homenode stores records for undo, resume and results in such directories:
     journal.jsonl   a head, then lines; each is on the disk before what it announces is done
     any file        whole or not there (see durable)
 
-A process that is killed at any moment leaves whole files, and at most one line without its end at
-the journal's end: what that line would have said has not begun.
+A process that is killed at any moment leaves complete files, and at most one incomplete line at the
+journal's end: the step of that line has not begun.
 """
 
 import contextlib

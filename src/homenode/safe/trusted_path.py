@@ -22,7 +22,7 @@ READ, ENTER = 4, 1
 
 
 def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) -> str | None:
-    """Return which other user could change a path's target, for a message; None = no one.
+    """Return which other user could change a path's target, for a message; None = nobody.
 
     user: whose files and directories are trusted like root's. sticky: directories like /tmp are
     trusted too, where users cannot rename or remove each other's files: for a path whose last part
@@ -66,7 +66,7 @@ def _changeable(
     if status.st_mode & stat.S_IWGRP:
         if not _is_group_of_one(status.st_gid, user):
             return f"can be written by group {status.st_gid}"
-        with contextlib.suppress(OSError):  # it has none, or the file system knows none
+        with contextlib.suppress(OSError):  # it has no list, or the file system has no lists
             os.getxattr(path, _ACL, follow_symlinks=False)
             return "can be written by other users in its access control list"
     return None

@@ -140,7 +140,7 @@ class Bar(Struct, frozen=True):
 
 
 class BarGroup(Struct, frozen=True):
-    """Bars under one heading; "" has none."""
+    """Bars under one heading; "" = no heading."""
 
     name: str
     bars: tuple[Bar, ...]

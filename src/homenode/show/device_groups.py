@@ -1,4 +1,4 @@
-"""DeviceGroups: the PCI devices that a user looks for, by node, root complex and switch.
+"""DeviceGroups: the PCI devices that matter to a user, by node, root complex and switch.
 
 Management functions and unused virtual functions are only counted; links are text.
 """

@@ -83,8 +83,8 @@ def _render(doc: Doc, **values: object) -> str:
     is_paper = bool(values["paper"])
 
     def draw(svg: str) -> Markup:
-        # Drawings are built as elements, the style sheet and the script are ours: nothing else is
-        # let through unescaped.
+        # Drawings are built as elements, the style sheet and the script come from homenode: all
+        # other text is escaped.
         return Markup(_insert_style(svg) if is_paper else svg)  # noqa: S704
 
     environment.filters |= {

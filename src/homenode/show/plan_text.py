@@ -82,7 +82,7 @@ def plan_text(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: 
 
 
 def answer_line(plan: Plan, host: Host | None) -> str:
-    """Return whether and where the VM fits, in one line."""
+    """Return one line: whether the VM fits, and on which nodes."""
     head = f"{plan.vm.name} fits {plan.host_name or 'the given CPUs'}"
     if fallback := fallback_text(plan, host):
         return f"{head} {fallback}"

@@ -252,7 +252,7 @@ def _reasons(
             continue
         is_open = bool(answer.metrics) and not (everything or answer.tells or answer.is_blocked)
         if is_open and len(_labels(answers)) == 2:
-            continue  # the table says it
+            continue  # the table has it
         if not everything and rests_on_rule_alone(answer):
             objectives_of_rule.setdefault(layout_named(answer), []).append(answer.objective)
             continue

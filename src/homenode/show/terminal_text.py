@@ -322,7 +322,7 @@ class ShellCommand:
     @staticmethod
     def _end(text: str, width: int) -> int | None:
         """Return the end of a line: after a space if possible, else within a word, but never within
-        quotes, where a shell does not continue lines."""
+        quotes, in which a shell does not continue lines."""
         open_quote = [False]
         for letter in text[: width - 1]:
             open_quote.append(open_quote[-1] ^ (letter == "'"))

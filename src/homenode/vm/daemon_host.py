@@ -109,7 +109,7 @@ def _size_text(host: Host) -> str:
 
 
 def _refuse_other(planned: str, fingerprint: str, machine: Host) -> None:
-    """planned: the name of the plan's host, with its size. fingerprint: "" = it has none."""
+    """planned: the name of the plan's host, with its size. fingerprint: "" = missing."""
     if not fingerprint or machine.nodes_assumed or not machine.pci_devices:
         raise InputError(
             f"the plan is for {planned}, which cannot be compared with the daemon's host, "

@@ -31,11 +31,11 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     fields: tuple[str, ...] = ()  # fields of Vm that it uses, for the tables of formats
     agrees: Callable[[Any, Any], bool] = eq  # whether two values are equivalent
     show: Callable[[Any], str] = str  # a value as text
-    nothing: str = "none"  # the text if there is none
+    nothing: str = "none"  # the text for a missing value
     # (subject, expected, observed) of two values; subject "" = the thing
     show_both: Callable[[Any, Any], tuple[str, str, str]] | None = None
     alone: bool = False  # a value only in the second source is a difference too
-    may_lack: bool = False  # a missing value means none
+    may_lack: bool = False  # a missing value means "no such thing"
     # facts whose difference on the same subject, or the whole VM, implies this one
     after: tuple[str, ...] = ()
 

@@ -118,15 +118,15 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     model: str = "dimm"
     alias: str | None = None  # libvirt's, None if missing
-    cell: int  # its guest cell; 0 if the definition has none
+    cell: int  # its guest cell; 0 if the definition has no cells
     size_bytes: int  # maximum size
     plugged_bytes: int  # size that the guest gets at the start
-    # its memory comes from where the cell's comes from; False with a file, host nodes or pages of
-    # its own
+    # its memory comes from the nodes of the cell's memory; False with a file, host nodes or pages
+    # of its own
     follows_cell: bool = True
     has_nodemask: bool = False  # only its host nodes differ from the cell's
-    # mode, nodes, page_bytes, bytes_by_node: as VmCell has them; libvirt takes the cell's where the
-    # device has none
+    # mode, nodes, page_bytes, bytes_by_node: as VmCell has them; libvirt uses the cell's values if
+    # the device has no own values
     mode: str | None = None
     nodes: CpuSet = CpuSet()
     page_bytes: int | None = None

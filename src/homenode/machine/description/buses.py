@@ -83,7 +83,7 @@ def _parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterat
             location = virtual[number] if virtual else bdf
             yield GpuPart(kind, profile, nominal_bytes(profile), location, uuid)
         return
-    # Virtual functions without a vGPU type, next to ones that have one, can carry nothing yet.
+    # Virtual functions without a vGPU type cannot be used, although others have a type.
     types = model.parts if kind is PartKind.VIRTUAL_FUNCTION else (None,) * len(virtual)
     for location, profile_name in zip(virtual, types, strict=False):
         yield GpuPart(

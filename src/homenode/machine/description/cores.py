@@ -41,7 +41,7 @@ class CoreSlot(Struct, frozen=True):
     node: int  # numbers as in sysfs
     id: int  # core_id, unique within the package
     die: int
-    llc: int | None  # position of its last-level cache on the host; None if it has none
+    llc: int | None  # position of its last-level cache on the host; None without one
     kind: CoreKind | None
     threads: int
     pus: tuple[int, ...] = ()  # ascending by thread; a slot without CPUs has not been numbered yet

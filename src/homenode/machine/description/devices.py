@@ -197,7 +197,7 @@ class Endpoint(Struct, frozen=True):
     functions: tuple[DeviceModel, ...]
     name: str | None
     bdf: Bdf | None
-    node: int | None  # -1 = unknown as sysfs says it, None = as its root complex
+    node: int | None  # -1 = unknown, as in sysfs; None = the node of its root complex
     iommu_group: int | None
 
 

@@ -398,7 +398,7 @@ def _tree(
 ) -> DescribedPci:
     models = parse_models(file, cpu_vendor)
     roots = parse_roots(file, models, nodes)
-    # A node without cores has no local CPUs, and says so.
+    # A node without cores has no local CPUs, and reports that.
     everywhere: dict[int | None, CpuSet] = {index: CpuSet() for index in nodes}
     everywhere |= local
     return address(file.source, roots, models, everywhere, iommu=file.iommu)

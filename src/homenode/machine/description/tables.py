@@ -226,7 +226,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})\Z", re.ASCII)
 
 
 class LinkText:
-    """A link such as "32GT/s x16", current and maximum alike; None for "none": no link at all."""
+    """A link such as "32GT/s x16", current and maximum equal; None for "none": no link."""
 
     __slots__ = ("link",)  # no dataclass, which msgspec would expect to be a table
 

@@ -61,10 +61,10 @@ class DeviceLinks(Struct, frozen=True):
     """Links between GPUs, and their nodes according to tools."""
 
     links: tuple[DeviceLink, ...]  # ascending
-    gpu_of_node: dict[NodeIndex, Bdf]  # GPUs whose memory nvidia-smi says is a node
+    gpu_of_node: dict[NodeIndex, Bdf]  # GPUs whose memory is a node according to nvidia-smi
     # the node of each GPU without a node from firmware, if a tool reports it
     node_of_gpu: dict[Bdf, StatedNode]
-    # what NVIDIA's driver says of its GPUs, in the order of the tool's numbers
+    # facts from NVIDIA's driver about its GPUs, in the order of the tool's numbers
     queried: dict[Bdf, NvidiaGpu]
     gaps: tuple[Gap, ...]
 
@@ -323,7 +323,7 @@ def _read_mediated(
         division.carriers.add(function)
         parts = division.parts.get(physical_of.get(function, function))
         if parts is None:
-            continue  # of no GPU: a crypto adapter, say
+            continue  # not of a GPU, for example a crypto adapter
         kind = f"{_MEDIATED}/{uuid}/mdev_type"
         profile = read_word(snapshot, f"{kind}/name") or link_name(snapshot, kind)
         size = _FRAMEBUFFER.search(read_word(snapshot, f"{kind}/description") or "")

@@ -77,7 +77,7 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
                 continue
             if cpu.siblings & host.online_pus != core.pus:
                 gaps.append(_gap(f"SMT siblings of CPU {cpu.pu}", cpu.siblings, core.pus))
-                break  # the first of a node says it; there may be hundreds
+                break  # the first of a node is sufficient; there may be hundreds
         for other, distance in cell.distances:
             own_distance = host.distance(index, other) if other in ours else None
             if own_distance is not None and own_distance != distance:

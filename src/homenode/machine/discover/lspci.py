@@ -240,9 +240,9 @@ def _registers(kernel: PciRegisters | None, listed: PciRegisters | None) -> PciR
 
 
 def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int], Bdf]:
-    """Return the bridge directly above each (domain, bus): the one with the fewest buses among
-    those that contain it. Buses below a bridge must be higher than its own, or a listing could form
-    a cycle; a bridge without a bus (secondary 0) does not count."""
+    """Return the bridge directly above each (domain, bus): of the bridges that contain it, the
+    bridge with the fewest buses. Buses below a bridge must be higher than its own, or a listing
+    could form a cycle; a bridge without a bus (secondary 0) does not count."""
     spans = [
         (f.buses[2] - f.buses[1], f.bdf, f.buses)
         for f in functions

@@ -60,7 +60,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     A kernel without NUMA has no node directory: the host then is one node, with a gap. A node with
     CPUs of a lower one is omitted, as hwloc does, with a gap: some firmware lists every CPU in
     each.
-    Raises InputError if a node that is said to be online has no directory, HostError if the
+    Raises InputError if an online node has no directory, HostError if the
     directory cannot be read.
     """
     directories = list_numbers(list_readable(snapshot, NODE), "node")

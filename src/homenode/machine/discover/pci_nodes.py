@@ -66,8 +66,8 @@ class Locality(Struct, frozen=True):
         )
 
     def node_listed(self, nodes: Iterable[int], pus: CpuSet | None) -> NodeIndex | None:
-        """Return the only node with CPUs among those that a tool lists, such as "0,5-11" on GH200;
-        without a list, the one node that has all these CPUs."""
+        """Return the only node with CPUs among the nodes that a tool lists, such as "0,5-11" on
+        GH200; without a list, the only node that has all these CPUs."""
         cpu_nodes = set(self.node_of_pus.values())
         matches = cpu_nodes.intersection(NodeIndex(node) for node in nodes)
         if not matches and pus and len(cpu_nodes) > 1:

@@ -84,9 +84,9 @@ def collect_over_ssh(
 ) -> MemorySnapshot:
     """Return the collector's output on a host, unredacted. Nothing is written on the host.
 
-    ssh asks for passwords and unknown keys on the terminal, as it always does; with `batch`, for
-    many hosts at once, it fails instead. Raises UsageError for a name that is not a host's,
-    HostError if ssh or the shell there fails, ParseError if the output is not a collector's.
+    ssh prompts for passwords and unknown keys on the terminal as usual; with `batch`, for many
+    hosts at once, it fails instead. Raises UsageError for a name that is not a host's, HostError if
+    ssh or the shell there fails, ParseError if the output is not a collector's.
     """
     if not _HOST.fullmatch(host):
         raise UsageError(f"{host[:80]!r} is not a host name", hint="HOST or USER@HOST, as for ssh")

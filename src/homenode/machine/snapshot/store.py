@@ -1,6 +1,6 @@
 """Store: opens a host's files in a directory or a tar, from a capture or a tree of /sys. [I/O]
 
-A source may hold several machines; "ARCHIVE#desktop" names the one in the directory "desktop".
+A source may hold several machines; "ARCHIVE#desktop" is the machine in the directory "desktop".
 """
 
 import os
@@ -194,7 +194,7 @@ class DirectorySnapshot:
     Links are resolved here and not by the kernel: an absolute link, or one with too many "..",
     leads to the directory's own top. Tool outputs are the files commands/NAME.
 
-    sysfs: where /sys lies below the directory; "" if the directory is a /sys itself (and no
+    sysfs: path of /sys below the directory; "" if the directory is a /sys itself (and no
     /proc is there), "/sys" elsewhere.
     """
 
@@ -265,7 +265,7 @@ class DirectorySnapshot:
         try:
             os.lstat(self._on_disk(path))
         except PermissionError:
-            return True  # behind a directory that we may not enter: it may be there
+            return True  # below a directory that this user may not enter: it may exist
         except (OSError, ValueError):
             return False
         return True

@@ -68,14 +68,14 @@ class AmdTopology(Struct, frozen=True):
     """The GPUs of a tool by its indices, and the links between them."""
 
     bdf_of_gpu: dict[int, Bdf]
-    node_of_gpu: dict[int, NodeIndex]  # where the tool knows one: it says -1 where it does not
-    links: tuple[AmdLink, ...]  # ascending; a pair from either side where the tool gives both
+    node_of_gpu: dict[int, NodeIndex]  # if the tool has a node; it prints -1 otherwise
+    links: tuple[AmdLink, ...]  # ascending; a pair from either side if the tool prints both
 
 
 class AmdPartitions(Struct, frozen=True):
     number: int  # the tool's, of its first partition
-    compute: str | None  # "CPX"; None if the tool says N/A
-    memory: str | None  # "NPS4"; None if the tool says N/A
+    compute: str | None  # "CPX"; None if the tool prints N/A
+    memory: str | None  # "NPS4"; None if the tool prints N/A
     count: int  # its partitions
 
 

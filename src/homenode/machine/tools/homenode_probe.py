@@ -1,9 +1,9 @@
-"""homenode-probe: our own measuring program; homenode.probe/1.
+"""homenode-probe: the measuring program of homenode; homenode.probe/1.
 
     homenode-probe bandwidth --pus 0-3 --seconds 2
 
-Written by native/src; docs/reference/formats/probe.md has every field. Only what becomes a
-figure is read here, and it is read strictly: a guest that we measure may print anything.
+Written by native/src; docs/reference/formats/probe.md has every field. Only fields that become
+results are read, and they are read strictly: a measured guest may print anything.
 """
 
 import math
@@ -142,7 +142,7 @@ class LoadedPoint(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True):
-    """A look at a pair of CPUs."""
+    """A measurement of a pair of CPUs."""
 
     at_ns: int
     pair: int

@@ -64,7 +64,7 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
         except UnicodeDecodeError:
             raise ParseError(source, "UTF-8", repr(text[:20])) from None
     root = parse_xml(text, "topology", source)
-    version = root.get("version", _VERSION_1)  # which version 1 does not say
+    version = root.get("version", _VERSION_1)  # which version 1 does not have
     if not version.startswith(("1.", "2.", "3.")):
         raise InputError(
             f"{source}: expected hwloc XML version 1, 2 or 3, found {version}",

@@ -67,7 +67,7 @@ class NumactlShow(Struct, frozen=True, kw_only=True):
 
 
 def looks_like_hardware(text: str) -> bool:
-    """Return whether the line that lists the nodes is among the first ones."""
+    """Return whether the line that lists the nodes is among the first lines."""
     lines = text.split("\n", _HEAD_LINES)[:_HEAD_LINES]
     return any(_AVAILABLE.fullmatch(line.strip()) for line in lines)
 

@@ -28,7 +28,7 @@ _LARGEST = 1 << 62
 
 class Qcow2Header(Struct, frozen=True):
     size_bytes: int  # of the disk, as its guest sees it
-    backing: str | None  # the name of the file under it, as it stands there; None = none
+    backing: str | None  # the name of the backing file, as written; None = none
     backing_format: str | None  # None if it is not stated
     is_encrypted: bool
     has_data_file: bool

@@ -1,4 +1,5 @@
-"""torch report: output of our PyTorch programs, homenode.torch/1. docs/reference/formats/torch.md
+"""torch report: output of the PyTorch programs, homenode.torch/1.
+docs/reference/formats/torch.md
 
     python3 - host-copies < torch_copies          one document, a line
     python3 - host-copies --each-node < ...       one of each node, a line each
@@ -54,7 +55,7 @@ class TorchFigure(Struct, frozen=True):
     variant: str | None = None
     peer: int | None = None  # indices
     size_bytes: int | None = None
-    memory_node: int | None = None  # of the host buffer, where it can be seen
+    memory_node: int | None = None  # of the host buffer, if it can be determined
 
 
 class TorchRow(Struct, frozen=True):
@@ -74,7 +75,7 @@ class TorchRun(Struct, frozen=True):
     copy_bytes: int | None = None
     figures: tuple[TorchFigure, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    stalled: str | None = None  # the figure that did not come, whereupon the program ended itself
+    stalled: str | None = None  # the missing result, after which the program ended itself
     failed: str | None = None  # why this node's process measured nothing
     gpus: int = 0
     warmups: int = 0
@@ -82,7 +83,7 @@ class TorchRun(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[TorchRun, ...]:
-    """The documents of an output, in order. Raises ParseError, also if there is none."""
+    """The documents of an output, in order. Raises ParseError, also if it is missing."""
     runs = tuple(_documents(text))
     if not runs:
         raise ParseError(SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or None)

@@ -1,7 +1,7 @@
 """XML output of tools, parsed as untrusted text.
 
-A DOCTYPE is ordinary (nvidia-smi writes one) and nothing is loaded for it; entities of its own
-are refused.
+A DOCTYPE is ordinary (nvidia-smi writes one) and nothing is loaded for it; its own entities are
+rejected.
 """
 
 import re
@@ -21,7 +21,7 @@ def parse_xml(text: str, root: str, source: str) -> etree._Element:
     instructions are omitted. Raises ParseError."""
     if len(text) > MAX_CHARS:
         raise InputError(f"{source}: expected at most {MAX_CHARS} characters, found {len(text)}")
-    # The declaration goes: a text has no encoding any more.
+    # Drop the declaration: a decoded text has no encoding.
     body = _DECLARATION.sub("", text, count=1).strip()
     if "<!ENTITY" in body or "<?xml " in body:
         raise ParseError(source, "XML without entities of its own", body)

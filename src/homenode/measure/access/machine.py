@@ -116,7 +116,7 @@ class LocalMachine:
 
 
 def _program(name: str) -> str | None:
-    """Return the path of a program: on PATH, else next to our own Python."""
+    """Return the path of a program: on PATH, else next to homenode's Python."""
     path = find_program(name)
     if path is None and name in _OWN:
         path = find_program(str(Path(sys.executable).parent / name))

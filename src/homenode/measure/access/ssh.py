@@ -42,7 +42,7 @@ _MOST_KEYS_BYTES = 1 << 20
 
 
 class HostKeyError(ToolError):
-    """The host key differs: another machine than the one measured before answers."""
+    """The host key differs: another machine than the measured machine answers."""
 
 
 class SshChannel(Struct, frozen=True):

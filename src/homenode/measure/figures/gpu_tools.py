@@ -117,7 +117,7 @@ def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
         return None, (Gap("binding", error.message),)
     binding = Binding(tuple(show.cpu_nodes), tuple(show.memory_nodes))
     if pinned and pinned[-1] not in binding.cpu_nodes:
-        # numactl asked before the pinning, or outside it: the script's own word is of the run.
+        # numactl ran before the pinning, or outside it: the script's own line is about the run.
         reason = f"the log has PINNED to {pinned[-1]}, its numactl --show {binding.cpu_nodes}"
         return Binding((pinned[-1],), (pinned[-1],)), (Gap("binding", reason),)
     return binding, ()
@@ -144,8 +144,8 @@ _METRIC_OF_TEST: dict[str, tuple[str, str | None]] = {
 """Test of nvbandwidth -> metric and variant. Other tests keep their names, uncompared."""
 
 _UNITS = {Unit.BYTES_PER_S: "bytes_per_s", Unit.NS: "ns"}
-# The row's GPU fetches from the column's, whatever the arrow of the description says
-# (testcases_ce.cpp, testcases_sm.cpp): the column's is the one that gives.
+# The row's GPU reads from the column's, whatever the arrow in the description is (testcases_ce.cpp,
+# testcases_sm.cpp): the column's GPU is the source.
 _READS = frozenset({"device_to_device_memcpy_read_ce", "device_to_device_memcpy_read_sm"})
 
 SMALL_MESSAGE_BYTES = 1024
@@ -155,8 +155,8 @@ SMALL_MESSAGE_BYTES = 1024
 def nvbandwidth_figures(run: NvbandwidthRun, binding: Binding | None) -> Figures:
     """Return each cell of each passed test. binding: of the process, if its log has it.
 
-    A host copy's node is the node that memory was bound to, else the one of the CPUs. Where the
-    tool put its own thread is not a setting: `peer_node`, over which figures are compared.
+    A host copy's node is the node that memory was bound to, else the node of the CPUs. The node of
+    the tool's own thread is not a setting: `peer_node`, over which figures are compared.
     """
     address_of = {device.index: device.address for device in run.devices}
     gaps = list(run.gaps)
@@ -191,7 +191,7 @@ def _test_figures(
     for matrix in test.matrices:
         parts = [variant, matrix.part]
         if not between_gpus and len(matrix.cells) > 1:
-            parts.append("row")  # several CPU rows: no version that we know prints them
+            parts.append("row")  # several CPU rows: no known version prints them
         for row, column, value in _cells(matrix, between_gpus=between_gpus):
             words = [part if part != "row" else f"row {row}" for part in parts if part]
             first, second = (column, row) if name in _READS else (row, column)
@@ -230,7 +230,7 @@ def _place(
 def nccl_figures(run: NcclTests, collective: str | None) -> Figures:
     """Bus bandwidth of each size and half; its peak and mean; time of the smallest message.
 
-    collective: what the file's name says, for versions that do not print it. Rates that the two
+    collective: from the file's name, for versions that do not print it. Rates that the two
     decimals of a text cut to 0.00 are omitted.
     """
     name = run.collective or collective

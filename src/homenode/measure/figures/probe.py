@@ -1,7 +1,7 @@
 """Probe figures: samples of homenode-probe, with the brackets that determine their states.
 
-Raw samples only: medians are taken where runs are compared. Of a pair of nodes, `node` is where the
-threads ran and `peer_node` where the memory was.
+Raw samples only: medians are taken where runs are compared. Of a pair of nodes, `node` has the
+threads and `peer_node` has the memory.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _PLAIN_CURVE = ("auto", "local")
 
 
 class BracketedSample(Struct, frozen=True):
-    """A sample with the bracket around it; None if it has none, and so no state."""
+    """A sample with the bracket around it; None if no brackets exist; then it has no state."""
 
     sample: Sample
     bracket: Bracket | None = None
@@ -39,8 +39,8 @@ class StepReading(Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()
     gaps: tuple[Gap, ...] = ()
     findings: tuple[Finding, ...] = ()  # the probe's own doubts among them
-    busy: str | None = None  # who else ran meanwhile, in words; None = unknown, or no one counts
-    emulated: bool | None = None  # None if it was not asked, or nothing gives it
+    busy: str | None = None  # other programs that ran; None = unknown, or not counted
+    emulated: bool | None = None  # None if it was not requested, or is not available
 
 
 def probe_figures(document: ProbeDocument) -> StepReading:
@@ -159,7 +159,7 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
         for point in curve.points:
             for value in point.samples_ns:
                 yield _sample_of(metric, "ns", value, size_bytes=point.bytes, variant=variant)
-        # The level's own figure is a median of medians: the last point's samples say as much.
+        # The level's own value is a median of medians, which the last point's samples contain.
         if is_plain and has_memory:
             for value in curve.points[-1].samples_ns:
                 yield _sample_of(metric, "ns", value, variant="dram")

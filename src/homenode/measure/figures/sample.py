@@ -114,7 +114,7 @@ def number_samples(samples: Iterable[Sample]) -> tuple[Sample, ...]:
 
 
 def sample(metric: str, unit: str, value: float, **fields: Any) -> Sample:
-    """A figure, without the noise in its last digits that a change of unit leaves.
+    """A value, without the noise in its last digits that a change of unit leaves.
 
     >>> sample("x", "bytes_per_s", 135653799999.99998).value
     135653800000.0

@@ -12,7 +12,7 @@ bandwidthTest.cu of the CUDA samples; a public output of a V100.
 
 * Samples up to CUDA 10.1 print MB/s and mean 2^20 bytes (they divide by 1 << 20); later ones print
   GB/s and mean 10^9.
-* With several devices the figure is their sum; without --device it is device 0 alone.
+* With several devices the result is their sum; without --device it is of device 0 alone.
 * A copy within a GPU counts what is read and what is written.
 """
 

@@ -10,7 +10,7 @@ Seen of v3.4 to v3.12; closed source, the format is that of published outputs.
 
 * Rows are the nodes of the CPUs, columns those of the memory. The words before them were "Memory
   node" and "Socket" before v3.5. A node without CPUs (CXL, HBM) has a column and no row.
-* "MB/sec" is 10^6 bytes per second, as it says.
+* "MB/sec" is 10^6 bytes per second, as documented.
 * It switches prefetchers off through an MSR, as root, which a guest cannot do. If MLC could not
 switch them off (`prefetchers_were_on`), its sequential idle latency is too low.
 """
@@ -75,7 +75,7 @@ class MlcRun(Struct, frozen=True, kw_only=True):
     version: str | None
     access: str | None  # "random", "sequential" or not given
     prefetchers_were_on: bool
-    latency_ns: float | None  # the one figure of --idle_latency
+    latency_ns: float | None  # the only result of --idle_latency
     idle_ns: MlcMatrix | None  # between nodes
     peaks: tuple[tuple[str, float], ...]  # (mix of reads and writes, bytes/s)
     bandwidth_bytes_per_s: MlcMatrix | None  # between nodes

@@ -87,7 +87,7 @@ class StreamRun(Struct, frozen=True, kw_only=True):
     arrays_bytes: int | None
     threads: int | None  # as counted, None if built without OpenMP (then it is one)
     kernels: tuple[StreamKernel, ...]
-    is_valid: bool | None  # whether STREAM found its own arrays right; None if it does not say
+    is_valid: bool | None  # whether STREAM found its own arrays right; None if it is not printed
     gaps: tuple[Gap, ...]
 
 

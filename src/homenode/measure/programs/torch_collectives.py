@@ -71,7 +71,7 @@ class Rank:
 
 
 def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
-    """A size on one rank; the figures are the same on all of them."""
+    """A size on one rank; the results are the same on all ranks."""
     options, ranks, gpu = rank.options, rank.options.gpus, f"cuda:{rank.number}"
     data = torch.full((size // 4,), float(rank.number + 1), dtype=torch.float32, device=gpu)
     dist.all_reduce(data)
@@ -157,7 +157,7 @@ class Crew:
             for child in ended:
                 del self._children[child]
             time.sleep(0.02)
-        self._children.clear()  # one that waits within a driver does not end: figures do not wait
+        self._children.clear()  # a rank within a driver may never end: do not wait
         return reason
 
     def _progress(self) -> int:

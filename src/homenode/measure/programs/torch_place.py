@@ -60,7 +60,7 @@ def _read_text(path: str) -> str | None:
 
 
 def nodes_to_bind() -> list[int]:
-    """Nodes with CPUs that we may use and with memory, ascending; [] if the kernel is silent."""
+    """Nodes with usable CPUs and with memory, ascending; [] if the kernel is silent."""
     allowed = os.sched_getaffinity(0)
     with_memory = _read_text(_NODES + "/has_memory") or _read_text(_NODES + "/online") or ""
     return [
@@ -73,7 +73,7 @@ def nodes_to_bind() -> list[int]:
 def bind(node: int) -> None:
     """This process, and threads that it starts from now on: CPUs and memory of one node.
 
-    Raises OSError if the node has no CPU that we may use or the kernel refuses.
+    Raises OSError if the node has no usable CPU or the kernel rejects the binding.
     """
     cpus = numbers_of(_read_text(f"{_NODES}/node{node}/cpulist") or "") & os.sched_getaffinity(0)
     if not cpus:

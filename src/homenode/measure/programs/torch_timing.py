@@ -1,6 +1,6 @@
 """Torch timing: results by the GPU's clock, repeated until they are steady. [I/O]
 
-Timed by events in the stream of the work: between them lies the work and nothing else. The stream
+Timed by events in the stream of the work: only the work is between them. The stream
 is held by a short spin while the CPU queues a batch, so that slow launches are not measured.
 A wall clock around it rejects events that report more time than has passed.
 """
@@ -28,7 +28,7 @@ _SPIN_CYCLES = 40_000  # of one launch, at 1 to 2 GHz: 20 to 40 us
 
 
 class Report:
-    """The document that is printed once: at the end, or where a figure does not come."""
+    """The document that is printed once: at the end, or if a result is missing."""
 
     def __init__(self, head: dict[str, Any], limit_s: float) -> None:
         self._limit_s = limit_s
@@ -79,7 +79,7 @@ class Report:
 def steady(batch: Callable[[int], float], seconds: float) -> dict[str, Any]:
     """Samples of a piece of work, in seconds each: {"samples", "steady", "warmups"}.
 
-    batch: runs it so many times and returns the seconds of all. Warms up until three batches agree
+    batch: runs it that many times and returns the total seconds. Warms up until three batches agree
     within STEADY_WITHIN, for twice `seconds` at most; then samples for `seconds`.
     """
     batch(1)
@@ -114,7 +114,7 @@ class Lane:
             self._end = torch.cuda.Event(enable_timing=True)
 
     def hold(self, launches: int) -> None:
-        """Spins while so many launches are queued behind it."""
+        """Spins while that many launches are queued behind it."""
         with self._torch.cuda.device(self.device), self._torch.cuda.stream(self._stream):
             self._torch.cuda._sleep(min(launches, 2 * _MOST_REPEATS) * _SPIN_CYCLES)
 

@@ -6,7 +6,7 @@ Runs in any Python from 3.6 on, RHEL 8's. The tool's output is its own; behind i
 
     # homenode watched: 3:41 67:2
 
-CPUs with the number of looks, 20 ms apart, at which a thread of the tool was running there. A tool
+CPUs with the number of samples, 20 ms apart, in which a thread of the tool ran on them. A tool
 that binds itself cannot be queried afterwards.
 """
 

@@ -35,7 +35,7 @@ class Origin(StrEnum):
 
     MEASURED = "measured"  # by homenode's own suite
     IMPORTED = "imported"  # read from another tool's output
-    PUBLISHED = "published"  # printed in a document; no one here has seen the samples
+    PUBLISHED = "published"  # printed in a document; samples are not available
     SYNTHESISED = "synthesised"  # made up in a tool's format, to show or to test something
     EMULATED = "emulated"  # measured on an emulated machine: results are meaningless
 
@@ -47,7 +47,7 @@ class Statistic(StrEnum):
     BEST = "best"
     LOW = "low"  # the lower end of a range that was printed without its samples
     HIGH = "high"  # the upper end
-    UNKNOWN = "unknown"  # the source does not say
+    UNKNOWN = "unknown"  # unknown in the source
 
 
 class Switches(Struct, frozen=True):
@@ -127,7 +127,7 @@ class GpuPlace(Struct, frozen=True):
     """Place of a GPU as shown by the measured machine."""
 
     device: Bdf  # as in Sample
-    node: int | None  # its numa_node there; None if the kernel says -1
+    node: int | None  # its numa_node there; None if the kernel reports -1
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -141,7 +141,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     size_bytes: of a message or working set. variant: what else distinguishes series (a kernel, a
     data type, a level). boot, number: counted from 0 within the run, and within boot and series.
     state: the placement state that the probe saw; states are never pooled. count: samples behind a
-    figure that is not a sample, None if the source does not say. disturbed: somebody else ran.
+    figure that is not a sample, None if unknown in the source. disturbed: somebody else ran.
     """
 
     metric: str

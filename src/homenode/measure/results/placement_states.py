@@ -42,7 +42,7 @@ class Bracket(Struct, frozen=True):
 class States(Struct, frozen=True):
     """The state of the placement at each bracket."""
 
-    # of each bracket, UNSETTLED where it was moved meanwhile or not measured
+    # of each bracket, UNSETTLED if it was moved meanwhile or not measured
     labels: tuple[str, ...]
     # positions of brackets in which, or before which, their team moved
     transitions: tuple[int, ...]

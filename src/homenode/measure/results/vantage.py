@@ -1,4 +1,4 @@
-"""Vantage: where the suite ran."""
+"""Vantage: the machine or guest in which the suite ran."""
 
 from enum import StrEnum
 

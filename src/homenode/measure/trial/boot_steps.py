@@ -173,7 +173,7 @@ class LayoutStep(Struct, frozen=True):
 
     on: TrialDomain
     document: bytes = b""
-    check: Callable[[], None] = lambda: None  # raises where the layout no longer fits the host
+    check: Callable[[], None] = lambda: None  # raises if the layout no longer fits the host
 
     def do(self, note: Note) -> ChangeEntry:
         virsh, uuid = self.on.virsh, self.on.head.uuid

@@ -36,7 +36,7 @@ _BLOCK_DIRECTORY = Path("/var/lib/libvirt/images")
 
 
 class PreparedCopy(Struct, frozen=True):
-    """A copy that is prepared, but not created yet."""
+    """A copy that is prepared, but not created."""
 
     copy: TrialCopy
     document: bytes  # its definition

@@ -285,7 +285,7 @@ def _groups_text(fallback: Fallback, groups: int) -> str:
 
 
 def _owners_text(attempt: Attempt, supply: Supply) -> str:
-    """Describe who uses the node's other CPUs."""
+    """Describe the users of the node's other CPUs."""
     request, allocations, pus = attempt.request, attempt.search.allocations, supply.cores.pus
     parts = []
     reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus

@@ -8,9 +8,9 @@ siblings of vCPU cores, with a finding; the vCPUs' own CPUs, with a finding. Nev
 The emulator gets one core on each of at most EMULATOR_CORES chosen nodes: its main loop is one
 thread, and a second node's core keeps its workers near that node's memory.
 
-QEMU allocates the huge pages that are bound to a node on CPUs of that node, and does not start
-where its own threads may run on none of these (libvirt 9.0, thread-context): then the emulator has
-a CPU on every node of the VM.
+QEMU allocates the huge pages that are bound to a node on CPUs of that node, and does not start if
+its own threads may not run on these (libvirt 9.0, thread-context): then the emulator has a CPU on
+every node of the VM.
 
 Each IOThread gets a core of its own after the emulator; where those run out a sibling there; then
 it shares with the emulator.

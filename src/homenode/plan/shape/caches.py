@@ -3,9 +3,9 @@
 How Linux reads the caches that QEMU lists. Intel, leaf 4: the emulated L3 is shared by the APIC ids
 of a die; without it there is no L3. AMD with topoext, leaf 0x8000001D: shared by the threads of a
 die; QEMU lists an L3 there even with l3-cache=off, and Linux then takes the socket for it. AMD
-without topoext, leaf 0x80000006: shared by the socket; with l3-cache=off there is none. Zen 1 and
-Hygon: eight APIC ids, whatever the leaf says. With host-cache-info the host's leaf: so many of the
-guest's APIC ids, on Intel at most a socket. Without <cache>, the emulated L3.
+without topoext, leaf 0x80000006: shared by the socket; with l3-cache=off, no L3. Zen 1 and Hygon:
+eight APIC ids, whatever the leaf's value is. With host-cache-info the host's leaf: its number of
+the guest's APIC ids, on Intel at most a socket. Without <cache>, the emulated L3.
 
 Source: cpu_x86_cpuid in QEMU's target/i386/cpu.c (7.2, 10.0); cacheinfo_amd_init_llc_id,
 amd_detect_cmp and __cache_cpumap_setup in Linux 6.1 and 6.12; each booted, AMD's topoext forced on
@@ -214,7 +214,7 @@ def _ways(
     shared: SharedLlcs | None,
 ) -> Iterator[GuestCache]:
     """Yield possible caches, the best first: the host's caches if the VM has whole ones, else the
-    emulated L3, else the host's CPUID leaf, where the last LLC is partly filled."""
+    emulated L3, else the host's CPUID leaf, with which the last LLC is partly filled."""
     pins = [pin for pin in placement.vcpu_pins if len(pin) == 1]
     used = CpuSet.union(pins)
     threads = {len(host.core_at[pu].pus) for pu in used}

@@ -122,7 +122,7 @@ def mirror_cells(
     cells: int,
     nearest: Mapping[NodeIndex, NearestCell] = MappingProxyType({}),
 ) -> MirroredPcie:
-    """Mirror for existing cells: a cell may be on several nodes, or on none.
+    """Mirror for existing cells: a cell may be on several nodes, or on no node.
 
     devices: those that get a place, host order. cells: number of cells. nearest: the nearest cells
     of nodes without a cell; devices of all other nodes do not move. Raises like mirror_pcie, except
@@ -271,7 +271,7 @@ def _kept_addresses(
 class PcieDocument:
     """The controllers and addresses of a definition, without the devices that a plan moves.
 
-    cells: of the planned guest; an expander bus of another cell belongs to none. leaving: addresses
+    cells: of the planned guest; an expander bus of another cell has no cell. leaving: addresses
     that become free.
     """
 
@@ -319,7 +319,7 @@ class _PcieBuild:
         for index, controller in sorted(self.controllers.items()):
             if (
                 controller.cell is not None and controller.address is None
-            ):  # no address from libvirt yet
+            ):  # without an address from libvirt
                 at = GuestAddress(0, 0, self._root_slot(), 0)
                 self.controllers[index] = replace(controller, address=at)
 
@@ -376,7 +376,7 @@ class _PcieBuild:
                 below[expander.index].append(index)
         ours = [i for i in below if self.controllers[i].cell is not None]
         ours.sort(key=lambda i: (self.controllers[i].cell, i))
-        # libvirt adds a port on pcie.0 for each index that no one names below the highest.
+        # libvirt adds a port on pcie.0 for each missing index below the highest.
         last = max((self.document.last_index, *self.controllers))
         root_buses = last + 1 - sum(1 + len(ports) for ports in below.values())
         needs = {i: 1 + len(below[i]) for i in ours}
@@ -486,10 +486,10 @@ def _is_bus(controller: GuestPciController) -> bool:
 def _bus_numbers(
     needs: Mapping[int, int], fixed: Mapping[int, int], foreign: Sequence[range], room: int
 ) -> dict[int, int]:
-    """The busNr of each expander bus, which needs so many numbers: the highest that are free, the
-    last one's the highest; some may be too low. stated: those that stay, all 0 = they cannot.
-    foreign: numbers of other expander buses. room: each gets up to so many more, so that devices
-    that come later change no number, which the names of a guest's NICs tell.
+    """Return the busNr of each expander bus: the highest free numbers, the last bus's the highest;
+    some may be too low. needs: count of numbers of each. stated: present numbers to keep; all 0 =
+    not possible. foreign: numbers of other expander buses. room: maximum of spare numbers of each,
+    so that later devices do not change numbers, on which names of a guest's NICs depend.
 
     >>> _bus_numbers({2: 5, 3: 1}, {}, [range(200, 256)], 8)
     {3: 192, 2: 184}

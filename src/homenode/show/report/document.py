@@ -80,9 +80,9 @@ def document_of(
     """Return the report on these machines: answers first, then each machine's details.
 
     created: when and by what. skipped: directories that were omitted, with the reason. title:
-    None = of what the machines are. paper: pictures have style sheets of their own, and
-    topologies stand at the end. appendix: every result, caveat and remark of each machine; False:
-    what a reader needs to judge the answer.
+    None = from the machines' names. paper: pictures have their own style sheets, and topologies are
+    at the end. appendix: every result, caveat and remark of each machine; False: what a reader
+    needs to judge the answer.
     """
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     pairs = list(zip(machines, anchors, strict=True))

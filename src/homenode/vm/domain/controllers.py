@@ -1,7 +1,7 @@
 """PCI controllers: expander buses, root ports and switches, and space for the devices' BARs.
 
 <pcihole64> is what QEMU gives the firmware on q35. OVMF of 2022 and earlier sizes its own window
-instead, by a fw_cfg file. libvirt refuses that name in <sysinfo type='fwcfg'> ("That firmware name
+instead, by a fw_cfg file. libvirt rejects that name in <sysinfo type='fwcfg'> ("That firmware name
 is reserved"), so that it has to go through <qemu:commandline>, which marks the domain as tainted.
 """
 

@@ -330,7 +330,7 @@ def _disk(document: Document, element: Element) -> WritableDisk:
         obstacle = "an encrypted one"
     elif path is None or element.get("device") == "lun":
         obstacle = f"{element.get('device') or 'disk'} of {kind}"
-    elif not path.startswith("/"):  # qemu-img would take it for a protocol and connect, say
+    elif not path.startswith("/"):  # qemu-img would take it for a protocol, and might connect
         obstacle = f"{path[:200]!r}, which is not an absolute path"
     elif content not in _FORMATS:
         obstacle = f"one of format {content[:40]}"

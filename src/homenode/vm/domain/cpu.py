@@ -268,8 +268,8 @@ def iothread_ids(document: Document) -> tuple[int, ...]:
 def edit_cputune(document: Document, plan: Plan) -> Document:
     """Write the plan's pins: emulator, vCPUs in order, IOThreads, as the study does.
 
-    Equal pins in another order or spelling stay. Pins in our order are changed in place, others
-    are replaced as a block.
+    Equal pins in another order or spelling stay. Pins in homenode's order are changed in place,
+    others are replaced as a block.
     """
     document = _with_vcpus_that_are(document, plan.vm.vcpus)
     planned = _planned_pins(document, plan)

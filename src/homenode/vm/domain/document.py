@@ -53,8 +53,8 @@ class Element(Struct, frozen=True):
     source: str
     children: tuple["Element", ...]
     # its own character data, in order, without that of its children. start..tag_end: the start tag.
-    # tag_end..content_end: what is inside. ..end: the end tag; all three are equal where the
-    # element closes itself.
+    # tag_end..content_end: what is inside. ..end: the end tag; all three are equal if the element
+    # closes itself.
     text: str
     content_end: int
     end: int
@@ -224,7 +224,7 @@ class _Builder:
         self.root: Element | None = None
         self.count = self.devices = self.namespaces = 0
         self.alike: dict[str, int] = {}
-        # The input is already UTF-8, whatever the declaration says.
+        # The input is already UTF-8, whatever the declaration is.
         self.parser = expat.ParserCreate("utf-8", namespace_separator="\n")
         self.parser.namespace_prefixes = True
         self.parser.ordered_attributes = True

@@ -249,7 +249,7 @@ def _lines(element: Element, above: str = "") -> Iterator[str]:
 
 
 def nvram_file(document: Document) -> str | None:
-    """Return the file of the UEFI variables; None if a definition has none."""
+    """Return the file of the UEFI variables; None if a definition does not have it."""
     nvram = document.root.find("os/nvram")
     if nvram is None:
         return None

@@ -135,7 +135,7 @@ class Virsh:
         return tuple(self._say("nodedev-list", "--cap", capability).split())
 
     def define(self, path: str, kept_open: Sequence[int] = ()) -> None:
-        """Define the domain of the document at an absolute path, whole or not at all.
+        """Define the domain of the document at an absolute path, completely or not at all.
 
         kept_open: descriptors that stay open until virsh ends, even if this process is killed.
         Raises RefusedError if libvirt rejects it; after another error libvirt may still define it.

@@ -1,8 +1,8 @@
 """libvirt: a domain document as the file that a plan is written into; it is edited, never made
 anew, and every other byte of it stays.
 
-Each step edits one group of elements; none knows of another. A result with a broken reference that
-the input did not have is rejected whole.
+Each step edits one group of elements, independently of the others. A result with a broken reference
+that the input did not have is rejected whole.
 """
 
 from collections import Counter
@@ -76,7 +76,7 @@ def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
     """The document with the plan applied. Applying it again changes nothing.
 
     What a layout owns and what stays: docs/reference/formats/domain-xml.md. Raises InputError (or
-    ParseError) where the document cannot take the plan; there is no partial result.
+    ParseError) if the document cannot take the plan; there is no partial result.
     """
     return rewrite_by(STEPS, xml, plan, source)
 

@@ -20,7 +20,7 @@ def quote_word(word: str) -> str:
             f"script: expected printable words, found {word!r}",
             hint="rename the VM or the file that holds it",
         )
-    # A comma outside of quotes looks like a slip to whoever checks an array of bash.
+    # A comma outside quotes seems an error to checkers of bash arrays.
     return shlex.quote(word) if "," not in word else "'" + word.replace("'", "'\"'\"'") + "'"
 
 
@@ -68,7 +68,7 @@ def words_of(text: str, place: str) -> tuple[str, ...]:
 
 
 def array_in(text: str, name: str) -> tuple[str, ...] | None:
-    """The words of an array in one of our scripts; None if it has none. Raises ParseError."""
+    """The words of an array in a script of homenode; None if it has none. Raises ParseError."""
     start = f"\n{name}=("
     at = text.find(start)
     if at < 0:
@@ -78,7 +78,7 @@ def array_in(text: str, name: str) -> tuple[str, ...] | None:
 
 
 def value_in(text: str, name: str) -> str | None:
-    """The word of a variable in one of our scripts; None if it has none. Raises ParseError."""
+    """The word of a variable in a script of homenode; None if it has none. Raises ParseError."""
     at = text.find(f"\n{name}=")
     if at < 0:
         return None

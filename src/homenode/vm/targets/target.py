@@ -1,4 +1,4 @@
-"""Target: what a hypervisor can say of a plan, what is lost by it, and how a file is written."""
+"""Target: the features of a plan that a hypervisor supports or loses, and the writer."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -171,7 +171,7 @@ class Rendering(Struct, frozen=True):
     document: bytes  # the file of -o
     # (suffix, content) of files next to it, such as a hook script
     companions: tuple[tuple[str, bytes], ...] = ()
-    # what only this plan or this file has; what a target cannot say is added by `target_findings`
+    # findings of this plan or file alone; `target_findings` adds features that the target lacks
     findings: tuple[Finding, ...] = ()
 
 
@@ -180,7 +180,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
     render raises InputError if the target cannot take the plan safely; of plan, VM, host, the
     target's own file that is edited (None = a new one) and that file's name. read_vm raises
-    ParseError or InputError. The defaults are those of a target whose file says all by itself.
+    ParseError or InputError. The defaults are for a target whose file contains all facts.
     """
 
     title: str  # For people
@@ -202,7 +202,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """A file that does not name x86_64 leaves the architecture to the host."""
     on_host: Callable[[Vm, bytes, str, Host], Vm] = lambda vm, *_: vm
     """The VM with the devices that the file names by something that is on the host."""
-    says_emulator: bool = False  # A file without CPUs for the emulator says that it is not pinned
+    says_emulator: bool = False  # A file without CPUs for the emulator means that it is not pinned
     hook_suffix: str | None = None  # Of the script with the pins that is written next to the file
     users_own: str = ""  # Pattern of lines that a plan does not rely on, as `settings_of` has them
     words_of: Callable[[bytes, str], Sequence[str]] | None = None

@@ -65,7 +65,7 @@ def test_figures_of_an_emulated_guest_are_marked_and_give_no_verdict(report: Any
     assert head["origin"] == "emulated"
     assert samples
     assert end == {"end": len(samples)}
-    assert "its results mean nothing" in report["said"]
+    assert "its results are meaningless" in report["said"]
 
 
 def test_vcpus_and_memory_are_on_the_nodes_of_the_disks(report: Any) -> None:

@@ -112,7 +112,7 @@ def test_a_node_of_its_own_that_is_as_near_to_two_packages_says_nothing() -> Non
     host = discover(MemorySnapshot("single", files, whole.links, {}))
     gpu = host.devices_of_kind(DeviceKind.GPU)[0]
     assert (gpu.node, gpu.firmware_node) == (None, 4)
-    assert any("as near to several" in gap.reason for gap in host.gaps)
+    assert any("equally near to several" in gap.reason for gap in host.gaps)
     finding, *_ = (one for one in diagnose(host).findings if one.id == "gpu-node-unknown")
     assert "numa_node is 4, which has no CPUs" in finding.observed
 
@@ -127,7 +127,7 @@ def test_where_the_firmware_gives_no_node_that_of_nvidia_smi_is_used() -> None:
     said = "firmware reports no node; nvidia-smi topo -m reports 0: used"
     assert gaps["node of 0000:19:00.0"] == said
     assert any("node 1, as the GPUs of pci0000:97" in reason for reason in gaps.values())
-    assert not any("numa_node says -1" in reason for reason in gaps.values())
+    assert not any("numa_node is -1" in reason for reason in gaps.values())
 
 
 def test_the_cpus_of_nvidia_smi_say_it_where_its_nodes_do_not() -> None:

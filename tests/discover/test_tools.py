@@ -70,7 +70,7 @@ def test_a_matrix_of_other_gpus_gives_no_links() -> None:
     files = TWO_GPUS | pci_function("0000:03:00.0", "030200", "10de:2330")
     host = _host(files, nvidia_smi_topo=MATRIX)
     assert host.links == ()
-    assert "has 2 GPUs, the PCI tree 3" in _reasons(host)["NVLinks"]
+    assert "lists 2 GPUs; 3 in the PCI tree" in _reasons(host)["NVLinks"]
 
 
 @pytest.mark.parametrize("output", ["", "garbage\n"])
@@ -128,9 +128,9 @@ def test_libvirts_view_that_agrees_adds_no_gap() -> None:
     ("old", "new", "subject", "reason"),
     [
         ("<cell id='1'>", "<cell id='5'>", "NUMA nodes", "libvirt has 0, 5"),
-        ("<cpu id='7'/>", "", "CPUs of node 1", "libvirt says 2-3,6, sysfs says 2-3,6-7"),
-        ("'0,4'", "'0-1,4'", "SMT siblings of CPU 0", "libvirt says 0-1,4, sysfs says 0,4"),
-        ("'21'", "'31'", "distance from node 0 to node 1", "libvirt says 31, sysfs says 21"),
+        ("<cpu id='7'/>", "", "CPUs of node 1", "libvirt has 2-3,6, sysfs has 2-3,6-7"),
+        ("'0,4'", "'0-1,4'", "SMT siblings of CPU 0", "libvirt has 0-1,4, sysfs has 0,4"),
+        ("'21'", "'31'", "distance from node 0 to node 1", "libvirt has 31, sysfs has 21"),
         ("</host>", "", "libvirt's view of the host", "well-formed"),
     ],
 )

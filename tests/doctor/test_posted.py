@@ -102,7 +102,7 @@ def matrix(*rows: tuple[str, str], link: str = "SYS") -> str:
         ([("", "3")], ["GPU0"], "GPU 0 on node 3"),
         ([("", "0"), ("", "1")], ["GPU0, GPU1"], "GPU 0 on node 0, GPU 1 on node 1"),
         ([("0-7", "0"), ("", "1")], ["GPU1"], "GPU 0 on node 0, GPU 1 on node 1"),
-        ([("0-7", "0"), ("0-7", "0"), ("8-15", "1")], [], "it shows nothing about nodes"),
+        ([("0-7", "0"), ("0-7", "0"), ("8-15", "1")], [], "SYS does not distinguish nodes"),
         ([("0-7", "0"), ("8-15", "1")], [], "GPU 1 on node 1, by NUMA Affinity"),
     ],
 )
@@ -115,7 +115,7 @@ def test_topo_m_alone_shows_nodes_of_gpus_and_jobs_without_their_cpus(
     assert [one[2] for one in found if one[0] == "job-gpu-far"] == subjects
     assert says in checked
     has_pair = len({node for _, node in rows}) < len(rows)
-    assert ("SYS stands between GPUs of one node" in checked) is has_pair
+    assert ("prints SYS between GPUs of one node" in checked) is has_pair
 
 
 @pytest.mark.parametrize(

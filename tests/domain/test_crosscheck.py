@@ -126,7 +126,7 @@ OFF = port(1, 0, 1).replace("function='0'", "function='0' multifunction='off'") 
             "the root bus: expected 3 buses, found 2",
         ),
         ("", port(1, 0, 1) + port(2, 0, 1), "address-twice", "0000:00:01.0"),
-        ("", port(1, 0, 1) + SOUND, "slot-of-port", "slot 0, the only one"),
+        ("", port(1, 0, 1) + SOUND, "slot-of-port", "slot 0: a port has one slot"),
         ("", expander(1, 64) + SOUND, "endpoint-on-expander", "a root port between"),
         ("", port(1, 0, 1, 1), "function-without-0", "a device at 0000:00:01.0"),
         ("", OFF, "multifunction-off", "multifunction='on'"),

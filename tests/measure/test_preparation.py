@@ -169,7 +169,7 @@ def test_memory_that_a_cpuset_keeps_from_a_job_is_not_measured() -> None:
     assert not any("--matrix" in test.argv for test in job.tests)
     assert job.head.nodes == (0,)
     assert job.head.pus == whole.head.pus, "the CPUs are ours, wherever memory may be"
-    with pytest.raises(UsageError, match="cpuset leaves us, found 1"):
+    with pytest.raises(UsageError, match="cpuset allows, found 1"):
         prepare_run(replace(HOST_ORDERS, nodes=(1,)), host, INSTALLED, "b", (0,))
 
 

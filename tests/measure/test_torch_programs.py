@@ -177,13 +177,13 @@ def test_memory_that_lies_on_another_node_gives_no_cell_of_the_row() -> None:
     ).stdout_or_raise()
     output = output.replace('"steady": false', '"steady": true')  # a busy machine's
     unseen = read(output)
-    assert any("was not seen" in gap.reason for gap in unseen.gaps)
+    assert any("unconfirmed" in gap.reason for gap in unseen.gaps)
     elsewhere = output.replace('"memory_node": null', f'"memory_node": {node + 1}')
-    with pytest.raises(ParseError, match=f"lies on node {node + 1}: not kept"):
+    with pytest.raises(ParseError, match=f"is on node {node + 1}: not kept"):
         read(elsewhere)
     seen = read(output.replace('"memory_node": null', f'"memory_node": {node}'))
     assert {one.node for one in seen.samples} == {node}
-    assert not any("was not seen" in gap.reason for gap in seen.gaps)
+    assert not any("unconfirmed" in gap.reason for gap in seen.gaps)
 
 
 def test_a_node_that_is_not_there_is_refused() -> None:

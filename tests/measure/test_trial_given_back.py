@@ -180,7 +180,7 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
     run_whole(trial)
     (outcome,) = journal.load().state.outcomes.values()
     assert outcome.what == EntryKind.FAILED
-    assert "lie over its own" in outcome.detail
+    assert "back the copy's disks" in outcome.detail
     assert daemon.get("id") == "5"
 
 

@@ -114,7 +114,7 @@ def test_three_layouts_come_to_their_report(daemon: TwoNodes, state: Path, tmp_p
         (capture,) = directory.glob("host*")
         guest = load_host(str(capture))
         assert len(guest.nodes) == (2 if step.variant == "pin-numa" else 1)
-    assert "its results mean nothing" in done.output
+    assert "its results are meaningless" in done.output
     page = (tmp_path / "report.html").read_text()
     assert "emulated" in page
 

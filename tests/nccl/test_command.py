@@ -67,7 +67,7 @@ def test_a_device_under_another_bus_id_is_one_finding_with_the_command_that_mend
     capsys.readouterr()
     assert run("--check", "topo.xml", *given) == 1
     answer, _, head, expected, found, _, fix = capsys.readouterr().out.splitlines()
-    missing = f"the file lacks {bus_id}: NCCL uses the guest kernel's topology"
+    missing = f"the file lacks {bus_id}: NCCL uses guest sysfs"
     assert answer == f"topo.xml: 1 critical: {missing}"
     assert head == f"critical  {bus_id}" + "nccl-device-missing".rjust(70 - len(bus_id))
     assert expected.startswith("  expected  on cpu ")

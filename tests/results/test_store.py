@@ -116,7 +116,7 @@ def test_broken_half_written_and_foreign_directories_are_skipped_with_their_reas
     reasons = {Path(one.subject).name: one.reason for one in loaded.skipped}
     assert set(reasons) == {"broken", "empty", "half", "other", "foreign"}
     assert "finished" in reasons["half"]
-    assert "not a run of homenode's" in reasons["foreign"]
+    assert "not a run of homenode" in reasons["foreign"]
     assert "empty file" in reasons["empty"]
 
 

@@ -424,7 +424,7 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
     assert done.stdout == f"wrote {tmp_path}/study/jobs: {jobs}, none submitted\n"
     text = min(path for path in scripts if "-a1-" in path.name).read_text()
     assert "--gres=gpu:4" in text and "--nodelist=a1" in text
-    assert "--partition=PARTITION" in text and "PARTITION stands for" in done.stderr
+    assert "--partition=PARTITION" in text and "replace PARTITION by" in done.stderr
     assert not (tmp_path / "study/study.jsonl").exists(), "no study has begun"
     assert (tmp_path / "study/log").is_dir(), "sbatch by hand writes there"
     reported = homenode("slurm", "report", tmp_path / "study", whole=True)

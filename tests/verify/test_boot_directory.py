@@ -103,7 +103,7 @@ def test_a_report_that_another_user_could_have_written_is_none(
     said: GuestOutput, change: Callable[[GuestOutput], None], found: str
 ) -> None:
     change(said)
-    with pytest.raises(HostError, match="is not known") as raised:
+    with pytest.raises(HostError, match="is not trusted") as raised:
         said.content()
     assert found in raised.value.message and raised.value.exit_code == 3
 

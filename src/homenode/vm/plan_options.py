@@ -194,7 +194,7 @@ class PlanOptions(Struct, frozen=True):
         sees them. Needs a layout with guest NUMA nodes. Default: like the host nodes.
       replaces: Treat this domain's CPUs, memory and devices as free; may be repeated. Default: the
         domain of the same name or UUID.
-      keep_vcpus: With a layout that ends in -smt, keep the number of vCPUs and use half the cores.
+      keep_vcpus: With -smt, keep the vCPUs and use half the cores.
         Default: on if the definition shows siblings.
       without_nvlink: On a board with NVSwitches, choose any GPUs, also without NVLink between them.
         Default: only partitions.

@@ -267,7 +267,7 @@ def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
             raise
         raise InputError(
             error.message,
-            hint="the domain is no longer defined; define it again: "
+            hint="the domain is no longer defined; this restores it: "
             + command_line("virsh", "-c", virsh.connect, "define", saved[0]),
         ) from None
 

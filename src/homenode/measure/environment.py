@@ -28,7 +28,7 @@ from homenode.units import MIB, format_bytes, whole_number
 from homenode.vm.plan import Plan
 
 STOLEN_SHARE = 0.02
-"""More of the CPUs' time than this given to other guests: somebody else ran."""
+"""If other guests get more than this share of CPU time, the run is marked."""
 
 _REVISION = re.compile(r"0x[0-9a-f]{1,8}", re.ASCII)
 _INVENTED_REVISIONS = frozenset({"0x1", "0x1000065", "0xffffffff"})
@@ -275,7 +275,7 @@ def is_virtual(snapshot: Snapshot) -> bool:
 
 
 BUSY_SHARE = 0.05
-"""More than this of the CPUs' time taken while nothing was measured: somebody else is there."""
+"""Share of CPU time that other programs may take before a run without marking it."""
 
 ONE_PU_SHARE = 0.5
 """Likewise of any single CPU: among 448 CPUs a neighbour on one of them is 0.2 % of their time. So

@@ -10,7 +10,7 @@ Source: run_vcpu_benchmark.sh of revision 8476fab. Facts that only the script ha
 
 * "local" and "remote" are memory bound to node 0 and to node 1, with threads on all nodes.
 * Collectives ran with P2P switched off, ring and simple; if no GPU had a node, on CPUs and memory
-of node 0. A guest with cells and no expander buses is such a one.
+of node 0. A guest with cells and no expander buses is an example.
 * One sample of each CPU test; gpu_bandwidth.txt holds five runs under "# run N".
 * summary.csv is derived from the others, and may be stale: it is not read. hugepages.txt is the
   guest's own pool and not its backing.
@@ -73,7 +73,7 @@ class ImportOptions(Struct, frozen=True):
     host: str | None = None  # fingerprint of the machine
     vantage: Vantage | None = None
     layouts: Mapping[str, Switches] = field(default_factory=dict)  # switches by run name
-    # names of all runs in the order in which they were measured; () = as the files' times say
+    # names of all runs in the order in which they were measured; () = by the files' times
     order: tuple[str, ...] = ()
 
 
@@ -112,8 +112,8 @@ def imported_runs(
 
 
 def _places(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """Return the position of each run in the user's order; empty without one. A word stands for
-    the run of that name, and for the runs whose names it begins: those of each tool of a boot."""
+    """Return the position of each run in the user's order; empty without one. A word matches the
+    run of that name, and the runs whose names begin with it: one for each tool of a boot."""
     word_of = {
         name: max((w for w in order if f"{name}-".startswith(f"{w}-")), key=len, default="")
         for name in names

@@ -231,8 +231,8 @@ def tool_of(text: str) -> str | None:
 def figures_of(tool: str, text: str, name: str) -> Figures:
     """Return a file's results. name: the file's, for facts that old versions do not print.
 
-    Raises ParseError. A file with several runs of nvbandwidth or nccl-tests gives all of them, and
-    so does one of any tool whose runs stand below commands of numactl each.
+    Raises ParseError. A file with several runs of nvbandwidth or nccl-tests has several results,
+    and so has a file of any tool if each run is below a command of numactl.
     """
     output = tools()[tool]
     parts = [] if tool == Reader.NVBANDWIDTH else list(_below_commands(text, output))
@@ -258,7 +258,7 @@ def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | N
 
 
 def _with_binding(figures: Figures, binding: Binding | None) -> Figures:
-    """The figures with the node of the memory that their process was bound to."""
+    """The results with the node of the memory that their process was bound to."""
     if binding is None:
         return figures
     samples = (

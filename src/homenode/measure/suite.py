@@ -241,7 +241,7 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
             both = _gpu_test(
                 "gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv, by_node[0].seconds
             )
-            # ROCm 7's program of that name has no -A: then those give it that stand in for -a.
+            # ROCm 7's program of that name has no -A: the replacements of -a measure it.
             yield _pick(replace(both, reads=Reader.ROCM), *by_node[1:])
     else:
         reason = "neither rocm-bandwidth-test nor PyTorch is installed"

@@ -83,7 +83,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     shows_some = bool(functions_of_parts(host))
     for uuid in unknown_mediated(facts, host):
         yield finding(
-            "device-of-no-host" if shows_some else "devices-unknown",
+            "device-not-on-host" if shows_some else "devices-unknown",
             f"mediated device {uuid}",
             expected=f"a mediated device of {host.name}",
             observed="none of that UUID" if shows_some else "no PCI functions in its source",
@@ -94,7 +94,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
         device = host.device(hostdev.bdf)
         if device is None or device.kind is DeviceKind.BRIDGE:
             yield finding(
-                "device-of-no-host",
+                "device-not-on-host",
                 hostdev.bdf,
                 expected=f"a device of {host.name}",
                 observed="none there" if device is None else "a bridge",
@@ -252,7 +252,7 @@ def _check_nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Findi
         missing = board.left_out(passed)
         if missing and taken.isdisjoint(board.switches):
             yield finding(
-                "nvswitches-left-out",
+                "nvswitches-omitted",
                 ", ".join(map(str, missing)),
                 expected=f"passed to the VM with all {len(board.gpus)} GPUs that they join",
                 observed="the GPUs alone",

@@ -21,7 +21,7 @@ from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import Vm, VmCell
 
 VFIO_EXTRA_BYTES = GIB
-"""Beyond the guest's memory. Source: qemuDomainGetMemLockLimitBytes, libvirt 9.0."""
+"""Added to the guest's memory. Source: qemuDomainGetMemLockLimitBytes, libvirt 9.0."""
 
 
 class _Demand(Struct, frozen=True):
@@ -164,7 +164,7 @@ def _nodes_exist(
             "memory-on-empty-node",
             demand.subject,
             expected="a node with memory",
-            observed=f"node {empty}, which has none",
+            observed=f"node {empty}, which has no memory",
             source=source,
         )
 
@@ -359,7 +359,7 @@ def _check_modes(facts: Vm) -> Iterator[Finding]:
         yield finding(
             "memnode-not-strict",
             Subject(f"cells {CpuSet(cell.id for cell in soft)}", "cell", soft[0].id),
-            expected="mode strict, as <memory> says",
+            expected="mode strict, as in <memory>",
             observed=f"<memnode> with mode {', '.join(sorted({str(cell.mode) for cell in soft}))}",
         )
 

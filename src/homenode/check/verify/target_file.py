@@ -127,7 +127,7 @@ def _difference(
 
 
 def _unsaid_facts(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
-    """Facts that a target's file does not say, or that the plan leaves to it."""
+    """Facts that a target's file does not contain, or that the plan leaves to it."""
     facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
     facts |= {fact for feature in lost for fact in feature.facts}
     # Where memory follows the vCPUs, or another program pins the emulator.
@@ -150,7 +150,7 @@ def _hook(
         return
     vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:
-        yield _difference("hook script: CPUs of vCPUs", "those of the plan", "others", source)
+        yield _difference("hook script: CPUs of vCPUs", "as in the plan", "others", source)
     if emulator != plan.vm.emulator_pus:
         yield _difference("hook script: emulator's CPUs", plan.vm.emulator_pus, emulator, source)
     planned = None if written is None else dict(written.companions).get(suffix)

@@ -107,7 +107,7 @@ def verify(request: VerifyRequest) -> Verification:
 
 
 def _verify_unreadable(document: Document, error: InputError) -> Verification:
-    """Return libvirt's refusal of an unreadable definition. Raises the error otherwise."""
+    """Return libvirt's rejection of an unreadable definition; raise `error` otherwise."""
     parsed = parsed_by_libvirt(document)
     if parsed is None or parsed.refusal is None:
         raise error

@@ -34,7 +34,7 @@ _NOT_SET = "it is not set"
 _NO_LINES = "none, and no AutoDetect"
 _NO_NODE = "no NodeName= line has it"
 _DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
-"""What AutoDetect= finds the GPUs of each vendor; "nvidia" since 24.11."""
+"""AutoDetect= values that detect the GPUs of each vendor; "nvidia" since 24.11."""
 
 
 class GpuCores(Struct, frozen=True):
@@ -45,7 +45,7 @@ class GpuCores(Struct, frozen=True):
     vendor: int | None
     node: NodeIndex | None  # None: the host does not give it
     cores: CpuSet | None  # all of its node
-    local_cores: CpuSet | None  # those that the firmware calls local, where they are fewer
+    local_cores: CpuSet | None  # the cores that the firmware calls local, if they are fewer
 
 
 def gpu_cores(host: Host) -> tuple[GpuCores, ...]:
@@ -150,7 +150,7 @@ def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterat
                 result,
                 severity=Severity.INCONCLUSIVE,
                 observed=f"{result.observed} in what was read",
-                fix="put what is included into one file, and check that",
+                fix="copy the included lines into one file, and check that file",
                 command="",
             )
         else:
@@ -241,7 +241,7 @@ def _check_types(group: NodeClass, host: Host, source: str, command: str) -> Ite
     is_mixed = any(
         "" in types and len(types) > 1 for types in (promised, listed if by_hand else ())
     )
-    # Where the totals differ, gres-count says so.
+    # If the totals differ, gres-count reports it.
     is_comparable = by_hand and sum(listed.values()) == sum(promised.values())
     is_other = is_comparable and bool(listed) and set(promised) != {""} and listed != promised
     kind = right_type(group, host)

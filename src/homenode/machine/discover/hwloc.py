@@ -47,8 +47,8 @@ def read_hwloc_nodes(
     source: str,
 ) -> tuple[tuple[NumaNode, ...], tuple[Gap, ...]]:
     """Return the nodes. hwloc assigns a CPU-less node its nearest CPUs; here such a node has no
-    CPUs. Of the nodes that share CPUs, the one with the fewest and then the lowest number has them,
-    nodes of special memory last."""
+    CPUs. If nodes share CPUs, the node with the fewest CPUs gets them, then the lowest number;
+    nodes of special memory are last."""
     # Long because each odd kind of node is handled where it is read.
     gaps: list[Gap] = []
     order = sorted(
@@ -139,7 +139,7 @@ def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
 def node_distances(
     matrices: tuple[HwlocDistances, ...], nodes: tuple[NumaNode, ...]
 ) -> tuple[Distances | None, tuple[Gap, ...]]:
-    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if there are none."""
+    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if all are missing."""
     if len(nodes) == 1:
         return ((LOCAL_DISTANCE,),), ()
     names = [f"NUMANode:{node.index}" for node in nodes]

@@ -102,13 +102,13 @@ class Locality(Struct, frozen=True):
     def _reason(self, snapshot: Snapshot, bdf: Bdf) -> str:
         content = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
         if content is None:
-            return "no numa_node file, and its local CPUs are not those of one node"
+            return "no numa_node file, and its local CPUs are not the CPUs of one node"
         word = content.strip()[:_LONGEST_NUMBER]
         if word.startswith("-"):
-            return f"the firmware reports none: numa_node says {word}"
+            return f"the firmware reports no node: numa_node is {word}"
         if whole_number(word) in self.cpu_node:
-            return f"numa_node says {word}, a node without CPUs that is as near to several"
-        return f"numa_node says {word}, a node that is not online"
+            return f"numa_node is {word}, a node without CPUs that is equally near to several"
+        return f"numa_node is {word}, a node that is not online"
 
 
 def _is_of_a_device(node: NumaNode) -> bool:
@@ -133,7 +133,7 @@ def with_stated_nodes(
     for i, device in enumerate(placed):
         statement = node_of_bdf.get(device.bdf)
         if device.node is None and statement is not None:
-            reason = f"the firmware reports none; {statement.tool} says {statement.node}: used"
+            reason = f"firmware reports no node; {statement.tool} reports {statement.node}: used"
             gaps.append(Gap(f"node of {device.bdf}", reason))
             placed[i] = replace(device, node=statement.node, node_source=statement.tool)
             tools[device.root_complex] = statement.tool
@@ -207,7 +207,7 @@ def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
         ("BARs", "no resource file, or an empty one", [d for d in physical if not d.bars]),
         (
             "IOMMU group",
-            "other functions have one" if has_groups else "none has one: is the IOMMU off?",
+            "other functions have one" if has_groups else "no function has: is the IOMMU off?",
             [d for d in physical if d.iommu_group is None],
         ),
     )

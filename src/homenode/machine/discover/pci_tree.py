@@ -145,7 +145,7 @@ class TreePlace(Struct, frozen=True):
     directory: str
     root_complex: str
     parent: Bdf | None
-    is_in_tree: bool = True  # False of a directory that stands where a link should
+    is_in_tree: bool = True  # False for a directory instead of a link
 
 
 class _MalformedFiles(Struct):
@@ -229,7 +229,7 @@ def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
         if real is None:
             dangling.append(bdf)
             continue
-        if place is None:  # some trees hold the directories where the links should be
+        if place is None:  # some trees have directories instead of links
             loose.append(bdf)
             place = TreePlace(path, f"pci{bdf.domain:04x}:{bdf.bus:02x}", None, is_in_tree=False)
         places[bdf] = place

@@ -3,7 +3,7 @@
 It runs on a host without homenode, with sh of busybox or dash, and writes nothing on it. Its
 output:
 
-    homenode-collector 1          the first line of ours; a login banner may stand before it
+    homenode-collector 1          the first line of the script; a login banner may precede it
     F proc/device-tree/model      a file, then its lines, each after a space
      0-3
     G sys/.../online sys/.../*/x  many files: lines "path:line", as grep prints them
@@ -64,7 +64,7 @@ def collector_script(root: str = "/") -> str:
             better = f'set -- {_relative_glob(rule.unless)}; [ -e "$1" ] || {{'
             lines += [better, *_reading_lines(rule), "}"]
     lines.append("echo L")
-    # In a bare tree, directories may stand where a host has links.
+    # A bare tree may have directories instead of a host's links.
     lines.append(f"ls -ld {' '.join(links)} </dev/null | sed -n 's/^l/ l/p'")
     lines.append("set -f")
     for command in (*IDENTITY_COMMANDS, *COMMANDS):
@@ -192,7 +192,7 @@ def _blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, list[s
 
 
 def _text(body: Sequence[str]) -> str:
-    """Lines of a block, each after its space. The last one is the line end that f() added."""
+    """Lines of a block, each after its space. The last line end was added by f()."""
     return "\n".join(line[1:] for line in body)
 
 

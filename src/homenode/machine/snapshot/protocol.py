@@ -25,7 +25,7 @@ class Snapshot(Protocol):
         """The name in messages: a file name, or "this machine"."""
 
     def read_text(self, path: str) -> str | None:
-        """The text of a file; None if it is absent or unreadable (the kernel may refuse)."""
+        """The text of a file; None if it is absent or unreadable."""
 
     def list(self, path: str) -> tuple[str, ...] | None:
         """Names in a directory, sorted; None if there is no such directory."""

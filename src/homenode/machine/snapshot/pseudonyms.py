@@ -51,12 +51,12 @@ _SHORTEST = 3
 _OF_EVERY_HOST = frozenset({"localhost", "localdomain", "none", "null", "root", "user", "unknown"})
 """Common words that do not identify a person."""
 
-# Where a host's name stands for certain: behind such a word, and in what uname -a prints.
+# Certain places of a host's name: after these words, and in the output of uname -a.
 _PLACE_OF_HOST = r"(?:\b(?:host|node)[ _-]?name\b(?:[\"']?\s*[:=>]\s*|\s+)[\"']?|^Linux (?=\S+ \d))"
 
 
 class Pseudonyms:
-    """Remembers which pseudonym stands for which secret, over one snapshot.
+    """Pseudonyms by secret, for one snapshot.
 
     >>> names = Pseudonyms(hosts=["gpu7.example.org"])
     >>> names.scrub("gpu7 has 3c:6a:48:11:22:33 and 10.1.2.3; GPU at 0000:3b:00.0")

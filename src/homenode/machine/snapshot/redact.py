@@ -313,7 +313,7 @@ def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
     """Return nvidia-smi -q -x without serials, processes and other secrets. Raises ParseError."""
     root = parse_xml(text, "nvidia_smi_log", "nvidia-smi -q -x")
     for element in root.iter():
-        # Found here, so that they are known wherever else they stand.
+        # Collected first, so that they are replaced everywhere.
         tag, value = str(element.tag).lower(), (element.text or "").strip()
         if "serial" in tag and value not in ("", "N/A", "0"):
             names.serial(value)
@@ -517,7 +517,7 @@ _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {
 
 
 def _words(texts: Iterable[str | None]) -> tuple[str, ...]:
-    # "(none)" is the domain name of a host that has none.
+    # "(none)" is the domain name of a host without a domain name.
     return tuple(word for text in texts for word in (text or "").split() if word != "(none)")
 
 

@@ -103,7 +103,7 @@ class LspciFunction(Struct, frozen=True):
     sriov_num_vfs: int | None = None
     acs: frozenset[str] | None = None  # flags of ACSCtl that are on
     ats_enabled: bool | None = None
-    bars: tuple[PciBar, ...] = ()  # with sizes only; those of SR-IOV have none in the listing
+    bars: tuple[PciBar, ...] = ()  # with sizes only; regions of SR-IOV have no size in the listing
     is_silent: bool = False  # its configuration space reads as ones only, as if nothing answers
     registers: PciRegisters | None = None  # of Control, DevCtl and others
 
@@ -221,8 +221,8 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
 
     Unindented lines before the first function are other text above a copied listing.
     Raises ParseError for a later line there that is not a header, prompt or fence, for an address
-    that comes twice, and for a number that is none. Unknown indented lines, and an incomplete last
-    line, are skipped.
+    that occurs twice, and for a text that is not a number. Unknown indented lines, and an
+    incomplete last line, are skipped.
     """
     if len(text) > MAX_CHARACTERS:
         raise ParseError(source, f"at most {MAX_CHARACTERS} characters", str(len(text)))
@@ -371,7 +371,7 @@ def _width(text: str) -> int | None:
 
 def _bar(index: str, text: str) -> list[PciBar]:
     """The region of "Memory at 214042000000 (64-bit, prefetchable) [size=16M]"; [] without a size,
-    as where it is "[ignored]" or belongs to virtual functions."""
+    as for "[ignored]" regions and regions of virtual functions."""
     size = _SIZE.search(text)
     number = whole_number(index, digits=1)
     if size is None or number is None or number >= _ROM_INDEX:
@@ -421,7 +421,7 @@ def vendor_id_of(words: str) -> int | None:
     return _codes()["vendors"][max(fitting, key=len)] if fitting else None
 
 
-# The lines of one register go on without a name: `DevCtl:` opens, and MaxPayload stands two lines
+# The lines of one register go on without a name: `DevCtl:` opens, and MaxPayload follows two lines
 # below. Source: ls-caps.c and ls-ecaps.c of pciutils 3.7 to 3.13.
 _REGISTER = re.compile(r"\t+([A-Z][A-Za-z0-9]{2,15}):", re.ASCII)
 _CAPABILITY = re.compile(r"\tCapabilities: \[[0-9a-f]{2,3}(?: v\d{1,2})?\] (.{1,80})", re.ASCII)

@@ -10,8 +10,8 @@
 Seen of nccl-tests 2.0 to 2.19.6 and rccl-tests ae3e635; JSON of versions 1 to 3 (-J, since 2.17.3).
 Source: src/common.cu and src/util.cu of both.
 
-* The columns are time, algbw, busbw and #wrong, out of place and in place. Bus bandwidth is what is
-  comparable across numbers of GPUs; algorithm bandwidth stands before it.
+* The columns are time, algbw, busbw and #wrong, out of place and in place. Bus bandwidth is
+comparable across numbers of GPUs; algorithm bandwidth precedes it.
 * There was no root column before 2.11, and a column "error" in place of "#wrong".
 * -O 0 of rccl-tests prints one half; newer nccl-tests leave a half blank.
 * "Avg bus bandwidth" is over all sizes, small ones included.
@@ -192,7 +192,7 @@ class _Table:
         words = [word for word in words if not _TIMESTAMP.fullmatch(word)]
         width = len(self.half)
         figures = words[self.left :]
-        # A half that was not run is blank: out of place when in place alone was asked for.
+        # A half that was not run is blank: out of place if only in place was requested.
         if len(figures) not in (width, 2 * width if self.halves == 2 else width):
             expected = f"{self.left} and {self.halves} x {width} columns"
             raise line.error(expected, " ".join(words))

@@ -15,14 +15,14 @@
 Seen of v0.5 to v0.10, text and JSON; JSON is there since v0.5. Source: nvbandwidth.cpp, output.cpp
 and json_output.cpp of v0.8; public logs of v0.6 and v0.10.
 
-* The exit status is 0 even when tests fail: look at each test's status.
+* The exit status is 0 even if tests fail: only each test's status counts.
 * Rows are CPUs (one row: the CPU that the process runs on) or GPUs; columns are GPUs.
 * A cell of the diagonal is N/A, absent here. Because of it the tool's own minimum is 0: not used.
 * Cells of JSON are texts with six significant digits.
 * Both ways at once between GPUs are three matrices (one direction, the other, both together). In
   JSON they are one matrix of three times the rows, whose description and sum are the total's.
 * In text a waived test has no name.
-* In JSON an error is a second entry of the same test, after one that says "Running".
+* In JSON an error is a second entry of the same test, after an entry with "Running".
 * -h and -l ignore -j; a second document may follow the first; warnings of drivers surround them.
 """
 
@@ -143,7 +143,7 @@ def _unit_of(line: Line, description: str) -> Unit:
 
 
 _SCALES = {Unit.BYTES_PER_S: 1e9, Unit.NS: 1.0}
-"""What a printed number is multiplied with."""
+"""Factors of printed numbers."""
 
 
 def _bdf_of(text: str, line: Line) -> Bdf:
@@ -175,7 +175,7 @@ VERSION_LINE = re.compile(r"nvbandwidth Version: (\S+)", re.ASCII)
 """Opens every run."""
 
 TABLE_LINE = re.compile(r"memcpy [^\n]{0,60}\(row\)[^\n]{0,40}\(column\)[^\n]{0,40}\(GB/s\)")
-"""Above every table of bandwidths; all that is left where somebody pasted a table alone."""
+"""Line above every table of bandwidths; a pasted table may have no other heading."""
 
 _TESTS_OF_TABLES = {
     "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)": "host_to_device_memcpy_ce",
@@ -324,7 +324,7 @@ class _Text:
                 raise line.error("a row of GPU numbers")
             self.columns = len(words)
             return True
-        # Before the cells stands a number, or a host and a number.
+        # A number, or a host and a number, precedes the cells.
         if len(words) <= self.columns:
             raise line.error(f"a row number and {plural(self.columns, 'cell')}")
         self.rows.append(
@@ -367,7 +367,7 @@ _STATUSES = {
     "Running": Status.INCOMPLETE,
     "Error": Status.FAILED,
     "Failed": Status.FAILED,
-    "Not Found": Status.FAILED,  # a name that this version does not know
+    "Not Found": Status.FAILED,  # a name that this version does not have
 }
 # "0: NVIDIA H200 (00000000:19:00): (node01)": the host's name is not kept.
 _LISTED = re.compile(r"(\d{1,4}): (.+?) \(([0-9a-fA-F:.]+)\)(?::.*)?", re.ASCII)

@@ -21,7 +21,7 @@ _NUMBERS = r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?"
 _VIRSH_LINE = re.compile(rf"([A-Z][A-Za-z ]+): (?:([A-Za-z]+) )?{_NUMBERS}\s*", re.ASCII)
 _QEMU_LINE = re.compile(rf"QEMU emulator version {_NUMBERS}(?:\D.*)?", re.ASCII)
 _KEYS = (
-    "Compiled against library",  # of the client's build: says nothing of the daemon
+    "Compiled against library",  # of the client's build, not of the daemon
     "Using library",
     "Using API",  # the driver, numbered as the library
     "Running hypervisor",

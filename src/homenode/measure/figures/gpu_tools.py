@@ -238,7 +238,7 @@ def nccl_figures(run: NcclTests, collective: str | None) -> Figures:
     version = " ".join(filter(None, (run.version, library)))
     figures = FigureList(f"{run.family}-tests", version, run.gaps)
     if name is None:
-        figures.gap("collective", "neither the output nor the file's name says which it was")
+        figures.gap("collective", "neither the output nor the file's name has the collective")
     if run.is_correct is False:
         figures.gap(f"{name or 'collective'} data", "wrong values: its results are omitted")
         return Figures(gaps=figures.figures().gaps)

@@ -1,4 +1,4 @@
-"""Torch figures: samples of our PyTorch programs, keyed by the GPUs' addresses."""
+"""Torch figures: samples of homenode's PyTorch programs, keyed by the GPUs' addresses."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -3,7 +3,7 @@
     sysbench cpu --threads=2 --time=30 run
     sysbench memory --threads=2 --memory-block-size=1M --memory-total-size=8G run
 
-Seen of 1.0.20. Source: its outputs. What they do not say:
+Seen of 1.0.20. Source: its outputs. Missing in the outputs:
 
 * Fairness is a mean and a deviation over threads. How many events each thread had is not printed.
 * The memory test's defaults (1 KiB blocks, one buffer that all threads write) measure a first-level
@@ -80,7 +80,7 @@ def parse(text: str) -> SysbenchRun:
                 raise line.error("sysbench 1.x")
             version = f"{match[1]}.{match[2]}{match[3]}"
         elif version is None:
-            continue  # a shell's prompt or warnings may stand before it
+            continue  # a shell's prompt or warnings may precede it
         elif _TITLE.fullmatch(line.text):
             title = line.text
         else:

@@ -2,9 +2,9 @@
 
     python3 - host-copies [--seconds 0.5] [--node N | --each-node] < torch_copies.py, carried
 
-Runs in the user's Python, from 3.8 on, with PyTorch for CUDA or ROCm. Host memory is pinned. What
-is bound is bound before PyTorch starts; each node is measured by a process of its own, as pinned
-memory that was freed is given out again wherever it lies.
+Runs in the user's Python, from 3.8 on, with PyTorch for CUDA or ROCm. Host memory is pinned.
+Processes are bound before PyTorch starts; each node has its own process, because freed pinned
+memory is reused whatever its node is.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Bench:
 def pin_memory(torch: Any, count: int, node: int | None) -> Any:
     """Return pinned host memory for int32 numbers, on the bound node if there is one.
 
-    HIP puts it next to the GPU, whatever is bound (it has hipHostMallocNumaUser for the other), and
-    a driver may hide where it lies. Then memory that this bound thread touched is pinned in place.
+    HIP ignores the binding (except with hipHostMallocNumaUser) and allocates it next to the GPU; a
+    driver may not report its node. Then memory that this bound thread touched is pinned in place.
     """
     memory = torch.empty(count, dtype=torch.int32, pin_memory=True)
     if node is None or node_of_memory(memory.data_ptr(), 4 * count) == node:
@@ -124,7 +124,7 @@ class HostBuffers:
         self.on_out.fill_(7)
         self.size = size
         self._torch = torch
-        torch.cuda.synchronize(device)  # streams of our own do not wait for what was queued here
+        torch.cuda.synchronize(device)  # other streams do not wait for work that was queued here
 
     def to_device(self) -> None:
         self.on_in.copy_(self.host_in, non_blocking=True)

@@ -88,7 +88,7 @@ def _run_by_lines(text: bytes, source: str) -> Run:
     if end is None:
         raise _cut_short(source, f"{plural(len(samples), 'sample')} and no end")
     if end != len(samples):
-        reason = f"expected {plural(end, 'sample')}, as its end says, found {len(samples)}"
+        reason = f"expected {plural(end, 'sample')}, as in its last line, found {len(samples)}"
         raise InputError(reason, subject=source)
     return Run(head, tuple(samples))
 
@@ -128,7 +128,7 @@ def _cut_short(source: str, state: str) -> InputError:
 FILE = "results.jsonl"
 MAX_BYTES = 512 << 20
 MAX_DEPTH = 4
-"""Directories below the one that was named in which runs are looked for."""
+"""Depth of directories below the named directory in which runs are searched."""
 
 MAX_DIRECTORIES = 20_000
 

@@ -56,16 +56,16 @@ def _threads(document: Document) -> Iterator[Finding]:
         if count > 1:
             yield _fault("pin-twice", subject, "one", count)
         if name == "vcpupin" and number >= vcpus:
-            yield _fault("pin-of-no-vcpu", subject, f"a vCPU below {vcpus}", number)
+            yield _fault("pin-unknown-vcpu", subject, f"a vCPU below {vcpus}", number)
         if name == "iothreadpin" and number not in threads:
-            yield _fault("pin-of-no-iothread", subject, f"one of {list(threads)}", number)
+            yield _fault("pin-unknown-iothread", subject, f"one of {list(threads)}", number)
     for element in document.root.all("devices/*"):
         driver, iothread = element.child("driver"), element.value("driver/@iothread")
         if driver is not None and iothread is not None:
             number = decimal(driver, iothread, "an IOThread")
             if number not in threads:
                 yield _fault(
-                    "iothread-of-none",
+                    "iothread-unknown",
                     f"<{element.tag}>",
                     f"iothread= of its driver to be one of {list(threads)}",
                     iothread,
@@ -86,11 +86,11 @@ def _cells(document: Document) -> Iterator[Finding]:
         if not inside.isdisjoint(seen):
             yield _fault("cells-overlap", subject, "vCPUs of its own", inside & seen)
         if not inside <= everything:
-            yield _fault("cell-of-no-vcpu", subject, f"vCPUs below {vcpus}", inside - everything)
+            yield _fault("cell-unknown-vcpu", subject, f"vCPUs below {vcpus}", inside - everything)
         seen |= inside
     if cells and seen & everything != everything:
         missing = str(everything - seen)
-        yield _fault("vcpu-in-no-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
+        yield _fault("vcpu-without-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
     for i, (element, _) in enumerate(cells):
         yield from _check_siblings(element, i, len(cells))
     yield from _names_of_cells(document, len(cells))
@@ -103,7 +103,7 @@ def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
     for sibling in cell.all("distances/sibling"):
         other = decimal(sibling, sibling.get("id") or "", "a cell id")
         if other >= cells:
-            yield _fault("distance-of-no-cell", subject, f"a cell below {cells}", other)
+            yield _fault("distance-unknown-cell", subject, f"a cell below {cells}", other)
         if other in seen:
             yield _fault("distance-twice", subject, f"one to cell {other}", "two")
         seen.add(other)
@@ -114,19 +114,19 @@ def _names_of_cells(document: Document, cells: int) -> Iterator[Finding]:
     expected = f"a cell below {cells}" if cells else "no cell: the guest is flat"
     for cell in read_memnodes(document):
         if cell >= cells:
-            yield _fault("memnode-of-no-cell", "<memnode>", expected, cell)
+            yield _fault("memnode-unknown-cell", "<memnode>", expected, cell)
     for page in document.root.all("memoryBacking/hugepages/page"):
         named = pu_set(page, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield _fault("page-of-no-cell", "<page>", expected, named)
+            yield _fault("page-unknown-cell", "<page>", expected, named)
     for element in document.root.all("devices/*"):
         node = element.find("target/node")
         if node is not None and any_base(node, node.text, "a guest cell") >= cells:
-            yield _fault("device-of-no-cell", f"<{element.tag}>", expected, node.text.strip())
+            yield _fault("device-unknown-cell", f"<{element.tag}>", expected, node.text.strip())
         acpi = element.child("acpi")
         named = None if acpi is None else pu_set(acpi, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield _fault("device-of-no-cell", f"<{element.tag}>", expected, f"{named} in <acpi>")
+            yield _fault("device-unknown-cell", f"<{element.tag}>", expected, f"{named} in <acpi>")
 
 
 def _memory(document: Document) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ File = TypeVar("File")
 
 
 class Writing(Struct, Generic[File], frozen=True, kw_only=True):
-    """A plan, and the file that it goes into: a user's, or the one of `Codec.new` (is_new)."""
+    """A plan, and the file to write it into: a user's, or that of `Codec.new` (is_new)."""
 
     target: str
     plan: Plan
@@ -51,10 +51,10 @@ class Writing(Struct, Generic[File], frozen=True, kw_only=True):
 class Row(Struct, frozen=True, kw_only=True):
     """One subject in a format."""
 
-    # how far the format goes for features of a plan, by which option, or why not
+    # support level of a plan's features, with the option, or the reason
     says: Mapping[Feature, Support] = MappingProxyType({})
     read: Callable[[Any], Mapping[str, Any]] | None = None  # fields of a Vm that a file says
-    # entries of the file that say a plan, by their keys; None takes one away
+    # entries of the file that express a plan, by their keys; None takes one away
     write: Callable[[Any], Mapping[str, Any]] | None = None
     # what is read is what was planned; False if the file has a part of it, or where another file
     # has it
@@ -67,13 +67,13 @@ class Codec(Struct, frozen=True, kw_only=True):
     name: str  # of the target
     rows: Sequence[Row]
     parse: Callable[[bytes, str], Any]
-    new: Callable[[Vm, Plan], str]  # the text of a file that says no plan
+    new: Callable[[Vm, Plan], str]  # the text of a file without a plan
     edited: Callable[[Any, Mapping[str, Any]], str]  # that of a writing's file with entries in it
     refuse: Callable[[Any], None]
     # what only this plan or this file has, of the same as companions
     findings: Callable[[Any, Any], Iterable[Finding]]
-    # (suffix, content) of files next to it, of the same. refuse raises InputError for what the
-    # target cannot take safely.
+    # (suffix, content) of files next to it, of the same. refuse raises InputError for content that
+    # the target cannot take safely.
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
 
     def read_vm(self, content: bytes, source: str) -> Vm:

@@ -1,4 +1,4 @@
-"""QemuCommand: the options of QEMU that say where a VM's parts are: written, and read back.
+"""QemuCommand: writes and reads the options of QEMU that place a VM's parts.
 
 Syntax as in QEMU's manual (qemu-system(1)): values of an option are separated by commas, a comma in
 a value is doubled, a key may be given several times.
@@ -187,7 +187,7 @@ class QemuPciTree(Struct, frozen=True):
 
     root: str = "pcie.0"  # the bus of controller 0
     prefix: str = "pci."  # of the ids of the others, before their index
-    # (bus, device) where a function other than 0 sits
+    # (bus, device) of a function other than 0
     shared_slots: frozenset[tuple[int, int]] = frozenset()
     chassis_base: int = 0  # what the numbers of slots count from
 
@@ -237,7 +237,7 @@ def options_of(words: Sequence[str], source: str) -> Options:
         if not word.startswith("-") or len(word) < 2:
             raise ParseError(source, "an option of QEMU", word)
         name = word.lstrip("-")
-        # A value that looks like an option is one: which options have none is QEMU's to know.
+        # A value that begins like an option is an option: only QEMU has a list of both.
         alone = name in _ALONE or not remaining or _LIKE_OPTION.match(remaining[-1]) is not None
         value = None if alone else remaining.pop()
         options.append((name, value))
@@ -445,7 +445,7 @@ def device_words(
 class TreeDevice(Struct, frozen=True):
     """An endpoint."""
 
-    id: str  # "" if it has none
+    id: str  # "" if it is missing
     host: Bdf | str  # its function or mediated device there
     address: GuestAddress | None
     cell: int | None

@@ -54,7 +54,7 @@ class Conf(Struct, frozen=True, dict=True):
     lines: tuple[str, ...]  # with their ends
     live: int  # how many of them are before the first section, such as [special:cloudinit]
     values: Mapping[str, str]  # of the live ones
-    source: str  # its name, which may say the VM's number
+    source: str  # its name, which may contain the VM's number
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -155,7 +155,7 @@ def is_short_conf(content: bytes) -> bool:
     except ParseError:
         return False
     except InputError:
-        return True  # with a section that is refused by name
+        return True  # with a section that is rejected by name
 
 
 def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:

@@ -113,7 +113,7 @@ class SlurmQueue:
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
         waiting = {task.id for task in tasks}
-        # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
+        # Slurm rejects waiting for a job that it no longer lists; such a job has ended.
         alive = self._jobs_in(JobState.PENDING, JobState.RUNNING)
         behind = self._make_follower_finder(alive)
         for experiment in self.study.all_experiments():
@@ -121,7 +121,7 @@ class SlurmQueue:
                 try:
                     job = self._submit(experiment, alive, behind(experiment))
                 except QueueFullError:
-                    return  # the rest goes in when some have ended
+                    return  # the remaining jobs are submitted when some have ended
                 if job is not None:
                     alive[experiment.id] = job
 
@@ -130,7 +130,7 @@ class SlurmQueue:
 
     def _tasks(self) -> tuple[TaskStatus, ...]:
         """Return every task. A job that has just ended counts as running, because its files may
-        still arrive. Jobs that ended before our first poll have written all their files."""
+        still arrive. Jobs that ended before the first poll have written all their files."""
         self._seconds, exits = self._directory.collect_outcomes(self.study)
         now = time.monotonic()
         first = now if self._has_looked else -math.inf

@@ -57,8 +57,7 @@ class NodeShare(Struct, frozen=True):
 
     node: str
     cpu_ids: CpuSet | None  # abstract CPU ids (scontrol)
-    # (socket, core of the socket) (squeue --json). One of the two is given where Slurm shows CPUs
-    # at all.
+    # (socket, core of the socket) (squeue --json). Either of the two is set if Slurm shows CPUs.
     cores: tuple[tuple[int, int], ...] | None
     gpus: OwnedGpus
 
@@ -227,10 +226,10 @@ def parse_scontrol_jobs(
     """The jobs of a listing, in its order; () for "No jobs in the system".
 
     A job is unreadable if its record cannot be parsed, or may be text that another user wrote.
-    listed: the numbers of all jobs that squeue gives, where it was asked: a record of another job
-    is text that a user wrote into the record before it, and is ignored.
+    listed: the ids of all jobs of squeue, if it was run: a record of any other job is text that a
+    user wrote into the record before it, and is ignored.
 
-    Raises ParseError for a text that shows no job and does not say so, or has a line for each job.
+    Raises ParseError for a text without jobs or "No jobs", or with a line for each job.
     """
     if len(text) > MAX_TEXT_CHARS:
         raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
@@ -283,7 +282,7 @@ def _id(head: re.Match[str]) -> str:
 def _readable_jobs(
     blocks: tuple[_Block, ...], source: str, listed: Collection[str] | None
 ) -> Iterator[Job]:
-    """The jobs of blocks; unreadable where a record may be text of the one before it."""
+    """Return the jobs of blocks; unreadable if a record may be text of the previous one."""
     counts = Counter(block.number for block in blocks)
     fields = [_fields(block) for block in blocks]
     lists = Hostlists()

@@ -176,7 +176,7 @@ class NodeShape(Struct, frozen=True):
     sockets: int
     cores_per_socket: int
     threads_per_core: int
-    cpus: int  # Slurm's CPUs; as many as cores where it schedules cores
+    cpus: int  # Slurm's CPUs; equal to cores if it schedules cores
     has_slices: bool = False  # MIG slices are among its GPUs
 
     @property

@@ -38,7 +38,7 @@ _NO_GPUS = OwnedGpus(0, ())
 def json_command(names: Collection[str]) -> tuple[str, ...]:
     """Return the command that prints jobs that have not ended, or the requested jobs in any state.
 
-    22.05 prints all jobs either way. Not --states=RUNNING, which leaves out jobs with a flag more.
+    22.05 prints all jobs either way. Not --states=RUNNING, which omits jobs with another flag.
     """
     which = (f"--jobs={','.join(names)}", "--states=all") if names else ()
     return ("squeue", "--all", *which, "--json")

@@ -182,15 +182,15 @@ def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
     lines: dict[str, str | None] = {}
     for cell in plan.cells if plan.is_mirrored or has_backend(plan) else ():
         if not cell.vcpus:
-            continue  # Proxmox wants vCPUs in each: those of initiators are in args
+            continue  # Proxmox requires vCPUs in each: cells of initiators are in args
         bound = ""
         if plan.memory_mode is not None:
             nodes = CpuSet(cell.host_nodes if plan.is_mirrored else plan.memory_nodes)
             named, policy = str(nodes).replace(",", ";"), POLICY_OF_MODE[plan.memory_mode]
             bound = f",hostnodes={named},policy={policy}"
         elif plan.vm.page_bytes is not None:
-            # Proxmox asks for the nodes of huge pages, of a VM that is bound to none as well;
-            # preferred leaves the others to it.
+            # Proxmox requires nodes for huge pages, also for an unbound VM; with `preferred` it may
+            # use other nodes.
             host_nodes = () if host is None else host.nodes
             usable = (node.index for node in host_nodes if node.memory_bytes and node.pus)
             first = (*plan.nodes, *usable, NodeIndex(0))[0]
@@ -314,7 +314,7 @@ def _write_iommu(writing: Writing[Conf]) -> Mapping[str, str]:
 
 def _write_args(writing: Writing[Conf]) -> Mapping[str, str | None]:
     plan, args = writing.plan, writing.file.values.get("args")
-    if "-uuid" not in (args or "").split():  # in front of ours, as the next plan finds it
+    if "-uuid" not in (args or "").split():  # before homenode's words, as the next plan reads it
         uuid = (word for pair in uuid_words(plan, writing.guest) for word in pair)
         args = " ".join((*filter(None, [args]), *uuid))
     before = None if writing.is_new else writing.file.vm_fields["pcihole64_bytes"]

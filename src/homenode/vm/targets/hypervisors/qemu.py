@@ -158,8 +158,7 @@ def _findings(writing: Writing[Script], _: object) -> Iterator[Finding]:
         "target-not-carried",
         writing.guest.name,
         observed="disks, network, firmware and consoles of the VM are not in the script: it "
-        "says where "
-        "vCPUs, memory and devices go",
+        "sets the places of vCPUs, memory and devices",
         case="QEMU",
         values={"words": " ".join(words[:2])},
     )

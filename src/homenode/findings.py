@@ -103,7 +103,7 @@ class Gap(Struct, frozen=True, order=True, omit_defaults=True):
 
 
 NO_VMS = "VMs"
-"""The subject where the source of a host cannot show its VMs: a description, hwloc XML, lspci."""
+"""Subject if the source of a host cannot show its VMs: a description, hwloc XML, lspci."""
 NO_VMS_DESCRIBED = Gap(NO_VMS, "the description has none")
 """The gap of a description without VMs: a host that runs none."""
 

@@ -39,7 +39,7 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
     for pu, vcpus in sorted(owners.items()):
         if len(vcpus) > 1:
             yield finding(
-                "pu-shared",
+                "cpu-shared",
                 vcpus_subject(CpuSet(vcpus)),
                 expected="a CPU for each",
                 observed=f"all on CPU {pu}",
@@ -70,10 +70,10 @@ def _check_pin_counts(facts: Vm, host: Host) -> Iterator[Finding]:
     started, pins = facts.vcpus_online, facts.pinned_pus
     if 0 < online < started:
         limit = f"at most the {plural(online, 'CPU')} of {host.name}"
-        yield finding("vcpus-above-pus", plural(started, "vCPU"), limit, str(started))
+        yield finding("vcpus-above-cpus", plural(started, "vCPU"), limit, str(started))
     elif has_floating_vcpus(facts) and len(pins) < started:
         limit = f"at most the {plural(len(pins), 'CPU')} that they may run on ({pins})"
-        yield finding("vcpus-above-pus", plural(started, "vCPU"), limit, str(started), case="pins")
+        yield finding("vcpus-above-cpus", plural(started, "vCPU"), limit, str(started), case="pins")
 
 
 def has_floating_vcpus(facts: Vm) -> bool:
@@ -98,21 +98,21 @@ def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
     for who, pin in _threads(facts):
         if not pin <= present:
             yield finding(
-                "pin-of-no-pu",
+                "pin-unknown-cpu",
                 who,
                 expected=f"CPUs of {host.name}: {present}",
                 observed=f"CPU {pin - present}, which is not there",
             )
         elif pin.isdisjoint(online):
             yield finding(
-                "pin-of-offline-pu",
+                "pin-offline-cpu",
                 who,
                 expected="a CPU that is online",
                 observed=f"CPU {pin}, which is offline",
             )
         elif not pin <= online:
             yield finding(
-                "pin-of-offline-pu",
+                "pin-offline-cpu",
                 who,
                 expected="CPUs that are all online",
                 observed=f"CPU {pin - online} of {pin}, which is offline",
@@ -122,7 +122,7 @@ def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
             )
         elif pin.isdisjoint(allowed):
             yield finding(
-                "pin-of-disallowed-pu",
+                "pin-disallowed-cpu",
                 who,
                 expected="a CPU that the cgroup allows",
                 observed=f"CPU {pin}, which it does not",
@@ -257,7 +257,7 @@ def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
     pus = facts.pinned_pus
     used = [core for core in host.cores if not core.pus.isdisjoint(pus)]
     if any(pin is not None and len(pin) > 2 for pin in facts.vcpu_pins):
-        return  # the vCPUs float over sets: nothing says where they will be
+        return  # the vCPUs float over sets: their CPUs are unknown
     touched = needed = 0
     for node in host.nodes:
         llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
@@ -283,7 +283,7 @@ def _check_llcs(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _count_fewest_caches(sizes: list[int], cores: int) -> int:
-    """Count the caches (cores each, largest first) that hold so many cores."""
+    """Count the caches (cores each, largest first) that are needed for a number of cores."""
     for count, size in enumerate(sizes, start=1):
         cores -= size
         if cores <= 0:

@@ -28,7 +28,7 @@ from homenode.vm.targets.target import (
 )
 
 _OF_DOCUMENTS = ("controller", "expander-cell", "bus-nr", "device-address", "memory-device")
-"""Facts of a document of libvirt: a file of others has controllers and addresses of its own."""
+"""Facts of libvirt's definitions: other targets have their own controllers and addresses."""
 
 
 def verify_target(
@@ -130,7 +130,7 @@ def _unsaid_facts(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature])
     """Facts that a target's file does not contain, or that the plan leaves to it."""
     facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
     facts |= {fact for feature in lost for fact in feature.facts}
-    # Where memory follows the vCPUs, or another program pins the emulator.
+    # Not compared if memory follows the vCPUs, or if another program pins the emulator.
     facts |= {"binding"} if vm.binding is None else set()
     facts |= {"emulator"} if vm.emulator_pus is None and not target.says_emulator else set()
     return facts
@@ -162,7 +162,7 @@ _SEEN = {
     *(Feature.TOPOLOGY, Feature.THREADS, Feature.DIES, Feature.CACHE),
     *(Feature.INITIATORS, Feature.DEVICE_CELLS, Feature.DEVICE_TREE),
 }
-"""What of a plan a guest sees. Pins, host nodes and huge pages it does not."""
+"""Features of a plan that a guest can see; pins, host nodes and huge pages are invisible to it."""
 
 
 def expectation_for_target(plan: Plan, target: str, host: Host | None = None) -> Expectation:
@@ -173,7 +173,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     _refuse_plan_of_others(plan, module, target, lost)
     shows_cells = module.support[Feature.DEVICE_CELLS].level is not Level.LOST
     hidden = lost | ({Feature.TOPOLOGY} if Feature.THREADS in lost else set())
-    # Who can show no device's cell plugs devices in wherever it likes.
+    # A target that cannot express the cells of devices chooses the devices' slots itself.
     vm = visible_vm(plan.vm, hidden if shows_cells else hidden | {Feature.DEVICE_CELLS})
     return replace(expectation_of(vm, host=host), has_device_cells=shows_cells)
 

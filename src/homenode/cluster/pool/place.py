@@ -105,7 +105,7 @@ def rank_hosts(
 
 
 def gpus_of_others(best: NamedHost, hosts: Sequence[NamedHost], guest: Vm) -> str:
-    """Devices of the definition that are GPUs of another host and not of this one; "" for none."""
+    """Return a note on devices of the definition that are GPUs of another host only, or ""."""
 
     def gpus(host: Host) -> list[str]:
         own = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
@@ -133,7 +133,7 @@ def _plan_on(
         try:
             placed = place(host, request, brief=True)
         except Unplannable:
-            placed = placement(host, request)  # refuses again, with its reasons
+            placed = placement(host, request)  # rejects again, with its reasons
         domain = domain_of_plan(assemble(host, as_placed(request, placed), placed))
     except (Unplannable, InputError, NotKnownError) as refusal:
         return refusal

@@ -250,7 +250,7 @@ def _check_types(group: NodeClass, host: Host, source: str, command: str) -> Ite
     if is_mixed:
         expected = "a type for all GPUs of both files, or for none"
     elif kind:
-        # Jobs may ask for the type: it stays in slurm.conf.
+        # Jobs may request the type: it stays in slurm.conf.
         expected = f"Type={kind} in gres.conf, as slurm.conf promises"
     if is_mixed or is_other:
         yield finding(

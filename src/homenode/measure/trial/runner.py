@@ -333,7 +333,7 @@ def _refuse_running_original(trial: Trial) -> None:
         state = trial.domain.retry(lambda: trial.virsh.domain(head.source_uuid))
         if state.is_active:
             raise UsageError(
-                f"{head.source}: it is {state.state}: the copy's disks lie over its own",
+                f"{head.source}: it is {state.state}: its disks back the copy's disks",
                 hint=f"shut it down; then {command_for(head.argument, 'resume')}",
             )
 
@@ -386,7 +386,7 @@ def _refuse_rebooted(
         _set_aside(trial, step, directory)
     raise ToolError(
         f"expected the guest to stay in its boot {orders.boot} while it was measured, found {now}",
-        hint="it restarted itself: look at its console",
+        hint="the guest restarted: check its console",
     )
 
 

@@ -45,14 +45,14 @@ def device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
     return (
         Gap(
             "memory devices",
-            f"{format_bytes(apart)} have their own file, host nodes or page size, so they count "
-            "on no node",
+            f"{format_bytes(apart)} have their own file, host nodes or page size, so they are not "
+            "counted on any node",
         ),
     )
 
 
 def merge_devices(size_bytes: int) -> tuple[MemoryDevice, ...]:
-    """Merge the devices into one: a plan counts them together, and moves none."""
+    """Merge the devices into one: a plan counts them together and does not move them."""
     if not size_bytes:
         return ()
     device = MemoryDevice(model="", cell=0, size_bytes=size_bytes, plugged_bytes=size_bytes)
@@ -230,7 +230,7 @@ def guest_distances(
     if host is None or len(nodes) < 2:
         return ()
     if host.distances is None:
-        gaps.append(Gap("guest distances", "the host reports no SLIT: the guest is shown none"))
+        gaps.append(Gap("guest distances", "no SLIT on the host: none in the guest"))
         return ()
     position = {node.index: i for i, node in enumerate(host.nodes)}
     rows: list[tuple[int, ...]] = []

@@ -26,7 +26,7 @@ _PT_INTERP = 3
 _EM_X86_64 = 62
 
 BEGIN = "homenode-stand-in: reading"
-"""What init writes to the console when the kernel is up."""
+"""Line that init writes to the console after the kernel has booted."""
 
 LOG = "homenode-stand-in: kernel log"
 """The line in its report from which the kernel's log follows."""
@@ -141,7 +141,7 @@ def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
 
 
 def partial_report(size: int, source: str) -> HostError:
-    """The error for a guest that started and sent part of its report. size: of that, in bytes."""
+    """The error for a guest that started and sent part of its report. size: bytes received."""
     return HostError(
         f"{source}: the test guest's report ends after {size} bytes",
         hint=CONSOLE_HINT,
@@ -177,7 +177,7 @@ _ALWAYS = re.compile(
     r"|can not insert \[bus|bridge configuration invalid|SRAT: .{0,60}(?:not used|overlap)"
     r"|NUMA: (?:Warning|Invalid)"
 )
-"""What is wrong at whatever level the kernel says it."""
+"""Kernel messages that are errors at any log level."""
 
 _HARMLESS = re.compile(
     r"\[io |extended config space|ECAM|_OSC|pnp 00:|MMCONFIG|acpiphp|deprecated|microcode"

@@ -3,7 +3,7 @@
     journal.jsonl   a head, then a line before each act and one after it
     SHA256.xml      documents that the lines name
 
-Root's records lie in /var/lib/homenode, another user's below XDG_STATE_HOME. Decision 0018
+Root's records are in /var/lib/homenode, another user's below XDG_STATE_HOME. Decision 0018
 describes the state after a kill. There are two host locks: a file next to the records, which names
 the holder, and on this machine libvirt's own directory, which its users can lock.
 """

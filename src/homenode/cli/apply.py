@@ -93,7 +93,7 @@ class ApplyAnswer(Struct, frozen=True, kw_only=True):
 
 
 def apply(arguments: ApplyArguments) -> None:
-    """Plan, show what would change, ask, and define it."""
+    """Plan, show the change, prompt for confirmation, and define it."""
     refuse_objective(arguments.options)
     if files := [name for name in arguments.names if is_file_target(name)]:
         host = () if arguments.host is None else ("--host", arguments.host)
@@ -113,7 +113,7 @@ def apply(arguments: ApplyArguments) -> None:
         virsh = Virsh(arguments.connect)
         states = {state.uuid: state for state in map(virsh.domain, arguments.names)}
         originals = {state.name: virsh.definition(uuid) for uuid, state in states.items()}
-        _check_can_ask(arguments)  # once it is known that there is something to ask about
+        _check_can_ask(arguments)  # after it is known that something would change
         machine = load_daemon_host(arguments.host, virsh)
         refuse_unread_vms(machine)
         if arguments.domain is not None:
@@ -225,7 +225,7 @@ def tuned_together(
 
 def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
     """The options with the VM's recorded layout, unless they name a layout or an objective. Raises
-    HostError if it was planned for another host and this one's nodes cannot be read."""
+    HostError if it was planned for another host and this host's nodes cannot be read."""
     record = guest.record
     if record is None or options.layout != AUTO or options.objective is not None:
         return ResolvedLayout(options)
@@ -237,7 +237,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
         )
     layout = record.layout
     shares = layout.pinning is Pinning.ALL_PUS and layout.siblings is Siblings.HIDDEN
-    if shares and not fills_cores(guest, host):  # vCPUs shared cores, for want of more
+    if shares and not fills_cores(guest, host):  # vCPUs shared cores, because cores were missing
         layout = replace(layout, pinning=Pinning.ONE_PER_CORE)
     planned = "this host as it is" if is_same else "another host, or this host before it changed"
     reason = f"{layout.name}, kept from the metadata of {guest.name}: planned for {planned}"
@@ -264,8 +264,8 @@ def _change(
     tunings: Sequence[PlannedFile],
     screens: Sequence[Doc],
 ) -> None:
-    """Show what would change, ask, and define the documents, all or none. Raises UsageError with
-    every obstacle. Domains without a change are skipped."""
+    """Show the change, prompt for confirmation, and define all documents or none. Raises UsageError
+    with every obstacle. Domains without a change are skipped."""
     root = journal.default_root()
     if arguments.dry_run or not arguments.yes:
         previews = [
@@ -376,7 +376,7 @@ def _move(
     tunings: Sequence[PlannedFile],
     screens: Sequence[Doc],
 ) -> None:
-    """Show where the threads of a running domain would run, ask, and move them."""
+    """Show the new CPUs of a running domain's threads, prompt for confirmation, and move them."""
     if arguments.dry_run or not arguments.yes:
         moved = preview_live_pins(virsh, change.name, change.tuned)
         _print_screens(screens)

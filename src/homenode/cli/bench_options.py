@@ -58,7 +58,7 @@ def bench_options(
     *,
     elsewhere: "Snapshot | None" = None,
 ) -> BenchOptions:
-    """Return the requested run. elsewhere: the machine to measure; None = this one. Raises
+    """Return the requested run. elsewhere: the machine to measure; None = this machine. Raises
     UsageError, naming the option, and InputError for files."""
     plan = None
     if run.plan is not None:

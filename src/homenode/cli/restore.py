@@ -135,7 +135,7 @@ def _list_open() -> None:
 
 
 def _restore_domains(arguments: RestoreArguments) -> None:
-    """Restore the definitions and live pins that domains had before `homenode apply`, last one
+    """Restore the definitions and live pins that domains had before `homenode apply`, last domain
     first. Every obstacle is reported before the question and before the first change."""
     connect, dry_run = arguments.connect or DEFAULT, arguments.dry_run
     virsh, root = Virsh(connect), journal.default_root()
@@ -238,7 +238,7 @@ def is_file_target(name: str) -> bool:
 def changing_host(
     command: str, names: Sequence[str], connect: str, *, dry_run: bool = False
 ) -> Iterator[tuple[int, ...]]:
-    """Hold the host's lock, from the look at its state to the change: a dry run holds none. Yield
+    """Hold the host's lock from reading its state to the change; a dry run takes no lock. Yield
     its descriptors. A command that waits on a terminal prints the holder."""
     if dry_run:
         yield ()

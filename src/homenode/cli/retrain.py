@@ -164,8 +164,8 @@ def _this_machine() -> "Host":
 
 def _program() -> str:
     """Return the program as it was called, for a unit or a hook that root runs; else the program
-    next to our Python, because `python -c` and a debugger cannot be installed. Raises InputError if
-    another user than root can change it, its Python or its modules."""
+    next to the running Python, because `python -c` and a debugger cannot be installed. Raises
+    InputError if another user than root can change it, its Python or its modules."""
     from pathlib import Path
 
     import homenode

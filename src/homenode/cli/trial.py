@@ -94,14 +94,14 @@ EMULATED = "HOMENODE_EMULATED_TRIALS"
 """Variable of the environment with which tests boot emulated guests."""
 
 _BOOT_S = 60.0
-"""From start to answer and from there to off, as a server of the day takes; for the estimate."""
+"""Estimated time of a server's boot and shutdown."""
 
 _PER_TEST_S = 1.0
 _MOST_FINDINGS = 5
 
 
 class TrialBoot(Struct, frozen=True, kw_only=True):
-    """None: to be done."""
+    """A boot of a trial; its results are None until it is done."""
 
     number: int
     layout: str
@@ -130,7 +130,7 @@ class TrialStatus(Struct, frozen=True, kw_only=True):
 
 
 def begin_trial(arguments: TrialArguments) -> None:
-    """Check, show findings, plans and time, ask, and run the trial; exit with its code."""
+    """Check, show findings, plans and time, prompt, and run the trial; exit with its code."""
     check_options(arguments)
     check_can_write(arguments.report)
     virsh = Virsh(arguments.connect)
@@ -234,8 +234,8 @@ def rollback_trial(arguments: TrialUndoArguments) -> None:
 
 
 def show_status(arguments: TrialStatusArguments) -> None:
-    """Print the progress of all trials, or of the last one of that name. Raises InputError if none
-    has that name."""
+    """Print the progress of all trials, or of the last trial of that name. Raises InputError if
+    none has that name."""
     name = arguments.name
     trials = known_trials(default_root(), name)
     if not trials and name is None:
@@ -347,7 +347,7 @@ def _conclude(
     head: TrialHead, journal: TrialJournal, report: Path | None, host: str | None
 ) -> None:
     """Print what the boots show, write the report, and exit with the status of the trial. host:
-    source of the one that the layouts were planned for; None: this machine, if it is theirs."""
+    source of the layouts' host; None: this machine, if it is that host."""
     from homenode.decide.machine_facts import facts_of_measured
     from homenode.decide.trial_conclusion import answer_of, conclude
 
@@ -402,7 +402,7 @@ def _report(directories: list[str], head: TrialHead, host: str | None, path: Pat
 
 
 def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]:
-    """The measured boots, by layout in the order of the head, and where they lie."""
+    """Print the measured boots, by layout in the order of the head, and their directory."""
     state = journal.load().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     runs, directories = [], []

@@ -63,7 +63,7 @@ class Ranking(Struct, frozen=True):
 
     def like(self) -> tuple[str, ...]:
         """Alternatives that are close to the best on every metric; empty if nothing can be
-        compared. If none is, the one with the smallest loss among those not shown to be worse."""
+        compared. If none is, the smallest loss among the layouts not shown to be worse."""
         if self._names_at(Position.UNKNOWN):
             return ()
         unlike = {result.alternative for result in self.results if not is_like_best(result)}

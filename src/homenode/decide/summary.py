@@ -56,7 +56,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     samples: int  # how many were used
     low: float  # of everything that was used
     high: float  # of everything that was used
-    replicated: bool  # the medians are of boots that were really made, not of published figures
+    replicated: bool  # the medians are of measured boots, not of published results
     devices: frozenset[Bdf]  # whose the slowest was taken of
     # of each boot, (experiment, round), None if it is of no round
     blocks: tuple[tuple[str, int] | None, ...] = ()
@@ -141,8 +141,8 @@ def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Serie
 
 
 def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
-    """Return the places of a metric's results, as an example: "triad of node 1"; None if there are
-    none."""
+    """Return the places of a metric's results, as an example: "triad of node 1"; None without
+    series."""
     keys = [key for key in series if key.metric == metric.id]
     if not keys:
         return None
@@ -276,7 +276,7 @@ def sample_variance(values: Sequence[float]) -> float:
 
 def _slowest_devices(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
     """Return the slowest device's median of each boot, for metrics in which it counts. A device is
-    known by its address, or by its position where a tool printed no address."""
+    identified by its address, or by its position if a tool printed no address."""
     groups: dict[SeriesKey, dict[object, _Boots]] = {}
     for key, boots in in_use.items():
         folded = _over_devices(key)

@@ -171,7 +171,7 @@ def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Lin
     """Every link from the function to its root port, the nearest first.
 
     A switch's upstream and downstream ports are one chip: no link is between them. Two ports of the
-    same direction have none either: the source lacks the port between them.
+    same direction have no link either: the source lacks the port between them.
     """
     links: list[Link] = []
     lower = device
@@ -259,7 +259,7 @@ def device_paths(
     host: Host, known_widths: Mapping[Bdf, int] | None = None
 ) -> tuple[DevicePath, ...]:
     """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address. known_widths: lanes of
-    slots that are wired narrower than their ports say, by a device on them."""
+    slots that are wired narrower than their ports report, by device."""
     # A dozen checks of one host read them: they hang on it, as its cached properties do.
     if "device_paths" not in host.__dict__:
         host.__dict__["device_paths"] = _device_paths(host)
@@ -342,7 +342,7 @@ _LINK_GAPS = frozenset({"NVLinks", "xGMI links"})
 
 def peer_links(host: Host) -> dict[Bdf, int]:
     """NVLinks, or GPUs joined by xGMI, of each GPU of a host with such links; a GPU without any has
-    0 if it is one that the vendor's tool would show. Empty where the tools left a gap.
+    0 if it is one that the vendor's tool would show. Empty if the tools left a gap.
 
     With switches a GPU has as many links as to any other, without them as to all others.
     """
@@ -351,7 +351,7 @@ def peer_links(host: Host) -> dict[Bdf, int]:
     if not joined or any(gap.subject in _LINK_GAPS for gap in host.gaps):
         return {}
     if any(link.kind is LinkKind.NVLINK and link.count is None for link in joined):
-        return {}  # hwloc says which GPUs are joined, and not by how many
+        return {}  # hwloc has the joined GPUs, but not the number of links
     drivers = {host.device_at[link.a].driver for link in joined if link.a in host.device_at}
     per: dict[Bdf, list[int]] = {
         gpu.bdf: []

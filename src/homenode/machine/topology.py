@@ -38,8 +38,8 @@ DEFAULT_HOST_RESERVE = HostReserve()
 
 
 LOCAL_DISTANCE, REMOTE_DISTANCE = 10, 20
-"""From a node to itself, and to any other where the firmware has no SLIT. Source: ACPI 6.5, 5.2.17;
-include/linux/topology.h."""
+"""Distance of a node to itself, and to other nodes if the firmware has no SLIT. Source: ACPI 6.5,
+5.2.17; include/linux/topology.h."""
 
 
 class CoreId(NamedTuple):
@@ -54,7 +54,7 @@ class CoreId(NamedTuple):
 
 
 class CoreKind(StrEnum):
-    """Kinds of core on a hybrid host. None on hosts whose cores are all alike."""
+    """Kinds of core on a hybrid host. None on hosts whose cores are all equal."""
 
     PERFORMANCE = "performance"
     EFFICIENCY = "efficiency"
@@ -128,11 +128,11 @@ class NumaNode(Struct, frozen=True):
     memory_free_bytes: int | None = None
     page_pools: tuple[PagePool, ...] = ()
     memory_kind: MemoryKind | None = MemoryKind.DRAM
-    # the GPU whose memory this is, where memory_kind is GPU and the driver says so
+    # the GPU whose memory this is, if memory_kind is GPU and the driver reports it
     gpu: Bdf | None = None
-    # an ACPI initiator that is not a CPU (a GPU, say) belongs to the node
+    # an ACPI initiator that is not a CPU (for example a GPU) belongs to the node
     generic_initiator: bool = False
-    package: PackageIndex | None = None  # None on CPU-less nodes and where the node spans packages
+    package: PackageIndex | None = None  # None on CPU-less nodes and if the node spans packages
 
 
 LAYOUT_NAMESPACE = "urn:homenode:layout:1"
@@ -157,15 +157,15 @@ class RunningDomain(Struct, frozen=True):
     iothread_pus: tuple[CpuSet | None, ...]
     memory_bytes: int
     memory_bound: bool
-    # (node, bytes); empty with memory_bound False means it may lie anywhere
+    # (node, bytes); empty with memory_bound False means on any node
     memory_by_node: tuple[tuple[NodeIndex, int], ...]
     page_bytes: int | None  # the page size that backs it; None for ordinary pages
     devices: tuple[Bdf, ...]
     # a VM that is to run here (a saved plan, or [[vm]] of a host.toml): it counts as if it ran,
-    # although the kernel's counters of free memory and pages do not know it yet
+    # although the kernel's counters of free memory and pages do not include it
     planned: bool = False
     mediated: tuple[str, ...] = ()  # UUIDs of the mediated devices that it has
-    # libvirt's, in lower case; None if the source has none, or a pseudonym
+    # libvirt's, in lower case; None if it is missing, or a pseudonym
     uuid: str | None = None
     mark: DomainMark | None = None  # homenode's, in its metadata; None = homenode has not placed it
 
@@ -202,7 +202,7 @@ class CpuModel(Struct, frozen=True):
 def nearest_cpu_nodes(
     nodes: Sequence[NumaNode], distances: Sequence[Sequence[int]] | None
 ) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
-    """For each node without CPUs, the nearest nodes with CPUs, ascending.
+    """Return the nearest nodes with CPUs, ascending, of each node without CPUs.
 
     distances: as in Host; a pair counts with the worse of its two directions. Without distances all
     nodes are as near. Empty if no node has CPUs.
@@ -231,8 +231,8 @@ class Host(Struct, frozen=True, dict=True):
     cpu: CpuModel
     packages: tuple[Package, ...]  # each ascending by index, Bdf for devices
     nodes: tuple[NumaNode, ...]  # each ascending by index, Bdf for devices
-    # shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local; None if the
-    # source has none. cores and llcs hold online CPUs only.
+    # shape (nodes, nodes), [from][to] in the order of `nodes`; SLIT, 10 = local; None if it is
+    # missing. cores and llcs hold online CPUs only.
     distances: tuple[tuple[int, ...], ...] | None
     llcs: tuple[Llc, ...]  # each ascending by index, Bdf for devices
     cores: tuple[Core, ...]  # each ascending by index, Bdf for devices
@@ -284,7 +284,7 @@ class Host(Struct, frozen=True, dict=True):
 
     @cached_property
     def nearest_cpu_nodes(self) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
-        """For each node without CPUs, the nearest nodes with CPUs, ascending."""
+        """Return the nearest nodes with CPUs, ascending, of each node without CPUs."""
         return nearest_cpu_nodes(self.nodes, self.distances)
 
     @cached_property
@@ -314,8 +314,8 @@ class Host(Struct, frozen=True, dict=True):
 
     @cached_property
     def core_places(self) -> tuple[tuple[int, NodeIndex | None, LlcIndex | None, int], ...]:
-        """Of each core its CPUs as bits and, as its first CPU has them, its node, its LLC and that
-        LLC's bytes (0 = unknown)."""
+        """(CPUs as bits, node, LLC, bytes of the LLC or 0) of each core; the last three of its
+        first CPU."""
         sizes = {llc.index: llc.size_bytes or 0 for llc in self.llcs}
         firsts = [(core.pus.bits, self.pu_at[next(iter(core.pus))]) for core in self.cores]
         return tuple(
@@ -324,7 +324,7 @@ class Host(Struct, frozen=True, dict=True):
         )
 
     def whole_cores(self, pus: CpuSet) -> CpuSet:
-        """These CPUs and their siblings, of CPUs in cores."""
+        """Return these CPUs and their siblings, of CPUs in cores."""
         return CpuSet(pu for core in self.cores if not core.pus.isdisjoint(pus) for pu in core.pus)
 
     @cached_property
@@ -381,7 +381,7 @@ class Host(Struct, frozen=True, dict=True):
         return tuple(gpu for gpu in gpus if gpu.physical_function is None)
 
     def bridges_above(self, bdf: Bdf) -> tuple[PciDevice, ...]:
-        """The bridges from the one directly above a function up to its root port. Raises KeyError
+        """The bridges above a function, from the nearest up to its root port. Raises KeyError
         for a function that the host does not have."""
         path: list[PciDevice] = []
         parent = self.device_at[bdf].parent
@@ -441,7 +441,7 @@ def assemble_pus(
 
 
 class HostSummary(Struct, frozen=True):
-    """Counts of a host, as the `host` format opens with. Online CPUs only, unless the name says.
+    """Counts of a host, as the `host` format opens with. Online CPUs only, unless named otherwise.
     gpus, nics and nvswitches do not count SR-IOV virtual functions; pci_functions does."""
 
     packages: int
@@ -520,7 +520,7 @@ def refuse_unshown(host: Host, *parts: HostPart) -> None:
         "CPUs": host.pus,
         "cores": host.cores,
         "memory": all(node.memory_bytes is not None for node in host.nodes),
-        # a list of addresses and nodes, as Xen's, does not say what the devices are
+        # a list of addresses and nodes, as from Xen, does not have the kinds of devices
         "PCI": any(device.kind is not DeviceKind.OTHER for device in host.pci_devices),
     }
     for part in parts:

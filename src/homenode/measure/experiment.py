@@ -4,9 +4,9 @@
 `slurm study` jobs in a queue (decision 0019). Their differences are in their executors.
 
 Variants are tests, layouts of a VM or bindings of jobs. A round has each variant once. Drift (heat,
-neighbours) then affects every variant equally, and after-effects of a variant affect another one in
-each round. Controls stand before the first round and after every round, so that a round is
-bracketed by them.
+neighbours) then affects every variant equally, and after-effects of a variant affect another
+variant in each round. Controls run before the first round and after every round, so that they
+bracket each round.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class ScheduledTask(Struct, frozen=True, order=True):
     """A variant in one round."""
 
     number: int  # the task's place in the schedule, from 0
-    round: int  # from 0; a control of round -1 stands before the first
+    round: int  # from 0; a control of round -1 precedes the first
     variant: str
     is_control: bool = False
 
@@ -268,7 +268,7 @@ class Executor(Protocol):
 class WaitPolicy(Struct, frozen=True):
     """Time limits for waiting."""
 
-    poll_s: float = 5.0  # between two looks
+    poll_s: float = 5.0  # between two polls
     # time that an experiment waits if all tasks wait for an operator, or the queue does not answer
     blocked_s: float = 600.0
 

@@ -68,7 +68,7 @@ def prepare_run(
     own_pus: allowed by cpuset and affinity; None = all. shown: GPUs that the driver shows.
 
     Raises UsageError for tests, CPUs or nodes that the machine does not have, InputError for a
-    document that is none.
+    malformed document.
     """
     facts = _facts(orders)
     expected = None
@@ -135,7 +135,7 @@ def _suite(
 
 
 def _app_test(app: AppOrder) -> BenchTest:
-    seconds = min(60.0, app.timeout_s)  # no one knows; progress learns from the first round
+    seconds = min(60.0, app.timeout_s)  # unknown; progress is estimated after the first round
     return BenchTest(APP_TEST, Group.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
 
 
@@ -211,7 +211,7 @@ def _head(
         experiment=orders.experiment,
         block=orders.block,
         hardware=hardware_of(host),
-        # A guest's ports are made by its hypervisor, and say nothing of the links below them.
+        # A guest's ports are made by its hypervisor, and do not show the real links.
         unusable=() if in_guest else tuple(map(_as_reason, link_health(host))),
     )
 
@@ -282,14 +282,14 @@ _STATUS = "/proc/self/status"
 
 
 def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
-    """Return the nodes that our cpuset allows for memory; None = unknown."""
+    """Return the nodes that the cpuset allows for memory; None = unknown."""
     listed = _listed_numbers(snapshot, "Mems_allowed_list")
     return None if listed is None else tuple(listed)
 
 
 def affinity(snapshot: Snapshot) -> CpuSet | None:
     """Return the CPUs that homenode's threads may use, by cpuset, taskset or srun; None = unknown.
-    A host is discovered by its cgroups alone: where a VM may run, taskset does not say."""
+    A host is discovered by its cgroups alone: taskset does not limit a VM."""
     return _listed_numbers(snapshot, "Cpus_allowed_list") or None
 
 
@@ -318,7 +318,7 @@ def keeps_to_nodes(test: BenchTest) -> bool:
 
 def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:
     """The machine with these CPUs and nodes alone; None = all that may be used. Raises UsageError
-    for missing CPUs or nodes, or those that our cpuset does not allow."""
+    for CPUs or nodes that are missing or that the cpuset excludes."""
     usable = host.usable_pus
     if pus is not None and not pus <= usable:
         raise UsageError(
@@ -383,7 +383,7 @@ def _bound_argv(
         return test.argv
     argv = _with_no_affinity_change(test.argv)
     if argv[0] == "numactl" and test.node is not None:
-        # numactl takes all CPUs of the node: what it starts is kept to ours.
+        # numactl takes all CPUs of the node: its child is limited to the allowed CPUs.
         at = next(n for n, word in enumerate(argv) if n > 0 and not word.startswith("-"))
         ours = pus_of_node.get(int(test.node), pus)
         return (*argv[:at], "taskset", "-c", str(ours), *argv[at:])

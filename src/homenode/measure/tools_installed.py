@@ -27,7 +27,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ASK_S = 60.0
 
 PROGRAMS = (PROBE, *"numactl taskset nvbandwidth all_reduce_perf rocm-bandwidth-test".split())
-"""What the suite may run."""
+"""Programs that the suite runs if they are installed."""
 
 
 def boot_identity(machine: Machine) -> str:
@@ -71,7 +71,7 @@ def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> froz
 def gpus_shown_by(
     machine: Machine, options: SuiteOptions, host: Host, installed: Collection[str]
 ) -> ShownGpus | None:
-    """The GPUs that the machine's driver gives to us; None if it could not be asked. Raises
+    """The GPUs that the machine's driver exposes; None if the driver cannot be queried. Raises
     ToolError if the machine cannot be reached."""
     gpus = measured_gpus(host, [])
     # On this machine homenode's interpreter runs it: a node's python3 may be absent, or too old.

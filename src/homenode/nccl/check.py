@@ -68,8 +68,8 @@ _FEW_CHILDREN = 40
 def check_topology(
     data: bytes, source: str, flavour: NcclVariant | None = None
 ) -> tuple[Finding, ...]:
-    """Return the faults of a file, the worst first. flavour: None = as the file's version says. A
-    file that NCCL cannot read at all gives one finding, `nccl-unreadable`."""
+    """Return the faults of a file, the worst first. flavour: None = as in the file's version. A
+    file that NCCL cannot read has only the finding `nccl-unreadable`."""
     try:
         read = read_topology(data, source)
     except ParseError as error:
@@ -269,7 +269,7 @@ def _cpu_checks(cpu: XmlNode) -> Iterator[Finding]:
             "nccl-vendor", _cpu(cpu), expected=" or ".join(_VENDORS[:2]), observed=repr(vendor)
         )
     family, model = cpu.get("familyid"), cpu.get("modelid")
-    of_amd_alone = vendor == "AuthenticAMD" and model is None  # NCCL goes by AMD's family
+    of_amd_alone = vendor == "AuthenticAMD" and model is None  # NCCL uses AMD's family
     if (family is None) != (model is None) and not of_amd_alone:
         yield finding(
             "nccl-cpu-model",

@@ -206,7 +206,7 @@ def shorten(text: str, size: float, width: float, bold: bool = False) -> str:
 
 def wrap(text: str, size: float, width: float, bold: bool = False) -> tuple[str, ...]:
     """Break text into lines of at most `width`, at spaces and after commas, without shortening. A
-    word that is wider than a line is broken where it must be."""
+    word that is wider than a line is broken at the line's end."""
     lines: list[str] = []
     line = ""
     for word in _words(text):

@@ -36,7 +36,7 @@ def path_of_address(
     address: GuestAddress, controllers: Iterable[GuestPciController]
 ) -> GuestPath | None:
     """Return the path of a libvirt address among a definition's controllers; pcie.0 is index 0.
-    None if a controller on the way is missing, or has no address or busNr yet."""
+    None if a controller on the way is missing, or has no address or busNr."""
     by_index = {controller.index: controller for controller in controllers}
     steps = [(address.device, address.function)]
     bus = address.bus

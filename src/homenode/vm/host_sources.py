@@ -146,7 +146,7 @@ def _host_of_uri(uri: str) -> Host:
 
 
 def host_over_ssh(server: str, timeout_s: float | None = None) -> Host:
-    """Read a host over ssh. server: [user@]host[:port]. timeout_s: None = ssh may ask on the
+    """Read a host over ssh. server: [user@]host[:port]. timeout_s: None = ssh may prompt on the
     terminal. Raises HostError."""
     from homenode.machine.discover.host import discover
     from homenode.machine.snapshot.capture import SSH_TIMEOUT_S, collect_over_ssh

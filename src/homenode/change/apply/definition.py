@@ -101,7 +101,7 @@ def apply_definitions(
                 step.act(step.store.journal.write)
         except HomenodeError:
             for step in reversed(steps):
-                with suppress(HomenodeError):  # what is left, the journal says
+                with suppress(HomenodeError):  # the journal lists the open steps
                     step.take_back(step.store.journal.write)
             raise
     return tuple(step.outcome() for step in steps)
@@ -109,8 +109,8 @@ def apply_definitions(
 
 class RestoreOutcome(Struct, frozen=True):
     definition: bytes  # as libvirt prints it now
-    # it is the original, byte for byte but for the order that libvirt prints devices in; False
-    # where another libvirt than the one that printed the original prints it otherwise
+    # it is the original, byte for byte but for the order that libvirt prints devices in; False if
+    # another libvirt than the one that printed the original prints it differently
     exact: bool
     changed: bool  # False if it was there already
 
@@ -284,8 +284,8 @@ def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
 
 
 def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
-    """Make the present definition the original; gives where the old one lies. Raises InputError if
-    nothing is saved."""
+    """Make the present definition the original; return the path of the old original. Raises
+    InputError if nothing is saved."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument, "--forget")

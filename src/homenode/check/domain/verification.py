@@ -39,7 +39,7 @@ def verify_document(
 ) -> Findings:
     """Return the findings on a definition, worst first. host, plan: None = not compared.
     schema_errors: of vm/domain/schema.py. parsed: the definition after libvirt's parser. Raises
-    ParseError or InputError if the document cannot be read at all."""
+    ParseError or InputError if the document cannot be read."""
     facts = vm_of(document)
     findings = [
         *schema_findings(schema_errors, parsed),
@@ -261,7 +261,7 @@ def _difference(
     try:
         after = step(document, plan)
     except InputError as error:
-        # The facts name every controller, this only the first one in the way.
+        # The facts name every controller, this one only the first obstacle.
         path = "/domain/devices/controller" if step is edit_controllers else "/domain"
         tag = path.rpartition("/")[2]
         return [(path, tag, "a definition that accepts the plan")], [(path, tag, error.message)]

@@ -63,8 +63,8 @@ class Verification(Struct, frozen=True):
 
 def verify(request: VerifyRequest) -> Verification:
     """Run the requested checks. Raises UsageError for a file of another kind, InputError for an
-    unreadable file, HostError and its kin where this machine cannot boot guests or the guest cannot
-    be reached."""
+    unreadable file, HostError and its subclasses if this machine cannot boot guests or the guest
+    cannot be reached."""
     content, document = None, None
     if request.domain is not None:
         virsh = Virsh(request.connect)

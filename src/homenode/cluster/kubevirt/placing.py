@@ -74,9 +74,9 @@ class PlacedXml(Struct, frozen=True):
 class CellNodes(Struct, frozen=True):
     """Guest cells and their host nodes."""
 
-    # the cell that stands for a host node; nodes without one are omitted
+    # the cell that mirrors a host node; nodes without a cell are omitted
     cell_of_node: dict[NodeIndex, int]
-    # the one node that a cell stands for, None if that is several or not known
+    # the node that a cell mirrors, None if it mirrors several or is unknown
     node_of_cell: tuple[NodeIndex | None, ...]
 
 
@@ -93,7 +93,7 @@ def place_devices(
     itself or on an expander bus. A second call changes nothing. Raises InputError for a document
     that cannot be read or has no expander buses, HostError if /sys does not give of a device,
     Unplannable where bus numbers run out."""
-    # Long because each step needs what all steps before it found.
+    # Long because each step needs the results of all steps before it.
     document = open_domain(xml, source)
     guest = vm_of(document)
     reason = _reason_to_leave(document, guest)
@@ -224,8 +224,8 @@ def _with_lost_targets(
 def _is_grace_done(document: Document, cells: int) -> bool:
     """Return whether KubeVirt placed the Grace GPUs: each has its own expander bus and SMMU.
 
-    A nodeset of cells that are not there is the hook's own, of the first of KubeVirt's two
-    definitions: the second has the devices of that one, and the cells from before it.
+    A nodeset of missing cells comes from the hook, at the first of KubeVirt's two definitions: the
+    second has the devices of the first, and the cells from before the first.
     """
     for _, element in hostdev_elements(document):
         acpi = element.child("acpi")
@@ -382,7 +382,7 @@ def cell_nodes(document: Document, host: Host) -> CellNodes:
         if len(named) == 1:
             cell_of_node[node.index] = named[0]
             continue
-        # A cell that is bound to other nodes does not stand for this one, whatever its pins.
+        # A cell that is bound to other nodes does not mirror this node, whatever its pins are.
         candidates = named or [cell for cell in range(len(cells)) if cell not in bound]
         count = {
             cell: sum(_is_within(pins.get(("vcpupin", vcpu)), node.pus) for vcpu in cells[cell])
@@ -405,7 +405,7 @@ def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
 
 
 def planned_cells(guest: Vm, host: Host, nodes: CellNodes, gaps: list[Gap]) -> tuple[VmCell, ...]:
-    """Return the definition's cells, with the host's distances if they have none."""
+    """Return the definition's cells, with the host's distances if distances are missing."""
     distances = [cell.distances for cell in guest.cells]
     known_nodes = tuple(node for node in nodes.node_of_cell if node is not None)
     online = {node.index for node in host.nodes}

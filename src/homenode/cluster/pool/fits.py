@@ -309,9 +309,9 @@ def _without_vms(host: Host) -> Host:
 
 
 def share_of(host: Host, gpus: int) -> tuple[int, int]:
-    """Return the (vCPUs, bytes) of so many GPUs of a host: each GPU's share on the node with the
-    smallest share, without the host's reserve and a core for each VM's emulator. Whole GiB from 1
-    GiB. Raises InputError for a host without GPUs or with too few resources."""
+    """Return the (vCPUs, bytes) for a number of GPUs of a host: each GPU's share on the node with
+    the smallest share, without the host's reserve and a core for each VM's emulator. Whole GiB from
+    1 GiB. Raises InputError for a host without GPUs or with too few resources."""
     gpus_of_node: dict[NumaNode | None, int] = {}
     node_of = host.node_at
     for gpu in passable_gpus(host):

@@ -63,8 +63,8 @@ class NotRead(NamedTuple):
 class SlurmConfig(Struct, frozen=True):
     source: str
     text: str  # as it was given
-    lines: tuple[ConfigLine, ...]  # without blank ones and comments
-    # files that Include lines name, whose lines stand in `lines` in place of these
+    lines: tuple[ConfigLine, ...]  # without blank lines and comments
+    # files that Include lines name, whose lines replace these in `lines`
     included: tuple[ConfigFile, ...] = ()
     not_read: tuple[NotRead, ...] = ()  # those whose lines do not
 
@@ -79,7 +79,7 @@ class SlurmConfig(Struct, frozen=True):
         return text.split("\n")[line.first - 1 : line.last]
 
     def last(self, key: str) -> tuple[str, ConfigLine] | None:
-        """Return the effective value of a cluster-wide key: the last one."""
+        """Return the effective value of a cluster-wide key: the last value."""
         for line in reversed(self.lines):
             value = line.get(key)
             if value is not None and line.words[0][0] not in _LISTS:
@@ -107,8 +107,8 @@ Includer = Callable[[str, str], tuple[ConfigFile, ...] | str]
 
 def parse_config(text: str, source: str, include: Includer | None = None) -> SlurmConfig:
     """Return the lines of a configuration file and its includes. include: reads an include; None =
-    includes stay unknown, and `not_read` has them. Raises ParseError that names the line where a
-    word is no Key=value, and for files that include each other."""
+    includes stay unknown, and `not_read` has them. Raises ParseError with the line of a word that
+    is not Key=value, and for files that include each other."""
     reading = _ConfigReader(
         include or (lambda path, neighbours: "no other file was looked for"), [], [], []
     )

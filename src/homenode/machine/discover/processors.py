@@ -67,7 +67,7 @@ def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKi
 def cores_differ(
     snapshot: Snapshot, cores: Sequence[CpuSet], packages: Sequence[CpuSet], offline: CpuSet
 ) -> str | None:
-    """Return the difference of cores of unknown kind as text; None if they look equal. Compared are
+    """Return the difference of cores of unknown kind as text; None if they are equal. Compared are
     cache sizes, the model on arm64, and the number of SMT siblings within a package without offline
     CPUs, because SMT may be off in another package."""
     package_of_pu = {pu: number for number, pus in enumerate(packages) for pu in pus}
@@ -125,8 +125,8 @@ class Processors(Struct, frozen=True):
 
 
 def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
-    """Packages, cores and LLCs of a snapshot. Raises InputError if some online CPUs have a topology
-    directory and others have none, HostError if one cannot be read."""
+    """Packages, cores and LLCs of a snapshot. Raises InputError if only some online CPUs have a
+    topology directory, HostError if one cannot be read."""
     online = states.online
     with_topology = CpuSet(
         pu for pu in online if list_readable(snapshot, f"{CPU}/cpu{pu}/topology") is not None
@@ -217,7 +217,7 @@ def _core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
 
 
 def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
-    """core_id of each CPU for which the kernel knows one."""
+    """core_id of each CPU for which the kernel has an id."""
     ids: dict[PuIndex, int] = {}
     for pu in pus:
         label = read_number(snapshot, f"{CPU}/cpu{pu}/topology/core_id")
@@ -260,7 +260,7 @@ def _core_id(
 ) -> CoreId:
     first = pus.first()
     assert first is not None
-    # The lowest CPU stands in for a core_id that the kernel does not know.
+    # The lowest CPU replaces a core_id that the kernel does not have.
     return CoreId(package_of_pu[first], core_ids.get(first, first))
 
 
@@ -335,7 +335,7 @@ def _read_llcs(
     snapshot: Snapshot, online: CpuSet, siblings_of_pu: dict[PuIndex, CpuSet], gaps: list[Gap]
 ) -> tuple[Llc, ...]:
     """The last-level cache of each CPU: the highest level that holds data. LLCs may differ in
-    level: the low-power E cores of a Meteor Lake lie outside the L3."""
+    level: the low-power E cores of a Meteor Lake are outside the L3."""
     caches: list[tuple[CpuSet, int, int | None]] = []
     in_use = CpuSet()
     unknown = CpuSet()

@@ -108,9 +108,9 @@ def read_states(snapshot: Snapshot) -> PuStates:
 
 
 def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
-    """Return the online CPUs that our cgroup allows. The cgroup comes first: taskset also narrows
-    the affinity in /proc/self/status, but does not limit VMs. CPUs that systemd excludes for
-    libvirt's machines are not allowed either."""
+    """Return the online CPUs that homenode's cgroup allows. The cgroup comes first: taskset also
+    narrows the affinity in /proc/self/status, but does not limit VMs. CPUs that systemd excludes
+    for libvirt's machines are not allowed either."""
     machines = read_pus(snapshot, _MACHINES) or online
     allowed, gaps = _read_own_allowed(snapshot, online)
     return allowed & machines, gaps
@@ -121,7 +121,7 @@ def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple
     for kind, mount in (*_cpuset_mounts(snapshot), *_MOUNTS):
         directory = groups.get(kind)
         if directory is None or ".." in directory.split("/"):
-            continue  # a cgroup outside our namespace has no readable place
+            continue  # a cgroup outside the namespace has no readable path
         directory = directory.rstrip("/")
         while True:
             for file in _FILES_OF_TYPE[kind]:
@@ -171,7 +171,7 @@ def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
     for line in read_lines(snapshot, "/proc/mounts"):
         fields = line.split()
         if len(fields) < 4 or not fields[1].startswith("/") or "\\" in fields[1]:
-            continue  # "\040" stands for a space, which no cgroup mount has
+            continue  # "\040" is a space, which no cgroup mount has
         _, mount, kind, options = fields[:4]
         if kind in ("cgroup2", "cpuset") or (kind == "cgroup" and "cpuset" in options.split(",")):
             mounts.append((kind, mount))

@@ -64,7 +64,7 @@ class Form(Enum):
     def matches(self, text: str) -> bool:
         """True if the whole text, but for white space around it, has the form. White space alone
         matches every form: a file may be empty."""
-        # By line, because a pattern that repeats over lines takes 2^n steps to say no.
+        # By line, because a pattern that repeats over lines takes 2^n steps to fail.
         parts = text.strip().split("\n") if self in _BY_LINE else (text.strip(),)
         compiled = _compiled(self)
         return all(not part or compiled.fullmatch(part.rstrip()) for part in parts)
@@ -81,10 +81,10 @@ class PathRule(Struct, frozen=True):
     kind: Kind
     form: Form
     purpose: str
-    # where given, only lines that begin so are captured (the rest of /proc/self/status, say, is
-    # private)
+    # if set, only lines that begin with it are captured (for example, the rest of /proc/self/status
+    # is private)
     keep: tuple[str, ...] = ()
-    # a glob that says the same, better: this one is only read where that one matches nothing, as in
+    # a better glob of the same content: this glob is only read if that one matches nothing, as in
     # trees of /sys from old kernels or packed by other programs
     unless: str | None = None
 
@@ -93,12 +93,12 @@ class ToolCommand(Struct, frozen=True):
     """A tool whose output is read."""
 
     name: str
-    # the argv, and others to try where the first program is not there
+    # the argv, and alternatives if the first program is missing
     spellings: tuple[tuple[str, ...], ...]
     purpose: str
     timeout_s: int = 30
-    # where given, its output is a list of words, and the tool runs once for each of them, the word
-    # as its last argument; the outputs stand one after the other in <wrapped> tags
+    # if set, its output is a list of words, and the tool runs once for each word as its last
+    # argument; the outputs follow one another in <wrapped> tags
     list_argv: tuple[str, ...] = ()
     wrapped: str = ""
 

@@ -30,8 +30,8 @@ class Manifest(Struct, frozen=True):
     absent: tuple[str, ...]  # globs of the contents table that matched nothing on the host
     # (path or tool, reason): was there, is not in the capture
     left_out: tuple[tuple[str, str], ...]
-    # "host name", "user name": too short or too common a word to be distinguished from other text,
-    # so that it has a pseudonym only where it is known to stand
+    # "host name", "user name": a word too short or too common to be distinguished from other text,
+    # so that it gets a pseudonym only at known places
     not_everywhere: tuple[str, ...] = ()
 
 
@@ -71,7 +71,7 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
     absent: list[str] = []
     unlike: set[str] = set()
     for rule in PATHS:
-        # The rule that is better stands above it in the table.
+        # The better rule is above it in the table.
         if rule.unless is not None and rule.unless not in absent:
             continue
         is_there = False
@@ -131,7 +131,7 @@ def _pattern(part: str) -> "re.Pattern[str]":
 
 def _place(snapshot: Snapshot, path: str) -> str | None:
     """Return the path in a capture: below the real path of its directory, except under /proc, where
-    /proc/self would become our process number."""
+    /proc/self would become homenode's process number."""
     if not path.startswith("/sys/"):
         return path
     directory, _, name = path.rpartition("/")

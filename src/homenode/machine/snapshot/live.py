@@ -12,8 +12,8 @@ _MAX_DOMAINS = 4096
 
 
 class QuietSnapshot(DirectorySnapshot):
-    """The files of the machine that we run on; no tool runs. root: where the host's /sys and /proc
-    lie: "/", or "/host" in a container that mounts them."""
+    """The files of the local machine; no tool runs. root: directory of the host's /sys and /proc:
+    "/", or "/host" in a container that mounts them."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class QuietSnapshot(DirectorySnapshot):
 
 
 class LiveSnapshot(QuietSnapshot):
-    """The local machine. Tools run when their output is first asked for, and once."""
+    """The local machine. A tool runs once, when its output is first requested."""
 
     __slots__ = ("_failures", "_outputs")
 

@@ -21,7 +21,7 @@ _MAX_ROOT_DEPTH = 3
 """Directories above a machine's sys/ in which it is looked for: archive/machine/fsroot/sys."""
 
 _MAX_DIRECTORIES_SEARCHED = 2000
-"""At each depth, so that a home directory named by mistake does not take minutes."""
+"""Limit at each depth, so that a home directory named by mistake does not take minutes."""
 
 
 def open_snapshot(path: Path) -> Snapshot:
@@ -68,7 +68,7 @@ def _open_directory(source: Path, machine: str | None) -> Snapshot:
 
 
 def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
-    """Each machine in an archive: its directory, and whether that is the inside of a /sys."""
+    """Yield each machine in an archive: its directory, and whether that is the inside of a /sys."""
     directories = tree.directories
     roots = {
         (directory.removesuffix("sys").rstrip("/"), False)
@@ -83,7 +83,7 @@ def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
 
 
 def _roots_in(top: str) -> list[tuple[str, bool]]:
-    """Each machine in a directory, as `_roots_of` gives them. Links are not followed. Raises
+    """Yield each machine in a directory, as `_roots_of` does. Links are not followed. Raises
     HostError if the directory itself, or the sys in it, cannot be read."""
     for directory in (top, f"{top}/sys"):
         try:

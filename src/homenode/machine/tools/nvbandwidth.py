@@ -93,7 +93,7 @@ class NvbandwidthTest(Struct, frozen=True):
     name: str | None  # the tool's; None for a waived one of a text
     status: Status
     matrices: tuple[NvbandwidthMatrix, ...] = ()
-    # (GPU's number, NUMA node) of the thread that copied, where the log has lines about it
+    # (GPU's number, NUMA node) of the copying thread; () if the log has no lines about it
     threads: tuple[tuple[int, int], ...] = ()
 
 
@@ -153,8 +153,8 @@ def _bdf_of(text: str, line: Line) -> Bdf:
 
 
 def _merge_tests(tests: Iterable[NvbandwidthTest]) -> tuple[NvbandwidthTest, ...]:
-    """Return each named test once: the entry of an error replaces the entry of its start. Two
-    results of one name are refused by the readers; unnamed tests all stay."""
+    """Return each named test once: the entry of an error replaces the entry of its start. Readers
+    reject two results with one name; unnamed tests all stay."""
     merged: list[NvbandwidthTest] = []
     for test in tests:
         if len(merged) == MAX_TESTS:

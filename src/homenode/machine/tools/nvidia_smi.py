@@ -61,7 +61,7 @@ class NvidiaMigDevice(Struct, frozen=True):
 
 
 class NvidiaGpu(Struct, frozen=True, kw_only=True):
-    """A GPU. None if the driver says N/A, or where its version does not have the field."""
+    """A GPU. None if the driver prints N/A, or if its version does not have the field."""
 
     bdf: Bdf
     name: str | None
@@ -77,12 +77,12 @@ class NvidiaGpu(Struct, frozen=True, kw_only=True):
 class NvidiaQuery(Struct, frozen=True):
     # in the tool's order, which is that of the numbers that other commands use
     gpus: tuple[NvidiaGpu, ...]
-    # (GPU, element, text) whose text we do not understand; its field is None
+    # (GPU, element, text) whose text is not recognised; its field is None
     unread: tuple[tuple[Bdf, str, str], ...]
 
 
 def parse_query(text: str) -> NvidiaQuery:
-    """The GPUs. Elements that we do not use are skipped: there are 300, and more in each release.
+    """The GPUs. Unused elements are skipped: there are 300, and more in each release.
     Raises ParseError if the text is no such document or a GPU has no address, or another's."""
     root = parse_xml(text, "nvidia_smi_log", _SOURCE)
     unread: list[tuple[Bdf, str, str]] = []
@@ -137,7 +137,7 @@ def _mig_devices(
 
 
 def _text(element: etree._Element, path: str) -> str | None:
-    """The text at a path; None if it is missing or one of the many ways to say so."""
+    """The text at a path; None if it is missing or one of the texts for a missing value."""
     text = (element.findtext(path) or "").strip()
     return None if _ABSENT.fullmatch(text.strip("[]").lower()) else text
 
@@ -157,7 +157,7 @@ _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
 class TopoDevice(Struct, frozen=True):
-    """A row. None if the tool says N/A or nothing."""
+    """A row. None if the tool prints N/A or nothing."""
 
     name: str  # "GPU0", "NIC0", or the name of a NIC ("mlx5_0", drivers before 510)
     cpus: CpuSet | None  # CPUs near the GPU; only those that the caller's cpuset allows
@@ -173,7 +173,7 @@ class TopoMatrix(Struct, frozen=True):
     links: tuple[tuple[str | None, ...], ...]
 
     def nvlinks(self, a: int, b: int) -> int:
-        """Bonded NVLinks between the devices at two positions; 0 if there are none. To a switch's
+        """Bonded NVLinks between the devices at two positions; 0 without NVLinks. To a switch's
         GPUs it is the number of links to the switches."""
         match = _NVLINKS.fullmatch(self.links[a][b] or "")
         return int(match[1]) if match else 0
@@ -281,7 +281,7 @@ def _affinities(
             cells = [words[0] if abs(start - place) < _SPACED else ""]
         elif "\t" not in line.text or not cells:
             raise line.error(plural(affinities, "affinity", "affinities"))
-        # The last column always says something; of the first two one is empty, or both.
+        # The last column always has a text; one or both of the first two are empty.
         last = [words[-1]] if affinities == len(_AFFINITIES) else []
         middle = words[: len(words) - len(last)]
         first = [*([] if cells[0] else ["N/A"]), *middle]

@@ -1,6 +1,6 @@
 """virsh capabilities: the nodes and CPUs of the host as libvirt sees them.
 
-libvirt reads the same /sys that we read, on its own: the two must agree.
+libvirt reads the same /sys independently: the results must agree.
 
 Seen of libvirt 6.0 to 11.3. Source: docs/formatcaps.html of libvirt; schemas/capability.rng.
 """
@@ -33,7 +33,7 @@ class CapabilitiesCell(Struct, frozen=True):
 
 def parse(text: str) -> tuple[CapabilitiesCell, ...]:
     """The cells of the host, in the document's order; the guests that could be run are skipped.
-    Raises ParseError if an element that we use is not of its form."""
+    Raises ParseError if a used element is malformed."""
     root = parse_xml(text, "capabilities", _SOURCE)
     host = root.find("host")
     if host is None:

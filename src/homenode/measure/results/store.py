@@ -154,8 +154,8 @@ def run_directory(root: Path, system: str, name: str) -> Path:
 
 
 def write_run(root: Path, run: Run) -> Path:
-    """Write a run whole or not at all, and return its file. Raises HostError if that fails, and
-    where there is such a run already."""
+    """Write a run completely or not at all, and return its file. Raises HostError if that fails, or
+    if the run exists already."""
     directory = run_directory(root, run.head.system, run.head.name)
     path = directory / FILE
     if path.exists():
@@ -200,8 +200,7 @@ def read_run(path: Path) -> Run:
 def load_runs(path: Path) -> StoredRuns:
     """Every run at or below a path, a few directories deep.
 
-    A directory without subdirectories in which no results.jsonl lies is foreign, and skipped as
-    such.
+    A directory without subdirectories without results.jsonl is foreign, and skipped.
     Raises InputError if nothing is there.
     """
     if path.is_file():

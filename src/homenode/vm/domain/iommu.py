@@ -44,8 +44,8 @@ MOST_VCPUS_WITHOUT = 255
 
 
 def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
-    """Expander buses of Grace GPUs with passed-through devices of one root complex alone, so that
-    one accelerated SMMUv3 of the host can serve them."""
+    """Expander buses of Grace GPUs whose passed-through devices are all of one root complex, so
+    that one accelerated SMMUv3 of the host can serve them."""
     bus_of = {c.index: c.address.bus for c in plan.vm.controllers if c.address is not None}
     expanders = {c.index for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS}
 
@@ -82,7 +82,7 @@ def can_accelerate(libvirt: Version | None, qemu: Version | None) -> bool:
 
 
 def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
-    """Add an accelerated SMMUv3 to each of these buses that has none, unless one serves the whole
+    """Add an accelerated SMMUv3 to each of these buses without one, unless one serves the whole
     machine. ats, ril, oas, ssidsize and cmdqv keep QEMU's defaults: the host's values."""
     devices = document.root.child("devices")
     have = [element.value("driver/@pciBus") for element in document.root.all("devices/iommu")]

@@ -55,7 +55,7 @@ def validate(
 
 
 def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = None) -> Gap | None:
-    """Raise HomenodeError if an edit broke a document; the gap says why nothing was checked. A
+    """Raise HomenodeError if an edit broke a document; the gap is the reason for no check. A
     document that was invalid before, or needs a newer libvirt than installed, is not checked."""
     errors, gap = validate(after)
     if gap is not None or not errors:

@@ -45,7 +45,7 @@ class GuestFiles(Struct, frozen=True):
 
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:
     """The named kernel, else one of this machine, else a cached or downloaded one; and busybox.
-    Raises HostError that says what is missing and how to install it."""
+    Raises HostError with the missing programs and the command that installs them."""
     image = _path_if_readable(kernel) if kernel is not None else _kernel_here()
     if kernel is not None and image is None:
         raise HostError(f"{kernel}: the kernel cannot be read", hint=_HINT)
@@ -134,7 +134,7 @@ def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> P
         raise HostError(f"{directory}: cannot write: {error.strerror}") from None
     for package in packages:
         for real in _dependencies(package) if kind == "vmlinuz" else (package,):
-            # Aside, and whole into its place: another homenode may look for it meanwhile.
+            # Download next to it, then rename: another homenode may read it meanwhile.
             with private_directory(".fetched-", directory.parent) as aside:
                 run(("sh", "-c", _FETCH, "sh", str(aside), real), _FETCH_S)
                 for archive in sorted(aside.glob(f"{real}_*.deb")):
@@ -201,7 +201,7 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
         note.parent.mkdir(parents=True, exist_ok=True)
         replace_file(note, f"{boot} {'works' if works else 'fails'}\n".encode(), synced=False)
     except OSError:
-        pass  # the next run asks again
+        pass  # the next run tries again
     return works
 
 

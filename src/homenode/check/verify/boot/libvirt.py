@@ -22,8 +22,8 @@ _ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation
 
 
 def find_uri(connect: str | None) -> str | None:
-    """Return the URI of a libvirt that answers, else None. connect: asked for by name: then raises
-    ToolError if it does not answer."""
+    """Return the URI of a libvirt that answers, else None. connect: URI from the user; raises
+    ToolError if that daemon does not answer."""
     uri = connect or SYSTEM
     if find_program("virsh") is None:
         if connect is not None:
@@ -50,7 +50,7 @@ def offers_kvm(uri: str) -> bool:
 
 
 def qemu_user(uri: str) -> int | None:
-    """Return the number of the user as which this libvirt's QEMU runs; None if it does not say."""
+    """Return the number of the user as which this libvirt's QEMU runs; None if unknown."""
     answer = run(("virsh", "-q", "-c", uri, "capabilities"), _ASK_S)
     try:
         return user_of_capabilities(answer.stdout) if answer.returncode == 0 else None
@@ -61,7 +61,7 @@ def qemu_user(uri: str) -> int | None:
 def user_of_capabilities(text: str) -> int | None:
     """The user in the base label of libvirt's security driver "dac", "+64055:+64055".
 
-    None if there is none: a libvirt of a session runs QEMU as the session's user. Raises
+    None for a libvirt of a session, which runs QEMU as the session's user. Raises
     ParseError. Source: docs/formatcaps.html; virSecurityDACGetBaseLabel(), libvirt 9.0.
     """
     for model in parse_xml(text, "capabilities", "virsh capabilities").iterfind("host/secmodel"):
@@ -96,11 +96,11 @@ def boot(
 
 
 def daemon_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding, ...]:
-    """Return a finding that replaces a refusal unrelated to the definition; () if it is.
+    """Return a finding that replaces an error unrelated to the definition; () if it is.
 
-    libvirt says what of a document it does not take; with anything else it cannot start guests at
-    all (namespaces that it cannot make, a socket that is gone), or QEMU has refused: then QEMU,
-    asked directly, refuses too and says more.
+    libvirt names the part of a document that it rejects. With any other error it cannot start
+    guests (no namespaces, no socket), or QEMU failed: then QEMU, run directly, fails too and prints
+    more.
     """
     message = next((finding.observed for finding in refused), None)
     if message is None or message.startswith(_ABOUT_THE_DOCUMENT):

@@ -187,9 +187,9 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
     is_split: bool = False  # all vCPUs and the PCIe tree are booted as two guests
     switches: tuple[tuple[str, bool], ...] = ()  # (feature, is on)
     is_shared: bool = False  # its memory is a shared memfd
-    iommu: tuple[str, ...] | None = None  # the switches of an Intel IOMMU, None = it has none
+    iommu: tuple[str, ...] | None = None  # the switches of an Intel IOMMU, None = no IOMMU
     uefi: bool = False  # OVMF is its firmware
-    space: AddressMap | None = None  # None = the devices' BARs are not stood in for
+    space: AddressMap | None = None  # None = no test devices for BARs
 
     @property
     def machine(self) -> str:
@@ -261,7 +261,7 @@ def stand_in_of(
 ) -> StandInGuest:
     """Return the test guest of a definition. host: that of the devices, whose BARs are imitated.
     through_libvirt: omit parts that only QEMU's command line can express. Raises HostError for
-    guests that it cannot stand in for: other architectures, too many vCPUs."""
+    guests that have no test guest: other architectures, too many vCPUs."""
     if facts.architecture != "x86_64":
         raise HostError(
             f"{facts.source}: expected an x86_64 guest to boot a test guest for, found "
@@ -325,7 +325,7 @@ def _read_switches(document: Document) -> tuple[tuple[str, bool], ...]:
 
 
 def _is_shared(document: Document) -> bool:
-    """Return whether the memory is a memfd that other processes map, as vhost-user wants it."""
+    """Return whether the memory is a memfd that other processes map, as vhost-user requires."""
     root = document.root
     is_memfd = root.value("memoryBacking/source/@type") == "memfd"
     return is_memfd or root.value("memoryBacking/access/@mode") == "shared"

@@ -266,8 +266,8 @@ def parse_maps(text: str) -> tuple[Area, ...]:
 
 
 def parse_numa_maps(text: str) -> tuple[MappedMemory, ...]:
-    """The mappings in /proc/PID/numa_maps, in its order. A policy that this kernel has and we do
-    not know keeps its name. Raises ParseError."""
+    """The mappings in /proc/PID/numa_maps, in its order. An unknown policy of a newer kernel keeps
+    its name. Raises ParseError."""
     return tuple(_policy(line) for line in text.splitlines() if line.strip())
 
 

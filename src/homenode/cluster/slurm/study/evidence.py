@@ -97,7 +97,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     @property
     def shape(self) -> str:
         """The label of a shared job in comparisons. "1 GPU, alone", "2 GPUs, together", "slice
-        gpu:1g.10gb, together"; "1 GPU, 2 of 4 together" where the others came too late."""
+        gpu:1g.10gb, together"; "1 GPU, 2 of 4 together" if the others started too late."""
         size = job_size(self.gpus, self.gres)
         match = _MET.fullmatch(self.record.met or "")
         if self.mode is Mode.TOGETHER and match is not None and match[1] != match[2]:
@@ -164,7 +164,7 @@ def evidence_of(
 
 
 def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
-    """Yield the standard error of programs: the first lines and the last one."""
+    """Yield the standard error of programs: the first lines and the last line."""
     for name, text in sorted(texts.items()):
         if name.endswith(".err"):
             lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -279,7 +279,7 @@ def _run_evidence(run: Run) -> Iterator[JobEvidence]:
     by_node: dict[int | None, list[Sample]] = {}
     current: int | None = None
     for sample in run.samples:
-        # Copies between GPUs have no node of their own: they stand behind their job's host copies.
+        # Copies between GPUs have no node: they follow their job's host copies.
         current = sample.node if sample.node is not None else current
         by_node.setdefault(current, []).append(sample)
     for node, samples in by_node.items():
@@ -330,7 +330,7 @@ def _imported_evidence(mode: Mode, run: Run, binding: Binding | None) -> JobEvid
 
 
 def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
-    """Add each GPU's home node: from one of our runs, else from measurements of whole nodes."""
+    """Add each GPU's home node: from a run of homenode, else from measurements of whole nodes."""
     homes = measured_homes(jobs)
     measured = tuple(sorted(homes.items()))
     completed = []

@@ -48,7 +48,9 @@ def test_show_as_json_has_nodes_and_counts_and_what_was_not_read(run: Run) -> No
     assert (code, pool["format"]) == (1, "homenode.pool/1")
     (host,) = pool["hosts"]
     assert [node["free_gpus"] for node in host["nodes"]] == [4, 4]
-    assert host["fits"] == [{"size": "2 GPUs, 24 vCPUs, 256 GiB", "count": 4}]
+    (fit,) = host["fits"]
+    assert (fit["size"], fit["count"]) == ("2 GPUs, 24 vCPUs, 256 GiB", 4)
+    assert (fit["share_vcpus"], fit["share_bytes"]) == (None, None)
     assert pool["unread"][0]["subject"] == "nothere"
     assert "not read  nothere" in err
     assert run("show --pool nothere")[0] == 2
@@ -76,6 +78,30 @@ def test_the_first_line_has_the_fallback_and_the_devices_that_are_local(
     code, out, _ = run(f"place vm.xml {line}")
     assert code == status
     assert answer in out.splitlines()[0]
+
+
+def test_the_models_and_the_share_of_a_gpu_are_printed(run: Run) -> None:
+    show = "show --pool rtx4090-epyc7702 --pool hgx-h100"
+    out = run(show)[1]
+    assert "4/4 RTX 4090 " in out
+    assert "8/8 H100 " in out
+    assert (
+        run(show)[1].splitlines()[-1].startswith("for each GPU, a VM has 12 vCPUs and 240 GiB (h")
+    )
+    assert (
+        run(f"{show} --size gpus=1,vcpus=3")[1]
+        .splitlines()[-1]
+        .startswith("for each GPU, a VM has 240 GiB (hgx-h100)")
+    )
+    assert "7 H100" in run("place vm.xml --gpus 1 --pool hgx-h100")[1]
+
+
+def test_gpus_that_a_source_does_not_show_are_unknown(run: Run) -> None:
+    Path("x.txt").write_text(INFO)
+    _, out, _ = run("show --pool x.txt")
+    assert [row[1] for row in _rows(out)[3:5]] == ["unknown", "unknown"]
+    (host,) = json.loads(run("show --pool x.txt --json")[1])["hosts"]
+    assert {node["gpus"] for node in host["nodes"]} == {None}
 
 
 def test_a_vm_that_takes_the_hosts_memory_does_not_count_as_fitting(run: Run) -> None:

@@ -34,7 +34,7 @@ critical  8 GPUs, 96 CPUs                                        gpus-over-nodes
   found     4 GPUs on each of nodes 0-1, all CPUs on node 0; no
             guestMappingPassthrough
   fix       set numa.guestMappingPassthrough and huge pages, and request at
-            least 171 CPUs (129 with kubelet's distribute-cpus-across-numa); or
+            least 172 CPUs (130 with kubelet's distribute-cpus-across-numa); or
             request 4 GPUs, 48 CPUs and 128 GiB
 
 warning   8 GPUs have no guest NUMA node                    devices-without-node
@@ -45,8 +45,9 @@ warning   8 GPUs have no guest NUMA node                    devices-without-node
             default --vcpus 96 --memory 256GiB
 
 info     1: emulator-on-vcpu (--explain)
-unknown  huge pages of 1 GiB: capture the node with homenode capture; feature
-         gates: not given (--kubevirt FILE)
+unknown  huge pages of 1 GiB: capture the node with homenode capture; kubelet's
+         reserved CPUs and its topology manager's policy; feature gates: not
+         given (--kubevirt FILE)
 """,
     ),
     "slurm check": (
@@ -92,14 +93,16 @@ not checked  jobs that a comment in this text could hide: use squeue --json
         """\
 4 hosts, all free: 32 GPUs, 528 cores, 8.25 TiB; 0 VMs
 
-host              GPUs  cores    memory  VMs  1 GPU  2 GPUs  4 GPUs  8 GPUs
-h200-xeon8558      8/8     96     2 TiB    0      8       4       2       1
-hgx-h100           8/8    112     2 TiB    0      8       4       2       1
-hgx-h200           8/8    128     2 TiB    0      8       4       2       1
-mi300x-epyc9654    8/8    192  2.25 TiB    0      8       4       2       1
-total            32/32    528  8.25 TiB    0     32      16       8       4
+host             GPUs        cores    memory  VMs  1 GPU  2 GPUs  4 GPUs  8 GPUs
+h200-xeon8558    8/8 H200       96     2 TiB    0      8       4       2       1
+hgx-h100         8/8 H100      112     2 TiB    0      8       4       2       1
+hgx-h200         8/8 H200      128     2 TiB    0      8       4       2       1
+mi300x-epyc9654  8/8 MI300X    192  2.25 TiB    0      8       4       2       1
+total            32/32         528  8.25 TiB    0     32      16       8       4
 
 free/all GPUs, free cores and memory; how many more VMs of each size fit, local
+for each GPU, a VM has 10 vCPUs and 240 GiB (h200-xeon8558), 12 vCPUs and 240
+GiB (hgx-h100), 14 vCPUs and 240 GiB (hgx-h200) and 1 more
 """,
     ),
     "pool place": (
@@ -109,10 +112,10 @@ free/all GPUs, free cores and memory; how many more VMs of each size fit, local
 gpu-vm fits 4 of 4 hosts; best: hgx-h100, node 0; all GPUs local
 
 rank  host             nodes  LLCs  GPUs left  cores left  memory left  decided
-1     hgx-h100         0         1          4          80     1.75 TiB  -
-2     hgx-h200         0         1          4          96     1.75 TiB  cores
-3     mi300x-epyc9654  0         4          4         160        2 TiB  LLCs
-4     h200-xeon8558    0-1       2          4          64     1.75 TiB  nodes
+1     hgx-h100         0         1  4 H100             80     1.75 TiB  -
+2     hgx-h200         0         1  4 H200             96     1.75 TiB  cores
+3     mi300x-epyc9654  0         4  4 MI300X          160        2 TiB  LLCs
+4     h200-xeon8558    0-1       2  4 H200             64     1.75 TiB  nodes
 
 guest node  vCPUs      host CPUs  host node   memory  GPUs
 single      0-31 (32)  0-31       0          256 GiB  gpu0-3

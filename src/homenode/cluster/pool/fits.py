@@ -1,16 +1,23 @@
 """Fits: the free resources of a host, and the number of further VMs of a size, planned one by
 one."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cpuset import NodeIndex
-from homenode.errors import InputError, UsageError, out_of_range
+from homenode.errors import InputError, NotKnownError, UsageError, out_of_range
 from homenode.findings import NO_VMS, NO_VMS_DESCRIBED, Gap, unread_vms
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.topology import Host, MemoryKind, NumaNode, with_certain_nodes
+from homenode.machine.topology import (
+    Host,
+    MemoryKind,
+    NumaNode,
+    refuse_unshown,
+    with_certain_nodes,
+)
 from homenode.option import key_values, size_bytes, whole_number
 from homenode.plan.allocations import allocations
 from homenode.plan.memory import LEAST_RESERVE_BYTES, free_memory, held_memory
@@ -19,6 +26,7 @@ from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
+from homenode.show.device_groups import device_model
 from homenode.text import plural
 from homenode.units import GIB, MIB, format_bytes
 from homenode.vm.gpu_parts import is_divided, parts_at
@@ -41,8 +49,8 @@ class FreeOfNode(Struct, frozen=True, kw_only=True):
     """Resources of a node, or of a whole host, and their free part."""
 
     node: NodeIndex | None  # None = of a host, or GPUs of an unknown node
-    gpus: int
-    free_gpus: int
+    gpus: int | None  # None = PCI was not read
+    free_gpus: int | None
     cores: int
     free_cores: int  # on which no VM has a vCPU
     memory_bytes: int | None
@@ -70,6 +78,7 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
             pages += pool.page_bytes * free_memory(host, huge, node, pool.page_bytes, vm_memory)[1]
         return max(0, ordinary) + pages
 
+    is_shown = shows_pci(host)
     gpus: dict[NodeIndex | None, list[PciDevice]] = {node.index: [] for node in host.nodes}
     for gpu in passable_gpus(host):
         gpus.setdefault(gpu.node if gpu.node in gpus else None, []).append(gpu)
@@ -81,8 +90,8 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
         rows.append(
             FreeOfNode(
                 node=index,
-                gpus=len(gpus_of_node),
-                free_gpus=sum(map(is_free, gpus_of_node)),
+                gpus=len(gpus_of_node) if is_shown else None,
+                free_gpus=sum(map(is_free, gpus_of_node)) if is_shown else None,
                 cores=len(cores),
                 free_cores=sum(not core.pus & allocated.vcpu_cores for core in cores),
                 memory_bytes=node.memory_bytes if node is not None and has_memory else 0,
@@ -93,7 +102,7 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
 
 
 def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
-    """Return the sum; memory is None if that of any node is unknown."""
+    """Return the sum; GPUs or memory are None if those of any node are unknown."""
     rows = tuple(parts)
 
     def total(sizes: Sequence[int | None]) -> int | None:
@@ -101,13 +110,37 @@ def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
 
     return FreeOfNode(
         node=None,
-        gpus=sum(row.gpus for row in rows),
-        free_gpus=sum(row.free_gpus for row in rows),
+        gpus=total([row.gpus for row in rows]),
+        free_gpus=total([row.free_gpus for row in rows]),
         cores=sum(row.cores for row in rows),
         free_cores=sum(row.free_cores for row in rows),
         memory_bytes=total([row.memory_bytes for row in rows]),
         free_memory_bytes=total([row.free_memory_bytes for row in rows]),
     )
+
+
+def shows_pci(host: Host) -> bool:
+    """Return whether the host's source shows its PCI functions."""
+    try:
+        refuse_unshown(host, "PCI")
+    except NotKnownError:
+        return False
+    return True
+
+
+def model_names(host: Host) -> str:
+    """Return the models of the host's GPUs for a cell: words up to the first with a digit.
+
+    >>> _short_model("GeForce RTX 4090"), _short_model("H100 SXM5 80GB")
+    ('RTX 4090', 'H100')
+    """
+    models = [device_model(gpu) for gpu in passable_gpus(host)]
+    return ", ".join(dict.fromkeys(_short_model(model) for model in models if model is not None))
+
+
+def _short_model(model: str) -> str:
+    match = re.match(r"(?:AMD Instinct |GeForce |NVIDIA |Tesla )*(.*?[0-9]\S*)", model)
+    return match[1] if match else model
 
 
 def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
@@ -200,6 +233,8 @@ class SizeFits(Struct, frozen=True, kw_only=True):
 
     size: str
     count: int | None  # None = the host has no GPUs to take a share of
+    share_vcpus: int | None = None  # of each GPU; None = the size names vCPUs
+    share_bytes: int | None = None  # of each GPU; None = the size names memory
 
 
 class PoolHost(Struct, frozen=True, kw_only=True):
@@ -208,6 +243,7 @@ class PoolHost(Struct, frozen=True, kw_only=True):
     nodes: tuple[FreeOfNode, ...]
     fits: tuple[SizeFits, ...]  # in the order of the sizes
     gaps: tuple[Gap, ...] = ()
+    gpu_models: str = ""
 
     @property
     def free(self) -> FreeOfNode:
@@ -234,9 +270,7 @@ def examine_pool(
         host = with_certain_nodes(entry.host)
         key = equivalence_key(host)
         if key not in fits_of:
-            fits_of[key] = tuple(
-                SizeFits(size=str(size), count=count_fits(host, size)) for size in sizes
-            )
+            fits_of[key] = tuple(_fits(host, size) for size in sizes)
         progress(number, len(named.hosts))
         vms = sum(domain.has_claim for domain in host.domains)
         hosts.append(
@@ -246,9 +280,26 @@ def examine_pool(
                 nodes=free_by_node(host),
                 fits=fits_of[key],
                 gaps=host.gaps,
+                gpu_models=model_names(host),
             )
         )
     return Pool(hosts=tuple(hosts), unread=named.unread)
+
+
+def _fits(host: Host, size: VmSize) -> SizeFits:
+    count = count_fits(host, size)
+    if count is None or not size.gpus:
+        return SizeFits(size=str(size), count=count)
+    try:
+        vcpus, share_bytes = share_of(host, 1)
+    except InputError:  # the size names vCPUs and memory
+        return SizeFits(size=str(size), count=count)
+    return SizeFits(
+        size=str(size),
+        count=count,
+        share_vcpus=vcpus if size.vcpus is None else None,
+        share_bytes=share_bytes if size.memory_bytes is None else None,
+    )
 
 
 def _hides_vms(gap: Gap) -> bool:

@@ -3,7 +3,15 @@
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from homenode.cluster.pool.fits import MOST_COUNTED, FreeOfNode, Pool, PoolHost, SizeFits, sum_of
+from homenode.cluster.pool.fits import (
+    MOST_COUNTED,
+    FreeOfNode,
+    Pool,
+    PoolHost,
+    SizeFits,
+    model_names,
+    sum_of,
+)
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
 from homenode.doc import Doc, Part, Table, Text
 from homenode.findings import NO_VMS_DESCRIBED, Gap, shared_gap_lines
@@ -27,7 +35,7 @@ def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
     busy = sum((host.vms or 0) > 0 for host in hosts)
     unread = sum(host.vms is None for host in hosts)
     gpus = f"{total.free_gpus} of " if busy and not unread else ""
-    gpus = f"{gpus}{plural(total.gpus if not unread else total.free_gpus, 'GPU')}, "
+    gpus = f"{gpus}{plural((total.free_gpus if unread else total.gpus) or 0, 'GPU')}, "
     gpus = gpus if total.gpus else ""
     if unread:
         head = (
@@ -51,10 +59,27 @@ def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
     if not by_node and hosts[0].fits:
         about += "; how many more VMs of each size fit, local"
     parts.append(Text(about, "dim"))
+    if shares := {} if by_node else _shares_of(hosts):
+        texts = [f"{share} ({first_few(names, 1)})" for share, names in shares.items()]
+        text = first_few(texts, 3) if len(texts) > 1 else next(iter(shares))
+        parts.append(Text(f"for each GPU, a VM has {text}", "dim"))
     parts += [Text(f"not read  {gap}", "warn", hang=10) for gap in pool.unread]
     lines = unknown_lines((host.name, host.gaps) for host in hosts)
     parts += [Text(f"unknown  {line}", "dim", hang=9) for line in lines]
     return Doc(head, tuple(parts))
+
+
+def _shares_of(hosts: Iterable[PoolHost]) -> dict[str, list[str]]:
+    """Return the names of the hosts by the vCPUs and memory of a GPU there."""
+    shares: dict[str, list[str]] = {}
+    for host in hosts:
+        for fit in host.fits:
+            words = [] if fit.share_vcpus is None else [plural(fit.share_vcpus, "vCPU")]
+            words += [] if fit.share_bytes is None else [format_bytes(fit.share_bytes)]
+            if words:
+                names = shares.setdefault(" and ".join(words), [])
+                names += [] if host.name in names else [host.name]
+    return shares
 
 
 def unknown_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
@@ -68,13 +93,19 @@ def _hosts_table(pool: Pool) -> Table:
     groups: dict[object, list[PoolHost]] = {}
     for host in pool.hosts:
         is_alone = len(pool.hosts) <= MOST_ROWS
-        group_key = host.name if is_alone else (host.free, host.vms, host.fits)
+        group_key = host.name if is_alone else (host.free, host.vms, host.fits, host.gpu_models)
         groups.setdefault(group_key, []).append(host)
     rows = []
     for group in groups.values():
         suffix = f" and {len(group) - 1} more" if len(group) > 1 else ""
         first = group[0]
-        rows.append((first.name + suffix, *_figures(first.free, first.vms), *map(_fit, first.fits)))
+        rows.append(
+            (
+                first.name + suffix,
+                *_figures(first.free, first.vms, first.gpu_models),
+                *map(_fit, first.fits),
+            )
+        )
     sizes = [fit.size for fit in pool.hosts[0].fits]
     total = sum_of(host.free for host in pool.hosts)
     counts = [
@@ -84,10 +115,10 @@ def _hosts_table(pool: Pool) -> Table:
     is_read = all(host.vms is not None for host in pool.hosts)
     vms = sum(host.vms or 0 for host in pool.hosts) if is_read else None
     rows.append(("total", *_figures(total, vms), *(str(fit.count) for fit in counts)))
-    figures = ("GPUs", "cores", "memory", "VMs", *sizes)
+    numeric = ("cores", "memory", "VMs", *sizes)
     return Table(
-        heads=("host", *figures),
-        numeric=figures,
+        heads=("host", "GPUs", *numeric),
+        numeric=numeric,
         rows=tuple(rows),
         least=("cores", "memory"),
         shortened=True,
@@ -100,12 +131,14 @@ def _nodes_table(hosts: Sequence[PoolHost]) -> Table:
         for node in host.nodes:
             name = "unknown" if node.node is None else str(node.node)
             rows.append((host.name, name, *_figures(node, 0)[:-1]))
-    figures = ("GPUs", "cores", "memory")
-    return Table(heads=("host", "node", *figures), numeric=("node", *figures), rows=tuple(rows))
+    figures = ("cores", "memory")
+    heads = ("host", "node", "GPUs", *figures)
+    return Table(heads=heads, numeric=("node", *figures), rows=tuple(rows))
 
 
-def _figures(free: FreeOfNode, vms: int | None) -> tuple[str, ...]:
-    gpus = f"{free.free_gpus}/{free.gpus}" if free.gpus else "-"
+def _figures(free: FreeOfNode, vms: int | None, models: str = "") -> tuple[str, ...]:
+    gpus = f"{free.free_gpus}/{free.gpus} {models}".rstrip() if free.gpus else "-"
+    gpus = "unknown" if free.gpus is None else gpus
     count = "unknown" if vms is None else str(vms)
     return gpus, str(free.free_cores), _memory(free.free_memory_bytes), count
 
@@ -171,7 +204,7 @@ def places_text(
     heads = ("host", "nodes", "LLCs", "GPUs left", "cores left", "memory left", "decided")
     table = Table(
         heads=("rank", *heads),
-        numeric=("LLCs", "GPUs left", "cores left", "memory left"),
+        numeric=("LLCs", "cores left", "memory left"),
         least=("memory left",),
         rows=tuple(map(_rank_row, numbers, shown)),
     )
@@ -209,11 +242,11 @@ def _rank_row(number: int, group: Sequence[PoolPlace]) -> tuple[str, ...]:
 
 
 def _places_of(ranked: PoolPlace) -> tuple[str, ...]:
-    free = ranked.free
+    free, models = ranked.free, model_names(ranked.entry.host)
     return (
         number_list(ranked.placement.nodes) or "any",
         str(dict(ranked.placement.concerns).get("llcs_spanned", 0)),
-        str(free.free_gpus),
+        "unknown" if free.free_gpus is None else f"{free.free_gpus} {models}".rstrip(),
         str(free.free_cores),
         _memory(free.free_memory_bytes),
     )

@@ -32,7 +32,7 @@ from homenode.units import GIB
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import Balance, DeviceLocality, Policy
 
-MOST_PUS, MOST_GPUS = 1024, 64
+MAX_PUS, MAX_GPUS = 1024, 64
 SLOWEST = 8
 
 Matrix = tuple[tuple[int, ...], ...]
@@ -80,7 +80,7 @@ def host_of_seed(draw: random.Random) -> Host:
     count = draw.choice((16, 16, 20, 24, 32, 32, 40, 48, 64, 64))
     of_package = draw.choice((1, 2, 4, 8, count // 2))
     threads = draw.choice((1, 2, 2))
-    most = MOST_PUS // (count * threads)
+    most = MAX_PUS // (count * threads)
     cores = draw.randint(min(2, most), most)
     are_alike, llcs = draw.random() < 0.4, draw.choice((1, 1, 2, 4))
     sizes = draw.choice(((64, 64), (32, 96), (8, 64)))
@@ -96,7 +96,7 @@ def host_of_seed(draw: random.Random) -> Host:
                 memory_bytes=(memory if are_alike else draw.randint(*sizes)) * GIB,
             )
         )
-    gpus = draw.choice((0, 4, 8, 16, 32, MOST_GPUS, MOST_GPUS))
+    gpus = draw.choice((0, 4, 8, 16, 32, MAX_GPUS, MAX_GPUS))
     spread = draw.choice((count, count, max(1, count // 2), max(1, count // 4)))
     devices = []
     for number in range(gpus):

@@ -43,7 +43,7 @@ from homenode.plan.memory import overhead_bytes
 from homenode.plan.request import GuestRequest
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
-from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
+from homenode.vm.plan_options import Balance, DefinitionSiblings, DeviceLocality, Policy
 
 _LAST = (
     "gpu_sets_lost",
@@ -142,9 +142,9 @@ class _Group:
 def best_by_force(host: Host, request: GuestRequest) -> Best | None:
     """The best placement, or None. Of a document that shows siblings: whole cores if they leave the
     host more cores than it keeps, of one kind, else sibling groups as it shows them."""
-    if request.document_siblings is not DocumentSiblings.WHEN_SHORT:
+    if request.document_siblings is not DefinitionSiblings.WHEN_SHORT:
         return _best(host, request)
-    plain = structs.replace(request, document_siblings=DocumentSiblings.IGNORED)
+    plain = structs.replace(request, document_siblings=DefinitionSiblings.IGNORED)
     whole = _best(host, plain)
     if whole is not None:
         spare = len(_Step(host, plain, whole.fallback).cores_without_vcpus) - request.vcpus

@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 LIST = Path(__file__).parent / "slow.txt"
-LEAST_S = 0.5
+MIN_S = 0.5
 
 
 def slow(times: str, before: frozenset[str]) -> list[str]:
@@ -19,7 +19,7 @@ def slow(times: str, before: frozenset[str]) -> list[str]:
         seconds, _, name = line.partition(" ")
         took[name.partition("[")[0].partition("@")[0]] += float(seconds)
     kept = {name for name in before if name not in took}
-    return sorted(kept | {name for name, seconds in took.items() if seconds >= LEAST_S})
+    return sorted(kept | {name for name, seconds in took.items() if seconds >= MIN_S})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from homenode.decide.recommendation import RecommendedComparison
 from homenode.findings import Findings
 from homenode.machine.topology import Host
 from homenode.measure.results.model import RunHead, Sample, Switches
-from homenode.plan.stored import Refusal
+from homenode.plan.stored import PlanRejection
 from homenode.vm.plan import Plan
 from tests.command_line import has_cluster
 from tests.doc_pages import ROOT, Page
@@ -23,7 +23,7 @@ FORMATS = {
     "findings": Findings,
     "host": Host,
     "plan": Plan,
-    "refusal": Refusal,
+    "refusal": PlanRejection,
     "comparison": RecommendedComparison,
 }
 if has_cluster():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lxml import etree
 
-LEAST_SIZE = 8.0
+MIN_SIZE = 8.0
 SVG = "{http://www.w3.org/2000/svg}"
 
 # Advance widths of DejaVu Sans and its bold, thousandths of an em, from the fonts' hmtx tables.
@@ -84,7 +84,7 @@ def text_boxes(root: etree._Element) -> list[Box]:
     for text in root.iter(f"{SVG}text"):
         size, bold = float(text.get("font-size", "0")), text.get("font-weight") == "bold"
         said = text.text or ""
-        assert size >= LEAST_SIZE, f"{said!r}: expected at least {LEAST_SIZE} px, found {size}"
+        assert size >= MIN_SIZE, f"{said!r}: expected at least {MIN_SIZE} px, found {size}"
         em = sum(_WIDTHS.get(c, (690, 775) if c.isupper() else (640, 720))[bold] for c in said)
         width = size * max(em / 1000, 0.6 * len(said))
         x, y = float(text.get("x", "0")), float(text.get("y", "0"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from homenode.machine.snapshot.contents import Form
+from homenode.machine.snapshot.contents import TextForm
 from homenode.machine.snapshot.pseudonyms import _PLACE_OF_HOST
 from homenode.vm.targets.registry import TARGETS, target_named
 from tests.slow_texts import slow_text
@@ -108,7 +108,7 @@ def _in_line() -> Iterator[Case]:
 
 
 BUILT: dict[tuple[str, str], tuple[str, str]] = {
-    ("machine/snapshot/contents.py", "form.value"): (Form.COUNTS.value, "fullmatch"),
+    ("machine/snapshot/contents.py", "form.value"): (TextForm.COUNTS.value, "fullmatch"),
     ("vm/domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): (
         "vm7(?![A-Za-z0-9])",
         "search",
@@ -202,7 +202,7 @@ def cases() -> tuple[Case, ...]:
     built = (
         (f"{file}: {text}", re.compile(made), how) for (file, text), (made, how) in BUILT.items()
     )
-    forms = ((form.name, re.compile(form.value, re.ASCII), "fullmatch") for form in Form)
+    forms = ((form.name, re.compile(form.value, re.ASCII), "fullmatch") for form in TextForm)
     return (*_named(), *_in_line(), *built, *forms)
 
 

@@ -19,7 +19,7 @@ from homenode.measure.results.model import Run
 from homenode.objective import Objective
 from homenode.plan.pipeline import PlannedFile
 from homenode.vm.plan import Plan, Unplannable
-from homenode.vm.plan_options import AUTO, PlanOptions, refuse_objective
+from homenode.vm.plan_options import AUTO, PlanOptions, reject_objective
 from homenode.vm.sources import load_host
 
 __all__ = [
@@ -67,7 +67,7 @@ def plan_file(
     content, source = _document(domain)
     machine = _host(host)
     requested = options or PlanOptions(AUTO)
-    refuse_objective(requested)
+    reject_objective(requested)
     chosen = resolve_layout(read_vm(content, source), requested, machine).options
     return plan_document(content, source, chosen, machine)
 

@@ -107,7 +107,7 @@ NO_VMS = "VMs"
 NO_VMS_DESCRIBED = Gap(NO_VMS, "the description has none")
 """The gap of a description without VMs: a host that runs none."""
 
-_MOST_REASONS = 8
+_MAX_REASONS = 8
 
 
 def unread_vms(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
@@ -121,10 +121,10 @@ def gap_lines(gaps: Iterable[Gap]) -> tuple[str, ...]:
     for gap in dict.fromkeys(gaps):
         subjects.setdefault(gap.reason, []).append(gap.subject)
     lines = [f"{subjects_text(group)}: {reason}" for reason, group in subjects.items()]
-    if len(lines) > _MOST_REASONS + 1:
-        groups = list(subjects.values())[_MOST_REASONS:]
+    if len(lines) > _MAX_REASONS + 1:
+        groups = list(subjects.values())[_MAX_REASONS:]
         shared = "; ".join(map(subjects_text, groups))
-        lines[_MOST_REASONS:] = [f"{shared}: homenode show --explain prints the reasons"]
+        lines[_MAX_REASONS:] = [f"{shared}: homenode show --explain prints the reasons"]
     return tuple(lines)
 
 

@@ -114,7 +114,7 @@ def first_few(texts: Iterable[str], limit: int, between: str = ", ") -> str:
     return between.join(listed[:limit]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
 
 
-_MOST_SUBJECTS = 6  # that are named; further ones are counted
+_MAX_SUBJECTS = 6  # that are named; further ones are counted
 
 
 def subjects_text(subjects: Sequence[str]) -> str:
@@ -128,7 +128,7 @@ def subjects_text(subjects: Sequence[str]) -> str:
     heads = {subject.rpartition(" ")[0] for subject in subjects}
     words = [subject.rpartition(" ")[2] for subject in subjects] if len(heads) == 1 else subjects
     head = f"{heads.pop()} " if len(heads) == 1 and "" not in heads else ""
-    shown = words if len(words) <= _MOST_SUBJECTS + 1 else words[:_MOST_SUBJECTS]
+    shown = words if len(words) <= _MAX_SUBJECTS + 1 else words[:_MAX_SUBJECTS]
     hidden_count = len(words) - len(shown)
     last = f"{hidden_count} more" if hidden_count else shown[-1]
     before = ", ".join(shown if hidden_count else shown[:-1])

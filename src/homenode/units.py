@@ -15,7 +15,7 @@ _BYTES_OF_UNIT = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
     for power, letter in enumerate("kmgtpe", start=1)
     for suffix, base in (("b", 1000), ("", 1024), ("ib", 1024))
 }
-_MOST_BYTES = (1 << 63) - 1
+_MAX_BYTES = (1 << 63) - 1
 """The largest size of libvirt and of JSON's readers."""
 
 _SIZE = re.compile(r"\s*(\d{1,30})(?:\.(\d{1,6}))?\s*+([A-Za-z]*)\s*\Z", re.ASCII)
@@ -36,8 +36,8 @@ def bytes_of(number: int, unit: str) -> int:
 
 
 def _check_size(size_bytes: int) -> int:
-    if size_bytes > _MOST_BYTES:
-        raise InputError(f"expected at most {_MOST_BYTES} bytes, found {size_bytes}")
+    if size_bytes > _MAX_BYTES:
+        raise InputError(f"expected at most {_MAX_BYTES} bytes, found {size_bytes}")
     return size_bytes
 
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.decide.alternative import Alternative, alternatives
 from homenode.decide.compare import compare
-from homenode.decide.comparison import Outcome, make_doubt
-from homenode.decide.doubts import doubts_between, doubts_of
-from homenode.decide.health import figure_findings, sweep_fits
+from homenode.decide.comparison import Outcome, make_caveat
+from homenode.decide.doubts import doubts_of, find_caveats
+from homenode.decide.health import check_results, sweep_fits
 from homenode.decide.machine_facts import of_host
 from homenode.decide.matrices import (
     Axis,
@@ -51,7 +51,7 @@ FIGURES = {"triad": ("bytes_per_s", 1e10)}
 
 def doubts(first: Run, second: Run) -> dict[str, Doubt]:
     one, other = alternatives([first, second])
-    return {doubt.id: doubt for doubt in doubts_between(one, other)}
+    return {doubt.id: doubt for doubt in find_caveats(one, other)}
 
 
 def run_of(layout: str, *, origin: Origin = Origin.MEASURED, host: str | None = "a") -> Run:
@@ -68,7 +68,7 @@ def test_runs_without_a_host_are_named() -> None:
 def test_every_doubt_has_a_cause_a_fix_and_a_line_in_the_documents() -> None:
     page = Path("docs/reference/formats/comparison.md").read_text()
     for name in tomllib.loads(package_text("decide", "doubts.toml")):
-        made = make_doubt(name, "x", "y")
+        made = make_caveat(name, "x", "y")
         assert made.cause and made.remedy and f"`{name}`" in page, name
 
 
@@ -175,7 +175,7 @@ def test_two_alternatives_have_the_doubts_of_how_their_runs_were_made(
     one, other = (
         replace(made, runs=tuple(runs)) for runs in sides for made in alternatives(runs[:1])
     )
-    assert {doubt.id for doubt in doubts_between(one, other)} == expected
+    assert {doubt.id for doubt in find_caveats(one, other)} == expected
 
 
 @pytest.mark.parametrize(
@@ -333,12 +333,12 @@ def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() ->
     gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8, 0x47, 0x48)]
     healthy = alternative("pin", (24, 24, 24, 24), gpus=gpus).runs
     slow = alternative("default", (24, 24, 24, 9), gpus=gpus).runs
-    (finding,) = figure_findings(slow)
+    (finding,) = check_results(slow)
     assert (finding.id, finding.severity) == ("h2d-low", Severity.WARNING)
     assert "62 % below" in (finding.cost or "")
-    assert not figure_findings([*healthy, *slow])
-    assert not figure_findings(alternative("pin", (24, 12), gpus=gpus).runs), "which is the usual?"
-    low = figure_findings(alternative("default", (6, 24, 24, 7), gpus=gpus).runs)
+    assert not check_results([*healthy, *slow])
+    assert not check_results(alternative("pin", (24, 12), gpus=gpus).runs), "which is the usual?"
+    low = check_results(alternative("default", (6, 24, 24, 7), gpus=gpus).runs)
     assert [one.observed for one in low if one.severity is Severity.CRITICAL] == [
         "6.0 GB/s (2 of 4 GPUs)"
     ]

@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.decide.alternative import alternatives, alternatives_of
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.health import figure_findings
+from homenode.decide.health import check_results
 from homenode.decide.machine_facts import (
     MachineFacts,
     facts_of_host,
@@ -22,7 +22,7 @@ from homenode.decide.machine_facts import (
     own_runs,
     runs_by_machine,
 )
-from homenode.decide.ranking import OTHER_NODE, OWN_NODE, Position, Ranking, is_like_best
+from homenode.decide.ranking import OTHER_NODE, OWN_NODE, MetricRank, Ranking, is_like_best
 from homenode.decide.recommendation import (
     ReasonId,
     Recommendation,
@@ -120,7 +120,7 @@ def test_a_measured_difference_may_be_smaller_than_one_that_may_be_none() -> Non
     result = replace(
         published("H200", Objective.THROUGHPUT).results[1],
         metric="memory-bandwidth",  # of which 5 % matter
-        position=Position.UNDECIDED,
+        position=MetricRank.UNDECIDED,
         level=EvidenceLevel.MEASURED,
         low=0.9,
     )
@@ -135,10 +135,10 @@ def test_where_none_is_like_the_best_the_choice_is_not_one_that_is_shown_to_be_w
     results = [
         replace(first, alternative=name, metric=metric, position=position, ratio=ratio)
         for name, metric, position, ratio in (
-            ("a", "h2d-bandwidth", Position.BEST, 1.0),
-            ("b", "h2d-bandwidth", Position.UNDECIDED, 0.7),
-            ("b", "d2h-bandwidth", Position.BEST, 1.0),
-            ("a", "d2h-bandwidth", Position.WORSE, 0.94),
+            ("a", "h2d-bandwidth", MetricRank.BEST, 1.0),
+            ("b", "h2d-bandwidth", MetricRank.UNDECIDED, 0.7),
+            ("b", "d2h-bandwidth", MetricRank.BEST, 1.0),
+            ("a", "d2h-bandwidth", MetricRank.WORSE, 0.94),
         )
     ]
     assert Ranking(tuple(results), ()).like() == ("b",)
@@ -310,7 +310,7 @@ def test_one_boot_of_each_tells_nothing_that_boots_of_one_layout_may_differ_by()
     runs = runs_with({"pin": 47e9, "pin-numa": 79e9}, 1, boots=1)
     made = measured(runs, Objective.MEMORY_BANDWIDTH)
     assert (made.level, made.avoid) == (EvidenceLevel.RULE, ())
-    assert made.results[1].position is Position.UNSHOWN
+    assert made.results[1].position is MetricRank.UNSHOWN
 
 
 def test_a_boot_with_a_run_of_each_tool_counts_once() -> None:
@@ -610,13 +610,13 @@ def test_a_flat_curve_of_any_collective_stops_the_machine() -> None:
         Sample("collective-busbw", "bytes_per_s", 0.53e9, size_bytes=1 << power)
         for power in range(14, 31)
     )
-    (found,) = figure_findings([Run(run.head, samples)])
+    (found,) = check_results([Run(run.head, samples)])
     assert (found.id, found.severity) == ("collective-flat-curve", Severity.CRITICAL)
     other = replace(run.head, switches=Switches.of_layout(PRESETS["default"]))
     fast = tuple(replace(sample, value=2 * sample.value) for sample in samples)
     for of_other, count in ((samples, 2), (fast, 0)):  # the faster layout refutes the ceiling
         runs = [Run(run.head, samples), Run(other, of_other)]
-        assert len(figure_findings(runs)) == count
+        assert len(check_results(runs)) == count
 
 
 def test_an_unusable_run_is_left_out_and_named_where_others_can_answer() -> None:
@@ -688,9 +688,9 @@ def test_layouts_that_noise_hides_are_not_called_equal() -> None:
     latencies = {layout: {"memory-latency": ("ns", 100.0)} for layout in ("pin", "pin-numa")}
     slow = [simulated_run(one, latencies[one], random.Random(7), between=0.2) for one in latencies]
     positions = [one.position for one in measured(slow, Objective.LATENCY).results]
-    assert positions == [Position.BEST, Position.UNDECIDED]
+    assert positions == [MetricRank.BEST, MetricRank.UNDECIDED]
     between = _simulated(0.025, {"default": 1e11, "pin": 1e11, "pin-numa": 1e11}, 1)
-    assert Position.UNSHOWN in {one.position for one in between.results}
+    assert MetricRank.UNSHOWN in {one.position for one in between.results}
     assert between.choice == "pin-numa"
 
 

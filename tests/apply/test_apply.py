@@ -354,7 +354,7 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
     store = DomainStore(root, URI, UUID)
     entry = store.definition()
     assert entry is not None and entry.what is ChangeState.DONE
-    store.document_path(entry.before).write_bytes(b"<domain/>")
+    store.definition_path(entry.before).write_bytes(b"<domain/>")
     with pytest.raises(InputError, match="expected the definition with that sha256"):
         restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == owned

@@ -56,14 +56,14 @@ node = {nodes}
 bus = {buses}
 ports = [{ports}]
 """
-_MOST_GPUS = 8
+_MAX_GPUS = 8
 
 
 @cache
 def device_files() -> Path:
     base = directory() / "slurm"
     base.mkdir()
-    for gpu in range(_MOST_GPUS):
+    for gpu in range(_MAX_GPUS):
         os.mknod(base / f"gpu{gpu}", stat.S_IFCHR | 0o600, os.makedev(4, 70 + gpu))
     return base
 
@@ -145,7 +145,7 @@ def _answer(name: str) -> Answer:
         draw.choice((2, 4, 12)),
         draw.choice((1, 2)),
     )
-    per_root = draw.randint(1, _MOST_GPUS // packages)
+    per_root = draw.randint(1, _MAX_GPUS // packages)
     nodes = draw.sample(range(packages), packages)
     host = machine(
         _MACHINE.format(

@@ -22,7 +22,7 @@ from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import VmFile, read_vm
 from tests.small_hosts import DeviceSpec, even_host
 
-MOST_VCPUS = 64
+MAX_VCPUS = 64
 LARGE = {"x86-2p8n128c256t-64gpu"}
 """Hosts whose plans take seconds."""
 
@@ -91,7 +91,7 @@ def random_options(draw: random.Random, host: Host) -> PlanOptions:
     pus = sum(pu.online for pu in host.pus)
     options = PlanOptions(
         layout=draw.choice((*PRESETS, *(name for name in PRESETS if "numa" in name))),
-        vcpus=draw.choice((1, 2, 4, *(draw.randint(1, min(MOST_VCPUS, pus)) for _ in range(4)))),
+        vcpus=draw.choice((1, 2, 4, *(draw.randint(1, min(MAX_VCPUS, pus)) for _ in range(4)))),
         memory_bytes=draw.choice((1, 2, 4, draw.randint(1, 16))) * GIB
         + draw.choice((0, 0, 0, 256)) * MIB,
         gpu_count=draw.choice((None, *range(1, min(gpus, 8) + 1))) if gpus else None,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homenode.machine.description.parse import load_shipped, parse_description, shipped_hosts
 from homenode.machine.discover.host import discover
-from homenode.machine.snapshot.contents import PATHS, Kind
+from homenode.machine.snapshot.contents import PATHS, PathKind
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.store import DirectorySnapshot
 from tests.memory_directory import memory_directory
@@ -98,7 +98,7 @@ def test_every_rendered_file_has_the_form_that_a_capture_expects(name: str) -> N
     snapshot = render(load_shipped(name))
     files = _by_real_path_pattern(snapshot)
     for rule in PATHS:
-        if rule.kind is not Kind.FILE:
+        if rule.kind is not PathKind.FILE:
             continue
         for path, text in files.get(rule.glob.rpartition("/")[2], {}).items():
             if fnmatchcase(path, rule.glob) and path.count("/") == rule.glob.count("/"):

@@ -266,7 +266,7 @@ def test_the_page_of_results_names_every_metric_with_its_unit_and_direction() ->
 
 def test_the_page_of_comparisons_explains_every_doubt() -> None:
     sources = (ROOT / "src/homenode/decide").glob("*.py")
-    ids = {one for source in sources for one in ids_given(source, {"make_doubt"})}
+    ids = {one for source in sources for one in ids_given(source, {"make_caveat"})}
     assert len(ids) > 12
     assert ids <= read_page("docs/reference/formats/comparison.md").words_in_code()
 

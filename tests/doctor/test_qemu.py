@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.config_registers import SPEED_OF_CODE, find_express, read_registers
-from homenode.change.retrain.plan import RetrainPlan, RetrainRefusal, plan_retrain
+from homenode.change.retrain.plan import RetrainError, RetrainPlan, plan_retrain
 from homenode.errors import HostError
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.topology import Host
@@ -63,7 +63,7 @@ def test_a_port_that_reports_no_link_is_refused_and_not_written() -> None:
         with_buses(space)
         host = described()
         space.accesses.clear()
-        with pytest.raises(RetrainRefusal, match="no link"):
+        with pytest.raises(RetrainError, match="no link"):
             plan_retrain(host, DEVICE, space, {d.bdf: () for d in host.pci_devices})
         assert {access.kind for access in space.accesses} == {"read"}
 

@@ -20,8 +20,8 @@ from homenode.change.retrain.execution import (
 )
 from homenode.change.retrain.plan import (
     Holders,
+    RetrainError,
     RetrainPlan,
-    RetrainRefusal,
     describe,
     functions_behind,
     plan_retrain,
@@ -405,14 +405,14 @@ USES: dict[str, tuple[Host, dict[Bdf, tuple[str, ...] | None], str]] = {
 def test_whatever_uses_a_function_behind_the_port_refuses(name: str) -> None:
     host, uses, refusal = USES[name]
     space = SimulatedConfig(host)
-    with pytest.raises(RetrainRefusal, match=refusal):
+    with pytest.raises(RetrainError, match=refusal):
         planned(host, space, uses={**unused(host), **uses})
     assert space.accesses == []
 
 
 def test_who_cannot_see_who_has_the_group_is_refused() -> None:
     host = sick()
-    with pytest.raises(RetrainRefusal, match="check as root"):
+    with pytest.raises(RetrainError, match="check as root"):
         planned(host, SimulatedConfig(host), uses={})
     free = sick(driver=None)
     assert planned(free, SimulatedConfig(free), uses={}).is_needed, "VFIO has none of them"
@@ -431,7 +431,7 @@ def test_a_port_in_another_state_refuses(at: int, bits: int, words: str) -> None
     space = SimulatedConfig(sick())
     port = planned(space.host, space).port
     space.spaces[port][at] |= bits
-    with pytest.raises(RetrainRefusal, match=words):
+    with pytest.raises(RetrainError, match=words):
         planned(space.host, space)
     assert space.writes == []
 
@@ -440,7 +440,7 @@ def test_a_port_without_a_link_refuses() -> None:
     space = SimulatedConfig(sick())
     port = planned(space.host, space).port
     space.spaces[port][LINK_STATUS + 1] &= ~0x20
-    with pytest.raises(RetrainRefusal, match="no link") as refused:
+    with pytest.raises(RetrainError, match="no link") as refused:
         planned(space.host, space)
     assert f"lspci -vvs {port}" in (refused.value.hint or "")  # there is no VM to shut down
 

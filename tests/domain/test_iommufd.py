@@ -15,7 +15,7 @@ from homenode.machine.topology import Host
 from homenode.option import version
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.iommu import has_iommufd
-from homenode.vm.domain.limits import refuse_unsafe
+from homenode.vm.domain.limits import reject_unsafe
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
 from homenode.vm.domain.schema import SCHEMA_PATH, validate
 from homenode.vm.layout import PRESETS
@@ -92,7 +92,7 @@ def test_a_table_says_of_each_layout_what_an_encrypted_guest_gets() -> None:
         for kind, said in (("sev", sev), ("sev-snp", private), ("tdx", private)):
             encrypted = structs.replace(guest, launch_security=kind)
             try:
-                refuse_unsafe(encrypted, hand_plan(encrypted, layout), "vm")
+                reject_unsafe(encrypted, hand_plan(encrypted, layout), "vm")
             except InputError:
                 assert said == "rejected", (layout, kind)
             else:

@@ -7,8 +7,8 @@ from homenode.errors import HostError, InputError
 from homenode.machine.description.parse import load_shipped
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
-from homenode.vm.domain.codec import refuse_older, required_versions
-from homenode.vm.domain.limits import check_vcpus, launch_findings, most_vcpus, refuse_unsafe
+from homenode.vm.domain.codec import reject_older, required_versions
+from homenode.vm.domain.limits import check_vcpus, launch_findings, most_vcpus, reject_unsafe
 from homenode.vm.domain.read import read_vm
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import Vm
@@ -42,18 +42,18 @@ def test_each_layout_names_what_it_writes() -> None:
 def test_an_older_daemon_is_refused_by_the_name_of_the_element() -> None:
     plan = hand_plan(GUEST, "pin-numa-pci", aperture=Aperture(None, 46, None, 0, 0))
     with pytest.raises(HostError) as raised:
-        refuse_older(plan, (1, 2, 0), (6, 2, 0))  # the newest of all that are missing
+        reject_older(plan, (1, 2, 0), (6, 2, 0))  # the newest of all that are missing
     assert str(raised.value).startswith(
         "<maxphysaddr> (layout pin-numa-pci): expected libvirt 8.7.0 or newer, found 1.2.0"
     )
     with pytest.raises(HostError, match=r"QEMU 6\.0\.0 or newer, found 5\.2\.0"):
-        refuse_older(hand_plan(GUEST, "pin-numa-pci"), None, (5, 2, 0), is_virt=True)
+        reject_older(hand_plan(GUEST, "pin-numa-pci"), None, (5, 2, 0), is_virt=True)
 
 
 def test_a_version_that_is_not_known_is_not_judged() -> None:
     for layout in PRESETS:
-        refuse_older(hand_plan(GUEST, layout), None, None)
-        refuse_older(hand_plan(GUEST, layout), (9, 0, 0), (7, 2, 0))
+        reject_older(hand_plan(GUEST, layout), None, None)
+        reject_older(hand_plan(GUEST, layout), (9, 0, 0), (7, 2, 0))
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,17 @@ def test_siblings_that_double_the_vcpus_count_against_the_machine_type() -> None
 def test_private_memory_has_no_huge_pages_and_no_binding_per_cell(kind: str) -> None:
     guest = protected(kind)
     with pytest.raises(InputError, match="has no huge pages"):
-        refuse_unsafe(guest, hand_plan(guest, "pin", page_bytes=GIB), "vm.xml")
+        reject_unsafe(guest, hand_plan(guest, "pin", page_bytes=GIB), "vm.xml")
     with pytest.raises(InputError, match="the bindings of 2 cells"):
-        refuse_unsafe(guest, hand_plan(guest, "pin-numa"), "vm.xml")
-    refuse_unsafe(guest, hand_plan(guest, "pin"), "vm.xml")
-    refuse_unsafe(guest, hand_plan(guest, "pin-bound"), "vm.xml")
+        reject_unsafe(guest, hand_plan(guest, "pin-numa"), "vm.xml")
+    reject_unsafe(guest, hand_plan(guest, "pin"), "vm.xml")
+    reject_unsafe(guest, hand_plan(guest, "pin-bound"), "vm.xml")
 
 
 def test_an_encrypted_guest_gets_no_iommu() -> None:
     with pytest.raises(InputError, match="cannot read the encrypted memory"):
-        refuse_unsafe(protected("sev"), hand_plan(GUEST, "pin", iommu_needed=True), "vm.xml")
-    refuse_unsafe(protected("sev"), hand_plan(GUEST, "pin-numa", page_bytes=GIB), "vm.xml")
+        reject_unsafe(protected("sev"), hand_plan(GUEST, "pin", iommu_needed=True), "vm.xml")
+    reject_unsafe(protected("sev"), hand_plan(GUEST, "pin-numa", page_bytes=GIB), "vm.xml")
 
 
 def test_rewriting_refuses_what_is_unsafe() -> None:

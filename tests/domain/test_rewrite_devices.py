@@ -8,7 +8,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.errors import HostError, InputError
 from homenode.units import GIB
-from homenode.vm.domain.codec import refuse_older
+from homenode.vm.domain.codec import reject_older
 from homenode.vm.domain.controllers import edit_controllers, read_window_mib
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
@@ -185,9 +185,9 @@ def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
     assert b"<ioapic driver='qemu'/>" in after and rewrite(after, many) == after
     assert guest.iommu_model == "amd"
     with pytest.raises(HostError, match=r"xtsup=> .*expected libvirt 12\.2\.0"):
-        refuse_older(many, (12, 1, 0), (10, 0, 0), iommu_model="amd")
-    refuse_older(many, (12, 2, 0), (10, 0, 0), iommu_model="amd")
-    refuse_older(many, (12, 1, 0), (10, 0, 0))
+        reject_older(many, (12, 1, 0), (10, 0, 0), iommu_model="amd")
+    reject_older(many, (12, 2, 0), (10, 0, 0), iommu_model="amd")
+    reject_older(many, (12, 1, 0), (10, 0, 0))
 
 
 def test_a_host_device_that_the_plan_gives_up_goes() -> None:

@@ -22,7 +22,7 @@ from homenode.measure.imported_files import find_directories
 from homenode.measure.imported_runs import ImportOptions, imported_runs
 from homenode.measure.importers import stream
 from homenode.measure.results.model import Origin, Run, hardware_of
-from homenode.measure.step_reading import figures_of
+from homenode.measure.step_reading import read_tool_results
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.simulated_runs import simulated_run
@@ -175,7 +175,7 @@ def test_a_rate_in_another_unit_is_refused() -> None:
 
 def test_arrays_that_fit_into_caches_measure_no_memory() -> None:
     small = STREAM.format(rate=200000).replace("800000000", "100000")
-    figures = figures_of("STREAM", small, "x.txt")
+    figures = read_tool_results("STREAM", small, "x.txt")
     assert not figures.samples
     assert "fit into caches" in str(figures.gaps)
 
@@ -191,9 +191,9 @@ membind: 1
 
 def test_memory_that_numactl_bound_is_that_node_s_and_no_headline() -> None:
     text = STREAM.format(rate=200000)
-    assert {one.node for one in figures_of("STREAM", SHOW + text, "x").samples} == {1}
+    assert {one.node for one in read_tool_results("STREAM", SHOW + text, "x").samples} == {1}
     of_all = SHOW.replace("policy: bind", "policy: default").replace("membind: 1", "membind: 0")
-    assert {one.node for one in figures_of("STREAM", of_all + text, "x").samples} == {None}
+    assert {one.node for one in read_tool_results("STREAM", of_all + text, "x").samples} == {None}
 
 
 @pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[prterun-host-1@1,0]<stdout>: "])

@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.machine.tools.homenode_probe import parse
-from homenode.measure.figures.probe import probe_figures
+from homenode.measure.figures.probe import read_probe_results
 from homenode.measure.run_directory import LookRecord, RunRecord, StepRecord
 from tests import probe_documents
 from tests.doc_pages import first_column, read_page
@@ -15,7 +15,7 @@ from tests.doc_pages import first_column, read_page
 )
 def test_every_metric_of_the_probe_is_documented(command: str) -> None:
     text = probe_documents.answer(["homenode-probe", command, "--pus", "0-1"])
-    found = {one.sample.metric for one in probe_figures(parse(text)).placed}
+    found = {one.sample.metric for one in read_probe_results(parse(text)).placed}
     assert found <= read_page("docs/reference/formats/results.md").words_in_code()
     assert command in first_column(
         read_page("docs/reference/formats/probe.md").sections()["Commands"]

@@ -18,7 +18,7 @@ from homenode.machine.tools import proc_stat
 from homenode.machine.topology import CpuModel, Host
 from homenode.measure.environment import (
     Environment,
-    Looks,
+    IdleReadings,
     changes,
     conditions_of,
     is_emulated,
@@ -180,14 +180,18 @@ def test_a_microcode_that_a_hypervisor_invents_is_unknown(invented: str) -> None
 
 
 def test_a_quiet_machine_has_no_findings_but_its_past() -> None:
-    looks = Looks(look(), look(changed={"/proc/stat": stat(1001, 1999, 0)}), CpuSet.parse("0-3"))
+    looks = IdleReadings(
+        look(), look(changed={"/proc/stat": stat(1001, 1999, 0)}), CpuSet.parse("0-3")
+    )
     assert [(f.id, f.severity) for f in preflight(host(), looks)] == [
         ("bench-throttled", Severity.INFO)
     ]
 
 
 def test_others_on_our_pus_are_found() -> None:
-    looks = Looks(look(), look(changed={"/proc/stat": stat(1500, 1400, 100)}), CpuSet.parse("0-3"))
+    looks = IdleReadings(
+        look(), look(changed={"/proc/stat": stat(1500, 1400, 100)}), CpuSet.parse("0-3")
+    )
     ids = [finding.id for finding in preflight(host(), looks)]
     assert ids[:2] == ["bench-busy", "bench-stolen"]
 
@@ -210,7 +214,7 @@ def spread(of_one: tuple[int, int, int], pus: int = 64) -> str:
 def test_a_neighbour_on_one_of_many_pus_is_found(
     ticks: tuple[int, int, int], ids: list[str]
 ) -> None:
-    looks = Looks(
+    looks = IdleReadings(
         look(changed={"/proc/stat": stat(1000, 1000, 0, 64)}),
         look(changed={"/proc/stat": spread(ticks)}),
         CpuSet.parse("0-63"),
@@ -229,7 +233,7 @@ def test_what_is_stolen_from_pus_that_do_not_measure_marks_nothing() -> None:
 def test_time_that_no_one_counts_is_inconclusive() -> None:
     blind = look(changed={"/proc/stat": "nothing\n"})
     assert blind.gaps[0].subject == "time of CPUs"
-    found = preflight(host(), Looks(blind, blind, CpuSet.parse("0-3")))
+    found = preflight(host(), IdleReadings(blind, blind, CpuSet.parse("0-3")))
     assert "bench-load-unknown" in [finding.id for finding in found]
 
 
@@ -240,7 +244,7 @@ def test_a_slow_link_is_reported_and_a_resting_one_is_not_judged(
     state: str, severity: Severity
 ) -> None:
     made = with_link(2.5, state)
-    quiet = Looks(look(made), look(made, {"/proc/stat": stat(1000, 2000, 0)}), CpuSet([0]))
+    quiet = IdleReadings(look(made), look(made, {"/proc/stat": stat(1000, 2000, 0)}), CpuSet([0]))
     found = {finding.id: finding for finding in preflight(made, quiet)}
     assert found["bench-link"].severity is severity
 
@@ -255,7 +259,9 @@ def test_running_neighbours_are_named_with_their_places() -> None:
             pinned_domain("0", name="off", running=False),
         ),
     )
-    quiet = Looks(look(), look(changed={"/proc/stat": stat(1000, 2000, 0)}), CpuSet.parse("0-1"))
+    quiet = IdleReadings(
+        look(), look(changed={"/proc/stat": stat(1000, 2000, 0)}), CpuSet.parse("0-1")
+    )
     subjects = [f.subject for f in preflight(made, quiet) if f.id == "bench-neighbour"]
     assert subjects == ["domain near", "domain anywhere"]
 

@@ -20,7 +20,7 @@ from homenode.measure.figures import gpu_tools as amd_figures
 from homenode.measure.model import TORCH, Depth, Group, Suite, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.step_reading import figures_of_step
+from homenode.measure.step_reading import read_step_results
 from homenode.measure.suite import ShownGpus, parse_shown, suite_for
 from homenode.measure.tools_installed import program_text
 from homenode.process import ProgramResult
@@ -85,16 +85,16 @@ def test_numbers_are_the_drivers_and_not_those_of_the_bus() -> None:
     document = json.loads(nvbandwidth_text())
     del document["nvbandwidth"]["GPU Device list"]  # as v0.10
     text = json.dumps(document, indent="\t")
-    found = figures_of_step(test, text, HOST).samples
+    found = read_step_results(test, text, HOST).samples
     assert [one.device for one in found][:2] == [SECOND, FIRST]
 
 
 def test_a_bus_of_rocm_bandwidth_test_gets_the_domain_that_the_driver_printed() -> None:
     far = Bdf.parse("0002:0d:00.0")
-    found = amd_figures.rocm_figures(rocm_bandwidth_test.parse(rocm.MATRICES), (far, FIRST))
+    found = amd_figures.read_rocm_results(rocm_bandwidth_test.parse(rocm.MATRICES), (far, FIRST))
     assert {one.device for one in found.samples} == {far}
     same_bus = (far, Bdf.parse("0003:0d:00.0"))
-    unsure = amd_figures.rocm_figures(rocm_bandwidth_test.parse(rocm.MATRICES), same_bus)
+    unsure = amd_figures.read_rocm_results(rocm_bandwidth_test.parse(rocm.MATRICES), same_bus)
     assert {one.device for one in unsure.samples} == {Bdf.parse("0000:0d:00.0")}
 
 

@@ -13,8 +13,8 @@ from homenode.measure.imported_runs import (
     RunWithSources,
     SourceDirectory,
     contradictions,
-    figures_of_study,
     imported_runs,
+    read_study_results,
     switches_of,
 )
 from homenode.measure.model import Reader
@@ -180,8 +180,8 @@ def test_the_slow_gpu_is_not_hidden_behind_the_fast_one() -> None:
 
 
 def test_the_end_of_the_curve_is_memory_only_where_it_is_large() -> None:
-    assert [s.value for s in figures_of_study({"mem_latency.txt": CHASE}).samples][-1] == 112.4
-    short = figures_of_study({"mem_latency.txt": CHASE.replace("536870912", "33554432")})
+    assert [s.value for s in read_study_results({"mem_latency.txt": CHASE}).samples][-1] == 112.4
+    short = read_study_results({"mem_latency.txt": CHASE.replace("536870912", "33554432")})
     assert all(sample.variant is None for sample in short.samples)
     assert "which an LLC may hold" in short.gaps[0].reason
 

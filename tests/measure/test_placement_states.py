@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from homenode.decide.alternative import USUAL, alternatives, with_joint_states
 from homenode.machine.tools.homenode_probe import parse
-from homenode.measure.figures.probe import probe_figures
+from homenode.measure.figures.probe import read_probe_results
 from homenode.measure.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
-from homenode.measure.results.placement_states import MOST_SPAN, Bracket, classes_of, states_of
+from homenode.measure.results.placement_states import MAX_SPAN, Bracket, classes_of, states_of
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 from tests import probe_documents
@@ -52,7 +52,7 @@ def test_on_replayed_runs_nothing_is_pooled_and_every_move_is_found(seed: int) -
     brackets = []
     for first, last in pairwise(cuts):
         text = probe_documents.placement("0-1", series[first:last])
-        placed = probe_figures(parse(text)).placed
+        placed = read_probe_results(parse(text)).placed
         brackets += [one.bracket for one in placed if one.bracket is not None]
     found = states_of(brackets)
     assert list(found.transitions) == moves
@@ -69,7 +69,7 @@ def test_on_replayed_runs_nothing_is_pooled_and_every_move_is_found(seed: int) -
 
 def test_the_first_state_of_one_document_is_not_that_of_the_next() -> None:
     near, far = (
-        probe_figures(parse(probe_documents.bandwidth("0-1", [ends] * 6))).placed
+        read_probe_results(parse(probe_documents.bandwidth("0-1", [ends] * 6))).placed
         for ends in (probe_documents.NEAR, probe_documents.FAR)
     )
     found = states_of([one.bracket for one in (*near, *far) if one.bracket is not None])
@@ -89,7 +89,7 @@ def test_a_team_whose_pairs_stand_differently_for_good_is_in_one_state() -> None
 def test_a_move_within_a_core_to_core_test_is_seen() -> None:
     document = json.loads(probe_documents.core_to_core("0-1"))
     document["pairs"][0]["samples_ns"] = [27.0, 28.0, 105.0, 104.0, 27.5, 27.0, 300.0, 26.0]
-    placed = probe_figures(parse(json.dumps(document))).placed
+    placed = read_probe_results(parse(json.dumps(document))).placed
     found = states_of([one.bracket for one in placed if one.bracket is not None])
     assert found.labels == ("27 ns",) * 2 + ("104 ns",) * 2 + ("27 ns",) * 2 + (UNSETTLED, "27 ns")
     assert found.transitions == (2, 4)
@@ -113,7 +113,7 @@ def test_no_class_spans_too_much_and_classes_follow_the_latency(values: list[flo
     classes = classes_of(values)
     for number in set(classes):
         own = [value for value, at in zip(values, classes, strict=True) if at == number]
-        assert max(own) <= MOST_SPAN * min(own)
+        assert max(own) <= MAX_SPAN * min(own)
     ordered = sorted(zip(values, classes, strict=True))
     assert all(a[1] <= b[1] for a, b in pairwise(ordered))
 

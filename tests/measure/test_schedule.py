@@ -16,8 +16,8 @@ from homenode.measure.experiment import (
     TaskState,
     TaskStatus,
     WaitPolicy,
-    left_of,
     moved_rounds,
+    remaining_tasks,
     run_tasks,
     schedule,
     seeded_order,
@@ -62,10 +62,10 @@ def test_no_test_is_always_first() -> None:
 def test_what_is_left_of_a_run_that_was_cut_short() -> None:
     made = schedule(["a", "b"], ["c"], 2, seed=1)
     done = {(step.round, step.variant) for step in made.tasks[:3]}
-    assert left_of(made, done) == made.tasks[3:]
-    assert left_of(made, set()) == made.tasks
+    assert remaining_tasks(made, done) == made.tasks[3:]
+    assert remaining_tasks(made, set()) == made.tasks
     with pytest.raises(UsageError, match="expected a run of this schedule, found x of round 0"):
-        left_of(made, {(0, "x")})
+        remaining_tasks(made, {(0, "x")})
 
 
 def test_a_round_whose_control_moved_is_reported() -> None:

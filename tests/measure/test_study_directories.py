@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from homenode.decide.comparison import EvidenceLevel
-from homenode.decide.health import figure_findings
+from homenode.decide.health import check_results
 from homenode.decide.recommendation import (
     ReasonId,
     Recommendation,
@@ -116,7 +116,7 @@ def test_sweeps_of_any_start_up_time_and_rate_change_no_recommendation(tmp_path:
         own = [one for (system, _), one in found.items() if system == "RTX 5090"]
         assert first_line("RTX 5090", own).startswith("RTX 5090: repair first: ")
         sick = [run for run in runs if run.head.system == "RTX 5090"]
-        assert "collective-flat-curve" in {one.id for one in figure_findings(sick)}
+        assert "collective-flat-curve" in {one.id for one in check_results(sick)}
 
 
 def test_compare_and_report_name_files_of_a_run_that_could_not_be_read(root: Path) -> None:

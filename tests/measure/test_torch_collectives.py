@@ -93,7 +93,7 @@ def test_ranks_that_stay_in_a_driver_are_not_waited_for(
     monkeypatch.setattr(torch_collectives, "KILLED_S", 0.2)
     spared: list[int] = []
     monkeypatch.setattr(os, "kill", lambda child, _: spared.append(child))
-    crew = torch_collectives.Crew(tmp_path, 0.2)
+    crew = torch_collectives.ProcessGroup(tmp_path, 0.2)
     crew.start(0, lambda: time.sleep(600))
     assert crew.wait() == "no progress for 0.2 s"
     monkeypatch.undo()

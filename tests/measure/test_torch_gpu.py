@@ -9,7 +9,7 @@ from homenode.machine.tools import torch_report
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.programs.torch_place import nodes_to_bind
-from homenode.measure.step_reading import figures_of_step
+from homenode.measure.step_reading import read_step_results
 from homenode.measure.suite import parse_shown, suite_for
 from homenode.measure.tools_installed import program_text
 from homenode.vm.sources import load_host
@@ -129,7 +129,7 @@ def test_figures_are_those_of_nvbandwidth(python: str) -> None:
             ended = LocalMachine().run(
                 attempt.argv, attempt.timeout_s, program, environment=dict(attempt.environment)
             )
-            figures = figures_of_step(attempt, ended.stdout_or_raise(), host)
+            figures = read_step_results(attempt, ended.stdout_or_raise(), host)
             first = min(one.device for one in figures.samples if one.device is not None)
             found.append(
                 {

@@ -14,12 +14,12 @@ from homenode.bdf import Bdf
 from homenode.errors import HostError, ParseError
 from homenode.machine.tools import torch_report
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.figures.sample import Figures
+from homenode.measure.figures.sample import MeasuredSamples
 from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.programs import torch_copies, torch_place
 from homenode.measure.programs.torch_copies import copy_size
 from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
-from homenode.measure.step_reading import figures_of_step
+from homenode.measure.step_reading import read_step_results
 from homenode.measure.tools_installed import program_text
 from tests.small_hosts import DeviceSpec, even_host
 from tests.torch_programs import GPUS, copies, find_python, run_program
@@ -28,11 +28,13 @@ HOST = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1, root=
 COPIES = BenchTest("copies", Group.GPU_BANDWIDTH, ("python3", "-"), 1, 1, reads=Reader.TORCH)
 
 
-def read(output: str, test: BenchTest = COPIES) -> Figures:
-    return figures_of_step(test, output, HOST)
+def read(output: str, test: BenchTest = COPIES) -> MeasuredSamples:
+    return read_step_results(test, output, HOST)
 
 
-def values(figures: Figures, metric: str, variant: str | None = None) -> dict[object, float]:
+def values(
+    figures: MeasuredSamples, metric: str, variant: str | None = None
+) -> dict[object, float]:
     """Median by GPU, or by pair."""
     found: dict[object, list[float]] = {}
     for one in figures.samples:

@@ -13,7 +13,7 @@ from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import kernel_command
 from homenode.errors import HostError
 from homenode.machine.tools.homenode_probe import parse
-from homenode.measure.figures.probe import probe_figures
+from homenode.measure.figures.probe import read_probe_results
 from tests.probe_build import FEW_BYTES, OUT, ROOT, make, one_pu, run
 
 NATIVE = ROOT / "native"
@@ -144,7 +144,7 @@ def test_as_init_of_a_guest_with_two_nodes_every_page_of_every_cell_is_on_its_no
         assert set(cell["pages"]["pages_of_node"]) == {str(cell["node"])}
         assert cell["pages"]["pages_unknown"] == 0
         assert cell["pages"]["verified_by"] == "move_pages"
-    read = probe_figures(parse(done.stdout[start : end + 1]))
+    read = read_probe_results(parse(done.stdout[start : end + 1]))
     assert read.emulated, "a run of the suite there is marked, and nothing is concluded from it"
     places = {(one.sample.node, one.sample.peer_node) for one in read.placed}
     assert places == {(0, 0), (0, 1), (1, 0), (1, 1)}

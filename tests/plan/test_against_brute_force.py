@@ -24,7 +24,7 @@ from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.model import GuestTopology
 from homenode.vm.plan import Relaxation, Unplannable
-from homenode.vm.plan_options import Balance, DeviceLocality, DocumentSiblings, Policy
+from homenode.vm.plan_options import Balance, DefinitionSiblings, DeviceLocality, Policy
 from tests.brute_force import Cores, Fallback, Memory, best_by_force
 from tests.seeds import seeds
 from tests.small_hosts import (
@@ -204,7 +204,7 @@ def small_wish(draw: random.Random, host: Host) -> GuestRequest:
         shown = structs.replace(
             request.guest, cpu_topology=GuestTopology(1, 1, vcpus // threads, threads)
         )
-        request = replace(request, guest=shown, document_siblings=DocumentSiblings.WHEN_SHORT)
+        request = replace(request, guest=shown, document_siblings=DefinitionSiblings.WHEN_SHORT)
     chooses = bool(gpus) and draw.random() < 0.6
     # What a running VM has may be named, with a warning, but is not compared here.
     barred = {bdf for domain in host.domains for bdf in domain.devices} | set(gpus * chooses)
@@ -498,7 +498,7 @@ def test_nor_on_hosts_that_once_had_a_better_one(seed: int) -> None:
 
 def test_sets_that_are_grown_are_mostly_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nodes are too many to list: here all are."""
-    monkeypatch.setattr(node_sets, "MOST_LISTED_NODES", 0)
+    monkeypatch.setattr(node_sets, "MAX_LISTED_NODES", 0)
     right = wrong = missed = 0
     for seed in seeds(300, every=8):
         draw = random.Random(seed)

@@ -19,7 +19,7 @@ from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import GuestTopology, LayoutRecord, Vm
 from homenode.vm.plan import Plan, Relaxation, Unplannable
-from homenode.vm.plan_options import AUTO, DocumentSiblings, PlanOptions
+from homenode.vm.plan_options import AUTO, DefinitionSiblings, PlanOptions
 from homenode.vm.sources import load_host
 from tests.figures import numbers
 from tests.small_hosts import NodeSpec, asking, even_host, host_of, pinned_domain, small_request
@@ -39,7 +39,7 @@ def guest(vcpus: int, threads: int = 2) -> Vm:
 def request(vcpus: int, threads: int = 2, layout: str = "pin-numa") -> GuestRequest:
     """As auto asks for it."""
     wanted = replace(small_request(vcpus, 4 * GIB), layout=PRESETS[layout])
-    rule = DocumentSiblings.WHEN_SHORT
+    rule = DefinitionSiblings.WHEN_SHORT
     return replace(wanted, guest=guest(vcpus, threads), document_siblings=rule)
 
 
@@ -183,11 +183,11 @@ def test_a_guest_core_has_no_more_threads_than_the_document_shows(threads: int, 
 
 def test_without_siblings_on_the_host_or_in_the_document_nothing_changes() -> None:
     single = even_host(1, 1, 1, 8, 1)
-    plain = replace(request(8), document_siblings=DocumentSiblings.IGNORED)
+    plain = replace(request(8), document_siblings=DefinitionSiblings.IGNORED)
     whole = place(single, request(8))
     assert whole.lacks_siblings  # so that a host with siblings is better
     assert replace(whole, lacks_siblings=False) == place(single, plain)
-    plain = replace(request(4), document_siblings=DocumentSiblings.IGNORED)
+    plain = replace(request(4), document_siblings=DefinitionSiblings.IGNORED)
     assert place(single, request(4)) == place(single, plain)
     made = auto(guest(16, 0), R7950X3D)
     assert len(cores_of(R7950X3D, made)) == 16
@@ -202,17 +202,17 @@ def test_a_refusal_is_that_of_whole_cores() -> None:
 def test_the_option_keeps_siblings_always_and_hidden_never() -> None:
     for asked, cores in (("always", 4), ("hidden", 8)):
         options = (
-            PlanOptions(AUTO, document_siblings=DocumentSiblings.ALWAYS)
+            PlanOptions(AUTO, document_siblings=DefinitionSiblings.ALWAYS)
             if asked == "always"
             else PlanOptions(AUTO, siblings=Siblings.HIDDEN)
         )
         assert len(cores_of(EPYC, auto(guest(8), EPYC, options))) == cores
     hidden = PlanOptions(AUTO, siblings=Siblings.HIDDEN)
     assert len(cores_of(R7950X3D, auto(guest(16), R7950X3D, hidden))) == 16
-    always = PlanOptions("default", document_siblings=DocumentSiblings.ALWAYS)
+    always = PlanOptions("default", document_siblings=DefinitionSiblings.ALWAYS)
     with pytest.raises(UsageError, match="--siblings keep"):
         request_for(guest(8), always, EPYC)
-    as_shown = PlanOptions("pin-numa-smt", document_siblings=DocumentSiblings.ALWAYS)
+    as_shown = PlanOptions("pin-numa-smt", document_siblings=DefinitionSiblings.ALWAYS)
     assert request_for(guest(8, 0), as_shown, EPYC).layout.name == "pin-numa"
 
 

@@ -30,7 +30,7 @@ from homenode.vm.plan_options import (
     cell_asked,
     cell_of,
     cell_text,
-    refuse_objective,
+    reject_objective,
     reserve_of,
     reserve_text,
 )
@@ -94,9 +94,9 @@ def test_contradictions_are_refused_by_name(options: PlanOptions, expected: str)
 
 
 def test_an_objective_only_goes_with_auto() -> None:
-    refuse_objective(PlanOptions("auto", objective=Objective.LATENCY))
+    reject_objective(PlanOptions("auto", objective=Objective.LATENCY))
     with pytest.raises(UsageError, match="requires --layout auto"):
-        refuse_objective(PlanOptions("pin", objective=Objective.LATENCY))
+        reject_objective(PlanOptions("pin", objective=Objective.LATENCY))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool
-from homenode.cluster.pool.text import MOST_ROWS, pool_text
+from homenode.cluster.pool.text import MAX_ROWS, pool_text
 from homenode.doc import Doc
 from homenode.findings import Gap, GapKind
 from homenode.show.terminal_text import PrintableConsole
@@ -223,12 +223,12 @@ def test_no_line_is_wider_than_the_terminal_and_every_host_is_there(width: int) 
 
 
 def test_of_many_hosts_those_with_equal_figures_are_one_row() -> None:
-    hosts = {f"gpu-{number}": shipped("hgx-h100") for number in range(MOST_ROWS)}
+    hosts = {f"gpu-{number}": shipped("hgx-h100") for number in range(MAX_ROWS)}
     hosts["busy"] = filled(shipped("hgx-h100"), 1)
     pool = examine_pool(named(**hosts), DEFAULT_SIZES)
     rows = _printed(pool_text(pool), 100)
     assert sum("gpu-" in row for row in rows if "unknown" not in row) == 1
-    assert any(f"gpu-0 and {MOST_ROWS - 1} more" in row for row in rows)
+    assert any(f"gpu-0 and {MAX_ROWS - 1} more" in row for row in rows)
     bare = examine_pool(named(a=replace(shipped("hgx-h100"), pci_devices=())), ())
     assert _printed(pool_text(bare), 100)[0] == "1 host, all free: 112 cores, 2 TiB; 0 VMs"
     unread = replace(shipped("hgx-h100"), gaps=(Gap("VMs", "no virsh", GapKind.VMS),))

@@ -242,7 +242,7 @@ def test_a_host_without_gpus_has_no_answer_for_shares_of_gpus() -> None:
 
 
 def test_counting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homenode.cluster.pool.fits.MOST_COUNTED", 9)
+    monkeypatch.setattr("homenode.cluster.pool.fits.MAX_COUNTED", 9)
     tiny = VmSize(vcpus=1, memory_bytes=128 * MIB)
     assert count_fits(shipped("xeon-2p-cpus"), tiny) == 9
 

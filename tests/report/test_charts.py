@@ -15,11 +15,11 @@ from homenode.show.bars import (
     bar_chart,
     chart_scale,
     forest_chart,
+    format_range,
+    format_short,
     log_steps,
-    range_figures,
-    short_figure,
 )
-from homenode.show.curves import MOST_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
+from homenode.show.curves import MAX_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.svg_canvas import HEAT, PRESET_SERIES, SERIES, css, series_number, text_width
 from homenode.vm.layout import PRESETS
 from tests.svg_geometry import contrast
@@ -105,7 +105,7 @@ def test_matrices_of_any_size_and_figures_stay_inside(
     matrix = Matrix("node", "GPU", names[:rows], names[:columns], cells)
     root = _inside(heat_map("matrix", unit, matrix))
     drawn = len(root.findall("rect")) - HEAT
-    assert 1 <= drawn <= MOST_CELLS * MOST_CELLS
+    assert 1 <= drawn <= MAX_CELLS * MAX_CELLS
 
 
 @given(
@@ -146,7 +146,7 @@ def test_a_range_is_drawn_from_end_to_end_and_written_as_one() -> None:
     assert "48.4" not in svg
     plot, pale, drawn = root.findall("rect")
     assert float(drawn.get("x", 0)) > float(plot.get("x", 0)) == float(pale.get("x", 0))
-    assert range_figures(24.0, 24.1) == "24.0\u201324.1"
+    assert format_range(24.0, 24.1) == "24.0\u201324.1"
 
 
 def test_no_label_of_an_effect_crosses_the_line_of_equality() -> None:
@@ -209,4 +209,4 @@ def test_presets_have_colours_of_their_own() -> None:
 def test_steps_are_few(high: float) -> None:
     assert len(log_steps(high, high * 1e9)) <= 7
     assert math.isfinite(chart_scale("bytes_per_s", [high])[0])
-    assert short_figure(high)
+    assert format_short(high)

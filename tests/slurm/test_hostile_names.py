@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.arguments import Shape, StudyOptions
+from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.config import config_word, parse_config, with_words
 from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.record import hooks
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
-    Mode,
+    Sharing,
     check_options,
     choose_nodes,
     script_of,
@@ -35,7 +35,7 @@ def test_the_hooks_of_slurm_take_a_plain_directory_alone(name: str) -> None:
     assert shlex.quote(name) == name and shlex.split(f"/{name}") == [f"/{name}"]
 
 
-ALONE = Experiment("shared-1gpu-n1-alone-r1", Mode.ALONE, ("n1",), "parts", 1, cpus=4, block=0)
+ALONE = Experiment("shared-1gpu-n1-alone-r1", Sharing.ALONE, ("n1",), "parts", 1, cpus=4, block=0)
 
 
 def options_refused(**fields: object) -> bool:
@@ -50,7 +50,7 @@ def options_refused(**fields: object) -> bool:
 def test_a_studys_options_hold_names_that_need_no_quotes(name: str) -> None:
     fields: dict[str, object] = dict.fromkeys(("account", "qos", "reservation", "mpi"), name)
     fields |= {"partition_exclusive": name, "partition_shared": name, "node_list": (name,)}
-    fields["shapes"] = (Shape(1, 1, gres=name),)
+    fields["shapes"] = (SharedJobShape(1, 1, gres=name),)
     for field, value in fields.items():
         is_plain = shlex.quote(name) == name and not name.startswith("-")
         assert options_refused(**{field: value}) or is_plain

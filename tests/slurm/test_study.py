@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.cluster.slurm.arguments import Shape, StudyOptions
+from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.client import will_pass
 from homenode.cluster.slurm.study.directory import StudyDirectory
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
-    Mode,
+    Sharing,
     Study,
     check_options,
     choose_nodes,
@@ -56,7 +56,7 @@ def study(options: StudyOptions = OPTIONS) -> Study:
 
 
 def test_a_gh200_node_of_36_numa_nodes_gets_four_exclusive_jobs() -> None:
-    found = [one for one in planned() if one.mode is Mode.EXCLUSIVE]
+    found = [one for one in planned() if one.mode is Sharing.EXCLUSIVE]
     assert sorted((one.nodes, one.numa) for one in found) == [
         ((f"gh{n:02d}",), numa) for n in (1, 2, 3) for numa in range(4)
     ]
@@ -108,7 +108,7 @@ def test_each_round_on_a_node_is_a_block_with_every_job_in_an_order_of_its_own()
 
 
 def test_mig_slices_are_shared_jobs_of_their_own() -> None:
-    shapes = (Shape(1, 4), Shape(1, 4, "gpu:1g.10gb"))
+    shapes = (SharedJobShape(1, 4), SharedJobShape(1, 4, "gpu:1g.10gb"))
     found = [
         one for one in planned(StudyOptions(nodes=1, rounds=1, shapes=shapes)) if one.gres != "gpu"
     ]
@@ -149,8 +149,8 @@ def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
         StudyOptions(account="x\n#SBATCH --uid=0"),
         StudyOptions(partition_shared="$(id)"),
         StudyOptions(node_list=("--help",)),
-        StudyOptions(shapes=(Shape(1, 2, "gpu;rm"),)),
-        StudyOptions(shapes=(Shape(0, 2),)),
+        StudyOptions(shapes=(SharedJobShape(1, 2, "gpu;rm"),)),
+        StudyOptions(shapes=(SharedJobShape(0, 2),)),
         StudyOptions(tests=("stream --force",)),
         StudyOptions(tests=("steram",)),
         StudyOptions(app=("a",)),
@@ -164,7 +164,7 @@ def test_what_must_not_stand_in_a_script_is_refused(options: StudyOptions) -> No
 
 def test_a_shared_partition_of_slices_alone_is_studied_by_slice() -> None:
     nodes = (GH200[0], *parse_nodes("m1|slices|idle|64|1000|gpu:1g.10gb:7"))
-    slices = (Shape(1, 4), Shape(1, 4, "gpu:1g.10gb"))
+    slices = (SharedJobShape(1, 4), SharedJobShape(1, 4, "gpu:1g.10gb"))
     options = StudyOptions(partition_shared="slices", rounds=1, shapes=slices)
     whole, shared = choose_nodes(nodes, options)
     found = experiments_for(whole, shared, {"gh01": load_host("gh200x4")}, options)
@@ -200,7 +200,7 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
     head = text[: text.index("\n\n")]
     assert f"#SBATCH --job-name=hn-abc123-{one.id}" in head
     assert "#SBATCH --account=acc" in head
-    if one.mode in (Mode.EXCLUSIVE, Mode.ALONE):
+    if one.mode in (Sharing.EXCLUSIVE, Sharing.ALONE):
         # What bash makes of the words is what the user wrote.
         source = text[text.index('"$homenode" bench') : text.index(') >"$here/bench.txt"')]
         given = f"homenode={shlex.quote(HOSTILE.homenode)} name=e-task0-5.0 attempt=5.0"
@@ -231,7 +231,7 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_the_collective_job_goes_round_a_ring_of_its_nodes() -> None:
-    (one,) = [one for one in planned(HOSTILE) if one.mode is Mode.COLLECTIVE]
+    (one,) = [one for one in planned(HOSTILE) if one.mode is Sharing.COLLECTIVE]
     text = script_of(one, HOSTILE, "x")
     steps = [line for line in text.splitlines() if line.startswith("all_reduce ")]
     assert [step.split()[-1] for step in steps] == [
@@ -267,7 +267,9 @@ def test_nodes_of_sinfo_are_read_and_odd_names_left_out() -> None:
     # A job that asks that node for any GPU may get a slice: it asks for the type.
     assert [node.gpu_type for node in nodes] == [None, None, None, "a100"]
     options = StudyOptions(
-        partition_exclusive="mig", rounds=1, shapes=(Shape(1, 2), Shape(1, 4, "gpu:1g.10gb"))
+        partition_exclusive="mig",
+        rounds=1,
+        shapes=(SharedJobShape(1, 2), SharedJobShape(1, 4, "gpu:1g.10gb")),
     )
     whole, shared = choose_nodes(nodes, options)
     planned = experiments_for(whole, shared, {"mig01": load_host("hgx-h100")}, options)
@@ -375,7 +377,7 @@ def test_a_job_that_slurm_gave_up_on_and_holds_is_lost() -> None:
 
 
 def test_a_study_is_blocked_where_all_that_is_left_waits_for_somebody() -> None:
-    options = replace(OPTIONS, nodes=1, shapes=(Shape(1, 1),), numa=(0,))
+    options = replace(OPTIONS, nodes=1, shapes=(SharedJobShape(1, 1),), numa=(0,))
     made = study(options)
     alone, whole = made.experiments
     jobs = ((alone.id, "0"), (whole.id, "1"))

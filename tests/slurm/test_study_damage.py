@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.arguments import Shape, StudyOptions
+from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources
 from homenode.cluster.slurm.study.experiments import Study, experiments_for
 from homenode.cluster.slurm.study.report import StudyReport, study_report
@@ -55,7 +55,9 @@ NAME = "exclusive-n1-numa0-r1-task0-7.0"
 def a_study(directory: Path) -> Study:
     """Two nodes, every kind of job, everything done."""
     nodes = tuple(ClusterNode(n, "p", True, "idle", 64, 512_000, 8) for n in ("n1", "n2"))
-    options = StudyOptions(nodes=2, rounds=1, between_nodes=True, shapes=(Shape(1, 1), Shape(2, 2)))
+    options = StudyOptions(
+        nodes=2, rounds=1, between_nodes=True, shapes=(SharedJobShape(1, 1), SharedJobShape(2, 2))
+    )
     host = load_host(GPU_NODE)
     planned = experiments_for(nodes, nodes, {"n1": host, "n2": host}, options)
     made = Study("abc", options, nodes, nodes, GPU_NODE, (), planned)

@@ -23,7 +23,7 @@ from homenode.cluster.slurm.study.evidence import (
     evidence_of,
     parse_record,
 )
-from homenode.cluster.slurm.study.experiments import Experiment, Mode
+from homenode.cluster.slurm.study.experiments import Experiment, Sharing
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import matrices
 from homenode.cluster.slurm.study.report import (
@@ -115,7 +115,7 @@ def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
     assert text_of(report).startswith(
         "x: exclusive for memory-bound GPU codes; either for multi-GPU\n"
     )
-    shared = [job for job in report.jobs if job.mode is Mode.TOGETHER]
+    shared = [job for job in report.jobs if job.mode is Sharing.TOGETHER]
     assert len(shared) == 6
     assert {job.locality for job in shared} == {JobLocality.OPEN}
     assert shared[0].reason == "its memory may be on nodes 0 1 2 3 4 12 20 28"
@@ -164,7 +164,7 @@ JOB = (
     "   StartTime=2026-01-01T11:02:05 EndTime=2026-01-01T12:00:00 Deadline=N/A\n"
     "   NodeList=n1\n   BatchHost=n1\n"
 )
-ALONE = Experiment("shared-6gpu-n1-alone", Mode.ALONE, ("n1",), "parts", 6)
+ALONE = Experiment("shared-6gpu-n1-alone", Sharing.ALONE, ("n1",), "parts", 6)
 
 
 def run_of(name: str, *samples: Sample, **fields: object) -> Run:
@@ -319,7 +319,7 @@ def test_gpus_of_several_kinds_are_said_to_be_mixed(gh200: Path) -> None:
     assert "MIXED: GPUs of several kinds (nvidia-gh200-120gb, nvidia-h100-pcie)" in text_of(mixed)
 
 
-def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:
+def job(mode: Sharing, rate: float, **fields: object) -> JobEvidence:
     """samples, experiment, block: of its run."""
     gpu = Bdf.parse("11:00.0")
     copy = Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0)
@@ -350,7 +350,10 @@ def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:
 def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
     shared: float, memory: tuple[int, ...], expected: Queue
 ) -> None:
-    jobs = (job(Mode.EXCLUSIVE, 50e9), job(Mode.TOGETHER, shared, memory_nodes=memory))
+    jobs = (
+        job(Sharing.EXCLUSIVE, 50e9),
+        job(Sharing.TOGETHER, shared, memory_nodes=memory),
+    )
     report = study_report("x", StudySources(jobs=jobs))
     assert report.verdicts[0].queue is expected
 
@@ -359,7 +362,10 @@ def test_power_is_shown_by_binding_with_the_energy_of_a_copy() -> None:
     gpu = Bdf.parse("11:00.0")
     copy = Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu)
     watts = Sample("gpu-power", "watts", 400.0, device=gpu, variant="gpu-bandwidth")
-    jobs = (job(Mode.TOGETHER, 50e9, samples=(copy, watts)), job(Mode.EXCLUSIVE, 50e9))
+    jobs = (
+        job(Sharing.TOGETHER, 50e9, samples=(copy, watts)),
+        job(Sharing.EXCLUSIVE, 50e9),
+    )
     report = study_report("x", StudySources(jobs=jobs))
     expected = {"gpu-bandwidth": 400.0, "gpu-bandwidth, J/GB": pytest.approx(8.0)}
     assert report.power == {"1 GPU, together": expected}
@@ -368,9 +374,9 @@ def test_power_is_shown_by_binding_with_the_energy_of_a_copy() -> None:
 
 def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
     jobs = (
-        job(Mode.EXCLUSIVE, 50e9),
-        job(Mode.TOGETHER, 50e9),
-        job(Mode.TOGETHER, 12e9, gres="gpu:1g.10gb"),
+        job(Sharing.EXCLUSIVE, 50e9),
+        job(Sharing.TOGETHER, 50e9),
+        job(Sharing.TOGETHER, 12e9, gres="gpu:1g.10gb"),
     )
     (one,) = comparisons(jobs)
     assert (one.baseline, one.alternatives) == (
@@ -383,20 +389,20 @@ def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
 
 
 def test_jobs_that_did_not_measure_together_stand_apart() -> None:
-    apart = job(Mode.TOGETHER, 50e9, record=AttemptRecord(met="1 of 4"))
+    apart = job(Sharing.TOGETHER, 50e9, record=AttemptRecord(met="1 of 4"))
     assert apart.shape == "1 GPU, 1 of 4 together"
     assert replace(apart, record=AttemptRecord(met="4 of 4")).shape == "1 GPU, together"
 
 
 def test_the_setup_names_machines_and_no_gpus_where_the_jobs_had_none() -> None:
     run = run_of("a", system=CPU_ONLY, host_kind="two nodes")
-    setup = dict(study_report("x", StudySources(jobs=(job(Mode.ALONE, 1.0, run=run),))).setup)
+    setup = dict(study_report("x", StudySources(jobs=(job(Sharing.ALONE, 1.0, run=run),))).setup)
     assert setup["machine"] == "two nodes" and "GPU" not in setup
 
 
 def test_the_own_programs_time_is_shown_in_seconds() -> None:
     took = (Sample("app-time:gmx", "ns", 42e9),)
-    jobs = (job(Mode.ALONE, 1.0, samples=took), job(Mode.TOGETHER, 1.0, samples=took))
+    jobs = (job(Sharing.ALONE, 1.0, samples=took), job(Sharing.TOGETHER, 1.0, samples=took))
     text = text_of(study_report("x", StudySources(jobs=jobs)))
     assert "42 s" in text
     assert "1 GPU, alone" in text
@@ -405,14 +411,14 @@ def test_the_own_programs_time_is_shown_in_seconds() -> None:
 def test_the_job_of_all_nodes_counts_its_gpu_hours() -> None:
     found = collective_of({"started": "1000\n", "ended": "2800\n"}, gpus=24)
     assert found.gpu_hours == 12.0
-    report = study_report("x", StudySources(jobs=(job(Mode.EXCLUSIVE, 50e9),), collective=found))
+    report = study_report("x", StudySources(jobs=(job(Sharing.EXCLUSIVE, 50e9),), collective=found))
     assert "12.00 GPU-hours" in text_of(report)
 
 
 def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
     jobs = tuple(
         job(
-            Mode.EXCLUSIVE,
+            Sharing.EXCLUSIVE,
             rate,
             homes=(),
             name=str(node),
@@ -487,7 +493,7 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
     }
     jobs = [
         job(
-            Mode.EXCLUSIVE,
+            Sharing.EXCLUSIVE,
             rate,
             name=f"{node}-{number}",
             samples=tuple(
@@ -535,7 +541,9 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
 
 def _between(node: str, binding: int, rate: float, number: int) -> JobEvidence:
     one = Sample("p2p-bandwidth", "bytes_per_s", rate, device=Bdf.parse("11:00.0"), node=binding)
-    return job(Mode.EXCLUSIVE, rate, name=f"{node}-{binding}-{number}", node=node, samples=(one,))
+    return job(
+        Sharing.EXCLUSIVE, rate, name=f"{node}-{binding}-{number}", node=node, samples=(one,)
+    )
 
 
 def test_one_binding_on_two_nodes_of_the_cluster_is_one_binding() -> None:
@@ -549,7 +557,8 @@ def test_one_binding_on_two_nodes_of_the_cluster_is_one_binding() -> None:
 def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
     inside = Sample("d2d-bandwidth", "bytes_per_s", 2e12, device=Bdf.parse("11:00.0"))
     jobs = tuple(
-        job(mode, 1.0, name=str(mode), samples=(inside,)) for mode in (Mode.EXCLUSIVE, Mode.ALONE)
+        job(mode, 1.0, name=str(mode), samples=(inside,))
+        for mode in (Sharing.EXCLUSIVE, Sharing.ALONE)
     )
     assert not study_report("x", StudySources(jobs=jobs)).verdicts[1].measured
     rng = random.Random(5)
@@ -562,7 +571,7 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
                 name=f"{mode}-{number}",
                 samples=(Sample("app-time:gmx", "ns", 1e9 * level * rng.lognormvariate(0, 0.005)),),
             )
-            for mode, level in ((Mode.EXCLUSIVE, 1.0), (Mode.ALONE, ratio))
+            for mode, level in ((Sharing.EXCLUSIVE, 1.0), (Sharing.ALONE, ratio))
             for number in range(count)
         )
         found = study_report("x", StudySources(jobs=jobs)).verdicts[1]
@@ -613,6 +622,6 @@ def test_copies_by_sm_are_apart_from_those_by_copy_engines() -> None:
         Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0, variant=variant)
         for rate, variant in ((50e9, None), (40e9, "sm"), (90e9, "both ways"))
     )
-    report = study_report("x", StudySources(jobs=(job(Mode.EXCLUSIVE, 50e9, samples=both),)))
+    report = study_report("x", StudySources(jobs=(job(Sharing.EXCLUSIVE, 50e9, samples=both),)))
     assert {(one.method, one.mean) for one in report.spreads} == {("CE", 50e9), ("SM", 40e9)}
     assert all(one.deviation is None for one in report.spreads)

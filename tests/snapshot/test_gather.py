@@ -11,8 +11,8 @@ from homenode.machine.snapshot.contents import (
     COMMANDS,
     IDENTITY_PATHS,
     PATHS,
-    Form,
-    Kind,
+    PathKind,
+    TextForm,
 )
 from homenode.machine.snapshot.gather import gather, keep_port_type, paths_of
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
@@ -71,7 +71,7 @@ def test_what_is_in_the_table_can_be_matched_by_a_shell() -> None:
         assert rule.purpose
         # A file's last part is one name or a number: the collector gives paths from lines by it.
         last = rule.glob.rpartition("/")[2]
-        if rule.kind is Kind.FILE:
+        if rule.kind is PathKind.FILE:
             assert "*" not in last or last in ("[0-9]*", "[a-z]*")
     globs = [rule.glob for rule in PATHS]
     assert len(set(globs)) == len(globs)
@@ -96,36 +96,48 @@ def test_identities_are_never_gathered() -> None:
 @pytest.mark.parametrize(
     ("form", "good", "bad"),
     [
-        (Form.LIST, ["", "0", "0-3,8", " (null)\n"], ["0-", "a", "0 1", "1-2-3", "0," * 50]),
-        (Form.NUMBER, ["-1", "42\n"], ["1.5", "0x1"]),
-        (Form.HEX, ["0x030200", "10de"], ["0x", "xyz", "123456789"]),
-        (Form.MASK, ["ff", "00000000,ffffffff"], ["fffffffff", "f,", "FF"]),
-        (Form.NUMBERS, ["10 21", "10"], ["10,21", "10 x"]),
-        (Form.WORD, ["on", "Unified", "amd-pstate-epp", "4"], ["a b", "1" * 5]),
-        (Form.CHOICE, ["always [madvise] never"], ["always", "a b c d e f g h i"]),
-        (Form.SIZE, ["32768K", "1024"], ["32 KiB", "K"]),
-        (Form.SPEED, ["32.0 GT/s PCIe", "Unknown", "8 GT/s"], ["fast", "32.0"]),
-        (Form.RESOURCE, ["0x0000000000000000 0x0000000000000000 0x0000000000000000\n"], ["0x0"]),
-        (Form.NODE_MEMINFO, ["\nNode 0 MemTotal:  1 kB\nNode 0 Active(file): 2 kB\n"], ["Mem: 1"]),
-        (Form.FIELDS, ["model name\t: A: B\n\nflags\t\t: fpu"], ["no colon", "\x1b: x"]),
-        (Form.TO_DRIVER, ["../../../bus/pci/drivers/vfio-pci"], ["/etc", "../x", "../../bus/pci"]),
-        (Form.TO_GROUP, ["../../../kernel/iommu_groups/17"], ["../../kernel/iommu_groups/a"]),
+        (TextForm.LIST, ["", "0", "0-3,8", " (null)\n"], ["0-", "a", "0 1", "1-2-3", "0," * 50]),
+        (TextForm.NUMBER, ["-1", "42\n"], ["1.5", "0x1"]),
+        (TextForm.HEX, ["0x030200", "10de"], ["0x", "xyz", "123456789"]),
+        (TextForm.MASK, ["ff", "00000000,ffffffff"], ["fffffffff", "f,", "FF"]),
+        (TextForm.NUMBERS, ["10 21", "10"], ["10,21", "10 x"]),
+        (TextForm.WORD, ["on", "Unified", "amd-pstate-epp", "4"], ["a b", "1" * 5]),
+        (TextForm.CHOICE, ["always [madvise] never"], ["always", "a b c d e f g h i"]),
+        (TextForm.SIZE, ["32768K", "1024"], ["32 KiB", "K"]),
+        (TextForm.SPEED, ["32.0 GT/s PCIe", "Unknown", "8 GT/s"], ["fast", "32.0"]),
         (
-            Form.TO_DEVICE,
+            TextForm.RESOURCE,
+            ["0x0000000000000000 0x0000000000000000 0x0000000000000000\n"],
+            ["0x0"],
+        ),
+        (
+            TextForm.NODE_MEMINFO,
+            ["\nNode 0 MemTotal:  1 kB\nNode 0 Active(file): 2 kB\n"],
+            ["Mem: 1"],
+        ),
+        (TextForm.FIELDS, ["model name\t: A: B\n\nflags\t\t: fpu"], ["no colon", "\x1b: x"]),
+        (
+            TextForm.TO_DRIVER,
+            ["../../../bus/pci/drivers/vfio-pci"],
+            ["/etc", "../x", "../../bus/pci"],
+        ),
+        (TextForm.TO_GROUP, ["../../../kernel/iommu_groups/17"], ["../../kernel/iommu_groups/a"]),
+        (
+            TextForm.TO_DEVICE,
             ["../../../devices/pci0000:17/0000:17:01.0/0000:18:00.0", "../0000:18:00.0"],
             ["../../../devices/pci0000:17", "/sys/devices/pci0000:17/0000:17:01.0", "../gpu7"],
         ),
     ],
 )
-def test_a_text_has_its_form_or_has_not(form: Form, good: list[str], bad: list[str]) -> None:
+def test_a_text_has_its_form_or_has_not(form: TextForm, good: list[str], bad: list[str]) -> None:
     for text in good:
         assert form.matches(text), text
     for text in bad:
         assert not form.matches(text), text
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_no_form_takes_long_to_say_no(form: Form) -> None:
+@pytest.mark.parametrize("form", list(TextForm))
+def test_no_form_takes_long_to_say_no(form: TextForm) -> None:
     for text in ("a:" * 20_000 + "\x1b", "0-" * 20_000, "f" * 40_000 + "!", " " * 40_000 + "x\x1b"):
         form.matches(text)
 

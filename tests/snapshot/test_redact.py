@@ -6,7 +6,7 @@ import re
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.machine.snapshot.contents import COMMANDS, IDENTITY_PATHS, PATHS, Form, Kind
+from homenode.machine.snapshot.contents import COMMANDS, IDENTITY_PATHS, PATHS, PathKind, TextForm
 from homenode.machine.snapshot.gather import gather
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
@@ -124,17 +124,17 @@ def _texts(snapshot: MemorySnapshot) -> str:
     return "\n".join((*parts, *snapshot.directories))
 
 
-def _planted(secret: str, where: Form | None = None) -> MemorySnapshot:
+def _planted(secret: str, where: TextForm | None = None) -> MemorySnapshot:
     """A host with a secret in every path and every command of the table."""
     files = {}
     links = {}
     for rule in PATHS:
         path = _example(rule.glob)
-        if rule.kind is Kind.LINK:
+        if rule.kind is PathKind.LINK:
             links[path] = f"../{secret}"
-        elif rule.kind is Kind.FILE:
+        elif rule.kind is PathKind.FILE:
             key = rule.keep[0] if rule.keep else "key"
-            text = f"{key}\t: x {secret} y\n" if rule.form is Form.FIELDS else f"{secret}\n"
+            text = f"{key}\t: x {secret} y\n" if rule.form is TextForm.FIELDS else f"{secret}\n"
             files[path] = text
     commands = {
         command.name: _plant(STRUCTURED.get(command.name, "GPU 0: {plant}\n"), secret)

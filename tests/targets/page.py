@@ -4,11 +4,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from homenode.vm.targets.registry import TARGETS, target_named
-from homenode.vm.targets.target import Feature, Level
+from homenode.vm.targets.target import Feature, SupportLevel
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "targets.md"
 
-_MARKS = {Level.NATIVE: "yes", Level.INDIRECT: "indirectly", Level.LOST: "**lost**"}
+_MARKS = {
+    SupportLevel.NATIVE: "yes",
+    SupportLevel.INDIRECT: "indirectly",
+    SupportLevel.LOST: "**lost**",
+}
 
 
 def targets_page(targets: Sequence[str] = TARGETS) -> str:
@@ -61,7 +65,7 @@ def _details(targets: Sequence[str]) -> Iterator[str]:
         for feature in Feature:
             support = target.support[feature]
             loses = "" if support.loses is None else support.loses
-            if support.level is Level.LOST:
+            if support.level is SupportLevel.LOST:
                 loses = f"**lost**: {loses}"
             yield f"| {feature.words} | {support.how} | {loses} |"
         yield ""

@@ -20,7 +20,13 @@ from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Unplannable
 from homenode.vm.targets.registry import TARGETS, read_vm, target_named
-from homenode.vm.targets.target import Feature, Level, features_of, lost_features, target_findings
+from homenode.vm.targets.target import (
+    Feature,
+    SupportLevel,
+    features_of,
+    lost_features,
+    target_findings,
+)
 from tests.conformance.vms import planned_cases
 from tests.seeds import part
 from tests.targets.examples import EXAMPLES, FILES
@@ -162,7 +168,7 @@ def test_every_target_says_of_every_feature_how_far_it_goes() -> None:
         support = target_named(name).support
         assert set(support) == set(Feature)
         for feature, one in support.items():
-            assert (one.loses is None) == (one.level is Level.NATIVE), (name, feature)
+            assert (one.loses is None) == (one.level is SupportLevel.NATIVE), (name, feature)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -172,7 +178,7 @@ def test_each_loss_of_a_plan_is_a_finding_and_nothing_else_is(target: str) -> No
     found = target_findings(module, made)
     asked = features_of(made)
     assert sum(f.id == "target-lost" for f in found) == len(lost_features(module, made))
-    assert len(found) == sum(module.support[f].level is not Level.NATIVE for f in asked)
+    assert len(found) == sum(module.support[f].level is not SupportLevel.NATIVE for f in asked)
 
 
 HOST = "small-2n8c-2gpu"

@@ -10,12 +10,12 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools.torch_report import (
     TorchDevice,
-    TorchFigure,
+    TorchResult,
     TorchRow,
     TorchRun,
     parse,
 )
-from homenode.measure.figures.torch_programs import torch_run_figures
+from homenode.measure.figures.torch_programs import read_torch_run_results
 from tests.doc_pages import read_page
 from tests.mutations import MUTATIONS, survives
 
@@ -72,7 +72,7 @@ def text_of(*documents: dict[str, Any]) -> str:
 
 def test_figures_have_addresses_and_the_bound_node() -> None:
     seen = {**COPIES, "figures": [{**FIGURE, "memory_node": 0}]}
-    figures = torch_run_figures(parse("NCCL version 2.26\n" + text_of(seen)))
+    figures = read_torch_run_results(parse("NCCL version 2.26\n" + text_of(seen)))
     assert [(str(s.device), s.node, s.value, s.number) for s in figures.samples] == [
         ("0000:9b:00.0", 0, 55.1e9, 0),
         ("0000:9b:00.0", 0, 55.3e9, 1),
@@ -82,7 +82,7 @@ def test_figures_have_addresses_and_the_bound_node() -> None:
 
 def test_memory_that_went_elsewhere_and_figures_that_were_not_steady_are_reported() -> None:
     document = {**COPIES, "figures": [{**FIGURE, "steady": False, "memory_node": 1}]}
-    figures = torch_run_figures(parse(text_of(document)))
+    figures = read_torch_run_results(parse(text_of(document)))
     reasons = [gap.reason for gap in figures.gaps]
     assert "memory was bound to node 0 and is on node 1: not kept" in reasons
     assert not figures.samples
@@ -91,13 +91,13 @@ def test_memory_that_went_elsewhere_and_figures_that_were_not_steady_are_reporte
 
 def test_the_process_of_a_node_that_failed_is_a_gap_next_to_the_others() -> None:
     failed = {"format": "homenode.torch/1", "failed": "node 1: status 256"}
-    figures = torch_run_figures(parse(text_of(COPIES, failed)))
+    figures = read_torch_run_results(parse(text_of(COPIES, failed)))
     assert len(figures.samples) == 2
     assert any(gap.reason == "node 1: status 256" for gap in figures.gaps)
 
 
 def test_an_all_reduce_is_counted_as_nccl_tests_count_it() -> None:
-    figures = torch_run_figures(parse(text_of(REDUCE)))
+    figures = read_torch_run_results(parse(text_of(REDUCE)))
     peak = next(s.value for s in figures.samples if s.metric == "allreduce-busbw-peak")
     assert peak == pytest.approx((1 << 30) / 4.2e-3)  # 2(n-1)/n is 1 of two
 
@@ -132,7 +132,7 @@ def test_an_output_without_a_document_is_reported() -> None:
 
 @pytest.mark.parametrize("document", [COPIES, REDUCE], ids=["copies", "all-reduce"])
 def test_damaged_reports_give_figures_or_a_parse_error(document: dict[str, Any]) -> None:
-    survives(lambda text: torch_run_figures(parse(text)), text_of(document), MUTATIONS)
+    survives(lambda text: read_torch_run_results(parse(text)), text_of(document), MUTATIONS)
 
 
 def test_the_page_of_the_format_names_every_field() -> None:
@@ -140,6 +140,6 @@ def test_the_page_of_the_format_names_every_field() -> None:
         word.removesuffix("[]")
         for word in read_page("docs/reference/formats/torch.md").words_in_code()
     }
-    for record in (TorchRun, TorchDevice, TorchFigure, Gap, TorchRow):
+    for record in (TorchRun, TorchDevice, TorchResult, Gap, TorchRow):
         missing = {field.name for field in fields(record)} - words - {"index", "name", "kind"}
         assert not missing, record

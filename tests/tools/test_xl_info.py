@@ -8,7 +8,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import NotKnownError, ParseError
 from homenode.machine.tools.xl_info import parse
-from homenode.machine.topology import refuse_unshown
+from homenode.machine.topology import reject_unshown
 from homenode.vm.sources import load_host
 from tests.mutations import MUTATIONS, survives
 
@@ -44,7 +44,7 @@ def test_lspci_completes_the_host_with_gpus_on_their_nodes(tmp_path: Path) -> No
     alone = load_host(str(tmp_path / "host.txt"))
     assert [gap.subject for gap in alone.gaps] == ["PCI functions", "VMs"]
     with pytest.raises(NotKnownError) as raised:
-        refuse_unshown(alone, "PCI")
+        reject_unshown(alone, "PCI")
     assert "--lspci" in str(raised.value.hint)
     host = load_host(str(tmp_path / "host.txt"), lspci=tmp_path / "lspci.txt")
     assert [(node.pus, node.memory_bytes) for node in host.nodes] == [

@@ -15,7 +15,7 @@ import pytest
 from homenode.check.verify.boot.guest_files import find_guest_files, kvm_works
 from homenode.check.verify.boot.initramfs import initramfs
 from homenode.check.verify.boot.libvirt import find_uri
-from homenode.check.verify.boot.stand_in import APART
+from homenode.check.verify.boot.stand_in import TWO_GUESTS_TEXT
 from homenode.check.verify.boot.stand_in_boot import BootOptions, BootOutcome, boot_stand_in
 from homenode.check.verify.expectation import expectation_of
 from homenode.check.verify.guest_checks import GuestView, view_of_stand_in
@@ -206,7 +206,7 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
     """As one guest would have it that has more vCPUs than QEMU emulates fast with a PCIe tree."""
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
-    monkeypatch.setattr("homenode.check.verify.boot.stand_in.MOST_TOGETHER", 2)
+    monkeypatch.setattr("homenode.check.verify.boot.stand_in.MAX_TOGETHER", 2)
     right = tuned("pin-numa-pci")
     document = open_domain(changed(right.document, ("busNr='248'", "busNr='241'")), "vm.xml")
     facts = vm_of(document)
@@ -217,7 +217,7 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
     seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
     assert named(seen) == {("guest-device-missing", f"device {DEVICES[0]}")}
     assert seen.observation.vcpus == CpuSet(range(4))
-    if APART in outcome.stand_in.left_out:
+    if TWO_GUESTS_TEXT in outcome.stand_in.left_out:
         assert {path.name for path in tmp_path.iterdir()} == {"vcpus", "pcie"}
 
 
@@ -264,7 +264,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     program.write_text(ENDLESS)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("homenode.check.verify.boot.stand_in.MOST_TOGETHER", 2)
+    monkeypatch.setattr("homenode.check.verify.boot.stand_in.MAX_TOGETHER", 2)
     document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
     outcome = boot_stand_in(document, vm_of(document), BootOptions("none", timeout_s=1))
     assert outcome.guest is None

@@ -23,7 +23,7 @@ from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.caches import guest_cpu, told_l3
+from homenode.plan.shape.caches import guest_cpu, guest_l3_groups
 from homenode.units import GIB
 from homenode.vm.model import GuestCache, GuestTopology
 from homenode.vm.plan import Plan, with_vm
@@ -215,7 +215,7 @@ def test_with_topoext_amd_has_an_l3_that_was_switched_off(tmp_path: Path) -> Non
         and made.vm.cpu_cache is not None
     )
     seen = booted(with_vm(made, topoext=True), MODELS[AMD], 5, tmp_path)
-    told = told_l3(
+    told = guest_l3_groups(
         made.vm.cpu_cache, made.vm.cpu_topology, guest_cpu(host, request.guest, topoext=True)
     )
     assert told is not None and seen.l3 == set(told) == {CpuSet(range(5))}

@@ -34,7 +34,7 @@ HOSTS = ("small-2n8c-2gpu", "hgx-h100", "h200-xeon8558", "x86-2p2n16c32t-isolate
 CASES = 12
 SECONDS = float(os.environ.get("HOMENODE_FUZZ_SECONDS", "0"))
 SEED = os.environ.get("HOMENODE_FUZZ_SEED")
-MOST_BOOTED_VCPUS = 16
+MAX_BOOTED_VCPUS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,6 @@ def test_fuzz_random_vms_boot_as_planned() -> None:
         pytest.skip(str(error))
     for seed in seeds():
         case = case_of(seed)
-        if case is not None and case.tuning.plan.vm.vcpus <= MOST_BOOTED_VCPUS:
+        if case is not None and case.tuning.plan.vm.vcpus <= MAX_BOOTED_VCPUS:
             print(f"seed {seed}: {case.host.name}, {case.tuning.plan.layout.name}")
             booted(case)

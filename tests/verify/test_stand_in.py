@@ -16,11 +16,11 @@ from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.initramfs import initramfs, is_static, refusal
 from homenode.check.verify.boot.libvirt import daemon_trouble
 from homenode.check.verify.boot.stand_in import (
-    APART,
-    MOST_BYTES,
-    SUBSTITUTE,
+    MAX_BYTES,
+    SUBSTITUTE_CPU_MODEL,
+    TWO_GUESTS_TEXT,
     CpuChoice,
-    StandInGuest,
+    TestGuest,
     choose_cpu,
     stand_in_of,
 )
@@ -43,14 +43,14 @@ from tests.single_edits import users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, small_host, tuned
 
 FILES = BootFiles("/k, & <kernel>", "/i", "/console", "/report")
-SKYLAKE = CpuChoice("custom", SUBSTITUTE, (), None, None)
+SKYLAKE = CpuChoice("custom", SUBSTITUTE_CPU_MODEL, (), None, None)
 
 
 def document(xml: bytes) -> Document:
     return open_domain(xml, "vm.xml")
 
 
-def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> StandInGuest:
+def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> TestGuest:
     opened = document(xml)
     return stand_in_of(opened, vm_of(opened), cpu, machine)
 
@@ -91,7 +91,7 @@ def test_memory_is_scaled_down_in_proportion_and_never_up() -> None:
     )
     made = stand_in(xml)
     sizes = [cell.memory_bytes for cell in made.vm.cells]
-    assert sizes == [576 * MIB, 192 * MIB] and sum(sizes) <= MOST_BYTES
+    assert sizes == [576 * MIB, 192 * MIB] and sum(sizes) <= MAX_BYTES
     tiny = stand_in(changed(PLAIN, ("<memory unit='GiB'>4", "<memory unit='MiB'>128")))
     assert tiny.vm.memory_bytes == 128 * MIB
 
@@ -224,13 +224,13 @@ CPU = "<cpu mode='host-passthrough'/>"
     ("cpu", "kvm", "mode", "model", "substituted"),
     [
         (CPU, True, "host-passthrough", None, False),
-        (CPU, False, "custom", SUBSTITUTE, True),
+        (CPU, False, "custom", SUBSTITUTE_CPU_MODEL, True),
         ("<cpu mode='host-model'/>", True, "host-passthrough", None, False),
         ("<cpu><model>Icelake-Server</model></cpu>", False, "custom", "Icelake-Server", False),
-        ("<cpu><model>EPYC-Milan</model></cpu>", False, "custom", SUBSTITUTE, True),
+        ("<cpu><model>EPYC-Milan</model></cpu>", False, "custom", SUBSTITUTE_CPU_MODEL, True),
         ("<cpu><model>EPYC-Milan</model></cpu>", True, "custom", "EPYC-Milan", False),
-        ("<cpu><model>x,max=on</model></cpu>", False, "custom", SUBSTITUTE, True),
-        ("", False, "custom", SUBSTITUTE, True),
+        ("<cpu><model>x,max=on</model></cpu>", False, "custom", SUBSTITUTE_CPU_MODEL, True),
+        ("", False, "custom", SUBSTITUTE_CPU_MODEL, True),
     ],
 )
 def test_the_cpu_is_the_documents_where_it_can_run_here(
@@ -377,7 +377,7 @@ def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -
     opened = document(users_vm("8 GPUs").document)
     facts, host = vm_of(opened), load_host("hgx-h100")
     made = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=False)
-    assert APART in made.left_out and made.needs_qemu
+    assert TWO_GUESTS_TEXT in made.left_out and made.needs_qemu
     vcpus, tree = made.guests
     assert (vcpus.vm.vcpus, vcpus.vm.cpu_topology, vcpus.vm.offline_vcpus) == (
         64,

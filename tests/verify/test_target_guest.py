@@ -18,7 +18,7 @@ from homenode.units import GIB
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.plan_options import Policy
 from homenode.vm.targets.registry import TARGETS, target_named
-from homenode.vm.targets.target import Feature, Level
+from homenode.vm.targets.target import Feature, SupportLevel
 from tests.targets.written import options, written
 from tests.verify.test_command import ends
 from tests.verify_documents import DEVICES, SMALL, small_host
@@ -46,7 +46,7 @@ def found(view: GuestView) -> list[tuple[str, str]]:
 def saying(feature: Feature) -> tuple[str, ...]:
     """The targets that can say a feature."""
     supports = {target: target_named(target).support[feature] for target in TARGETS}
-    return tuple(target for target, one in supports.items() if one.level is not Level.LOST)
+    return tuple(target for target, one in supports.items() if one.level is not SupportLevel.LOST)
 
 
 def guest_of(target: str) -> Host:

@@ -189,12 +189,12 @@ class Journal:
         head = formats.head_line(KIND, self.head)
         self.files.write(self.files.journal_path.name, f"{head}{text}".encode())
 
-    def settle(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
+    def settle(self, make_step: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Determine from the host which interrupted steps happened, and record these; the others
         remain to be done or undone."""
         unsettled = []
         for entry in self.to_undo():
-            if entry.what is ChangeState.BEGIN and step_of(entry).is_done(entry):
+            if entry.what is ChangeState.BEGIN and make_step(entry).is_done(entry):
                 self.write(entry.now(ChangeState.DONE))
             elif entry.what in UNSETTLED:
                 unsettled.append(entry)

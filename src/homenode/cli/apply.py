@@ -14,7 +14,7 @@ from homenode.change.apply.define_step import ApplyOutcome, DomainChange
 from homenode.change.apply.definition import (
     apply_definitions,
     preview_definition,
-    refuse_obstacles,
+    reject_obstacles,
 )
 from homenode.change.apply.live_pins import RepinnedThreads, apply_live_pins, preview_live_pins
 from homenode.cli.arguments.place import ApplyArguments
@@ -54,15 +54,15 @@ from homenode.safe.input_files import read_input
 from homenode.show.change_text import change_doc
 from homenode.show.explain import explain
 from homenode.text import command_line, cpus_text, first_few, plural
-from homenode.vm.daemon_host import load_daemon_host, refuse_tuned_for_other, refuse_unread_vms
+from homenode.vm.daemon_host import load_daemon_host, reject_tuned_for_other, reject_unread_vms
 from homenode.vm.domain.read import read_vm
-from homenode.vm.domain.schema import refuse_new_errors
+from homenode.vm.domain.schema import reject_new_errors
 from homenode.vm.hypervisor.connection import DEFAULT, check_host, with_connection
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Unplannable, is_critical
-from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, refuse_objective
+from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, reject_objective
 
 
 class MovedThread(Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class ApplyAnswer(Struct, frozen=True, kw_only=True):
 
 def apply(arguments: ApplyArguments) -> None:
     """Plan, show the change, prompt for confirmation, and define it."""
-    refuse_objective(arguments.options)
+    reject_objective(arguments.options)
     if files := [name for name in arguments.names if is_file_target(name)]:
         host = () if arguments.host is None else ("--host", arguments.host)
         raise UsageError(
@@ -102,9 +102,9 @@ def apply(arguments: ApplyArguments) -> None:
             hint=command_line("homenode", "plan", files[0], *host, "-o", "tuned.xml"),
         )
     if len(arguments.names) > 1:
-        _refuse_for_several(arguments)
+        _reject_for_several(arguments)
     if arguments.domain is not None:
-        _refuse_planning(arguments)
+        _reject_planning(arguments)
     check_can_write(arguments.save_plan, force=arguments.force)
     check_host(arguments.host, arguments.connect)
     tunings: tuple[PlannedFile, ...] = ()
@@ -115,11 +115,11 @@ def apply(arguments: ApplyArguments) -> None:
         originals = {state.name: virsh.definition(uuid) for uuid, state in states.items()}
         _check_can_ask(arguments)  # after it is known that something would change
         machine = load_daemon_host(arguments.host, virsh)
-        refuse_unread_vms(machine)
+        reject_unread_vms(machine)
         if arguments.domain is not None:
             hint = "homenode plan VM.xml -o OUT.xml"
             tuned: tuple[bytes, ...] = (read_input(arguments.domain, "a domain XML", hint=hint),)
-            refuse_tuned_for_other(read_vm(tuned[0], str(arguments.domain)), machine)
+            reject_tuned_for_other(read_vm(tuned[0], str(arguments.domain)), machine)
         else:
             is_quiet = arguments.quiet or arguments.json
             tunings = tuned_together(
@@ -154,7 +154,7 @@ def _check_can_ask(arguments: ApplyArguments) -> None:
     check_can_ask(asks=not (arguments.yes or arguments.dry_run))
 
 
-def _refuse_for_several(arguments: ApplyArguments) -> None:
+def _reject_for_several(arguments: ApplyArguments) -> None:
     """Raise UsageError for an option that is for one domain."""
     for option, is_given in (
         ("--domain", arguments.domain is not None),
@@ -165,7 +165,7 @@ def _refuse_for_several(arguments: ApplyArguments) -> None:
             raise UsageError(f"{option} is for one domain, found {len(arguments.names)}")
 
 
-def _refuse_planning(arguments: ApplyArguments) -> None:
+def _reject_planning(arguments: ApplyArguments) -> None:
     """Raises UsageError for options of a plan that would do nothing."""
     words = [
         *format_words(arguments.options),
@@ -209,7 +209,7 @@ def tuned_together(
         say_why_not(error, as_json=as_json, command="apply")
         raise SystemExit(error.exit_code) from None
     for name, tuning in zip(originals, tunings, strict=True):
-        gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
+        gap = reject_new_errors(tuning.original, tuning.document, tuning.libvirt)
         if gap is not None:
             note(f"not checked: {gap}")
         if show is not None:
@@ -282,7 +282,7 @@ def _change(
         else:
             for change, preview in zip(changes, previews, strict=True):
                 _show_change(change, preview, tunings, with_diff=arguments.diff)
-        refuse_obstacles([obstacle for preview in previews for obstacle in preview.obstacles])
+        reject_obstacles([obstacle for preview in previews for obstacle in preview.obstacles])
         if arguments.dry_run:
             _print_answer(arguments, "dry run: nothing was changed")
         if arguments.dry_run or not any(preview.changed for preview in previews):

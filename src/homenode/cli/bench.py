@@ -253,7 +253,7 @@ def _line(step: "SetupStep") -> str:
     return command if step.input is None else f"echo {shlex.quote(step.input.strip())} | {command}"
 
 
-_MOST_LINES = 10
+_MAX_LINES = 10
 
 
 @contextmanager
@@ -271,7 +271,7 @@ def shown_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Pr
         def say_change(progress: "Progress") -> None:
             nonlocal last_line
             line = progress_line(progress, tasks)
-            interval = max(1, progress.total // _MOST_LINES)
+            interval = max(1, progress.total // _MAX_LINES)
             if line != last_line and (not progress.now or progress.ended_count % interval == 0):
                 last_line = line
                 note(line)

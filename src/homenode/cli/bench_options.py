@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from homenode.machine.snapshot.protocol import Snapshot
 
 _STATIC_PROBE = "homenode-probe-static"
-_LARGEST_TOPOLOGY = 100_000
+_MAX_TOPOLOGY = 100_000
 """Characters of a topology as an argument; Linux limits an argument to 128 KiB."""
 
 
@@ -115,9 +115,9 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
     topology = None
     if typed.nccl_topo is not None:
         topology = read_input(typed.nccl_topo, "a topology file").decode("utf-8", "replace")
-        if len(topology) > _LARGEST_TOPOLOGY:
+        if len(topology) > _MAX_TOPOLOGY:
             raise UsageError(
-                f"--nccl-topo {typed.nccl_topo}: expected at most {_LARGEST_TOPOLOGY} characters, "
+                f"--nccl-topo {typed.nccl_topo}: expected at most {_MAX_TOPOLOGY} characters, "
                 f"found {len(topology)}"
             )
     return SuiteOptions(groups, depth, largest, typed.python, topology)
@@ -262,11 +262,11 @@ def _placement_options(
     for path in arguments.after:
         words += ["--after", str(path.absolute())]
     if arguments.host is not None:
-        words += ["--host", _from_anywhere(arguments.host)]
+        words += ["--host", _absolute_source(arguments.host)]
     return options, tuple(words)
 
 
-def _from_anywhere(source: str) -> str:
+def _absolute_source(source: str) -> str:
     """Return a host's file as an absolute path, for commands in any directory."""
     return str(Path(source).absolute()) if Path(source).exists() else source
 

@@ -140,9 +140,9 @@ def find_parameters(record: Any, path: tuple[str, ...] = ()) -> Iterator[Paramet
             continue
         for opt in about:
             if isinstance(opt, Opt):
-                kind, many = _find_kind(base)
+                kind, is_repeated = _find_kind(base)
                 default = default_of.get(name, NODEFAULT)
-                yield Parameter((*path, name), opt, kind, many, default, record)
+                yield Parameter((*path, name), opt, kind, is_repeated, default, record)
 
 
 def _find_annotations(record: Any) -> dict[str, Any]:
@@ -288,13 +288,13 @@ def find_call(command: Command, words: Sequence[str], path: str) -> Call:
         elif first in (*HELP, HELP_ALL):
             return Call(command, path, (), first)
         else:
-            _refuse_command(command, path, first)
+            _reject_command(command, path, first)
     ended = words.index("--") if "--" in words else len(words)
     asking = [word for word in words[:ended] if word in (*HELP, HELP_ALL)]
     return Call(command, path, tuple(words), asking[0] if asking else "")
 
 
-def _refuse_command(command: Command, path: str, word: str) -> None:
+def _reject_command(command: Command, path: str, word: str) -> None:
     if not word:
         raise WrongCall(path, missing("COMMAND", f"{path} --help"), command)
     names = [sub.name for sub in command.commands if not sub.hidden]
@@ -350,7 +350,7 @@ class _WordReader:
     def take(self, name: str, value: str | None, word: str = "") -> None:
         parameter = self.named.get(name) or self.off.get(name)
         if parameter is None:
-            self.refuse_option(word or name)
+            self.reject_option(word or name)
             return
         if isinstance(parameter.opt, Flag):
             if value is not None:
@@ -387,7 +387,7 @@ class _WordReader:
             error.hint = error.hint or f"{self.path} {name} {parameter.opt.metavar}".rstrip()
             raise WrongCall(self.path, error) from None
 
-    def refuse_option(self, name: str) -> None:
+    def reject_option(self, name: str) -> None:
         names = [spelling for parameter in self.parameters for spelling in parameter.opt.names]
         names += [*self.off, *HELP, HELP_ALL]
         hint = None

@@ -288,12 +288,12 @@ def _gigabytes(text: str) -> float:
 
 def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> None:
     """Print differences of hosts from the majority of their kind; exit 1 if there are any."""
-    from homenode.check.doctor.baseline import LEAST, compare_fleet
+    from homenode.check.doctor.baseline import MIN_HOSTS, compare_fleet
 
     hosts = _hosts(sources)
     fleet = compare_fleet(hosts)
-    kinds = (kind for kind in fleet.kinds if kind[1] >= LEAST)
-    alone = f"{first_few(map(printable, fleet.alone), 2)}: fewer than {LEAST} of a kind"
+    kinds = (kind for kind in fleet.kinds if kind[1] >= MIN_HOSTS)
+    alone = f"{first_few(map(printable, fleet.alone), 2)}: fewer than {MIN_HOSTS} of a kind"
     findings = Findings(
         checked=tuple(f"{plural(count, 'host')}: {kind}" for kind, count in kinds),
         findings=tuple(difference.as_finding() for difference in fleet.differences),

@@ -22,7 +22,7 @@ from homenode.errors import unknown
 from homenode.option import Arg, Flag
 from homenode.units import whole_number
 
-_WIDEST = 100
+_MAX_WIDTH = 100
 _COLUMN = 28
 """Column of descriptions; on a narrow terminal they are printed below the option."""
 
@@ -32,7 +32,7 @@ _NARROW = 72
 def help_text(
     command: Command, path: str, *, shows_all: bool = False, to_terminal: bool = False
 ) -> str:
-    width = max(40, min(_WIDEST, shutil.get_terminal_size().columns - 1))
+    width = max(40, min(_MAX_WIDTH, shutil.get_terminal_size().columns - 1))
     return "\n".join(
         help_lines(command, path, width, _format_bold if to_terminal else str, shows_all=shows_all)
     )

@@ -212,7 +212,7 @@ def findings(arguments: FindingsArguments) -> None:
         say(text.rstrip())
 
 
-_WIDEST = 120
+_MAX_WIDTH = 120
 """Width of a list of names, also if it is piped."""
 
 
@@ -221,7 +221,7 @@ def _format_columns(names: Sequence[str]) -> str:
     for line_count in range(1, len(names) + 1):
         columns = [names[at : at + line_count] for at in range(0, len(names), line_count)]
         widths = [max(map(len, column)) + 2 for column in columns]
-        if sum(widths) - 2 <= min(_WIDEST, console().width):
+        if sum(widths) - 2 <= min(_MAX_WIDTH, console().width):
             break
     lines = zip_longest(*columns, fillvalue="")
     return "\n".join(

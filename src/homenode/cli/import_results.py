@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from homenode.cli.arguments.measure import ImportArguments
 from homenode.cli.terminal import console, note, print_json
-from homenode.decide.health import figure_findings
+from homenode.decide.health import check_results
 from homenode.doc import Doc, Part, Table, Text
 from homenode.errors import HostError, InputError, UsageError
 from homenode.findings import Gap
@@ -175,7 +175,7 @@ def _screen(
         "by node": list(_by_node(runs)),
         "warning": [
             f"{problem.subject}: {problem.observed}; expected {problem.expected}"
-            for problem in figure_findings([run.run for run in runs])
+            for problem in check_results([run.run for run in runs])
         ],
         "not read": [f"{subjects_text(s)}: {reason}" for reason, s in subjects_of.items()],
         "unknown": [

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def nccl_topo(arguments: NcclTopoArguments) -> None:
     """Make or check a topology file."""
     flavour = NcclVariant.RCCL if arguments.rccl else None
-    _refuse_nonsense(arguments)
+    _reject_nonsense(arguments)
     if arguments.check is not None:
         _judge(arguments, arguments.check, flavour)
         return
@@ -63,7 +63,7 @@ def nccl_topo(arguments: NcclTopoArguments) -> None:
     _print_made(assembled, arguments.output, as_json=arguments.json)
 
 
-def _refuse_nonsense(arguments: NcclTopoArguments) -> None:
+def _reject_nonsense(arguments: NcclTopoArguments) -> None:
     judging = arguments.check is not None
     if arguments.domain is None and not judging:
         raise missing(
@@ -92,7 +92,7 @@ def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
 
 
 def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFile:
-    assert arguments.domain is not None, "_refuse_nonsense asks for it"
+    assert arguments.domain is not None, "_reject_nonsense asks for it"
     source = str(arguments.domain)
     data = read_input(arguments.domain, "a VM", hint="virsh dumpxml NAME > VM.xml")
     facts, loose = _read_vm(data, arguments.domain)

@@ -17,13 +17,13 @@ from homenode.cli.terminal import (
     print_diff,
     print_document,
     print_json,
-    refuse_to_overwrite,
+    reject_overwrite,
     write_bytes,
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError, exclusive, unknown
 from homenode.findings import Severity
-from homenode.plan.auto import refuse_auto, resolve_layout
+from homenode.plan.auto import reject_auto, resolve_layout
 from homenode.plan.pipeline import (
     PlannedFile,
     plan_file,
@@ -38,9 +38,9 @@ from homenode.safe.input_files import read_input
 from homenode.text import command_line
 from homenode.vm.domain.copy import DEFAULT_NAME, check_name, new_domain
 from homenode.vm.domain.restore import is_tuned_output, saved_original, write_tuned
-from homenode.vm.domain.schema import refuse_new_errors
+from homenode.vm.domain.schema import reject_new_errors
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable, is_critical
-from homenode.vm.plan_options import AUTO, PlanOptions, refuse_objective
+from homenode.vm.plan_options import AUTO, PlanOptions, reject_objective
 from homenode.vm.sources import load_host, names_domain
 from homenode.vm.targets.registry import TARGETS, kind_of, on_host, read_vm, target_named
 
@@ -63,7 +63,7 @@ class VmSource(NamedTuple):
 def plan(arguments: PlanArguments) -> None:
     """Plan, write and print; exit 1 for a critical finding. Nothing is written unless all earlier
     steps succeeded; files are written before the output, in case its reader stops."""
-    refuse_objective(arguments.options)
+    reject_objective(arguments.options)
     if arguments.manual.sibling_pus and not arguments.manual.node_pus:
         raise UsageError("missing option --node-cpus: --sibling-cpus needs it")
     _check_paths(arguments)
@@ -98,7 +98,7 @@ def _read_source(arguments: PlanArguments) -> VmSource:
         content = read_input(path, "a domain XML", hint=hint)
     name = path or "options"
     if target is not None:
-        refuse_unknown_target(target)
+        reject_unknown_target(target)
     kind = target or LIBVIRT
     if content is not None and kind == LIBVIRT:
         kind = kind_of(content, name)
@@ -131,7 +131,7 @@ def read_definition(name: str) -> tuple[str | None, bytes | None]:
         return None, None
 
 
-def refuse_unknown_target(target: str) -> None:
+def reject_unknown_target(target: str) -> None:
     """Raise UsageError for a name that is not a target."""
     names: tuple[str, ...] = (LIBVIRT, *TARGETS)
     if target not in names:
@@ -157,7 +157,7 @@ def _check_paths(arguments: PlanArguments) -> None:
     saved = None
     if arguments.output is not None and arguments.output != STANDARD_OUTPUT:
         saved = saved_original(arguments.output)
-    _refuse_one_path((*paths, *((saved.original, saved.record) if saved else ())))
+    _reject_one_path((*paths, *((saved.original, saved.record) if saved else ())))
 
 
 def _check_output(source: VmSource, arguments: PlanArguments) -> None:
@@ -169,7 +169,7 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
         suffix = target_named(source.target).hook_suffix
         script = None if suffix is None else output.with_name(output.name + suffix)
         check_can_write(script, force=arguments.force)
-        _refuse_one_path((output, script, arguments.save_plan, arguments.svg))
+        _reject_one_path((output, script, arguments.save_plan, arguments.svg))
     content = source.content
     if content is not None and kind_of(content, source.name, source.target) == source.target:
         check_tuned_output(output, force=arguments.force)
@@ -184,7 +184,7 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
         )
 
 
-def _refuse_one_path(paths: Iterable[Path | None]) -> None:
+def _reject_one_path(paths: Iterable[Path | None]) -> None:
     """Raise UsageError if a command would write two outputs to one file."""
     seen: set[Path] = set()
     for path in paths:
@@ -204,7 +204,7 @@ def check_tuned_output(path: Path | None, *, force: bool | None = None) -> None:
     if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
     if path.stat().st_size and not is_tuned_output(path):
-        refuse_to_overwrite(path, has_force=force is not None)
+        reject_overwrite(path, has_force=force is not None)
 
 
 # Host and layout.
@@ -216,8 +216,8 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
     if arguments.manual.node_pus:
         if content is None:
             raise UsageError("missing argument VM: --node-cpus needs a domain XML")
-        _refuse_with_ranges(arguments)
-        refuse_auto(options)
+        _reject_with_ranges(arguments)
+        reject_auto(options)
         return plan_manually(content, source.name, options, arguments.manual, copy_name=name), ()
     host = with_versions(load_host(arguments.host, lspci=arguments.lspci), arguments)
     (host,) = hosts_after((host,), arguments.after)
@@ -240,7 +240,7 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
     return planned, resolved.reasons
 
 
-def _refuse_with_ranges(arguments: PlanArguments) -> None:
+def _reject_with_ranges(arguments: PlanArguments) -> None:
     """Manual mode takes vCPUs and CPUs from the lists, and has no host to draw."""
     options = arguments.options
     for option, is_given in (
@@ -376,7 +376,7 @@ def _write(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> 
     if arguments.output is not None:
         original = source.content if planned.target == LIBVIRT else planned.original or None
         mode = permissions_of(source.name)
-        lines += write_document(planned, original, arguments.output, mode)
+        lines += write_definition(planned, original, arguments.output, mode)
     lines += planned.notes
     if arguments.save_plan is not None:
         write_text(arguments.save_plan, encode_plan(planned.plan))
@@ -390,7 +390,7 @@ def _write(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> 
     return [*lines, *(f"wrote {file}" for file in files if file not in (None, STANDARD_OUTPUT))]
 
 
-def write_document(
+def write_definition(
     planned: PlannedFile, original: bytes | None, output: Path, mode: int
 ) -> list[str]:
     """Write the file with its scripts, and its original next to it; or the file to standard output.
@@ -398,7 +398,7 @@ def write_document(
     installed. original: None = a new file."""
     document, lines = planned.document, []
     if planned.target == LIBVIRT:
-        gap = refuse_new_errors(planned.original, document, planned.libvirt)
+        gap = reject_new_errors(planned.original, document, planned.libvirt)
         lines = [] if gap is None else [f"not checked: {gap}"]
     if output == STANDARD_OUTPUT:
         print_document(document)

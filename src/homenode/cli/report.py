@@ -42,7 +42,7 @@ from homenode.machine.topology import Host
 from homenode.measure.imported_files import load_sources
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.show.results_text import MOST_IN_FULL, comparison_text
+from homenode.show.results_text import MAX_IN_FULL, comparison_text
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def compare(arguments: CompareArguments) -> None:
     machines: dict[str, tuple[Alternative, ...]] = {}
     if arguments.bare is None:
         machines = alternatives_by_machine(by_argument)
-        is_brief = len(machines) > MOST_IN_FULL and not (arguments.json or arguments.everything)
+        is_brief = len(machines) > MAX_IN_FULL and not (arguments.json or arguments.everything)
         objective = arguments.objective
         compared = compare_machines(machines, objective, is_brief=is_brief)
     else:
@@ -110,7 +110,7 @@ def _this_machine() -> Host | None:
 
 RESULTS = Path("results")
 PAGE = "report.html"
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 def report(arguments: ReportArguments) -> None:
@@ -188,10 +188,10 @@ def _machines(
         )
     for host in inputs.hosts.values() if any(hosts) else ():
         note_gaps(host.gaps)
-    for gap in inputs.skipped[:_MOST_NAMED]:
+    for gap in inputs.skipped[:_MAX_NAMED]:
         note(f"skipped: {gap}")
-    if len(inputs.skipped) > _MOST_NAMED:
-        note(f"skipped: {len(inputs.skipped) - _MOST_NAMED} more; the report names them")
+    if len(inputs.skipped) > _MAX_NAMED:
+        note(f"skipped: {len(inputs.skipped) - _MAX_NAMED} more; the report names them")
     _note_queues(ordered)
     return ordered, inputs.skipped
 
@@ -234,12 +234,12 @@ def _write(
 
 
 def _print_summary(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:
-    from homenode.decide.health import figure_findings
+    from homenode.decide.health import check_results
     from homenode.show.report.answer import answer_text, counts_text
 
     note(f"wrote {output}: {counts_text(machines)}")
     console().print(answer_text(machines))
     runs = [run for machine in machines if not machine.is_published for run in machine.runs]
-    for finding in figure_findings(runs):
+    for finding in check_results(runs):
         shown = f"{finding.subject}: {finding.observed}; expected {finding.expected}"
         note(f"{finding.severity}: {shown}")

@@ -172,7 +172,7 @@ def _preview(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> t
     if preview.is_changed:
         if arguments.explain:
             store = DomainStore(root, virsh.connect, state.uuid)
-            _say_files(store.document_path(preview.entry.before), store.directory / JOURNAL)
+            _say_files(store.definition_path(preview.entry.before), store.directory / JOURNAL)
         if arguments.diff:
             now, restored = f"{name} (now)", f"{name} (restored)"
             print_diff(preview.definition, preview.original, now, restored)

@@ -376,12 +376,12 @@ def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
     for path in paths:
         if path is None or path == STANDARD_OUTPUT:
             continue
-        _check_place(path)
+        _check_output_path(path)
         if not force and path.exists() and not _is_ours(path):
-            refuse_to_overwrite(path, has_force=force is not None)
+            reject_overwrite(path, has_force=force is not None)
 
 
-def refuse_to_overwrite(path: Path, *, has_force: bool) -> None:
+def reject_overwrite(path: Path, *, has_force: bool) -> None:
     """Raises UsageError for a file that homenode did not write."""
     from homenode.errors import UsageError
 
@@ -391,7 +391,7 @@ def refuse_to_overwrite(path: Path, *, has_force: bool) -> None:
     )
 
 
-def _check_place(path: Path) -> None:
+def _check_output_path(path: Path) -> None:
     from homenode.errors import HostError, UsageError
 
     try:
@@ -406,13 +406,13 @@ def _check_place(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Return whether a file is empty, a device such as /dev/null, or has homenode's signature."""
-    from homenode.safe.input_files import open_plain
+    from homenode.safe.input_files import open_regular
     from homenode.show.html import SIGNED_END
 
     try:
         if not path.is_file():
             return True
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             start = file.read(_SIGNED_BYTES)
             file.seek(-min(len(start), len(SIGNED_END)), os.SEEK_END)
             end = file.read(len(SIGNED_END))
@@ -435,7 +435,7 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
     write_bytes(path, text.encode(), mode)
 
 
-_MOST_WRITTEN = 64 << 20
+_MAX_WRITTEN = 64 << 20
 """Bytes of a file that a command wrote and may write again."""
 
 
@@ -453,7 +453,7 @@ def write_new_files(
         raise UsageError(f"{directory}: a file, not a directory")
     try:
         for path, text in written.items():
-            if path.exists() and read_plain(path, _MOST_WRITTEN) != text.encode():
+            if path.exists() and read_plain(path, _MAX_WRITTEN) != text.encode():
                 old = command_line("mv", directory, f"{directory}.old")
                 hint = f"{old}, or name another directory"
                 raise UsageError(f"{path}: file exists, with other content", hint=hint)
@@ -478,7 +478,7 @@ def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
             raise UsageError("-o -: expected a file or a pipe for binary data, found a terminal")
         print_bytes(content)
         return
-    _check_place(path)
+    _check_output_path(path)
     try:
         replace_file(path, content, mode, synced=False)
     except OSError as error:

@@ -79,7 +79,7 @@ from homenode.show.explain import explain
 from homenode.show.plan_text import reserved_lines
 from homenode.show.trial_text import boot_line, outcomes_table, schedule_text, status_text
 from homenode.text import command_line, plural
-from homenode.vm.daemon_host import load_daemon_host, refuse_unread_vms
+from homenode.vm.daemon_host import load_daemon_host, reject_unread_vms
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.hypervisor.connection import GuestAccess, is_local
 from homenode.vm.hypervisor.virsh import Virsh
@@ -97,7 +97,7 @@ _BOOT_S = 60.0
 """Estimated time of a server's boot and shutdown."""
 
 _PER_TEST_S = 1.0
-_MOST_FINDINGS = 5
+_MAX_FINDINGS = 5
 
 
 class TrialBoot(Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class TrialBoot(Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...]
 
 
-class TrialStanding(Struct, frozen=True, kw_only=True):
+class TrialProgress(Struct, frozen=True, kw_only=True):
     directory: str
     reason: str | None = None  # why its directory cannot be read; then the rest is not known
     id: str | None = None
@@ -126,7 +126,7 @@ class TrialStanding(Struct, frozen=True, kw_only=True):
 
 
 class TrialStatus(Struct, frozen=True, kw_only=True):
-    trials: tuple[TrialStanding, ...]
+    trials: tuple[TrialProgress, ...]
 
 
 def begin_trial(arguments: TrialArguments) -> None:
@@ -152,7 +152,7 @@ def begin_trial(arguments: TrialArguments) -> None:
     alone = nullcontext() if arguments.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
         checked = preflight(virsh, arguments.name, want, host, default_root())
-        refuse_unread_vms(host)
+        reject_unread_vms(host)
         boot_s = _seconds_of_boots(host, checked)
         for line in reserved_lines(host.without_domains(arguments.options.replaces), state.name):
             note(f"kept: {line}")
@@ -265,10 +265,10 @@ def _name_of(trial: StoredTrial) -> str:
     return trial.head.argument if last.directory == trial.directory else trial.head.id
 
 
-def _trial_standing(trial: StoredTrial) -> TrialStanding:
+def _trial_standing(trial: StoredTrial) -> TrialProgress:
     head, state = trial.head, trial.state
     if head is None:
-        return TrialStanding(directory=str(trial.directory), reason=trial.reason)
+        return TrialProgress(directory=str(trial.directory), reason=trial.reason)
     boots = []
     for step in steps_of(head, state):
         entry = state.outcomes.get(step.number)
@@ -283,7 +283,7 @@ def _trial_standing(trial: StoredTrial) -> TrialStanding:
                 findings=() if entry is None else entry.findings,
             )
         )
-    return TrialStanding(
+    return TrialProgress(
         directory=str(trial.directory),
         id=head.id,
         domain=head.source,
@@ -338,8 +338,12 @@ def _run(
             resume, undo, status = (
                 command_for(head.argument, action) for action in ("resume", "undo", "status")
             )
-            ways = f"{resume} continues the trial, {undo} undoes it, {status} lists the open steps"
-            error.hint = ways if error.hint is None else f"{error.hint}; then {ways}"
+            commands_text = (
+                f"{resume} continues the trial, {undo} undoes it, {status} lists the open steps"
+            )
+            error.hint = (
+                commands_text if error.hint is None else f"{error.hint}; then {commands_text}"
+            )
             raise
 
 
@@ -441,9 +445,9 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Seq
     steps = steps_of(checked.head)
     seconds = pace.seconds_for(step.variant for step in steps)
     bad = [finding for finding in in_order(findings) if finding.is_bad]
-    console().print(schedule_text(checked, steps, seconds, bad[:_MOST_FINDINGS]))
-    if len(bad) > _MOST_FINDINGS:
-        count_text = plural(len(bad) - _MOST_FINDINGS, "more finding")
+    console().print(schedule_text(checked, steps, seconds, bad[:_MAX_FINDINGS]))
+    if len(bad) > _MAX_FINDINGS:
+        count_text = plural(len(bad) - _MAX_FINDINGS, "more finding")
         note(f"{count_text}: virsh dumpxml, then homenode doctor")
     note_gaps(gaps)
     for gap in checked.unchecked:

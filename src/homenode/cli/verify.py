@@ -28,8 +28,8 @@ from homenode.show.findings_text import prometheus
 from homenode.text import command_line
 from homenode.vm.daemon_host import (
     load_daemon_host,
-    refuse_plan_for_other,
-    refuse_tuned_for_other,
+    reject_plan_for_other,
+    reject_tuned_for_other,
 )
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.connection import DEFAULT
@@ -94,10 +94,10 @@ def verify(arguments: VerifyArguments) -> None:
     """Run the requested checks, and print the findings."""
     target = arguments.target
     if target is not None:
-        from homenode.cli.plan import refuse_unknown_target
+        from homenode.cli.plan import reject_unknown_target
         from homenode.vm.plan import LIBVIRT
 
-        refuse_unknown_target(target)
+        reject_unknown_target(target)
         target = None if target == LIBVIRT else target
     check_rules(structs.replace(arguments, target=target))
     if arguments.live is not None:
@@ -150,7 +150,7 @@ def _host_and_plan(arguments: VerifyArguments, virsh: Virsh) -> tuple[Host, Plan
         return host, None
     content = read_input(arguments.plan, "a saved plan", hint="homenode plan --save-plan P.json")
     plan = read_plan(content, str(arguments.plan))
-    refuse_plan_for_other(plan, host)
+    reject_plan_for_other(plan, host)
     return host, plan
 
 
@@ -159,7 +159,7 @@ def _check_host(arguments: VerifyArguments) -> None:
     virsh = Virsh(arguments.connect or DEFAULT)
     host, _ = _host_and_plan(arguments, virsh)
     state = virsh.domain(str(arguments.document))
-    refuse_tuned_for_other(read_vm(virsh.definition(state.uuid), state.name), host)
+    reject_tuned_for_other(read_vm(virsh.definition(state.uuid), state.name), host)
 
 
 def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) -> Verification:

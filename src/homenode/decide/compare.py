@@ -18,18 +18,18 @@ from homenode.decide.comparison import (
     UnjudgedEffect,
     holm,
     judge_effects,
-    make_doubt,
+    make_caveat,
     metric_of_effect,
     once,
 )
-from homenode.decide.doubts import Metrics, concerns, doubts_between
-from homenode.decide.health import figure_findings, sweep_fits
-from homenode.decide.intervals import CONFIDENCE, LEAST_BOOTS, interval
+from homenode.decide.doubts import Metrics, concerns, find_caveats
+from homenode.decide.health import check_results, sweep_fits
+from homenode.decide.intervals import CONFIDENCE, MIN_BOOTS, interval
 from homenode.decide.machine_facts import runs_by_machine
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
 from homenode.findings import Doubt, Gap
-from homenode.measure.results.model import FigureKey, Run
+from homenode.measure.results.model import Run, SeriesId
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
 from homenode.objective import Objective
@@ -162,8 +162,8 @@ def compare_series(
 
 def _link_doubts(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
     """Yield caveats on the machine's links from the results themselves, which no layout fixes."""
-    for finding in figure_findings([run for alternative in chosen for run in alternative.runs]):
-        yield make_doubt(
+    for finding in check_results([run for alternative in chosen for run in alternative.runs]):
+        yield make_caveat(
             finding.id,
             finding.subject,
             f"{finding.observed}; expected {finding.expected}",
@@ -182,7 +182,7 @@ def _compare(
     *,
     bare: bool,
 ) -> tuple[list[UnjudgedEffect], list[Doubt]]:
-    doubts = list(doubts_between(baseline, other, metrics))
+    doubts = list(find_caveats(baseline, other, metrics))
     if bare:
         doubts += _other_ground(baseline, other)
     series, theirs = series_by_label[baseline.label], series_by_label[other.label]
@@ -191,7 +191,7 @@ def _compare(
             {key: structs.replace(series, times=()) for key, series in by_key.items()}
             for by_key in (series, theirs)
         )
-    doubts += _unpaired_doubts(series, theirs, other.label)
+    doubts += _unpaired_caveats(series, theirs, other.label)
     decisive = _deciding_keys(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)
     candidates: list[UnjudgedEffect] = []
@@ -231,7 +231,7 @@ def _compare(
 
 
 def series_key(effect: Effect) -> SeriesKey:
-    names = (*FigureKey.__struct_fields__, "slowest_device")
+    names = (*SeriesId.__struct_fields__, "slowest_device")
     return SeriesKey(*(getattr(effect, name) for name in names))
 
 
@@ -264,7 +264,7 @@ def _interval_between(
     decides = primary or metric.control
     bounds = interval(first, second, neighbours=neighbours, is_closed=decides)
     effect = Effect(
-        *(getattr(key, name) for name in FigureKey.__struct_fields__),
+        *(getattr(key, name) for name in SeriesId.__struct_fields__),
         slowest_device=key.worst,
         lower_is_better=metric.lower_is_better,
         primary=primary,
@@ -343,7 +343,7 @@ def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) 
     gap = max(map(gap_between_boots, (first, second, *neighbours)))
     ratio = max(first.value / second.value, second.value / first.value)
     if gap > 1 and ratio < gap * (1 + STATE_MARGIN):
-        yield make_doubt(
+        yield make_caveat(
             STATES,
             first.key.metric,
             f"boots of one layout differ by {gap:.2f} x while their samples agree",
@@ -356,7 +356,7 @@ STATE_MARGIN = 0.10
 
 def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
     if not (first.replicated and second.replicated):
-        yield make_doubt(
+        yield make_caveat(
             PRINTED,
             subject,
             "results that were published without samples: one value each, n unknown or 1",
@@ -367,14 +367,14 @@ def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]
     if counts[0] == counts[1]:
         boots = f"{plural(counts[0], 'boot')} each"
     ratio = max(first.value / second.value, second.value / first.value)
-    if min(counts) < LEAST_BOOTS:
-        yield make_doubt(FEW_BOOTS, subject, f"{boots}: expected three or more each")
+    if min(counts) < MIN_BOOTS:
+        yield make_caveat(FEW_BOOTS, subject, f"{boots}: expected three or more each")
     elif (
-        ratio >= LEAST_STATES
+        ratio >= MIN_STATES
         and _boot_gap(first, second) < TWO_STATES
         and chance_of_states(*counts) > 1 - CONFIDENCE
     ):
-        yield make_doubt(
+        yield make_caveat(
             FEW_BOOTS,
             subject,
             f"{boots}: expected five or more each for a difference of {ratio:.2f} x",
@@ -383,7 +383,7 @@ def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]
         )
 
 
-LEAST_STATES = 1.5
+MIN_STATES = 1.5
 """States of boots that have been seen are 1.6 to 1.9 x apart: one cache domain's link, or two."""
 
 
@@ -402,12 +402,12 @@ def chance_of_states(first: int, second: int) -> float:
 
 def _devices(first: Series, second: Series) -> Iterator[Doubt]:
     if first.devices != second.devices:
-        yield make_doubt(
+        yield make_caveat(
             "other-devices", first.key.metric, f"{_addresses(first)} against {_addresses(second)}"
         )
 
 
-_GUEST_ADDRESSES = make_doubt(
+_GUEST_ADDRESSES = make_caveat(
     "guest-addresses",
     "single GPUs",
     "addresses are the guest's, and the layouts build different PCIe trees in the guest",
@@ -428,29 +428,29 @@ def _addresses(series: Series) -> str:
     return ", ".join(map(str, sorted(series.devices))) or "no addresses"
 
 
-def _unpaired_doubts(
+def _unpaired_caveats(
     first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
 ) -> Iterator[Doubt]:
     """Yield caveats on states and devices of one side only, which are omitted."""
-    apart = first.keys() ^ second.keys()
-    if states := sorted({key.state for key in apart if key.state is not None}):
-        yield make_doubt(
+    unpaired_keys = first.keys() ^ second.keys()
+    if states := sorted({key.state for key in unpaired_keys if key.state is not None}):
+        yield make_caveat(
             "state-without-pair", label, f"placement states {', '.join(states)} on one side only"
         )
     on_both = {None, *({key.device for key in first} & {key.device for key in second})}
-    if devices := sorted({str(key.device) for key in apart if key.device not in on_both}):
-        yield make_doubt("device-without-pair", label, f"{', '.join(devices)} on one side only")
+    if devices := sorted({str(key.device) for key in unpaired_keys if key.device not in on_both}):
+        yield make_caveat("device-without-pair", label, f"{', '.join(devices)} on one side only")
     paired = {key.metric for key in first.keys() & second.keys()}
     for metric in METRICS.values():
         parts = part_in(first, metric), part_in(second, metric)
         if None not in parts and metric.id not in paired:
-            yield make_doubt(
+            yield make_caveat(
                 "series-without-pair", label, f"{metric.title}: {parts[0]} against {parts[1]}"
             )
     unnamed = {key.metric for key in first if metric_of(key.metric) is None}
     unknown = sorted(unnamed - UNCOMPARED - {POWER})
     if unknown:
-        yield make_doubt("unknown-metric", label, f"{', '.join(unknown)}: not compared")
+        yield make_caveat("unknown-metric", label, f"{', '.join(unknown)}: not compared")
 
 
 def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
@@ -459,7 +459,7 @@ def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
         host_values = {getattr(run.head, field) for run in host.runs}
         guest_values = {getattr(run.head, field) for run in guest.runs}
         if host_values != guest_values or None in host_values:
-            yield make_doubt(
+            yield make_caveat(
                 "other-ground",
                 guest.label,
                 f"{field}: {_join_values(host_values)} on the host "
@@ -484,7 +484,7 @@ def _moved_controls(effects: Sequence[Effect]) -> Iterator[Doubt]:
         for (effect, _), p in zip(tested, adjusted, strict=True):
             if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > metric_of_effect(effect).matters:
                 change = f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}"
-                yield make_doubt("control-moved", effect.metric, change)
+                yield make_caveat("control-moved", effect.metric, change)
 
 
 def _order(key: SeriesKey) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from homenode.decide.distributions import f_upper_p
 from homenode.decide.intervals import CONFIDENCE, Interval
 from homenode.findings import Doubt, Gap
-from homenode.measure.results.model import FigureKey
+from homenode.measure.results.model import SeriesId
 from homenode.measure.results.sweep import SweepFit
 from homenode.metrics import Metric, metric_of
 from homenode.objective import Objective
@@ -69,7 +69,7 @@ class DoubtTexts(Struct, frozen=True, forbid_unknown_fields=True):
 _TEXTS = toml.decode(package_text("decide", "doubts.toml"), type=dict[str, DoubtTexts])
 
 
-def make_doubt(
+def make_caveat(
     id: str,
     subject: str,
     detail: str,
@@ -98,7 +98,7 @@ def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
     return tuple(replace(doubt, subject="; ".join(named)) for doubt, named in subjects.items())
 
 
-class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
+class Effect(SeriesId, frozen=True, kw_only=True, gc=False):
     """One series of one alternative against the same series of the baseline."""
 
     slowest_device: bool  # the slowest of several devices, boot by boot
@@ -249,9 +249,9 @@ def adjust_p_values(tested: Sequence[MetricTest], pairs: int) -> tuple[float, ..
         return tuple(min(1.0, test.interval.p * len(metrics)) for test in tested)
     adjusted = [1.0] * len(tested)
     for places in by_alternative.values():
-        together = min(1.0, _joint_p([tested[place] for place in places]) * pairs)
+        joint_p = min(1.0, _joint_p([tested[place] for place in places]) * pairs)
         for place in places:
-            adjusted[place] = max(together, tested[place].interval.p)
+            adjusted[place] = max(joint_p, tested[place].interval.p)
     return tuple(adjusted)
 
 

@@ -108,9 +108,9 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
     spread = 6 / math.sqrt(2 * freedom)
     low = max(0.0, 1 - spread)
     # If the estimate exceeds all ranges, the remainder is integrated in small steps.
-    high = min(math.sqrt(1 + (6 * math.sqrt(2 * freedom) + 30) / freedom), _WIDEST / q)
+    high = min(math.sqrt(1 + (6 * math.sqrt(2 * freedom) + 30) / freedom), _MAX_RANGE / q)
     if low >= high:
-        return _LEAST_P
+        return _MIN_P
     log_front = freedom / 2 * math.log(freedom) - (freedom / 2 - 1) * math.log(2)
     log_front -= math.lgamma(freedom / 2)
     beyond = 0.0
@@ -119,13 +119,13 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
         if scale > 0.0:
             exponent = log_front + (freedom - 1) * math.log(scale) - freedom * scale**2 / 2
             beyond += weight * math.exp(exponent) * (1 - _range_below(q * scale, groups))
-    return min(1.0, max(_LEAST_P, (high - low) * beyond))
+    return min(1.0, max(_MIN_P, (high - low) * beyond))
 
 
-_WIDEST = 12.0
+_MAX_RANGE = 12.0
 """Widest range in standard deviations: ten normal values exceed it once in 10^15."""
 
-_LEAST_P = 1e-12
+_MIN_P = 1e-12
 """Smaller P values are not computed."""
 
 
@@ -159,7 +159,7 @@ def range_quantile(confidence: float, groups: int, freedom: float) -> float:
 def _range_below(width: float, groups: int) -> float:
     """Return the probability that `groups` standard normal values are within a range of this width,
     by cubic interpolation in a table, with an error of at most 1e-8."""
-    if width >= _WIDEST:
+    if width >= _MAX_RANGE:
         return 1.0
     values, slopes = _range_table(groups)
     place = width / _STEP
@@ -171,7 +171,7 @@ def _range_below(width: float, groups: int) -> float:
     ) + part * part * ((1 + 2 * remainder) * values[at + 1] - remainder * _STEP * slopes[at + 1])
 
 
-_STEP = _WIDEST / 240
+_STEP = _MAX_RANGE / 240
 
 
 @cache

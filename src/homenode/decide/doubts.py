@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.comparison import NO_ORDER, NODELESS, ORDER, SLOW_IN_ONE, make_doubt
+from homenode.decide.comparison import NO_ORDER, NODELESS, ORDER, SLOW_IN_ONE, make_caveat
 from homenode.decide.health import slow_in_one
 from homenode.decide.machine_facts import unlike_hardware
 from homenode.decide.matrices import far_copies
@@ -30,7 +30,7 @@ _GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
 Metrics = frozenset[str] | None
 
 
-def doubts_between(
+def find_caveats(
     first: Alternative, second: Alternative, metrics: Metrics = None
 ) -> tuple[Doubt, ...]:
     """Return caveats on comparing two alternatives on these metrics; None = on all."""
@@ -59,15 +59,15 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
     for run in alternative.runs:
         head = run.head
         for reason in head.unusable:
-            yield make_doubt("unusable", f"{head.system}/{head.name}", reason)
+            yield make_caveat("unusable", f"{head.system}/{head.name}", reason)
         if head.origin in (Origin.EMULATED, Origin.SYNTHESISED):
-            yield make_doubt(
+            yield make_caveat(
                 "no-real-machine", f"{head.system}/{head.name}", f"its results are {head.origin}"
             )
         refused = sorted(_limit_to({sample.metric for sample in run.impossible_samples}, metrics))
         if refused:
             detail = f"zero, negative or impossible results of {', '.join(refused)} were omitted"
-            yield make_doubt("refused-figures", f"{head.system}/{head.name}", detail)
+            yield make_caveat("refused-figures", f"{head.system}/{head.name}", detail)
     yield from _gpus_without_node(alternative, metrics)
     yield from _far_copies(alternative, metrics)
 
@@ -77,7 +77,7 @@ def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
     node."""
     for metric, detail in far_copies(alternative):
         if metrics is None or metric in metrics:
-            yield make_doubt("far-copies", alternative.label, detail)
+            yield make_caveat("far-copies", alternative.label, detail)
 
 
 def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:
@@ -85,7 +85,7 @@ def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Ite
     if metrics is None or any(metric.startswith(_GPU_METRICS) for metric in metrics):
         for detail in slow_in_one(slow.links, other.links):
             detail += ": the link may have been slow, not the layout"
-            yield make_doubt(SLOW_IN_ONE, slow.label, detail)
+            yield make_caveat(SLOW_IN_ONE, slow.label, detail)
 
 
 def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
@@ -106,9 +106,9 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
         nameless = [head for head in (*first, *second) if head.host is None]
         if nameless and all(head.origin is not Origin.PUBLISHED for head in first + second):
             detail = "some runs have no host name"
-            yield make_doubt("host-unknown", subject, detail)
+            yield make_caveat("host-unknown", subject, detail)
         return
-    yield make_doubt("other-host", subject, detail)
+    yield make_caveat("other-host", subject, detail)
 
 
 def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
@@ -124,7 +124,7 @@ def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead])
         blocks = name.split()[0] in _MUST_AGREE
         detail = f"{_join_names(a)} against {_join_names(b)}"
         cause, remedy = _OF_SWEEPS if name == "tool largest message" else (None, None)
-        yield make_doubt(
+        yield make_caveat(
             "other-conditions", name, detail, blocks=blocks, cause=cause, remedy=remedy
         )
 
@@ -139,7 +139,7 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
         return
     if any(run.head.vantage is Vantage.HOST for run in (*first.runs, *second.runs)):
         return
-    yield make_doubt(
+    yield make_caveat(
         "other-vcpus",
         subject,
         f"{_join_names(map(str, counts[0]))} against {_join_names(map(str, counts[1]))} vCPUs",
@@ -161,12 +161,12 @@ def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterato
     if positions is None or (of_files and _are_together(positions)):
         if any(head.origin is Origin.IMPORTED for head in heads):
             detail = "the order of the runs is unknown"
-            yield make_doubt(NO_ORDER, subject, detail)
+            yield make_caveat(NO_ORDER, subject, detail)
         return
     if max(positions[0]) < min(positions[1]) or max(positions[1]) < min(positions[0]):
-        yield make_doubt(ORDER, subject, "one layout's boots were all measured before the other's")
+        yield make_caveat(ORDER, subject, "one layout's boots were all measured before the other's")
     elif of_files:
-        yield make_doubt(
+        yield make_caveat(
             "order-of-files", subject, "the order of the runs is that of their files' times"
         )
 
@@ -201,7 +201,7 @@ def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[D
     guessed = all(head.origin is Origin.IMPORTED and not head.gpus for head in heads)
     have = "by this layout have" if guessed else "have"
     detail = f"the guest has nodes, its GPUs {have} numa_node -1"
-    yield make_doubt(NODELESS, alternative.label, detail)
+    yield make_caveat(NODELESS, alternative.label, detail)
 
 
 def _limit_to(metric_ids: Set[str], metrics: Metrics) -> Set[str]:

@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from homenode.decide.words import figure_text
+from homenode.decide.words import format_value
 from homenode.findings import Finding, Severity, finding
 from homenode.measure.results.model import COLLECTIVE_GPUS, Origin, Run, RunHead
 from homenode.measure.results.sweep import (
     FLAT_WITHIN,
-    LEAST_RATE_BYTES_PER_S,
+    MIN_RATE_BYTES_PER_S,
     SweepFit,
     fit_sweep,
     flat_fit,
@@ -36,7 +36,7 @@ def blocking_findings(findings: Iterable[Finding], objective: Objective) -> tupl
     return tuple(f for f in critical if is_collective or f.id != "collective-flat-curve")
 
 
-def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
+def check_results(runs: Sequence[Run]) -> tuple[Finding, ...]:
     """Return findings on a machine's links from its results, unless another layout refutes them."""
     real = [run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)]
     return (*_flat_curves(real), *_low_copies(real), *_copies_unlike_peers(real))
@@ -99,7 +99,7 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
         yield finding(
             "collective-flat-curve",
             f"{run.head.system}/{run.head.name}",
-            expected=f"{LEAST_RATE_BYTES_PER_S / 1e9:g} GB/s at least, as one lane of PCIe 3.0",
+            expected=f"{MIN_RATE_BYTES_PER_S / 1e9:g} GB/s at least, as one lane of PCIe 3.0",
             observed=fit.text,
             source="sweep over message sizes",
         )
@@ -147,17 +147,17 @@ def _shares_of_peers(run: Run, metric: str) -> _Shares:
             place = key.position if key.device is None else key.device
             of_gpu.setdefault(place, []).extend(sample.value for sample in samples)
     medians = {
-        way: {gpu: statistics.median(rates) for gpu, rates in of_gpu.items()}
-        for way, of_gpu in values.items()
+        direction: {gpu: statistics.median(rates) for gpu, rates in of_gpu.items()}
+        for direction, of_gpu in values.items()
     }
     return {
-        (gpu, *way): (
+        (gpu, *direction): (
             median,
             statistics.median(v for other, v in of_gpu.items() if other != gpu)
             if len(of_gpu) > 2
             else math.nan,
         )
-        for way, of_gpu in medians.items()
+        for direction, of_gpu in medians.items()
         for gpu, median in of_gpu.items()
     }
 
@@ -182,7 +182,7 @@ def layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
 def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
     """Yield GPUs that copy slowly, and collectives with a ceiling, in only one layout, by its
     label: a card that became slow while one layout ran resembles an effect of the layout."""
-    yield from _slow_copies_in_one(slow, fast)
+    yield from _copies_slow_in_one_layout(slow, fast)
     label, other_label = slow.label, fast.label
     tops = {name: max(rate for _, rate in points) for name, (points, _) in fast.pooled.items()}
     for sweeps in slow.sweeps:
@@ -194,7 +194,7 @@ def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
                 yield f"no size of {name} passes {rate} in {label}, and {reached}"
 
 
-def _slow_copies_in_one(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Iterator[str]:
+def _copies_slow_in_one_layout(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Iterator[str]:
     label, other_label = slow_side.label, fast_side.label
     slow: dict[object, tuple[float, str]] = {}
     for metric, direction in _COPIES.items():
@@ -208,12 +208,12 @@ def _slow_copies_in_one(slow_side: LayoutLinks, fast_side: LayoutLinks) -> Itera
                 slow[place[0]] = min(slow.get(place[0], (math.inf, "")), (rate / usual, text))
     if slow:
         first, *slower = sorted(slow, key=lambda gpu: slow[gpu][0])
-        also = f"; GPU {', '.join(map(str, slower))} likewise" if slower else ""
-        yield f"GPU {first} copies {slow[first][1]}{also}"
+        peers_text = f"; GPU {', '.join(map(str, slower))} likewise" if slower else ""
+        yield f"GPU {first} copies {slow[first][1]}{peers_text}"
 
 
 def _rate(bytes_per_s: float) -> str:
-    return figure_text(bytes_per_s, "bytes_per_s")
+    return format_value(bytes_per_s, "bytes_per_s")
 
 
 def _slow_gpus(copies: _Shares) -> set[tuple[object, ...]]:

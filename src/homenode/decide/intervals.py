@@ -18,7 +18,7 @@ from homenode.decide.distributions import f_upper_p, range_quantile, range_upper
 from homenode.decide.summary import Series
 
 CONFIDENCE = 0.95
-LEAST_BOOTS = 3
+MIN_BOOTS = 3
 """Least of each side. Two boots each, in one of two states at random, are apart in 1 of 8 cases."""
 
 VARIES_MORE, ONE_OF_SEVERAL_VARIES_MORE = 0.10, 0.05
@@ -34,17 +34,17 @@ OTHERS_COUNT, OTHERS_FREEDOM = 1 / 4, 1 / 16
 """Shares of the freedom of the others, one of them omitted as it shows how alike they are: for the
 value that a variance is drawn to, half of its own freedom at most, and for the freedom gained."""
 
-MOST_TIMES_THE_NOISE = 6
+MAX_TIMES_THE_NOISE = 6
 """Multiple of the noise of the quietest other. A larger variation counts as this much."""
 
 FREEDOM_OF_FEWER = 1.5
 """Satterthwaite's freedom is no more than so many times that of the side with fewer boots: where
 that is the noisier one, and seems quiet by chance, many boots of the other lend it too much."""
 
-MOST_CLOSED = 7
+MAX_CLOSED = 7
 """Alternatives, of which a pair is tested with each subset; of more it is with all of them."""
 
-LEAST_FREEDOM_OF_BLOCKS = 3
+MIN_FREEDOM_OF_BLOCKS = 3
 """Three rounds of two leave fewer: where their differences seem alike by chance, rounds that differ
 in any way make the two seem unlike."""
 
@@ -52,7 +52,7 @@ BLOCKS_DIFFER = 0.01
 """Level of the F test that a trial's rounds must pass to be blocks: blocks cost degrees of freedom,
 and rounds that do not differ are worth none."""
 
-_LONGEST = 300.0
+_MAX_LOG_RATIO = 300.0
 """An interval beyond e^300 has no information: an interval, or a ratio that boots minutes
 apart show for others a week later."""
 
@@ -100,7 +100,7 @@ def interval(
     ]
     least_sure = max(estimated, key=lambda one: one.p)
     low, high, p = min(b.low for b in estimated), max(b.high for b in estimated), least_sure.p
-    if is_closed and p >= 1 - confidence and len(usable) <= MOST_CLOSED - 2:
+    if is_closed and p >= 1 - confidence and len(usable) <= MAX_CLOSED - 2:
         p = min(p, _closed_p([first, second, *usable], 1 - confidence))
         if p < 1 - confidence:
             low, high = (max(low, 1.0), high) if least_sure.ratio > 1 else (low, min(high, 1.0))
@@ -161,7 +161,7 @@ def _estimate_interval(estimate: _Estimate, groups: int, confidence: float) -> I
 
 
 def _ratio_of(log: float) -> float:
-    return math.exp(max(-_LONGEST, min(log, _LONGEST)))
+    return math.exp(max(-_MAX_LOG_RATIO, min(log, _MAX_LOG_RATIO)))
 
 
 def _estimates(first: Series, second: Series, neighbours: Sequence[Series]) -> list[_Estimate]:
@@ -170,7 +170,7 @@ def _estimates(first: Series, second: Series, neighbours: Sequence[Series]) -> l
     difference = _mean_log(second) - _mean_log(first)
     blocks = _by_blocks(first, second, neighbours)
     plain = _Estimate(difference, *(blocks or _by_boots(first, second, neighbours))[:2])
-    trend = _by_time(first, second, neighbours)
+    trend = _fit_time_trend(first, second, neighbours)
     if trend is None:
         return [plain]
     if trend.p < DRIFTS:
@@ -204,7 +204,7 @@ class _Trend(NamedTuple):
         return f_upper_p(ratio, self.freedom, blocks.variance_freedom) >= NO_LINE
 
 
-def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Trend | None:
+def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series]) -> _Trend | None:
     """Analysis of covariance with the time of each boot; None if one is unknown, or if the
     alternatives have different variances."""
     compared = [first, second, *(series for series in neighbours if None not in series.times)]
@@ -235,7 +235,7 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
     later = middle[1] - middle[0]
     counts = len(first.medians), len(second.medians)
     spread = 1 / counts[0] + 1 / counts[1]
-    between = later**2 / spread
+    trend_variance = later**2 / spread
     own_squares = math.fsum(
         (time - mean) ** 2
         for instants, mean in zip(times[:2], middle[:2], strict=True)
@@ -251,7 +251,7 @@ def _by_time(first: Series, second: Series, neighbours: Iterable[Series]) -> _Tr
         variance,
         freedom,
         two_sided_p(slope / math.sqrt(variance / squares), freedom),
-        math.copysign(math.sqrt(between / (between + own_squares)), later),
+        math.copysign(math.sqrt(trend_variance / (trend_variance + own_squares)), later),
     )
 
 
@@ -270,7 +270,7 @@ class _Variance(NamedTuple):
 
 
 def _is_usable(series: Series) -> bool:
-    return series.replicated and len(series.medians) >= LEAST_BOOTS
+    return series.replicated and len(series.medians) >= MIN_BOOTS
 
 
 def _mean_log(series: Series) -> float:
@@ -307,7 +307,7 @@ def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
     for n, variance in enumerate(variances[:2]):
         neighbours = [other for m, other in enumerate(variances) if m != n]
         total = math.fsum(other.freedom for other in neighbours)
-        cap = MOST_TIMES_THE_NOISE**2 * min(other.value for other in neighbours)
+        cap = MAX_TIMES_THE_NOISE**2 * min(other.value for other in neighbours)
         logs = (other.freedom * math.log(min(other.value, cap)) for other in neighbours)
         usual = math.fsum(logs) / total
         spare = total * (len(neighbours) - 1) / len(neighbours)
@@ -363,7 +363,7 @@ def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "
         return None
     compared = [first, second, *(series for series in neighbours if _blocks(series) == blocks)]
     freedom = (len(compared) - 1.0) * (len(blocks) - 1)
-    if freedom < LEAST_FREEDOM_OF_BLOCKS or not _vary_alike(
+    if freedom < MIN_FREEDOM_OF_BLOCKS or not _vary_alike(
         tuple(sorted(map(_variance_of, compared)))
     ):
         return None

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.check.doctor.links import link_health
-from homenode.decide.comparison import make_doubt, once
+from homenode.decide.comparison import make_caveat, once
 from homenode.findings import Doubt, Finding
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, hardware_of, host_kind
@@ -87,12 +87,16 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     are of one machine, or none is assigned."""
     nameless = [run for run in runs if run.head.host is None]
     names = hardware_of(host)
-    shown = [run for run in nameless if match_machine(run.head, names) is MachineMatch.SHOWN]
-    if len({(run.head.system, run.head.host_kind) for run in shown}) != 1:
+    matching_runs = [
+        run for run in nameless if match_machine(run.head, names) is MachineMatch.SHOWN
+    ]
+    if len({(run.head.system, run.head.host_kind) for run in matching_runs}) != 1:
         return tuple(runs)
     fingerprint = host.fingerprint
     return tuple(
-        Run(structs.replace(run.head, host=fingerprint), run.samples) if run in shown else run
+        Run(structs.replace(run.head, host=fingerprint), run.samples)
+        if run in matching_runs
+        else run
         for run in runs
     )
 
@@ -128,7 +132,7 @@ def _other_machine_doubt(head: RunHead, machine: MachineFacts) -> Doubt:
             "if they are of this machine: homenode import --machine, or bench --plan",
         ),
     }[match := match_machine(head, machine.hardware)]
-    return make_doubt(
+    return make_caveat(
         NOT_OF_MACHINE[match is not MachineMatch.OTHER],
         head.system,
         detail,
@@ -144,7 +148,7 @@ _NO_MODEL = re.compile(
     r"\d{1,5}(?:gb|gib|mb|w|core|mhz|ghz)|sxm\d?|pcie\d?|gen\d|ddr\d|hbm\d[a-z]?"
 )
 _VARIANTS = frozenset({"ti", "super", "ada", "pro", "quadro", "titan", "laptop", "nvl"})
-_LONGEST_NAME = 200
+_MAX_NAME = 200
 
 
 def _models(name: str) -> frozenset[str]:
@@ -154,7 +158,7 @@ def _models(name: str) -> frozenset[str]:
     >>> sorted(_models("NVIDIA A100-SXM4-80GB")), sorted(_models("AMD EPYC 9654 96-Core Processor"))
     (['a100'], ['9654'])
     """
-    words = _WORD.findall(name[:_LONGEST_NAME].lower())
+    words = _WORD.findall(name[:_MAX_NAME].lower())
     numbers = {w for w in words if _MODEL.fullmatch(w) and not _NO_MODEL.fullmatch(w)}
     return frozenset(numbers | (_VARIANTS & set(words))) if numbers else frozenset()
 

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.decide.alternative import Alternative
-from homenode.decide.words import figure_text
+from homenode.decide.words import format_value
 from homenode.measure.results.model import SampleKey
 from homenode.measure.results.vantage import Vantage
 
@@ -45,7 +45,7 @@ class MatrixKey(NamedTuple):
     columns: Axis
 
 
-class FigureMatrix(Struct, frozen=True, kw_only=True):
+class ResultMatrix(Struct, frozen=True, kw_only=True):
     """Medians by (row, column)."""
 
     key: MatrixKey
@@ -74,7 +74,7 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
         return self.remote / self.local if self.key.unit == "ns" else self.local / self.remote
 
 
-def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
+def matrices_of(alternative: Alternative) -> tuple[ResultMatrix, ...]:
     """Return every matrix of an alternative's runs, without rejected results."""
     samples_by_key: dict[MatrixKey, dict[tuple[MatrixPlace, MatrixPlace], list[float]]] = {}
     pairs_of_gpus: dict[MatrixKey, dict[int, list[float]]] = {}
@@ -160,11 +160,11 @@ def _square(
 
 def _matrix(
     key: MatrixKey, cells: Mapping[tuple[MatrixPlace, MatrixPlace], list[float]]
-) -> FigureMatrix:
+) -> ResultMatrix:
     medians = {place: statistics.median(values) for place, values in cells.items()}
     if key.rows is Axis.CPU:  # a hand-over has no direction
         medians = {(b, a): value for (a, b), value in medians.items()} | medians
-    return FigureMatrix(
+    return ResultMatrix(
         key=key,
         rows=_sort_places(row for row, _ in medians),
         columns=_sort_places(column for _, column in medians),
@@ -218,7 +218,7 @@ def far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
             low = [value for value in values.values() if value < gap]
             high = [value for value in values.values() if value >= gap]
             near, far = (low, high) if key.unit == "ns" else (high, low)
-            means = (figure_text(statistics.fmean(side), key.unit) for side in (far, near))
+            means = (format_value(statistics.fmean(side), key.unit) for side in (far, near))
             name = " ".join(filter(None, (key.metric, key.variant)))
             counts = f"{len(far)} of {len(values)} GPUs"
             yield key.metric, f"{name}: {counts} {', the others '.join(means)}"
@@ -263,7 +263,7 @@ def _known_sides(
     return {place: nearest[place[1]] == place[0] for place in figures}, basis
 
 
-LEAST_APART = 1.08
+MIN_APART = 1.08
 """Copies with a far node have been 1.2 to 4.7 times slower; GPUs of one node differ by 3 %."""
 
 
@@ -276,7 +276,7 @@ def _gap_between_groups(values: Iterable[float]) -> float | None:
     at = max(range(2, len(logs) - 1), key=lambda n: logs[n] - logs[n - 1])
     low, high = logs[:at], logs[at:]
     gap = high[0] - low[-1]
-    if gap < max(math.log(LEAST_APART), 2 * (low[-1] - low[0]), 2 * (high[-1] - high[0])):
+    if gap < max(math.log(MIN_APART), 2 * (low[-1] - low[0]), 2 * (high[-1] - high[0])):
         return None
     return math.exp((high[0] + low[-1]) / 2)
 

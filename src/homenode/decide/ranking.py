@@ -15,7 +15,7 @@ from homenode.decide.comparison import (
     Effect,
     EvidenceLevel,
     Outcome,
-    make_doubt,
+    make_caveat,
 )
 from homenode.decide.doubts import concerns
 from homenode.decide.summary import Series, SeriesKey, headline_series
@@ -30,7 +30,7 @@ SHOWN_LOSS = 0.10
 _CONTROLS = frozenset(metric.id for metric in METRICS.values() if metric.control)
 
 
-class Position(StrEnum):
+class MetricRank(StrEnum):
     BEST = "best"
     NO_WORSE = "no-worse"  # it loses less than a relevant amount
     UNSHOWN = "unshown"  # no such loss is shown, nor excluded; one of SHOWN_LOSS is, or there is
@@ -50,7 +50,7 @@ class RankedResult(Struct, frozen=True, kw_only=True):
     # None if there is neither
     low: float | None
     high: float | None
-    position: Position
+    position: MetricRank
     level: EvidenceLevel  # of the evidence against the best one
     slowest_device: bool = False  # the value is of the slowest of several devices
 
@@ -64,7 +64,7 @@ class Ranking(Struct, frozen=True):
     def like(self) -> tuple[str, ...]:
         """Alternatives that are close to the best on every metric; empty if nothing can be
         compared. If none is, the smallest loss among the layouts not shown to be worse."""
-        if self._names_at(Position.UNKNOWN):
+        if self._names_at(MetricRank.UNKNOWN):
             return ()
         unlike = {result.alternative for result in self.results if not is_like_best(result)}
         names = tuple(dict.fromkeys(result.alternative for result in self.results))
@@ -76,17 +76,19 @@ class Ranking(Struct, frozen=True):
     def worse(self) -> tuple[str, ...]:
         """Alternatives shown to be worse than the best on some metric; if each is worse on some
         metric, without those that are best on one."""
-        worse = self._names_at(Position.WORSE)
+        worse = self._names_at(MetricRank.WORSE)
         names = {result.alternative for result in self.results}
-        best = self._names_at(Position.BEST) if names == set(worse) else ()
+        best = self._names_at(MetricRank.BEST) if names == set(worse) else ()
         return tuple(name for name in worse if name not in best)
 
     def level(self) -> EvidenceLevel:
         """The weakest level at which an alternative is worse than the best; if none is, whether a
         relevant difference is excluded."""
-        if levels := [result.level for result in self.results if result.position is Position.WORSE]:
+        if levels := [
+            result.level for result in self.results if result.position is MetricRank.WORSE
+        ]:
             return max(levels, key=lambda level: level.rank)
-        equal_positions = {Position.BEST, Position.NO_WORSE}
+        equal_positions = {MetricRank.BEST, MetricRank.NO_WORSE}
         excluded = all(result.position in equal_positions for result in self.results)
         return EvidenceLevel.NO_DIFFERENCE if excluded else EvidenceLevel.RULE
 
@@ -94,7 +96,7 @@ class Ranking(Struct, frozen=True):
         results = (result for result in self.results if result.alternative == name)
         return max(_loss(result) / METRICS[result.metric].matters for result in results)
 
-    def _names_at(self, position: Position) -> tuple[str, ...]:
+    def _names_at(self, position: MetricRank) -> tuple[str, ...]:
         names = (result.alternative for result in self.results if result.position is position)
         return tuple(dict.fromkeys(names))
 
@@ -103,8 +105,8 @@ def is_like_best(result: RankedResult) -> bool:
     """Return whether a result is so close to the best that another criterion may choose it: within
     the relevant difference, or most of it if the interval excludes equality. It uses values more
     than their confidence, so that another boot does not change the choice."""
-    if result.position in (Position.BEST, Position.WORSE):
-        return result.position is Position.BEST
+    if result.position in (MetricRank.BEST, MetricRank.WORSE):
+        return result.position is MetricRank.BEST
     is_sure = result.level is EvidenceLevel.MEASURED and result.low is not None
     differs = is_sure and not (result.low or 0.0) < 1 < (result.high or math.inf)
     limit = METRICS[result.metric].matters * (0.8 if differs else 1.0)
@@ -164,7 +166,7 @@ def _results(
         alternative: Alternative,
         series: Series,
         bounds: tuple[float | None, float | None],
-        position: Position,
+        position: MetricRank,
         level: EvidenceLevel,
         ratio: float = 1.0,
     ) -> RankedResult:
@@ -182,7 +184,7 @@ def _results(
             slowest_device=key.worst,
         )
 
-    results = [result(best, best_series, (None, None), Position.BEST, EvidenceLevel.MEASURED)]
+    results = [result(best, best_series, (None, None), MetricRank.BEST, EvidenceLevel.MEASURED)]
     if not slower:
         return results, []
     chosen = [alternative for alternative, _ in ordered]
@@ -206,12 +208,12 @@ def _wide_doubts(results: Sequence[RankedResult], metric: Metric) -> Iterator[Do
     ranges = [
         f"{result.alternative} {range_text(result.low, result.high)}"
         for result in results
-        if result.position is Position.UNDECIDED
+        if result.position is MetricRank.UNDECIDED
         and result.low is not None
         and result.high is not None
     ]
     if ranges:
-        yield make_doubt(
+        yield make_caveat(
             "wide-interval",
             metric.id,
             f"{metric.title} against {results[0].alternative}: {', '.join(ranges)}",
@@ -241,20 +243,20 @@ def _effect(comparison: Comparison, label: str, key: SeriesKey) -> Effect | None
     return next((effect for effect in effects if series_key(effect) == key), None)
 
 
-def _position(effect: Effect | None, metric: Metric) -> Position:
+def _position(effect: Effect | None, metric: Metric) -> MetricRank:
     doubts = frozenset(effect.doubts) - WEAKENING if effect is not None else frozenset()
     if effect is None or doubts - {STATES}:
-        return Position.UNKNOWN
+        return MetricRank.UNKNOWN
     if doubts:
-        return Position.UNDECIDED
+        return MetricRank.UNDECIDED
     loss = 1 - effect.gain
     if effect.outcome is Outcome.WORSE and loss >= metric.matters:
-        return Position.WORSE
+        return MetricRank.WORSE
     if effect.doubts:
-        return Position.UNSHOWN
+        return MetricRank.UNSHOWN
     if effect.low is None or effect.high is None:
-        return Position.UNKNOWN
+        return MetricRank.UNKNOWN
     largest_loss = 1 - (1 / effect.high if metric.lower_is_better else effect.low)
     if largest_loss >= max(metric.matters, SHOWN_LOSS):
-        return Position.UNDECIDED
-    return Position.NO_WORSE if largest_loss < metric.matters else Position.UNSHOWN
+        return MetricRank.UNDECIDED
+    return MetricRank.NO_WORSE if largest_loss < metric.matters else MetricRank.UNSHOWN

@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.decide.alternative import CONSERVATIVE, Alternative, alternatives, preset_of
-from homenode.decide.comparison import Comparison, EvidenceLevel, make_doubt, once
+from homenode.decide.comparison import Comparison, EvidenceLevel, make_caveat, once
 from homenode.decide.doubts import doubts_of
-from homenode.decide.health import blocking_findings, figure_findings
+from homenode.decide.health import blocking_findings, check_results
 from homenode.decide.machine_facts import (
     MachineFacts,
     guest_runs,
@@ -23,7 +23,7 @@ from homenode.decide.machine_facts import (
     own_runs,
     runs_of_kind,
 )
-from homenode.decide.ranking import Position, RankedResult, Ranking, is_like_best, ranking_for
+from homenode.decide.ranking import MetricRank, RankedResult, Ranking, is_like_best, ranking_for
 from homenode.findings import Doubt, Finding, Severity
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
@@ -98,7 +98,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
         out |= {
             result.alternative
             for result in self.results
-            if result.position is not Position.WORSE and not is_like_best(result)
+            if result.position is not MetricRank.WORSE and not is_like_best(result)
         }
         names = dict.fromkeys(result.alternative for result in self.results)
         return tuple(name for name in names if name not in out)
@@ -175,11 +175,11 @@ def decide_all(
     machine_alternatives = prepared if is_prepared else alternatives(machine_runs)
     like = {host: alternatives(group) for host, group in runs_of_kind(runs, machine).items()}
     strangers = of_no_machine(runs, machine)
-    about_links = (*machine.findings, *figure_findings(machine_runs))
+    about_links = (*machine.findings, *check_results(machine_runs))
     answers = []
     for objective in objectives:
         findings = blocking_findings(about_links, objective)
-        gpus, least = machine.gpus, LEAST_GPUS.get(objective, 0)
+        gpus, least = machine.gpus, MIN_GPUS.get(objective, 0)
         if gpus is not None and gpus < least:
             reason = Reason(id=ReasonId.NO_RESULTS, detail=f"it takes {plural(least, 'GPU')}")
             answer = Recommendation(objective=objective, system=machine.name, reasons=(reason,))
@@ -278,7 +278,7 @@ def _choose(
     objective, level, worse = empty.objective, ranking.level(), ranking.worse()
     like = [alternative for alternative in used if alternative.label in ranking.like()]
     are_layouts = any(preset_of(alternative.switches) for alternative in like)
-    is_open = any(result.position is Position.UNDECIDED for result in ranking.results)
+    is_open = any(result.position is MetricRank.UNDECIDED for result in ranking.results)
     if not like or (level is EvidenceLevel.RULE and is_open and not are_layouts):
         next_layout = _next_layout(used, None, objective)
         reason = Reason(id=ReasonId.CANNOT_TELL)
@@ -293,7 +293,7 @@ def _choose(
         floating = (Reason(id=ReasonId.FLOATING, alternative=choice.label),)
     regressions = tuple(_pin_regressions(ranking, used))
     doubts = (
-        make_doubt(
+        make_caveat(
             "pin-regression",
             regression.alternative or "",
             f"{100 * (1 - (regression.ratio or 1.0)):.0f} % below the unpinned guest's throughput",
@@ -378,7 +378,7 @@ def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[
         return
     for result in results:
         is_pinned = pinning[result.alternative] is Pinning.ONE_PER_CORE
-        if is_pinned and result.position is Position.WORSE:
+        if is_pinned and result.position is MetricRank.WORSE:
             yield Reason(
                 id=ReasonId.PIN_REGRESSION,
                 alternative=result.alternative,
@@ -481,7 +481,7 @@ def _strongest_answer(
 
 def is_under_review(group: Sequence[Alternative]) -> bool:
     """Return whether a machine's results show faults of its links or pins."""
-    findings = figure_findings([run for alternative in group for run in alternative.runs])
+    findings = check_results([run for alternative in group for run in alternative.runs])
     if any(finding.severity is Severity.CRITICAL for finding in findings):
         return True
     answer = recommend("", group, Objective.THROUGHPUT)
@@ -509,10 +509,10 @@ def _can_run(answer: Recommendation, inputs: LayoutInputs) -> bool:
     return layout is None or inputs.expander_buses or PRESETS[layout].pcie is GuestPcie.KEEP
 
 
-LEAST_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
+MIN_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
 """Least number of GPUs for an objective; a machine with fewer GPUs gets no recommendation."""
 
-_OF_GPUS = LEAST_GPUS.keys()
+_OF_GPUS = MIN_GPUS.keys()
 
 
 def _by_rule(machine: MachineFacts, objective: Objective, inputs: LayoutInputs) -> Recommendation:

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel
 from homenode.decide.machine_facts import facts_of_host, of_host
-from homenode.decide.ranking import Position, RankedResult
+from homenode.decide.ranking import MetricRank, RankedResult
 from homenode.decide.recommendation import Reason, ReasonId, Recommendation, decide
 from homenode.decide.words import change_text, range_text
 from homenode.machine.topology import Host
@@ -26,7 +26,7 @@ STRENGTHS: Mapping[EvidenceLevel, str] = {
 }
 """Words for the level of evidence."""
 
-WIDEST_LINE = 80
+MAX_LINE = 80
 """Characters of the first line."""
 
 
@@ -86,7 +86,7 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
     total = len(uses)
     sizes = [*((limit, total) for limit in (6, 2)), *((1, n) for n in range(total, 0, -1))]
     lines = [line(*size) for size in sizes]
-    return next((text for text in lines if len(text) <= WIDEST_LINE), lines[-1])
+    return next((text for text in lines if len(text) <= MAX_LINE), lines[-1])
 
 
 def _undecided_text(answers: Sequence[Recommendation]) -> str:
@@ -144,8 +144,8 @@ def _compare(answer: Recommendation, metric: str, *, brief: bool) -> str:
     if (compared := answer.compared_on(metric)) is None:
         return ""
     chosen, rivals = compared
-    worse = [other for other in rivals if other.position is Position.WORSE]
-    if chosen.position is Position.WORSE:  # it is best on another metric
+    worse = [other for other in rivals if other.position is MetricRank.WORSE]
+    if chosen.position is MetricRank.WORSE:  # it is best on another metric
         worse = []
     equal = [other for other in rivals if other not in worse]
     parts = []
@@ -174,7 +174,7 @@ def _change(chosen: RankedResult, other: RankedResult, metric: str, *, bare: boo
     name = "" if bare else other.alternative
     text = change_text(chosen.value / other.value, name, lower_is_better=lower)
     is_interval = other.low is not None and other.high is not None and not bare
-    if not is_interval or chosen.position is not Position.BEST or lower:
+    if not is_interval or chosen.position is not MetricRank.BEST or lower:
         return text
     return f"{text} ({range_text(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
 
@@ -195,7 +195,7 @@ def effect_text(answer: Recommendation) -> str:
             return text
         is_like = LIKE < chosen.value / other.value < 1 / LIKE
         text = f"{'like' if is_like else 'cannot tell it from'} {other.alternative}"
-        worse = next((rival for rival in rivals if rival.position is Position.WORSE), None)
+        worse = next((rival for rival in rivals if rival.position is MetricRank.WORSE), None)
         return text if worse is None else f"{_change(chosen, worse, metric)}, {text}"
     return ""
 

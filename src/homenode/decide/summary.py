@@ -18,29 +18,29 @@ from homenode.findings import Gap
 from homenode.measure.results.model import (
     UNKNOWN_SWITCHES,
     UNSETTLED,
-    FigureKey,
     Origin,
     Run,
     RunHead,
     Sample,
+    SeriesId,
     Statistic,
 )
 from homenode.metrics import METRICS, POWER, Metric, metric_of
 from homenode.objective import Objective
 from homenode.units import format_bytes
 
-LEAST_UNDISTURBED = 3
+MIN_UNDISTURBED = 3
 """Disturbed samples are omitted while at least this many others are there in a boot."""
 
 _MEDIAN_VARIANCE = math.pi / 2
 """Variance of a median over that of a mean, for normal samples."""
 
 
-class SeriesKey(FigureKey, frozen=True, gc=False):
+class SeriesKey(SeriesId, frozen=True, gc=False):
     worst: bool = False  # the slowest of several devices, by boot
 
 
-_SHARED = attrgetter(*FigureKey.__struct_fields__)
+_SHARED = attrgetter(*SeriesId.__struct_fields__)
 """The fields of a figure's key, of a longer key."""
 
 
@@ -251,7 +251,7 @@ def _series(key: SeriesKey, boots: _Boots) -> Series:
 
 def _undisturbed_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
     quiet = [sample for sample in samples if not sample.disturbed]
-    return quiet if len(quiet) >= LEAST_UNDISTURBED else samples
+    return quiet if len(quiet) >= MIN_UNDISTURBED else samples
 
 
 def _inner_variance(boots: Sequence[Sequence[float]]) -> float:
@@ -314,7 +314,7 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     halves = [_faster_half(medians_of_boot, take_worst) for medians_of_boot in by_boot.values()]
     shares: tuple[float, ...] = ()
     spread = 0.0
-    if all(len(half) >= LEAST_HALF for half in halves):
+    if all(len(half) >= MIN_HALF for half in halves):
         pairs = zip(medians, halves, strict=True)
         shares = tuple(worst / statistics.geometric_mean(half) for worst, half in pairs)
         spread = max(statistics.stdev(map(math.log, half)) for half in halves)
@@ -337,7 +337,7 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     )
 
 
-LEAST_HALF = 2
+MIN_HALF = 2
 """Minimum number of devices from whose scatter the chance difference is estimated."""
 
 

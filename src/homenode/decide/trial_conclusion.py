@@ -130,8 +130,8 @@ def _obstacle(answer: Recommendation) -> str:
     return "; ".join(reason.detail for reason in answer.reasons if reason.id is ReasonId.PASSED)
 
 
-def _share_of_bare(of_bare: Comparison | None, recommendation: Recommendation) -> str:
-    for effect in () if of_bare is None else of_bare.effects:
+def _share_of_bare(bare_comparison: Comparison | None, recommendation: Recommendation) -> str:
+    for effect in () if bare_comparison is None else bare_comparison.effects:
         is_chosen = effect.alternative == recommendation.choice
         if is_chosen and recommendation.metrics[:1] == (effect.metric,):
             return f"; {100 * effect.ratio:.0f} % of bare metal"

@@ -9,16 +9,16 @@ _SCALES = {
 }
 
 
-def figure_text(value: float, unit: str, *, digits: int = 3) -> str:
+def format_value(value: float, unit: str, *, digits: int = 3) -> str:
     """A value with the unit that people use for it; `digits` significant ones, four from 100 on.
 
-    >>> figure_text(561.17e9, "bytes_per_s"), figure_text(101.0, "ns"), figure_text(21.1e6, "ns")
+    >>> format_value(561.17e9, "bytes_per_s"), format_value(101.0, "ns"), format_value(21.1e6, "ns")
     ('561.2 GB/s', '101 ns', '21.1 ms')
-    >>> figure_text(100.0, "ns", digits=2), figure_text(-1000.0, "ns")
+    >>> format_value(100.0, "ns", digits=2), format_value(-1000.0, "ns")
     ('100 ns', '-1,000 ns')
-    >>> figure_text(740449, "events_per_s"), figure_text(0.425, "ratio")
+    >>> format_value(740449, "events_per_s"), format_value(0.425, "ratio")
     ('740.4 kevents/s', '0.425 of the reference')
-    >>> figure_text(102.0, "units_per_s"), figure_text(32 << 20, "bytes")
+    >>> format_value(102.0, "units_per_s"), format_value(32 << 20, "bytes")
     ('102 units/s', '32 MiB')
     """
     if unit == "ns":
@@ -44,7 +44,7 @@ def multiple_text(ratio: float) -> str:
     """
     if ratio >= 10:
         return f"{ratio:.0f}x" if ratio < 1e6 else f"{ratio:.0e}x"
-    return f"{ratio:.3g}x" if 0.95 < ratio < LEAST_MULTIPLE else f"{ratio:.2g}x"
+    return f"{ratio:.3g}x" if 0.95 < ratio < MIN_MULTIPLE else f"{ratio:.2g}x"
 
 
 def range_text(low: float, high: float, name: str = "", *, lower_is_better: bool = False) -> str:
@@ -72,7 +72,7 @@ def change_text(ratio: float, name: str = "", *, lower_is_better: bool = False) 
     '0.2 % faster than pin'
     """
     percent = abs(ratio - 1) * 100
-    if ratio >= LEAST_MULTIPLE and not lower_is_better:
+    if ratio >= MIN_MULTIPLE and not lower_is_better:
         return f"{multiple_text(ratio)} {name}".rstrip()
     if percent < 0.05:
         return f"the same as {name}" if name else "the same"
@@ -81,7 +81,7 @@ def change_text(ratio: float, name: str = "", *, lower_is_better: bool = False) 
     return f"{amount} {up if ratio > 1 else down}" + (f" than {name}" if name else "")
 
 
-LEAST_MULTIPLE = 1.1
+MIN_MULTIPLE = 1.1
 """Smaller gains are in per cent."""
 
 

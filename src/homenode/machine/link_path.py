@@ -104,7 +104,7 @@ def rates_that_fit(bytes_per_s: float, limit: LinkRate) -> tuple[LinkRate, ...]:
     )
 
 
-_DEEPEST = 32
+_MAX_DEPTH = 32
 _CARD_MAKERS_WITH_SWITCHES = frozenset({AMD, INTEL, MELLANOX})
 """AMD's and Intel's GPUs and NVIDIA's BlueFields sit behind a switch on their own card."""
 
@@ -118,7 +118,7 @@ class Link(Struct, frozen=True, kw_only=True):
     @property
     def capable(self) -> LinkRate | None:
         """The capability of both ends and the slot; None if either end is unknown."""
-        a, b = most_of(self.upper.link), most_of(self.lower.link)
+        a, b = capable_rate(self.upper.link), capable_rate(self.lower.link)
         if a is None or b is None:
             return None
         both = slower_rate(a, b)
@@ -175,7 +175,7 @@ def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Lin
     """
     links: list[Link] = []
     lower = device
-    while lower.parent is not None and lower.parent in by_bdf and len(links) < _DEEPEST:
+    while lower.parent is not None and lower.parent in by_bdf and len(links) < _MAX_DEPTH:
         upper = by_bdf[lower.parent]
         if _may_be_wired(upper, lower):
             links.append(Link(upper=upper, lower=lower))
@@ -225,7 +225,7 @@ def _may_be_wired(upper: PciDevice, lower: PciDevice) -> bool:
     return above is not PortType.SWITCH_UPSTREAM and below not in faces_down
 
 
-def most_of(link: PciLink | None) -> LinkRate | None:
+def capable_rate(link: PciLink | None) -> LinkRate | None:
     """Return the capability of an end; None if unknown."""
     if link is None or link.max_gt_per_s is None or link.max_width is None:
         return None
@@ -364,9 +364,9 @@ def peer_links(host: Host) -> dict[Bdf, int]:
                 per[end].append(link.count or 1)
     # All pairs of a GPU have more links together than any GPU only if they share switches.
     shared = bool(host.devices_of_kind(DeviceKind.NVSWITCH))
-    shared = shared or max(map(sum, per.values()), default=0) > _MOST_LINKS
+    shared = shared or max(map(sum, per.values()), default=0) > _MAX_LINKS
     return {bdf: (max(n, default=0) if shared else sum(n)) for bdf, n in per.items()}
 
 
-_MOST_LINKS = 18
+_MAX_LINKS = 18
 """NVLinks that a GPU has at most, up to Blackwell."""

@@ -514,7 +514,7 @@ def host_of_nothing(name: str, gaps: tuple[Gap, ...]) -> Host:
 HostPart = Literal["CPUs", "cores", "memory", "PCI"]
 
 
-def refuse_unshown(host: Host, *parts: HostPart) -> None:
+def reject_unshown(host: Host, *parts: HostPart) -> None:
     """Raise NotKnownError if a host's source shows none of a part: that is unknown, not 0."""
     shown: dict[str, object] = {
         "CPUs": host.pus,

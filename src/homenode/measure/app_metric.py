@@ -45,7 +45,7 @@ def check_metric(pattern: str) -> None:
         )
 
 
-def figure_of(order: AppOrder, output: str) -> float:
+def read_metric(order: AppOrder, output: str) -> float:
     """The last match in an output. Raises ParseError for no match, no number, no end."""
     text = output[-MAX_KEPT:]
     try:

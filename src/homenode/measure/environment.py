@@ -287,7 +287,7 @@ MEMORY_KEPT = 0.90
 _BUSY_STATES = ("P0", "P1", "P2")
 
 
-class Looks(Struct, frozen=True):
+class IdleReadings(Struct, frozen=True):
     """Two readings of an idle machine, and the CPUs to measure."""
 
     first: Environment
@@ -295,7 +295,7 @@ class Looks(Struct, frozen=True):
     pus: CpuSet
 
 
-def preflight(host: Host, looks: Looks, plan: Plan | None = None) -> tuple[Finding, ...]:
+def preflight(host: Host, looks: IdleReadings, plan: Plan | None = None) -> tuple[Finding, ...]:
     """Return the findings, worst first. plan: of this guest, if the machine is a guest."""
     findings = [
         *_load(looks),
@@ -308,7 +308,7 @@ def preflight(host: Host, looks: Looks, plan: Plan | None = None) -> tuple[Findi
     return in_order(findings)
 
 
-def _load(looks: Looks) -> Iterator[Finding]:
+def _load(looks: IdleReadings) -> Iterator[Finding]:
     share = share_between(looks.first, looks.second, looks.pus)
     if share is None:
         yield finding(
@@ -323,7 +323,7 @@ def _load(looks: Looks) -> Iterator[Finding]:
     yield from findings or _crowded_pus(looks)
 
 
-def _crowded_pus(looks: Looks) -> Iterator[Finding]:
+def _crowded_pus(looks: IdleReadings) -> Iterator[Finding]:
     """Find single CPUs used by other programs if the total hardly shows it."""
     shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)

@@ -87,7 +87,9 @@ def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]
     )
 
 
-def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[ScheduledTask, ...]:
+def remaining_tasks(
+    schedule: Schedule, done: Collection[tuple[int, str]]
+) -> tuple[ScheduledTask, ...]:
     """The remaining tasks of an interrupted run. done: (round, variant) of finished tasks."""
     scheduled = {(task.round, task.variant) for task in schedule.tasks}
     foreign = sorted(set(done) - scheduled)

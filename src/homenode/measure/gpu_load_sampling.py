@@ -95,7 +95,7 @@ def _has_torch() -> bool:
 
 
 _EVERY_S = 0.05
-_LONGEST_S = 600.0
+_MAX_S = 600.0
 
 
 def sample_under_load(
@@ -120,7 +120,7 @@ def sample_under_load(
     with ThreadPoolExecutor(1) as pool:
         sampler = pool.submit(sample)
         try:
-            output = program.run(_LONGEST_S).stdout_or_raise()
+            output = program.run(_MAX_S).stdout_or_raise()
         finally:
             ended.set()
         sampler.result()

@@ -35,8 +35,8 @@ EVERY_S = 1.0
 _DRAWN = re.compile(r"power\.draw( \[w\])?|socket_power|.*graphics package power \(w\)")
 """Heads of the columns that have it, in small letters."""
 
-_LONGEST_S = 10.0
-_MOST_WATTS = 1e5
+_MAX_S = 10.0
+_MAX_WATTS = 1e5
 
 
 class GpuPower(Struct, frozen=True):
@@ -60,7 +60,7 @@ def parse_power(text: str) -> Iterator[GpuPower]:
         watts = next((fields[name] for name in fields if _DRAWN.fullmatch(name)), "")
         with suppress(ValueError, ParseError):
             drawn = float(watts)
-            if not 0 < drawn < _MOST_WATTS:
+            if not 0 < drawn < _MAX_WATTS:
                 continue
             if address is not None:
                 yield GpuPower(drawn, Bdf.parse(address))
@@ -84,7 +84,7 @@ def power_sampled(machine: Machine) -> Iterator[list[GpuPower]]:
         # If a tool fails, there is no result, and the step continues.
         with suppress(ToolError, csv.Error):
             while not ended.wait(EVERY_S):
-                text = machine.run(COMMANDS[tool], _LONGEST_S).stdout_or_raise()
+                text = machine.run(COMMANDS[tool], _MAX_S).stdout_or_raise()
                 for reading in () if ended.is_set() else parse_power(text):
                     taken.setdefault((reading.device, reading.index), []).append(reading.watts)
 

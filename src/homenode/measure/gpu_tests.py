@@ -61,7 +61,7 @@ class GpuMachine(Struct, frozen=True):
     def has_torch(self) -> bool:
         return TORCH in self.installed
 
-    def without_torch(self) -> str:
+    def missing_torch_reason(self) -> str:
         return _NO_TORCH.format(python=self.suite.python)
 
     def copies(

@@ -28,7 +28,7 @@ from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import lines, numactl, study_programs
 from homenode.measure.figures import gpu_tools as gpu_figures
-from homenode.measure.figures.sample import FigureList, Figures, join_figures, sample
+from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, join_samples, sample
 from homenode.measure.importers import cuda_bandwidth_test, stream, sysbench
 from homenode.measure.model import Reader
 from homenode.measure.results.model import (
@@ -43,7 +43,7 @@ from homenode.measure.results.model import (
     system_of,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.step_reading import figures_of, figures_or_gap, tool_of
+from homenode.measure.step_reading import figures_or_gap, read_tool_results, tool_of
 from homenode.units import MIB, whole_number
 from homenode.vm.layout import PRESETS, GuestCells, Siblings
 
@@ -158,7 +158,7 @@ class _Draft(Struct, frozen=True):
     head: RunHead
     directory: SourceDirectory
     files: tuple[str, ...]  # names that it was read from
-    figures: Figures
+    figures: MeasuredSamples
     is_study: bool
 
 
@@ -168,14 +168,14 @@ def _of_directory(directory: SourceDirectory, options: ImportOptions) -> Iterato
     if is_study_directory(names):
         yield _study(directory, options)
         texts = {n: t for n, t in texts.items() if n not in FILES}
-    groups: dict[str, dict[str, Figures]] = {}
+    groups: dict[str, dict[str, MeasuredSamples]] = {}
     for name in sorted(texts):
         tool = tool_of(texts[name])
         if tool is not None:
             figures = figures_or_gap(tool, texts[name], name)
             groups.setdefault(_group(name, _is_bound(figures)), {})[name] = figures
     for group, parts in groups.items():
-        yield _logs(directory, group, tuple(parts), join_figures(parts.values()), options)
+        yield _logs(directory, group, tuple(parts), join_samples(parts.values()), options)
 
 
 def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
@@ -189,7 +189,7 @@ def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
 
 
 def _study(directory: SourceDirectory, options: ImportOptions) -> _Draft:
-    figures = figures_of_study(directory.texts)
+    figures = read_study_results(directory.texts)
     above = "" if directory.above in _RESULTS_DIRECTORIES else directory.above
     head = RunHead(
         directory.name,
@@ -209,7 +209,7 @@ def _logs(
     directory: SourceDirectory,
     group: str,
     files: tuple[str, ...],
-    figures: Figures,
+    figures: MeasuredSamples,
     options: ImportOptions,
 ) -> _Draft:
     vantage = options.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
@@ -260,7 +260,7 @@ def _finish(
     return RunWithSources(Run(head, draft.figures.samples), paths, gaps)
 
 
-def _system(figures: Figures) -> str:
+def _system(figures: MeasuredSamples) -> str:
     """The directory's name of the machine: its GPU."""
     if figures.gpu_names:
         return system_of(figures.gpu_names[0])
@@ -274,7 +274,7 @@ def _origin(texts: Iterable[str]) -> Origin:
     return Origin.SYNTHESISED if marked else Origin.IMPORTED
 
 
-def _is_bound(figures: Figures) -> bool:
+def _is_bound(figures: MeasuredSamples) -> bool:
     """Return whether the log has the binding of its process."""
     return any(condition.name == _BINDING for condition in figures.conditions)
 
@@ -357,28 +357,28 @@ def switches_of(name: str) -> Switches:
     return UNKNOWN_SWITCHES if preset is None else Switches.of_layout(PRESETS[preset])
 
 
-def figures_of_study(files: Mapping[str, str]) -> Figures:
+def read_study_results(files: Mapping[str, str]) -> MeasuredSamples:
     """Return all results of a directory. files: text by name; unknown names are ignored. What
     cannot be read is a gap that names its file: the others are kept."""
-    read: dict[str, Callable[[str], Figures]] = {
+    read: dict[str, Callable[[str], MeasuredSamples]] = {
         "metadata.json": _metadata,
         "cpu_single.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),
         "cpu_all.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),
         "stream.txt": lambda text: stream.OUTPUT.of_log(text, ""),
-        "stream_numa_local.txt": lambda text: stream.stream_figures(stream.parse(text), 0),
-        "stream_numa_remote.txt": lambda text: stream.stream_figures(stream.parse(text), 1),
-        "mem_latency.txt": lambda text: chase_figures(study_programs.parse_chase(text)),
+        "stream_numa_local.txt": lambda text: stream.read_stream_results(stream.parse(text), 0),
+        "stream_numa_remote.txt": lambda text: stream.read_stream_results(stream.parse(text), 1),
+        "mem_latency.txt": lambda text: read_chase_results(study_programs.parse_chase(text)),
         "gpu_compute.txt": _matmul,
         "gpu_bandwidth.txt": _copies,
         "nccl_allreduce.txt": _collective,
     }
-    parts = [Figures(conditions=tuple(_guest_conditions(files)))]
+    parts = [MeasuredSamples(conditions=tuple(_guest_conditions(files)))]
     for name, reader in read.items():
         if name in files and files[name].strip():
             parts.append(_or_gap(reader, name, files[name]))
         elif name in files:
-            parts.append(Figures(gaps=(Gap(name, "empty: the test did not run"),)))
-    return join_figures(parts)
+            parts.append(MeasuredSamples(gaps=(Gap(name, "empty: the test did not run"),)))
+    return join_samples(parts)
 
 
 def vcpus_of(files: Mapping[str, str]) -> int | None:
@@ -442,31 +442,31 @@ def _hardware(files: Mapping[str, str]) -> numactl.NumactlHardware | None:
         return None
 
 
-def _or_gap(reader: Callable[[str], Figures], name: str, text: str) -> Figures:
+def _or_gap(reader: Callable[[str], MeasuredSamples], name: str, text: str) -> MeasuredSamples:
     try:
         return reader(text)
     except ParseError as error:
-        return Figures(gaps=(Gap(name, error.message_with_hint),))
+        return MeasuredSamples(gaps=(Gap(name, error.message_with_hint),))
 
 
-def _metadata(text: str) -> Figures:
+def _metadata(text: str) -> MeasuredSamples:
     document = lines.json_object(text, "metadata.json")
     devices: Any = document.get("gpu_devices")
     names = [name for name in devices if isinstance(name, str)] if isinstance(devices, list) else []
-    return Figures(gpu_names=tuple(dict.fromkeys(name[:100] for name in names)))
+    return MeasuredSamples(gpu_names=tuple(dict.fromkeys(name[:100] for name in names)))
 
 
-LEAST_DRAM_BYTES = 256 * MIB
+MIN_DRAM_BYTES = 256 * MIB
 """A curve's last point counts as memory from here on; below, an LLC may hold it."""
 
 
-def chase_figures(points: Sequence[study_programs.ChasePoint]) -> Figures:
+def read_chase_results(points: Sequence[study_programs.ChasePoint]) -> MeasuredSamples:
     """Return the latency by size; that of the largest size, if large enough, as the memory's."""
-    figures = FigureList("chase", "8-byte slots, random cycle, ordinary pages")
+    figures = SampleBuilder("chase", "8-byte slots, random cycle, ordinary pages")
     for point in points:
         figures.add("memory-latency", "ns", point.latency_ns, size_bytes=point.size_bytes)
     last = points[-1]
-    if last.size_bytes >= LEAST_DRAM_BYTES:
+    if last.size_bytes >= MIN_DRAM_BYTES:
         figures.add("memory-latency", "ns", last.latency_ns, variant="dram")
     else:
         reason = f"the curve ends at {last.size_bytes} bytes, which an LLC may hold"
@@ -474,12 +474,14 @@ def chase_figures(points: Sequence[study_programs.ChasePoint]) -> Figures:
     return figures.figures()
 
 
-def _matmul(text: str) -> Figures:
+def _matmul(text: str) -> MeasuredSamples:
     matmul_sample = sample("matmul-time", "ns", study_programs.parse_matmul(text), index=0)
-    return Figures((matmul_sample,), (Condition("tool matmul", "8192 x 8192, fp32, mean of 100"),))
+    return MeasuredSamples(
+        (matmul_sample,), (Condition("tool matmul", "8192 x 8192, fp32, mean of 100"),)
+    )
 
 
-def _copies(text: str) -> Figures:
+def _copies(text: str) -> MeasuredSamples:
     """Read five runs, each a sample of its GPU. The words identify the program."""
     runs = [run for run in _RUN.split(text) if run.strip()]
     if not runs:
@@ -487,19 +489,19 @@ def _copies(text: str) -> Figures:
     parts = []
     for run in runs:
         if "Host-to-Device:" in run:
-            parts.append(gpu_figures.copy_figures(study_programs.parse_copies(run)))
+            parts.append(gpu_figures.read_copy_results(study_programs.parse_copies(run)))
         elif "RocmBandwidthTest" in run or "Src Device Id" in run:
-            parts.append(figures_of(Reader.ROCM, run, "gpu_bandwidth.txt"))
+            parts.append(read_tool_results(Reader.ROCM, run, "gpu_bandwidth.txt"))
         else:
             parts.append(cuda_bandwidth_test.OUTPUT.of_log(run, ""))
-    return join_figures(parts)
+    return join_samples(parts)
 
 
-def _collective(text: str) -> Figures:
-    return join_figures(
+def _collective(text: str) -> MeasuredSamples:
+    return join_samples(
         (
-            figures_of(Reader.NCCL_TESTS, text, "nccl_allreduce.txt"),
-            Figures(
+            read_tool_results(Reader.NCCL_TESTS, text, "nccl_allreduce.txt"),
+            MeasuredSamples(
                 conditions=(
                     Condition("tool collective transport", "P2P off, ring, simple"),
                     Condition("tool collective binding", "GPUs' nodes; node 0 if they have none"),

@@ -25,16 +25,16 @@ from homenode.machine.topology import Host
 from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.access.remote import RemoteHost, RemoteMachine
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
-from homenode.measure.app_metric import check_metric, figure_of
+from homenode.measure.app_metric import check_metric, read_metric
 from homenode.measure.derived_run import DerivedRun, derive_run, reading_of, schedule_of
-from homenode.measure.environment import Environment, Looks, preflight, read_environment
+from homenode.measure.environment import Environment, IdleReadings, preflight, read_environment
 from homenode.measure.experiment import (
     Pace,
     Progress,
     ScheduledTask,
     TaskState,
     TaskStatus,
-    left_of,
+    remaining_tasks,
     run_tasks,
 )
 from homenode.measure.figures.probe import StepReading
@@ -76,8 +76,8 @@ IDLE_S = 1.0
 """Idle time before the first step, in which the load of other programs is measured."""
 
 _REACH_S = 30.0
-_MOST_SAID = 300
-_MOST_ERRORS = 1 << 20
+_MAX_SAID = 300
+_MAX_ERRORS = 1 << 20
 """Characters of a failed program's standard error that are kept, its end."""
 
 
@@ -186,7 +186,7 @@ class _Session:
         self._tests = {test.id: test for test in record.tests}
         self._schedule = schedule_of(record)
         done = {(step.round, step.test) for step, _ in directory.steps()}
-        self._left = {str(task.number): task for task in left_of(self._schedule, done)}
+        self._left = {str(task.number): task for task in remaining_tasks(self._schedule, done)}
         self._pace = Pace({test.id: test.seconds for test in record.tests})
         self._readings: dict[int, StepReading] = {}
 
@@ -222,7 +222,7 @@ class _Session:
         first = replace(environment, times=pu_times(self.machine))
         time.sleep(IDLE_S)
         second = replace(environment, times=pu_times(self.machine))
-        findings = preflight(host, Looks(first, second, ready.pus), plan)
+        findings = preflight(host, IdleReadings(first, second, ready.pus), plan)
         for finding in findings:
             notify(str(finding))
         self._write_look(second, findings, is_before=True)
@@ -287,7 +287,7 @@ class _Session:
             failure = ended.failure()
             if failure is not None:
                 result, message = StepStatus.FAILED, failure
-                text += f"\n--- standard error\n{ended.stderr[-_MOST_ERRORS:]}"
+                text += f"\n--- standard error\n{ended.stderr[-_MAX_ERRORS:]}"
         record = StepRecord(
             number=task.number,
             round=task.round,
@@ -298,7 +298,7 @@ class _Session:
             output=_output_name(task),
             sha256=digest(text),
             returncode=returncode,
-            said=(message[:_MOST_SAID],) if message else (),
+            said=(message[:_MAX_SAID],) if message else (),
         )
         return (self._read(record, test, text) if result is StepStatus.DONE else record), text
 
@@ -307,12 +307,12 @@ class _Session:
         app = self.record.app if test.reads is Reader.APP else None
         try:
             if app is not None:
-                record = replace(record, figure=figure_of(app, text))
+                record = replace(record, figure=read_metric(app, text))
             read = reading_of(self.record, test, record, text, self._host)
             self._readings[record.number] = read
         except (ParseError, ToolError) as error:
             message = f"{test.argv[0]}: {error.message}"
-            return replace(record, result=StepStatus.FAILED, said=(message[:_MOST_SAID],))
+            return replace(record, result=StepStatus.FAILED, said=(message[:_MAX_SAID],))
         return record
 
     def _run(self, test: BenchTest) -> ProgramResult:

@@ -35,11 +35,11 @@ from homenode.measure.figures.gpu_tools import (
     half_peak_of,
     sections,
 )
-from homenode.measure.figures.probe import BracketedSample, StepReading, probe_figures
+from homenode.measure.figures.probe import BracketedSample, StepReading, read_probe_results
 from homenode.measure.figures.sample import (
-    Figures,
+    MeasuredSamples,
     ToolOutput,
-    join_figures,
+    join_samples,
     number_samples,
     of_text,
     sample,
@@ -57,7 +57,7 @@ _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re
 _METRICS_OF_GROUP = {Group.GPU_PEER: ("p2p-",), Group.GPU_BANDWIDTH: ("h2d-", "d2h-")}
 
 
-def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
+def read_step_results(test: BenchTest, output: str, host: Host) -> MeasuredSamples:
     """The results in a test's standard output. host: the machine that ran it.
 
     Their samples carry the node that the test was bound to and the test's variant. Raises
@@ -71,12 +71,12 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     return _of_this_machine(figures, host)
 
 
-def _nvbandwidth(test: BenchTest, text: str, host: Host) -> Figures:
+def _nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     binding = None if test.node is None else Binding((test.node,), (test.node,))
     run = nvbandwidth.parse(_WATCHED.sub("", text))
     if not run.devices and BY_BUS in test.environment:
         run = _by_bus(run, test, host)
-    figures = gpu_figures.nvbandwidth_figures(run, binding)
+    figures = gpu_figures.read_nvbandwidth_results(run, binding)
     conditions = (*figures.conditions, *_copying_thread(text, host))
     return replace(figures, conditions=conditions)
 
@@ -113,21 +113,21 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
-def _nccl(test: BenchTest, text: str, host: Host) -> Figures:
+def _nccl(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     run = nccl_tests.parse(nccl_runs(text)[0])
-    return _collective(gpu_figures.nccl_figures(run, "all_reduce"), run, test)
+    return _collective(gpu_figures.read_nccl_results(run, "all_reduce"), run, test)
 
 
-def _torch(test: BenchTest, text: str, host: Host) -> Figures:
+def _torch(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     runs = torch_report.parse(text)
-    figures = torch_figures.torch_run_figures(runs)
+    figures = torch_figures.read_torch_run_results(runs)
     if test.group is not Group.NCCL:
         return figures
     run = next((run for run in runs if run.rows), None)
     return figures if run is None else _collective(figures, torch_figures.nccl_of(run), test)
 
 
-def _collective(figures: Figures, run: NcclTests, test: BenchTest) -> Figures:
+def _collective(figures: MeasuredSamples, run: NcclTests, test: BenchTest) -> MeasuredSamples:
     """Add the curve's results, and the test's variant on every sample."""
     half_peak = half_peak_of(run) if figures.samples else None
     finding = flat_curve(run, test.id) if half_peak is not None else None
@@ -149,8 +149,8 @@ def _with_variant(sample: Sample, *words: str | None) -> Sample:
     return replace(sample, variant=", ".join(filter(None, words)) or None)
 
 
-def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
-    figures = gpu_figures.rocm_figures(rocm_bandwidth_test.parse(text), test.gpus)
+def _rocm(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
+    figures = gpu_figures.read_rocm_results(rocm_bandwidth_test.parse(text), test.gpus)
     starts = _METRICS_OF_GROUP.get(test.group)
     if starts is None:
         return figures
@@ -158,7 +158,7 @@ def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
     return replace(figures, samples=number_samples(samples))
 
 
-def _of_this_machine(figures: Figures, host: Host) -> Figures:
+def _of_this_machine(figures: MeasuredSamples, host: Host) -> MeasuredSamples:
     """Reject GPUs that the host does not have: the tool saw another machine, or other addresses."""
     addresses = {device.bdf for device in host.pci_devices}
     strange = sorted({s.device for s in figures.samples if s.device is not None} - addresses)
@@ -177,14 +177,14 @@ REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     """Figures of a test's output; host: the machine that ran it. Raises ParseError."""
     if test.reads is Reader.PROBE:
-        reading = probe_figures(parse(output))
+        reading = read_probe_results(parse(output))
         placed = tuple(
             replace(placed, sample=_with_variant(s, s.variant, test.variant))
             for placed in reading.placed
             for s in (placed.sample,)
         )
         return replace(reading, placed=placed)
-    figures = figures_of_step(test, output, host)
+    figures = read_step_results(test, output, host)
     replayed = REPLAYED_LINE.search(output)
     conditions = (Condition(REPLAYED, replayed[1].strip()),) if replayed else ()
     return StepReading(
@@ -228,7 +228,7 @@ def tool_of(text: str) -> str | None:
     return next((tool for tool, sign in signs if sign is not None and sign.search(text)), None)
 
 
-def figures_of(tool: str, text: str, name: str) -> Figures:
+def read_tool_results(tool: str, text: str, name: str) -> MeasuredSamples:
     """Return a file's results. name: the file's, for facts that old versions do not print.
 
     Raises ParseError. A file with several runs of nvbandwidth or nccl-tests has several results,
@@ -238,7 +238,7 @@ def figures_of(tool: str, text: str, name: str) -> Figures:
     parts = [] if tool == Reader.NVBANDWIDTH else list(_below_commands(text, output))
     if not any(binding for binding, _ in parts):
         return output.of_log(text, name)
-    return join_figures(
+    return join_samples(
         [_with_binding(output.of_log(part, name), binding) for binding, part in parts]
     )
 
@@ -257,7 +257,7 @@ def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | N
             yield binding_in(lines[start])[0], part
 
 
-def _with_binding(figures: Figures, binding: Binding | None) -> Figures:
+def _with_binding(figures: MeasuredSamples, binding: Binding | None) -> MeasuredSamples:
     """The results with the node of the memory that their process was bound to."""
     if binding is None:
         return figures
@@ -271,28 +271,32 @@ def _with_binding(figures: Figures, binding: Binding | None) -> Figures:
     return replace(figures, samples=tuple(samples), conditions=conditions)
 
 
-def _nvbandwidth_log(text: str, name: str) -> Figures:
+def _nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
     logs = []
     for section in sections(text):
-        figures = gpu_figures.nvbandwidth_figures(nvbandwidth.parse(section.text), section.binding)
-        logs.append(join_figures([figures, Figures(gaps=section.gaps)]))
+        figures = gpu_figures.read_nvbandwidth_results(
+            nvbandwidth.parse(section.text), section.binding
+        )
+        logs.append(join_samples([figures, MeasuredSamples(gaps=section.gaps)]))
     if not logs:
         # Tables without a version, each from the line that names its test on.
         lines = text.split("\n")
         starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
         parts = _parts(lines, starts)
-        logs = [gpu_figures.nvbandwidth_figures(nvbandwidth.parse(part), None) for part in parts]
-    return join_figures(logs)
+        logs = [
+            gpu_figures.read_nvbandwidth_results(nvbandwidth.parse(part), None) for part in parts
+        ]
+    return join_samples(logs)
 
 
-def _nccl_log(text: str, name: str) -> Figures:
+def _nccl_log(text: str, name: str) -> MeasuredSamples:
     parts = []
     for part in nccl_runs(text):
         run = nccl_tests.parse(part)
-        figures = gpu_figures.nccl_figures(run, _collective_named(name))
+        figures = gpu_figures.read_nccl_results(run, _collective_named(name))
         finding = flat_curve(run, name) if figures.samples else None
         parts.append(replace(figures, findings=() if finding is None else (finding,)))
-    return join_figures(parts)
+    return join_samples(parts)
 
 
 def nccl_runs(text: str) -> tuple[str, ...]:
@@ -333,10 +337,13 @@ _OF_SUITE = (
     ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
     ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
     ToolOutput(
-        Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, gpu_figures.rocm_figures), _rocm
+        Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, gpu_figures.read_rocm_results), _rocm
     ),
     ToolOutput(
-        Reader.TORCH, _TORCH, of_text(torch_report.parse, torch_figures.torch_run_figures), _torch
+        Reader.TORCH,
+        _TORCH,
+        of_text(torch_report.parse, torch_figures.read_torch_run_results),
+        _torch,
     ),
 )
 
@@ -348,9 +355,9 @@ def tools() -> Mapping[str, ToolOutput]:
     return {output.name: output for output in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
 
 
-def figures_or_gap(tool: str, text: str, name: str) -> Figures:
-    """Return figures_of; an unreadable file becomes a gap, so that the other files are read."""
+def figures_or_gap(tool: str, text: str, name: str) -> MeasuredSamples:
+    """Read the results of a tool; an unreadable file becomes a gap, so that others are read."""
     try:
-        return figures_of(tool, text, name)
+        return read_tool_results(tool, text, name)
     except ParseError as error:
-        return Figures(gaps=(Gap(name, error.message),))
+        return MeasuredSamples(gaps=(Gap(name, error.message),))

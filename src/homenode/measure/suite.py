@@ -70,7 +70,7 @@ def parse_shown(text: str) -> ShownGpus | None:
     return ShownGpus(tuple(dict.fromkeys(gpus)), reason)
 
 
-def shown_alone(
+def select_shown_gpus(
     gpus: tuple[PciDevice, ...], shown: ShownGpus, left_out: list[Gap]
 ) -> tuple[PciDevice, ...]:
     """Return the shown GPUs in the driver's order; the others go to left_out. If no address of the
@@ -132,7 +132,7 @@ def gpu_tests(
         return
     present = len(gpus)
     if shown is not None:
-        gpus = shown_alone(gpus, shown, left_out)
+        gpus = select_shown_gpus(gpus, shown, left_out)
         if not gpus:
             return
     nodes = _with_pus_and_memory(host)
@@ -145,7 +145,7 @@ def gpu_tests(
 def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     copies = _nvidia_copies if machine.is_nvidia else _amd_copies
     yield from copies(machine, left_out)
-    yield from _torch_alone(machine, left_out)
+    yield from _torch_only_tests(machine, left_out)
     if len(machine.gpus) < 2:
         reason = "one GPU alone"
         if machine.hidden:
@@ -194,7 +194,7 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
     count = len(machine.gpus)
     has_tool, has_torch = "nvbandwidth" in machine.installed, machine.has_torch
     if not has_tool and not has_torch:
-        reason = f"neither nvbandwidth nor PyTorch: {machine.without_torch()}"
+        reason = f"neither nvbandwidth nor PyTorch: {machine.missing_torch_reason()}"
         missed = [Group.GPU_COPY, Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
         left_out += [Gap(group, reason) for group in missed]
         return
@@ -226,7 +226,7 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
     """AMD's tools give all nodes in one matrix, and have no affinity of their own."""
     count = len(machine.gpus)
     if not machine.has_torch:
-        reason = machine.without_torch()
+        reason = machine.missing_torch_reason()
         left_out += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
     else:
         yield _pick(machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"))
@@ -263,10 +263,10 @@ def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest
         yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
 
 
-def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+def _torch_only_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     """Yield tests that no installed tool has: matrix products and small copies."""
     if not machine.has_torch:
-        reason = machine.without_torch()
+        reason = machine.missing_torch_reason()
         left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
         return
     yield _pick(machine.copies("gpu-compute", Group.MATMUL, "matmul"))

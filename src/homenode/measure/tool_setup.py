@@ -203,8 +203,8 @@ DIRECTORY = "share/homenode"
 _PREFIXES = "setups"
 _BUSY = "in use by another homenode bench setup"
 _WAIT_S = 10.0
-_MOST_SAID = 2000
-_MOST_PROGRAM_BYTES = 1 << 30
+_MAX_SAID = 2000
+_MAX_PROGRAM_BYTES = 1 << 30
 _LITTLE_BYTES = 16 << 20
 _OF_THE_NETWORK = tuple(
     """
@@ -317,7 +317,7 @@ class InstallStep:
         if failure is not None:
             with contextlib.suppress(HostError):  # nothing can be written there: that is `failure`
                 note(entry)
-            text = (ended.stderr.strip() or ended.stdout.strip())[-_MOST_SAID:]
+            text = (ended.stderr.strip() or ended.stdout.strip())[-_MAX_SAID:]
             raise ToolError(f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=text or None)
 
 
@@ -387,4 +387,4 @@ def list_installed(journal: Journal) -> tuple[ChangeEntry, ...]:
 
 
 def _sum(path: Path) -> str:
-    return hashlib.sha256(read_plain(path, _MOST_PROGRAM_BYTES)).hexdigest()
+    return hashlib.sha256(read_plain(path, _MAX_PROGRAM_BYTES)).hexdigest()

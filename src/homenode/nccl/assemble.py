@@ -11,7 +11,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Gap, finding
 from homenode.machine.pci import AMD, DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
-from homenode.machine.topology import Host, refuse_unshown, with_certain_nodes
+from homenode.machine.topology import Host, reject_unshown, with_certain_nodes
 from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.nccl.topology import (
     ADDED_FOR_GPU,
@@ -33,7 +33,7 @@ from homenode.plan.devices.fabric import (
 from homenode.text import plural
 from homenode.vm.model import LayoutRecord
 
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _partition_findings(
     if partition_of(board, (modules[bdf] for bdf in bdfs)) is not None:
         return
     allowed = partitions_of_size(board, len(bdfs), modules)
-    shown = "; ".join(_bdf_list(partition) for partition in allowed[:_MOST_SHOWN])
+    shown = "; ".join(_bdf_list(partition) for partition in allowed[:_MAX_SHOWN])
     module_list = ",".join(str(modules[bdf]) for bdf in bdfs)
     yield finding(
         "nccl-no-partition",
@@ -188,7 +188,7 @@ def too_many_nodes(
 
 
 _ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
-_MOST_SWITCHES = 255
+_MAX_SWITCHES = 255
 
 
 class PlacedDevice(Struct, frozen=True, kw_only=True):
@@ -223,7 +223,7 @@ def assemble_topology(
     """
     host = with_certain_nodes(host)
     devices = _devices(host, guest, source)
-    _refuse_other_flavour(devices, flavour, source)
+    _reject_other_flavour(devices, flavour, source)
     findings: list[Finding] = []
     nodes = {node.index for node in host.nodes}
     placed = [device for device in devices if device.node in nodes]
@@ -240,7 +240,7 @@ def assemble_topology(
         cpus.append(_cpu(host, numbers[node], affinity, tree.child_elements(node, below_node)))
     topology = NcclTopology(flavour, tuple(cpus))
     findings += cpu_unknown(host)
-    _refuse_too_many(topology, source)
+    _reject_too_many(topology, source)
     findings += too_many_nodes(topology, [device.kind for device in placed], source)
     return TopologyFile(topology=topology, devices=tuple(tree.placed), findings=tuple(findings))
 
@@ -248,7 +248,7 @@ def assemble_topology(
 def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     by_bdf = host.device_at
     if not by_bdf:
-        refuse_unshown(host, "PCI")
+        reject_unshown(host, "PCI")
         raise InputError(
             f"host {host.name!r}: no PCI tree in its source",
             hint="--lspci FILE with the output of lspci -D -nn -vvv",
@@ -273,7 +273,7 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     return devices
 
 
-def _refuse_other_flavour(devices: Iterable[PciDevice], flavour: NcclVariant, source: str) -> None:
+def _reject_other_flavour(devices: Iterable[PciDevice], flavour: NcclVariant, source: str) -> None:
     for device in devices:
         if device.kind is not DeviceKind.GPU or device.vendor_id is None:
             continue
@@ -409,10 +409,10 @@ def _link(host: Host, device: PciDevice) -> tuple[float | None, int | None]:
     return min(speeds, default=None), min(widths, default=None)
 
 
-def _refuse_too_many(topology: NcclTopology, source: str) -> None:
+def _reject_too_many(topology: NcclTopology, source: str) -> None:
     switches = sum(pci.is_virtual for pci in topology.pcis())
     limit = topology.flavour.most_nodes
-    if topology.nodes > limit or switches > _MOST_SWITCHES:
+    if topology.nodes > limit or switches > _MAX_SWITCHES:
         raise InputError(
             f"{source}: expected at most {limit} elements, which is what NCCL reads, found "
             f"{topology.nodes}",

@@ -10,7 +10,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, add_source, finding, in_order
 from homenode.nccl.reader import (
-    MOST_ATTRIBUTES,
+    MAX_ATTRIBUTES,
     ReadTopology,
     XmlNode,
     read_link_speed,
@@ -209,8 +209,8 @@ def _attributes(node: XmlNode) -> Iterator[Finding]:
         yield finding(
             "nccl-attributes",
             subject,
-            expected=f"at most {MOST_ATTRIBUTES} attributes",
-            observed=f"{MOST_ATTRIBUTES + node.surplus}",
+            expected=f"at most {MAX_ATTRIBUTES} attributes",
+            observed=f"{MAX_ATTRIBUTES + node.surplus}",
         )
     for key, _ in node.attributes:
         if not key.strip():

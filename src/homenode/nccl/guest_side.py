@@ -28,7 +28,7 @@ from homenode.vm.plan import Plan
 
 ROOT_MODELS = ("pcie-root", "pci-root")
 EXPANDER_MODELS = ("pcie-expander-bus", "pci-expander-bus")
-_MOST_BUSES = 256
+_MAX_BUSES = 256
 _ON_PCI = frozenset({"interface", "video", "sound", "memballoon", "rng", "watchdog", "hostdev"})
 _PCI_DISK_BUSES = ("virtio", "nvme")
 _OTHER_CONTROLLERS = ("fdc", "ide", "sata", "ccid", "xenbus", "isa")
@@ -62,7 +62,7 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
         numbers[index] = number
         last = number
         for bridge in sorted(below[index], key=_place):
-            if bridge.index not in numbers and last + 1 < _MOST_BUSES:
+            if bridge.index not in numbers and last + 1 < _MAX_BUSES:
                 last = walk(bridge.index, last + 1)
         return last
 
@@ -171,7 +171,7 @@ def guest_side(
     a bus id cannot be determined, or if plan, guest and file are not of one VM.
     """
     if plan is not None:
-        _refuse_other_plan(plan, facts)
+        _reject_other_plan(plan, facts)
     vm = facts if plan is None else plan.vm
     if guest is None:
         nodes = nodes_in_order(vm.cells)
@@ -187,7 +187,7 @@ def guest_side(
     )
 
 
-def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
+def _reject_other_plan(plan: Plan, facts: Vm) -> None:
     hostdevs = {hostdev.bdf: hostdev for hostdev in facts.hostdevs}
     for device in plan.vm.hostdevs:
         if device.bdf not in hostdevs:
@@ -279,11 +279,11 @@ def _derive_bus_ids(vm: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
                 hint="use a capture made inside the guest with --guest",
             )
         addresses[hostdev.bdf] = address
-    _refuse_twice(addresses, vm.source)
+    _reject_twice(addresses, vm.source)
     return addresses
 
 
-def _refuse_twice(addresses: Mapping[Bdf, Bdf], source: str) -> None:
+def _reject_twice(addresses: Mapping[Bdf, Bdf], source: str) -> None:
     seen: dict[Bdf, Bdf] = {}
     for bdf, address in addresses.items():
         if address in seen:
@@ -326,11 +326,11 @@ def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
 
 def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, CpuSet]) -> CpuSet:
     """vCPUs of the nodes nearest to a node without vCPUs; all if the host reports no distances."""
-    far = {other: host.distance(node, other) or 0 for other in vcpus_of_node}
-    least = min(far.values(), default=0)
+    distance_of_node = {other: host.distance(node, other) or 0 for other in vcpus_of_node}
+    least = min(distance_of_node.values(), default=0)
     bits = 0
     for other, vcpus in vcpus_of_node.items():
-        if far[other] == least:
+        if distance_of_node[other] == least:
             bits |= vcpus.bits
     return CpuSet.from_bits(bits)
 

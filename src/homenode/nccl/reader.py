@@ -16,13 +16,13 @@ from homenode.errors import ParseError
 from homenode.nccl.topology import LINK_SPEEDS, OLD_LINK_SPEEDS, NcclVariant
 
 _PLACES = 255
-MOST_CHARACTERS = _PLACES - 2
+MAX_CHARACTERS = _PLACES - 2
 """Longest name or value: its buffer less the closing character and the terminator."""
 
-MOST_ATTRIBUTES = 16
-MOST_CHILDREN = 640
-LARGEST_FILE = 1 << 20
-MOST_DEPTH = 255
+MAX_ATTRIBUTES = 16
+MAX_CHILDREN = 640
+MAX_FILE = 1 << 20
+MAX_DEPTH = 255
 """Limit of levels: no machine has as many buses, and Python can recurse deeper."""
 
 _CHILDREN = {
@@ -83,8 +83,8 @@ class ReadTopology(Struct, frozen=True, kw_only=True):
 
 def read_topology(data: bytes, source: str) -> ReadTopology:
     """Parse the file as NCCL does. Raises ParseError, with the line, where NCCL would fail."""
-    if len(data) > LARGEST_FILE:
-        raise ParseError(source, f"at most {LARGEST_FILE} bytes", f"{len(data)} bytes")
+    if len(data) > MAX_FILE:
+        raise ParseError(source, f"at most {MAX_FILE} bytes", f"{len(data)} bytes")
     reader = _Reader(text=data.decode("latin-1"), source=source)
     systems = reader.children(None)
     lines = tuple(dict.fromkeys(reader.single_quotes))
@@ -138,29 +138,29 @@ class _Reader(Struct, kw_only=True):
     single_quotes: list[int] = field(default_factory=list)
     most_nodes: int = NcclVariant.NCCL.most_nodes
 
-    def children(self, around: _Tag | None, depth: int = 0) -> tuple[XmlNode, ...]:
+    def children(self, parent_tag: _Tag | None, depth: int = 0) -> tuple[XmlNode, ...]:
         self.check_depth(depth)
-        names = _CHILDREN.get(None if around is None else around.name, ())
+        names = _CHILDREN.get(None if parent_tag is None else parent_tag.name, ())
         nodes: list[XmlNode] = []
         while True:
             if self.nodes > self.most_nodes:
                 raise self.error(f"at most {self.most_nodes} elements", "more")
             tag = self.tag()
             if tag is None:
-                if around is not None:
-                    raise self.error(f"</{around.name}>", "the end of the file")
+                if parent_tag is not None:
+                    raise self.error(f"</{parent_tag.name}>", "the end of the file")
                 return tuple(nodes)
             if tag.kind == "close":
-                if around is None or tag.name != around.name:
-                    expected = "no closing tag" if around is None else f"</{around.name}>"
+                if parent_tag is None or tag.name != parent_tag.name:
+                    expected = "no closing tag" if parent_tag is None else f"</{parent_tag.name}>"
                     raise self.error(expected, f"</{tag.name}>")
                 return tuple(nodes)
             if tag.name not in names:
                 self.ignored.append(IgnoredElement(tag.name, tag.line))
                 self.skip(tag)
                 continue
-            if len(nodes) == MOST_CHILDREN:
-                raise self.error(f"at most {MOST_CHILDREN} elements in one", "more")
+            if len(nodes) == MAX_CHILDREN:
+                raise self.error(f"at most {MAX_CHILDREN} elements in one", "more")
             self.nodes += 1
             if tag.name == "system" and ("version", NcclVariant.RCCL.version) in tag.attributes:
                 self.most_nodes = NcclVariant.RCCL.most_nodes
@@ -186,8 +186,8 @@ class _Reader(Struct, kw_only=True):
             self.check_depth(depth)
 
     def check_depth(self, depth: int) -> None:
-        if depth > MOST_DEPTH:
-            raise self.error(f"at most {MOST_DEPTH} levels", "more")
+        if depth > MAX_DEPTH:
+            raise self.error(f"at most {MAX_DEPTH} levels", "more")
 
     def tag(self) -> _Tag | None:
         """Return the next tag, comments skipped; None at the end of the file."""
@@ -219,12 +219,12 @@ class _Reader(Struct, kw_only=True):
             _, _, last = self.token(with_value=False)
         if last != ">":
             raise self.error(f"'>' at the end of <{name}, on one line", last)
-        surplus = max(0, len(attributes) - MOST_ATTRIBUTES)
+        surplus = max(0, len(attributes) - MAX_ATTRIBUTES)
         return _Tag(
             kind=kind,
             name=name,
             line=line,
-            attributes=tuple(attributes[:MOST_ATTRIBUTES]),
+            attributes=tuple(attributes[:MAX_ATTRIBUTES]),
             surplus=surplus,
         )
 
@@ -240,7 +240,7 @@ class _Reader(Struct, kw_only=True):
                 value, last = self.value()
                 return name, value, last
             if self.at - start == _PLACES:
-                raise self.error(f"a name of at most {MOST_CHARACTERS} characters", name)
+                raise self.error(f"a name of at most {MAX_CHARACTERS} characters", name)
             if character in _ENDS_WORD:
                 return name, "", character
 
@@ -252,9 +252,9 @@ class _Reader(Struct, kw_only=True):
             self.single_quotes.append(self.line)
         start = self.at
         while self.take() != quote:
-            if self.at - start > MOST_CHARACTERS:
+            if self.at - start > MAX_CHARACTERS:
                 raise self.error(
-                    f"a value of at most {MOST_CHARACTERS} characters", self.text[start : self.at]
+                    f"a value of at most {MAX_CHARACTERS} characters", self.text[start : self.at]
                 )
         return _c_string(self.text[start : self.at - 1]), self.take()
 

@@ -22,7 +22,7 @@ from homenode.plan.request import GuestRequest
 from homenode.text import command_line, first_few, plural
 from homenode.vm.gpu_parts import free_parts
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 """Number of domains or jobs that a message names; the rest are counted."""
 
 
@@ -103,7 +103,7 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
     return Gap(
         f"whether domain {request.guest.name!r} is on the host already",
         f"the domains' names are redacted, so all of them count as other VMs; if it is one of "
-        f"{first_few(strangers, MOST_NAMED)}, name it with --ignore-domain NAME",
+        f"{first_few(strangers, MAX_NAMED)}, name it with --ignore-domain NAME",
     )
 
 
@@ -207,10 +207,10 @@ def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, in
     return pinned, floats, []
 
 
-def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) -> int:
+def _shares_of_ranges(cores: Sequence[int], in_use: int, floating_ranges: Sequence[int]) -> int:
     """Take a free core for each floating vCPU, from the end of its range."""
     shares = 0
-    for bits in over:
+    for bits in floating_ranges:
         free = (c for c in reversed(cores) if c & bits and not c & (in_use | shares))
         shares |= next(free, 0)
     return shares

@@ -16,7 +16,7 @@ from homenode.vm.gpu_parts import named_device
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, Relaxation, Unplannable
-from homenode.vm.plan_options import AUTO, DocumentSiblings, PciGranularity, PlanOptions
+from homenode.vm.plan_options import AUTO, DefinitionSiblings, PciGranularity, PlanOptions
 
 FLAT, TREE = "pin-bound", "pin-numa-pci"
 
@@ -175,7 +175,7 @@ def suggested_objective(guest: Vm, options: PlanOptions, host: Host) -> Objectiv
     return Objective.GPU_COPY if has_devices else Objective.MEMORY_BANDWIDTH
 
 
-def refuse_auto(options: PlanOptions) -> None:
+def reject_auto(options: PlanOptions) -> None:
     """Reject layout `auto` without a host. Raises UsageError."""
     if options.layout == AUTO:
         raise UsageError(
@@ -255,7 +255,7 @@ def _with_choice(
     granularity = options.pci_granularity
     if granularity is None and has_pairs and pcie is GuestPcie.HOST:
         granularity = PciGranularity.SWITCH
-    as_asked = bool(by_switch) or options.document_siblings is not DocumentSiblings.IGNORED
+    as_asked = bool(by_switch) or options.document_siblings is not DefinitionSiblings.IGNORED
     return structs.replace(
         options,
         layout=choice.layout,
@@ -265,6 +265,6 @@ def _with_choice(
         pinning=options.pinning or (Pinning.NODE if choice.floating else None),
         memory_binding=options.memory_binding or memory,
         objective=objective if (cells, pcie) == (preset.cells, preset.pcie) else None,
-        document_siblings=options.document_siblings if as_asked else DocumentSiblings.WHEN_SHORT,
+        document_siblings=options.document_siblings if as_asked else DefinitionSiblings.WHEN_SHORT,
         keep_vcpus=options.keep_vcpus or choice.keep_vcpus,
     )

@@ -7,7 +7,7 @@ from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
-from homenode.plan.allocations import MOST_NAMED, Allocations
+from homenode.plan.allocations import MAX_NAMED, Allocations
 from homenode.plan.devices.brought import are_paired, switched_gpus
 from homenode.plan.request import GuestRequest
 from homenode.text import first_few, plural
@@ -165,7 +165,7 @@ def _parts_of_gpus(
                 "gpu-and-its-parts",
                 str(gpu.bdf),
                 observed=f"passing the whole GPU removes its {_parts_counted(gpu)}"
-                + (f" ({first_few(users, MOST_NAMED)})" if users else "")
+                + (f" ({first_few(users, MAX_NAMED)})" if users else "")
                 + ": they end when its driver is unbound",
             )
         elif parts:
@@ -174,7 +174,7 @@ def _parts_of_gpus(
                 "gpu-shared",
                 ", ".join(map(str, parts)),
                 observed=f"part of GPU {gpu.bdf}, which {shared} other parts share"
-                + (f", some of {first_few(users, MOST_NAMED)}" if users else "")
+                + (f", some of {first_few(users, MAX_NAMED)}" if users else "")
                 + ": they share one GPU's memory bandwidth, link and copy engines",
             )
 

@@ -20,7 +20,7 @@ from homenode.plan.request import GuestRequest, default_huge_page_bytes
 from homenode.plan.shape.guest_numa import memory_granule
 from homenode.units import GIB, MIB, format_bytes
 
-LEAST_RESERVE_BYTES = 2 * GIB
+MIN_RESERVE_BYTES = 2 * GIB
 _RESERVE_DIVISOR = 50
 """The host keeps 2 % of each node, and at least 2 GiB."""
 
@@ -73,7 +73,7 @@ def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
     reserve = request.host_reserve.memory_bytes
     if reserve is not None:
         return reserve
-    return max(LEAST_RESERVE_BYTES, (node.memory_bytes or 0) // _RESERVE_DIVISOR)
+    return max(MIN_RESERVE_BYTES, (node.memory_bytes or 0) // _RESERVE_DIVISOR)
 
 
 def page_size_bytes(request: GuestRequest) -> int:

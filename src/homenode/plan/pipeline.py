@@ -17,9 +17,9 @@ from homenode.plan.request import request_for, with_vcpus
 from homenode.plan.shape.aperture import QEMU_VERSION, WINDOW, WINDOW_FINDINGS
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
-from homenode.vm.domain.codec import refuse_older
+from homenode.vm.domain.codec import reject_older
 from homenode.vm.domain.copy import DEFAULT_NAME, copy_domain, shared_with_original
-from homenode.vm.domain.limits import check_vcpus, refuse_unsafe
+from homenode.vm.domain.limits import check_vcpus, reject_unsafe
 from homenode.vm.domain.read import open_domain, vm_of, with_kept
 from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable
@@ -28,8 +28,8 @@ from homenode.vm.targets import libvirt
 from homenode.vm.targets.registry import VmFile, on_host, target_named
 from homenode.vm.targets.target import (
     Feature,
-    Level,
     Rendering,
+    SupportLevel,
     Target,
     default_machine,
     features_of,
@@ -250,18 +250,18 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     if vm.kind != target:
         vm = structs.replace(vm, guest=_without_addresses(vm.guest, module, vm.source))
     request = request_for(vm.guest, options, host)
-    says_nothing = vm.kind != target or vm.guest.cpu_topology is None
-    if module.one_socket and request.options.objective is None and says_nothing:
+    lacks_topology = vm.kind != target or vm.guest.cpu_topology is None
+    if module.one_socket and request.options.objective is None and lacks_topology:
         guest = structs.replace(vm.guest, cpu_topology=GuestTopology(1, 1, vm.guest.vcpus, 1))
         vm, request = structs.replace(vm, guest=guest), structs.replace(request, guest=guest)
     vm_plan = plan(host, request)
-    _refuse_lost_vgpus(vm_plan, module)
+    _reject_lost_vgpus(vm_plan, module)
     limits: tuple[Finding, ...] = ()
     if module.runs_qemu:
         qemu = host.settings.qemu_version
-        refuse_older(vm_plan, None, qemu, is_virt=vm.guest.is_virt)
+        reject_older(vm_plan, None, qemu, is_virt=vm.guest.is_virt)
         limits = check_vcpus(vm.guest, vm_plan.vm.vcpus, qemu, vm.source)
-    refuse_unsafe(vm.guest, vm_plan, vm.source)
+    reject_unsafe(vm.guest, vm_plan, vm.source)
     document = vm.content if vm.kind == target else None
     rendering = module.render(vm_plan, vm.guest, host, document, vm.source)
     findings = (*target_findings(module, vm_plan), *rendering.findings, *limits)
@@ -290,10 +290,10 @@ def _not_encrypted(guest: Vm, target: str) -> Finding:
     )
 
 
-def _refuse_lost_vgpus(plan: Plan, target: Target) -> None:
+def _reject_lost_vgpus(plan: Plan, target: Target) -> None:
     """Reject vGPUs for a target without them: the file would pass the whole GPU."""
     support = target.support[Feature.VGPUS]
-    if support.level is Level.LOST and Feature.VGPUS in features_of(plan):
+    if support.level is SupportLevel.LOST and Feature.VGPUS in features_of(plan):
         names = ", ".join(d.uuid or str(d.bdf) for d in plan.vm.hostdevs if is_vgpu(d))
         raise InputError(
             f"target {target.title}: expected whole devices, found the vGPU {names}: {support.how}",

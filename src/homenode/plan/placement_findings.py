@@ -8,7 +8,7 @@ from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind, Host
-from homenode.plan.allocations import MOST_NAMED, Allocations, allocations
+from homenode.plan.allocations import MAX_NAMED, Allocations, allocations
 from homenode.plan.device_findings import device_findings
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.memory import (
@@ -158,7 +158,7 @@ def _host_share(
             if not (owner.cores - owner.vcpu_cores).isdisjoint(vcpu_pus)
         ]
         also = (
-            f"; QEMU's own threads of {first_few(shared, MOST_NAMED)} run on cores of its vCPUs"
+            f"; QEMU's own threads of {first_few(shared, MAX_NAMED)} run on cores of its vCPUs"
             if shared
             else ""
         )
@@ -253,9 +253,9 @@ def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) ->
     """Yield the extra cost of a whole core for each vCPU, as text: "whole cores would ...".
     placement: with whole cores."""
     allowed = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()
-    for relaxation, words in _COSTS_OF_CORES.items():
+    for relaxation, cost_text in _COSTS_OF_CORES.items():
         if relaxation in placement.relaxations and relaxation not in allowed:
-            yield words
+            yield cost_text
             if relaxation is Relaxation.SHARED_CORES:
                 return
     vcpu_cores = allocations(host, request).vcpu_cores

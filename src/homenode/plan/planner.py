@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import NotKnownError, UsageError
 from homenode.findings import Finding, Gap, finding
-from homenode.machine.topology import Host, refuse_unshown, with_certain_nodes
+from homenode.machine.topology import Host, reject_unshown, with_certain_nodes
 from homenode.plan.allocations import own_is_unknown
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
@@ -36,9 +36,9 @@ def placement(certain: Host, request: GuestRequest, *, brief: bool = False) -> P
     try:
         return place(certain, request, brief=brief)
     except Unplannable as error:
-        refuse_unshown(certain, "CPUs")
+        reject_unshown(certain, "CPUs")
         if request.options.gpu_count:
-            refuse_unshown(certain, "PCI")
+            reject_unshown(certain, "PCI")
         if certain.pus and not certain.cores:
             raise NotKnownError(
                 f"{certain.name}: the CPUs of each core are unknown, so no plan can be made",

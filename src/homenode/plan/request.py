@@ -16,7 +16,7 @@ from homenode.vm.gpu_parts import (
     function_of_uuid,
     named_device,
     profiles_text,
-    refuse_second,
+    reject_second,
     same_profile,
     with_mediated,
 )
@@ -34,8 +34,8 @@ from homenode.vm.layout import (
 )
 from homenode.vm.model import GuestHostdev, Vm
 from homenode.vm.plan_options import (
-    MOST_SPARE_PORTS,
-    DocumentSiblings,
+    MAX_SPARE_PORTS,
+    DefinitionSiblings,
     EmulatorPolicy,
     PlanOptions,
     size_of_cells,
@@ -59,7 +59,7 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
     # with siblings exposed, keep the vCPUs and halve the cores
     keep_vcpus: bool = False
     # whether siblings as in the definition may replace whole cores
-    document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
+    document_siblings: DefinitionSiblings = DefinitionSiblings.IGNORED
     host_reserve: HostReserve = DEFAULT_HOST_RESERVE  # resources reserved for the host
     # the housekeeping CPUs for emulators of several VMs; empty = none are configured
     housekeeping_pus: CpuSet = CpuSet()
@@ -102,11 +102,11 @@ def _with_switches(layout: Layout, options: PlanOptions) -> Layout:
     )
     if switched == layout:
         return layout
-    _refuse_contradictions(switched)
+    _reject_contradictions(switched)
     return with_preset_name(switched)
 
 
-def _refuse_contradictions(layout: Layout) -> None:
+def _reject_contradictions(layout: Layout) -> None:
     clashes = (
         (
             layout.pinning is Pinning.NONE and layout.siblings is not Siblings.KEEP,
@@ -167,11 +167,11 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     InputError for a KVM guest of another architecture.
     """
     # Long because options depend on each other, in this order.
-    _refuse_other_architecture(guest, host)
+    _reject_other_architecture(guest, host)
     layout = layout_for(options)
     pins = layout.pinning not in (Pinning.NONE, Pinning.NODE)
     keeps = options.siblings is Siblings.KEEP and pins
-    as_document = keeps or options.document_siblings is DocumentSiblings.ALWAYS
+    as_document = keeps or options.document_siblings is DefinitionSiblings.ALWAYS
     exposed = guest.record is not None and guest.record.layout.siblings is Siblings.EXPOSED
     most_threads = None
     if as_document:
@@ -184,7 +184,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     _check_pus(options, layout, host)
     _check_replaced(options, host)
     _check_cells(options, layout, host)
-    _refuse_same_name(guest, host)
+    _reject_same_name(guest, host)
     if options.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
         raise UsageError(
             f"--keep-vcpus: expected a layout that pins all CPUs, found {layout.name}",
@@ -205,14 +205,14 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     for uuid in (device for device in named if isinstance(device, str)):
         function = function_of_uuid(host, uuid)
         if mediated.setdefault(function, uuid) != uuid or function in named_bdfs:
-            refuse_second(function, [GuestHostdev(function, None)])
+            reject_second(function, [GuestHostdev(function, None)])
     devices = tuple(sorted({*documented, *named_bdfs, *mediated}))
     _check_brought(options, devices, host)
     is_final = as_document or options.vcpus is not None or _has_final_vcpus(guest, host)
     keep_vcpus = layout.pinning is Pinning.ALL_PUS and (options.keep_vcpus or is_final)
-    siblings = DocumentSiblings.ALWAYS if as_document else options.document_siblings
+    siblings = DefinitionSiblings.ALWAYS if as_document else options.document_siblings
     if not _may_weigh_siblings(guest, options, layout):
-        siblings = DocumentSiblings.IGNORED
+        siblings = DefinitionSiblings.IGNORED
     if options.explicit_cells:
         vcpus, memory_bytes = size_of_cells(options.explicit_cells)
         options = replace(options, vcpus=vcpus, memory_bytes=memory_bytes)
@@ -388,7 +388,7 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
         )
 
 
-def _refuse_same_name(guest: Vm, host: Host | None) -> None:
+def _reject_same_name(guest: Vm, host: Host | None) -> None:
     """Reject the name of a planned VM: that VM would not count, and libvirt names are unique."""
     for domain in () if host is None else host.domains:
         if domain.planned and domain.name == guest.name:
@@ -424,8 +424,8 @@ def _check_counts(options: PlanOptions, threads: int) -> None:
     cores = options.host_reserve.cores
     if cores is not None and cores < 0:
         raise out_of_range("--host-reserve cores", str(cores), 0, None)
-    if not 0 <= options.spare_ports <= MOST_SPARE_PORTS:
-        raise out_of_range("--spare-ports", str(options.spare_ports), 0, MOST_SPARE_PORTS)
+    if not 0 <= options.spare_ports <= MAX_SPARE_PORTS:
+        raise out_of_range("--spare-ports", str(options.spare_ports), 0, MAX_SPARE_PORTS)
 
 
 def _check_page_size(options: PlanOptions, guest: Vm) -> None:
@@ -501,7 +501,7 @@ _RUNS_ON = {"i686": {"x86_64"}, "armv7l": {"aarch64"}}
 """Guest architectures that KVM runs on hosts of another architecture."""
 
 
-def _refuse_other_architecture(guest: Vm, host: Host | None) -> None:
+def _reject_other_architecture(guest: Vm, host: Host | None) -> None:
     if host is None or host.architecture is None or guest.domain_type != "kvm":
         return
     if host.architecture not in {guest.architecture} | _RUNS_ON.get(guest.architecture, set()):

@@ -20,7 +20,7 @@ def encode_plan(plan: Plan) -> str:
     return formats.encode("plan", plan)
 
 
-class Refusal(Struct, frozen=True):
+class PlanRejection(Struct, frozen=True):
     """The rejections of a request, as a value to store; see Unplannable."""
 
     message: str
@@ -30,7 +30,7 @@ class Refusal(Struct, frozen=True):
 
 def encode_refusal(error: Unplannable) -> str:
     """Return the homenode.refusal document of a failed plan."""
-    return formats.encode("refusal", Refusal(error.message, error.hint, error.rejections))
+    return formats.encode("refusal", PlanRejection(error.message, error.hint, error.rejections))
 
 
 def read_plan(text: bytes, source: str) -> Plan:
@@ -141,7 +141,7 @@ def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tu
         ]
         chosen = next((at for at in positions if hosts[at].name == plan.host_name), positions[0])
         domain = domain_of_plan(plan)
-        _refuse_twice(source, domain, added[chosen])
+        _reject_twice(source, domain, added[chosen])
         if not any(
             running.running and running.name == domain.name for running in hosts[chosen].domains
         ):
@@ -160,7 +160,7 @@ def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tu
     )
 
 
-def _refuse_twice(source: str, domain: RunningDomain, domains: Sequence[RunningDomain]) -> None:
+def _reject_twice(source: str, domain: RunningDomain, domains: Sequence[RunningDomain]) -> None:
     for other in domains:
         if other.name == domain.name:
             raise UsageError(

@@ -19,7 +19,7 @@ from pathlib import Path
 from homenode.safe.input_files import open_path
 
 _ACL = "system.posix_acl_access"
-_OWN_FILES = "/proc/self/fd"
+_OWN_FD_DIRECTORY = "/proc/self/fd"
 
 PARTS = ".homenode-" + "[0-9a-f]" * 16 + ".part"
 """Names of files that are being written, as a pattern of glob."""
@@ -27,7 +27,7 @@ PARTS = ".homenode-" + "[0-9a-f]" * 16 + ".part"
 PRIVATE = 0o600
 """Mode of files that may hold a secret: the owner alone."""
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -53,7 +53,7 @@ def replace_file(
         with contextlib.ExitStack() as undo:
             descriptor = unnamed
             if descriptor is None:
-                descriptor = os.open(part, _NEW, permissions, dir_fd=place)
+                descriptor = os.open(part, _CREATE_FLAGS, permissions, dir_fd=place)
             lock = os.dup(descriptor)
             undo.callback(os.close, lock)
             undo.callback(_remove, part, place)
@@ -69,7 +69,7 @@ def replace_file(
 
 def _open_unnamed(place: int, permissions: int) -> int | None:
     """Open a new file without a name, which is removed with its writer; None if not supported."""
-    if not os.access(_OWN_FILES, os.X_OK):  # needed to name it
+    if not os.access(_OWN_FD_DIRECTORY, os.X_OK):  # needed to name it
         return None
     with contextlib.suppress(OSError):  # overlayfs and NFS have no O_TMPFILE
         return os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, permissions, dir_fd=place)
@@ -78,11 +78,11 @@ def _open_unnamed(place: int, permissions: int) -> int | None:
 
 def _name(descriptor: int, name: str, part: str, place: int) -> bool:
     """Name an unnamed file; False if the name exists, and the file keeps its part name."""
-    source = f"{_OWN_FILES}/{descriptor}"
+    source = f"{_OWN_FD_DIRECTORY}/{descriptor}"
     with contextlib.suppress(FileExistsError):
         os.link(source, name, dst_dir_fd=place)
         return True
-    sweep_parts(Path(f"{_OWN_FILES}/{place}"))
+    sweep_parts(Path(f"{_OWN_FD_DIRECTORY}/{place}"))
     os.link(source, part, dst_dir_fd=place)
     return False
 
@@ -122,7 +122,7 @@ def create_file(path: Path, content: bytes) -> None:
     """Write a private file that must not exist yet, without sync: losing it in a crash is harmless.
     Raises FileExistsError, for a link as well."""
     with _open_parent(path, None) as place:
-        descriptor = os.open(path.name, _NEW, PRIVATE, dir_fd=place)
+        descriptor = os.open(path.name, _CREATE_FLAGS, PRIVATE, dir_fd=place)
         with contextlib.ExitStack() as undo:
             undo.callback(_remove, path.name, place)
             write_and_close(descriptor, content, synced=False)
@@ -132,7 +132,7 @@ def create_file(path: Path, content: bytes) -> None:
 def open_new(path: Path) -> int:
     """Open a file that must not exist yet for reading and writing. Raises as `create_file`."""
     with _open_parent(path, None) as place:
-        return os.open(path.name, _NEW & ~os.O_WRONLY | os.O_RDWR, PRIVATE, dir_fd=place)
+        return os.open(path.name, _CREATE_FLAGS & ~os.O_WRONLY | os.O_RDWR, PRIVATE, dir_fd=place)
 
 
 def create_like(path: Path, content: bytes, like: int) -> None:
@@ -143,7 +143,7 @@ def create_like(path: Path, content: bytes, like: int) -> None:
     Raises like `create_file`.
     """
     with _open_parent(path, None) as place:
-        descriptor = os.open(path.name, _NEW, PRIVATE, dir_fd=place)
+        descriptor = os.open(path.name, _CREATE_FLAGS, PRIVATE, dir_fd=place)
         with contextlib.ExitStack() as undo:
             undo.callback(_remove, path.name, place)
             mode = _give_as(descriptor, like)

@@ -41,7 +41,7 @@ cannot block it for longer."""
 _PLAIN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_CLOEXEC
 _DIRECTORY = _LOOK | os.O_DIRECTORY
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """Limit of links in one path, as in the kernel."""
 
 _KINDS = (
@@ -88,17 +88,17 @@ def read_file(
 def read_plain(path: str | Path, max_bytes: int) -> bytes:
     """Read a regular file. Raises OSError, such as ENXIO for other types of file, EFBIG for more
     than `max_bytes`."""
-    with open_plain(path) as file:
+    with open_regular(path) as file:
         return _read_whole(file.fileno(), max_bytes, str(path))
 
 
 def read_start(path: str | Path, max_bytes: int) -> bytes:
     """Read at most this many first bytes of a regular file. Raises OSError."""
-    with open_plain(path) as file:
+    with open_regular(path) as file:
         return _up_to(file.fileno(), max_bytes, str(path))
 
 
-def open_plain(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BinaryIO:
     """Open a regular file for reading; the reader counts the bytes. Raises OSError."""
     handle = os.open(path, _LOOK)
     try:
@@ -175,20 +175,22 @@ def _open_parts(path: Path) -> int:
             opened.callback(os.close, descriptor)
             return descriptor
 
-        place = hold(os.open("/", _LOOK))
+        parent_descriptor = hold(os.open("/", _LOOK))
         while pending:
             name = pending.pop()
-            part = hold(_open_part(name, place))
+            part = hold(_open_part(name, parent_descriptor))
             if not stat.S_ISLNK(os.fstat(part).st_mode):
-                place = part
+                parent_descriptor = part
                 continue
             links += 1
             target = Path(_read_link(part, name))
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            place = hold(os.open("/", _LOOK)) if target.is_absolute() else place
+            parent_descriptor = (
+                hold(os.open("/", _LOOK)) if target.is_absolute() else parent_descriptor
+            )
             pending += [name for name in target.parts[::-1] if name != target.anchor]
-        return os.dup(place)
+        return os.dup(parent_descriptor)
 
 
 def _open_part(name: str, place: int) -> int:
@@ -323,7 +325,7 @@ def _size_text(count: int) -> str:
 _EXPECTED = "the absolute path of a regular file or block device of this host"
 
 
-class HostFile:
+class OpenFile:
     """An open file to read. descriptor: closed at the end of the block that opened it."""
 
     __slots__ = ("descriptor", "path")
@@ -352,7 +354,7 @@ class HostFile:
 
 
 @contextmanager
-def host_file(path: str, subject: str) -> Iterator[HostFile]:
+def host_file(path: str, subject: str) -> Iterator[OpenFile]:
     """Open a regular file or a block device. subject: the source of the path, for messages.
 
     The type is checked first, and other types are not opened. Root follows no other user's link.
@@ -365,6 +367,6 @@ def host_file(path: str, subject: str) -> Iterator[HostFile]:
     except (OSError, ValueError) as error:
         raise of_os(error, f"{subject}: {path}", _EXPECTED) from None
     try:
-        yield HostFile(path, descriptor)
+        yield OpenFile(path, descriptor)
     finally:
         os.close(descriptor)

@@ -33,7 +33,7 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
     trusted = _trusted_users(user)
     for path in paths:
         try:
-            for part in on_the_way(path):
+            for part in path_components(path):
                 reason = _changeable(str(part), part.lstat(), trusted, user, sticky=sticky)
                 if reason is not None:
                     return f"{part} {reason}"
@@ -94,13 +94,13 @@ def private_directory(prefix: str, above: Path | None = None) -> Iterator[Path]:
     """
     import tempfile
 
-    above = private_place() if above is None else above
+    above = temporary_root() if above is None else above
     check_private(above)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=above) as path:
         yield Path(path)
 
 
-def private_place() -> Path:
+def temporary_root() -> Path:
     """Return the parent of private directories: $TMPDIR, else /tmp."""
     import tempfile
 
@@ -139,7 +139,7 @@ def let_in(descriptor: int, user: int, rights: int) -> None:
     os.setxattr(descriptor, _ACL, struct.pack("<I", 2) + packed)
 
 
-def on_the_way(path: Path) -> Iterator[Path]:
+def path_components(path: Path) -> Iterator[Path]:
     """Yield the directories above a path, then the path; for a link those of its target instead."""
     directory, links = Path("/"), 0
     pending = [*path.absolute().parts[:0:-1]]

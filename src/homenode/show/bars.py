@@ -64,12 +64,12 @@ def chart_scale(unit: str, values: Iterable[float]) -> tuple[float, str]:
     return (1e3, name) if name == "us" else (divisor, name)
 
 
-def short_figure(value: float) -> str:
+def format_short(value: float) -> str:
     """Format a chart's value in a few characters.
 
-    >>> short_figure(561.17), short_figure(0.5312), short_figure(740449.0), short_figure(8.0)
+    >>> format_short(561.17), format_short(0.5312), format_short(740449.0), format_short(8.0)
     ('561.2', '0.531', '740,449', '8')
-    >>> short_figure(2.5e6)
+    >>> format_short(2.5e6)
     '2.5e+06'
     """
     if 1000 <= abs(value) < 1e6:
@@ -81,23 +81,23 @@ def short_figure(value: float) -> str:
     )
 
 
-def range_figures(low: float, high: float) -> str:
+def format_range(low: float, high: float) -> str:
     """Format the ends of a range with the decimals of the finer value.
 
-    >>> range_figures(24.0, 24.1), range_figures(55.0, 56.0), range_figures(2.25, 30.0)
+    >>> format_range(24.0, 24.1), format_range(55.0, 56.0), format_range(2.25, 30.0)
     ('24.0\u201324.1', '55\u201356', '2.25\u201330.00')
     """
-    texts = [short_figure(low), short_figure(high)]
-    return texts[0] if texts[0] == texts[1] else "\u2013".join(alike_figures((low, high)))
+    texts = [format_short(low), format_short(high)]
+    return texts[0] if texts[0] == texts[1] else "\u2013".join(format_equal_digits((low, high)))
 
 
-def alike_figures(values: Sequence[float]) -> list[str]:
+def format_equal_digits(values: Sequence[float]) -> list[str]:
     """Format adjacent values with the decimals of the finest value.
 
-    >>> alike_figures((410.7, 412.0, 88.25)), alike_figures((739.0, 1109.0))
+    >>> format_equal_digits((410.7, 412.0, 88.25)), format_equal_digits((739.0, 1109.0))
     (['410.7', '412.0', '88.2'], ['739', '1,109'])
     """
-    texts = [short_figure(value) for value in values]
+    texts = [format_short(value) for value in values]
     if any("e" in text for text in texts):
         return texts
     decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
@@ -119,10 +119,10 @@ def size_text(size_bytes: float) -> str:
 
 
 _ROW, _TALL_ROW, _GROUP, _GAP = 16.0, 31.0, 16.0, 4.0
-_MOST_LABEL = 130.0
+_MAX_LABEL = 130.0
 """Wider labels are placed above their bars."""
 
-_LEAST_PLOT = 90.0
+_MIN_PLOT = 90.0
 _SPACE = 8.0
 _HEIGHT = 11.0
 
@@ -159,9 +159,9 @@ def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = 
         text_width(text, TEXT, bold=True) + (text_width(bar.note, 10) + 6 if bar.note else 0)
         for text, bar in zip(texts, bars, strict=True)
     )
-    right = min(right + _SPACE, CHART_WIDTH - _LEAST_PLOT)
+    right = min(right + _SPACE, CHART_WIDTH - _MIN_PLOT)
     label_width = max(text_width(bar.label, TEXT) for bar in bars) + _SPACE
-    is_tall = label_width > _MOST_LABEL or CHART_WIDTH - label_width - right < _LEAST_PLOT
+    is_tall = label_width > _MAX_LABEL or CHART_WIDTH - label_width - right < _MIN_PLOT
     label_width = 0.0 if is_tall else label_width
     end = CHART_WIDTH - right
     scale = Scale(least / 2 if log else 0.0, largest, label_width, end, log=log)
@@ -183,8 +183,8 @@ def _text(bar: Bar, divisor: float, unit: str) -> str:
     if bar.text is not None:
         return bar.text
     if bar.is_range and bar.low is not None and bar.high is not None:
-        return f"{range_figures(bar.low / divisor, bar.high / divisor)} {unit}"
-    return f"{short_figure(bar.value / divisor)} {unit}"
+        return f"{format_range(bar.low / divisor, bar.high / divisor)} {unit}"
+    return f"{format_short(bar.value / divisor)} {unit}"
 
 
 def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_tall: bool) -> None:

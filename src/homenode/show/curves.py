@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from homenode.show.bars import (
     Scale,
-    alike_figures,
     bounds,
     chart_scale,
+    format_equal_digits,
+    format_short,
     log_steps,
-    short_figure,
     size_text,
 )
 from homenode.show.svg_canvas import CHART_WIDTH as WIDTH
@@ -21,7 +21,7 @@ from homenode.show.svg_canvas import HEAT, SvgCanvas, text_width
 
 _LEFT, _TOP, _PLOT_HEIGHT = 50.0, 14.0, 190.0
 _LEGEND_ROW = 17.0
-_MOST_DOTS = 64
+_MAX_DOTS = 64
 """Limit of points with dots; longer curves have no dots."""
 
 
@@ -77,9 +77,9 @@ def _draw(
     places = [(across.position(size), up.position(value)) for size, value in curve.points]
     if len(places) > 1:
         canvas.line(*places, classes=f"curve l{curve.series} dash{curve.series}")
-    if len(places) <= _MOST_DOTS:
+    if len(places) <= _MAX_DOTS:
         for (x, y), (size, value) in zip(places, curve.points, strict=True):
-            tooltip = f"{curve.label}, {size_text(size)}: {short_figure(value / divisor)} {unit}"
+            tooltip = f"{curve.label}, {size_text(size)}: {format_short(value / divisor)} {unit}"
             canvas.dot(x, y, 2.4, f"s{curve.series}", title=tooltip)
 
 
@@ -95,7 +95,7 @@ def _value_steps(low: float, high: float) -> tuple[float, ...]:
 
 
 def _step_text(step: float) -> str:
-    return short_figure(step) if step < 1e6 else f"{step:.2g}"
+    return format_short(step) if step < 1e6 else f"{step:.2g}"
 
 
 def _marks(canvas: SvgCanvas, across: Scale, marks: Sequence[tuple[float, str]]) -> None:
@@ -128,14 +128,14 @@ def _levels(canvas: SvgCanvas, levels: Sequence[SizeRange], across: Scale) -> No
         )
 
 
-MOST_CELLS = 32
+MAX_CELLS = 32
 """Limit of rows and of columns; larger matrices are drawn as blocks with medians."""
 
-MOST_TITLED = 16
+MAX_TITLED = 16
 """Limit of columns up to which each cell shows its value, at least as a tooltip."""
 
 _LEGEND = 34.0
-_LEAST_RANGE = 0.9
+_MIN_RANGE = 0.9
 """The colours span at least a tenth, so that values equal within noise look equal."""
 
 
@@ -155,7 +155,7 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     matrix = _in_blocks(matrix)
     figures = [value for row in matrix.cells for value in row if value is not None]
     low, high = (min(figures), max(figures)) if ends is None else ends
-    low = min(low, high * _LEAST_RANGE)
+    low = min(low, high * _MIN_RANGE)
     divisor, name = chart_scale(unit, [high])
     canvas = SvgCanvas.chart(title)
     row_space = min(max(text_width(row, 10) for row in matrix.rows), 96.0)
@@ -168,7 +168,7 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     canvas.text(10, middle, matrix.row_title, 10, "dim", anchor="middle", turned=True)
     _column_names(canvas, matrix.columns, label_edge, side, top)
     values = [value / divisor for row in matrix.cells for value in row if value is not None]
-    texts = iter(alike_figures(values))
+    texts = iter(format_equal_digits(values))
     for number, (label, row) in enumerate(zip(matrix.rows, matrix.cells, strict=True)):
         y = top + number * height
         if height >= 10 or number % max(1, round(12 / height)) == 0:
@@ -181,7 +181,7 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
                 anchor="end",
                 width=row_space,
             )
-        if len(matrix.columns) > MOST_TITLED:
+        if len(matrix.columns) > MAX_TITLED:
             _runs(canvas, row, (label_edge, y, side, height), (low, high))
             continue
         for column, value in enumerate(row):
@@ -254,14 +254,14 @@ def _legend(canvas: SvgCanvas, y: float, x: float, ends: tuple[float, float], un
     for shade in range(HEAT):
         canvas.rect(x + shade * width, y, width, 8, f"h{shade}")
     end = x + width * HEAT
-    canvas.text(x, y + 20, short_figure(ends[0]), 10, "dim")
-    canvas.text(end, y + 20, f"{short_figure(ends[1])} {unit}", 10, "dim", anchor="end")
+    canvas.text(x, y + 20, format_short(ends[0]), 10, "dim")
+    canvas.text(end, y + 20, f"{format_short(ends[1])} {unit}", 10, "dim", anchor="end")
 
 
 def _in_blocks(matrix: Matrix) -> Matrix:
     """Return the matrix itself, or medians of blocks if it has too many cells to draw."""
     rows, columns = len(matrix.rows), len(matrix.columns)
-    down, across = -(-rows // MOST_CELLS), -(-columns // MOST_CELLS)
+    down, across = -(-rows // MAX_CELLS), -(-columns // MAX_CELLS)
     if down == across == 1:
         return matrix
     cells = tuple(

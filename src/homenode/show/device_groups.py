@@ -340,7 +340,7 @@ LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "N
 def link_lines(host: Host) -> tuple[str, ...]:
     """Describe each kind of link and count with the devices that it joins, without omissions. A
     fully linked set of devices is one line."""
-    naming = _Naming(host)
+    naming = _DeviceNames(host)
     lines: list[str] = []
     by_kind: dict[tuple[LinkKind, int | None], set[frozenset[Bdf]]] = {}
     for link in host.links:
@@ -388,7 +388,7 @@ def peer_links(host: Host) -> dict[Bdf, str]:
     return texts
 
 
-class _Naming:
+class _DeviceNames:
     """Names of devices in links: GPUs by number, other devices by kind and address."""
 
     def __init__(self, host: Host) -> None:

@@ -10,7 +10,7 @@ from homenode.show.svg_canvas import CHART_WIDTH, TEXT, SvgCanvas, text_width
 _LANE, _GROUP, _KEY, _GAP = 16.0, 20.0, 17.0, 6.0
 _DOT, _NUMBER = 4.5, 9.5
 
-_MOST_LEFT = 118.0
+_MAX_LEFT = 118.0
 _STEPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 
@@ -90,7 +90,7 @@ def _per_unit(rows: Sequence[EffectRow]) -> float:
 
 def _axis(rows: Sequence[EffectRow]) -> tuple[float, float, float]:
     """Return the start of the axis, and the logarithms of its ends."""
-    start = min(max(text_width(row.name, TEXT) for row in rows) + 8, _MOST_LEFT)
+    start = min(max(text_width(row.name, TEXT) for row in rows) + 8, _MAX_LEFT)
     ends = [
         math.log(value)
         for row in rows

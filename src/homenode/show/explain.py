@@ -17,7 +17,7 @@ from homenode.vm.model import GuestCache
 from homenode.vm.plan import CostTerm, Plan
 
 _PLACES = ("2nd", "3rd", "4th", "5th")
-_MOST_REJECTIONS = 4  # of one constraint; further ones are counted
+_MAX_REJECTIONS = 4  # of one constraint; further ones are counted
 
 
 def explain(
@@ -139,11 +139,11 @@ def rejection_lines(rejections: Sequence[Rejection]) -> tuple[str, ...]:
     lines: list[str] = []
     for constraint, group in sorted(by_constraint.items(), key=lambda item: -len(item[1])):
         lines.append(f"{len(group)} rejected by {constraint.replace('-', ' ')}:")
-        for rejection in group[:_MOST_REJECTIONS]:
+        for rejection in group[:_MAX_REJECTIONS]:
             nodes = f"{nodes_text(rejection.nodes)}: " if rejection.nodes else ""
             lines.append(f"  {nodes}{rejection.detail}")
-        if len(group) > _MOST_REJECTIONS:
-            lines.append(f"  and {len(group) - _MOST_REJECTIONS} more (--json lists them)")
+        if len(group) > _MAX_REJECTIONS:
+            lines.append(f"  and {len(group) - _MAX_REJECTIONS} more (--json lists them)")
     return tuple(lines)
 
 

@@ -53,11 +53,11 @@ from homenode.units import format_bytes
 ASSUMED = "assumed (described, not captured; no source prints it)"
 """Heading of the assumptions of a described host."""
 
-_MOST_ROWS = 16  # GPUs up to which each has a row; beyond, a row per node
-_MOST_NODES = 4  # nodes with CPUs whose distances fit a row
+_MAX_ROWS = 16  # GPUs up to which each has a row; beyond, a row per node
+_MAX_NODES = 4  # nodes with CPUs whose distances fit a row
 _LOOKS = {"unknown": "warn"}
-_MOST_LINES = 4  # lines of one label
-_LONGEST_CPUS = 20  # characters of a CPU list in a cell
+_MAX_LINES = 4  # lines of one label
+_MAX_CPUS = 20  # characters of a CPU list in a cell
 
 
 def host_text(host: Host) -> Doc:
@@ -91,26 +91,26 @@ def host_text(host: Host) -> Doc:
         for number, text in enumerate(_shorten(texts))
     ]
     line = f"{host.name}: {host_counts(host)}"
-    if len(line) > _LONGEST_HEAD:
+    if len(line) > _MAX_HEAD:
         line = line.rpartition(", ")[0]  # without the NICs, which have a label
     head = Text(line, "bold")
     return Doc("", (head, _node_table(host), _gpu_table(host, groups), Text(""), *labels))
 
 
-_LONGEST_HEAD = 80
+_MAX_HEAD = 80
 
 
 def _shorten(texts: Sequence[str]) -> list[str]:
-    if len(texts) <= _MOST_LINES:
+    if len(texts) <= _MAX_LINES:
         return list(texts)
-    return [*texts[: _MOST_LINES - 1], f"{len(texts) - _MOST_LINES + 1} more: --explain"]
+    return [*texts[: _MAX_LINES - 1], f"{len(texts) - _MAX_LINES + 1} more: --explain"]
 
 
 def _node_table(host: Host) -> Table:
     """Return a row for each node with CPUs; empty columns are omitted."""
     placed = [(at, node) for at, node in enumerate(host.nodes) if node.pus]
     names = gpu_numbers(host)
-    matrix = host.distances if 1 < len(placed) <= _MOST_NODES else None
+    matrix = host.distances if 1 < len(placed) <= _MAX_NODES else None
     rows = []
     for at, node in placed:
         devices = (d for d in host.pci_devices if d.node == node.index)
@@ -167,7 +167,7 @@ def _shorten_cpus(pus: CpuSet) -> str:
     '0,2,4 ... 16,18'
     """
     parts = str(pus).split(",")
-    if len(str(pus)) <= _LONGEST_CPUS or len(parts) <= 5:
+    if len(str(pus)) <= _MAX_CPUS or len(parts) <= 5:
         return str(pus)
     return f"{','.join(parts[:3])} ... {','.join(parts[-2:])}"
 
@@ -187,7 +187,7 @@ def _gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
         if device.bdf in numbers:
             node = "unknown" if device.node is None else str(device.node)
             cells: tuple[str, ...] = (link_text(device.link) or "unknown", node)
-            if len(numbers) <= _MOST_ROWS:
+            if len(numbers) <= _MAX_ROWS:
                 on_switch = () if switch.switch is None else switch.cards
                 beside = [
                     ", ".join(
@@ -305,7 +305,7 @@ def _memory_nodes(host: Host) -> list[str]:
 def _distance_line(host: Host) -> str:
     """Return the range of distances between nodes with CPUs, if too many for a row."""
     placed = [(at, node.package) for at, node in enumerate(host.nodes) if node.pus]
-    if host.distances is None or len(placed) <= _MOST_NODES:
+    if host.distances is None or len(placed) <= _MAX_NODES:
         return ""
     classes: dict[str, set[int]] = {}
     for (at, package), (to, other_package) in permutations(placed, 2):

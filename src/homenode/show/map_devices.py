@@ -28,7 +28,7 @@ from homenode.text import plural, printable
 from homenode.vm.model import GuestHostdev
 from homenode.vm.plan import Plan
 
-_LEAST_CARD, _MOST_CARD = 140.0, 190.0
+_MIN_CARD, _MAX_CARD = 140.0, 190.0
 _GAP, _PAD, _LINE = 8.0, 7.0, 12.5
 _TITLE_SIZE, _TEXT_SIZE, _LABEL_SIZE = 11.0, 10.0, 10.0
 _TRUNK, _DROP = 22.0, 12.0
@@ -84,8 +84,8 @@ def draw_devices(
     start = _TRUNK if hangs else 0.0
     space = width - start
     # Root complexes of one card are side by side; a complex of several cards has several columns.
-    neighbours = max(1, int((space + _GAP) // (_LEAST_CARD + 4 * _PAD + _GAP)))
-    card_width = min((space + _GAP) / neighbours - _GAP - 4 * _PAD, _MOST_CARD)
+    neighbours = max(1, int((space + _GAP) // (_MIN_CARD + 4 * _PAD + _GAP)))
+    card_width = min((space + _GAP) / neighbours - _GAP - 4 * _PAD, _MAX_CARD)
     columns = max(1, int((space - 4 * _PAD + _GAP) // (card_width + _GAP)))
     at_x, at_y, row_height = x + start, y + _DROP, 0.0
     trunk_end = y

@@ -17,7 +17,7 @@ from homenode.show.host_groups import (
     memory_parts,
 )
 from homenode.show.map_devices import DeviceFacts, draw_devices
-from homenode.show.svg_canvas import CELL_COLOURS, LEAST_TEXT_SIZE, SvgCanvas, text_width, wrap
+from homenode.show.svg_canvas import CELL_COLOURS, MIN_TEXT_SIZE, SvgCanvas, text_width, wrap
 from homenode.text import nodes_text, number_list, plural
 from homenode.units import format_bytes
 from homenode.vm.model import GuestCellId
@@ -40,7 +40,7 @@ def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float)
     """Return the size at which every CPU's number, and with a plan every vCPU's, fits its box."""
     # Boxes may grow more than their text: large numbers are no easier to read.
     grown = min(zoom, 1.25)
-    large, small = 11.0 * grown, (LEAST_TEXT_SIZE if planned else 9.5) * grown
+    large, small = 11.0 * grown, (MIN_TEXT_SIZE if planned else 9.5) * grown
     widest_pu = max((text_width(str(pu.index), small) for pu in host.pus), default=0)
     if not planned:
         return CellSize(max(22 * zoom, widest_pu + 5), 17 * zoom, large, small)

@@ -25,7 +25,7 @@ from homenode.vm.model import GuestCache
 from homenode.vm.plan import Plan, Relaxation, Unplannable
 
 HEADS = ("guest node", "vCPUs", "host CPUs", "host node", "memory", "GPUs")
-MOST_UNKNOWN = 4  # reasons that the label `unknown` holds; --explain has them all
+MAX_UNKNOWN = 4  # reasons that the label `unknown` holds; --explain has them all
 _LOOKS = {"critical": "critical", "warning": "warn", "not read": "warn", "unknown": "warn"}
 
 _RELAXED = {  # a relaxation: (the goal, what the VM gets, findings with the same content)
@@ -323,7 +323,7 @@ def _labels(
         yield "not read", line
     unknown = [*_unknown_lines(plan)]
     if unknown:
-        yield "unknown", f"{first_few(unknown, MOST_UNKNOWN, '; ')}"
+        yield "unknown", f"{first_few(unknown, MAX_UNKNOWN, '; ')}"
 
 
 def _host_line(plan: Plan, host: Host) -> str:
@@ -335,8 +335,8 @@ def _host_line(plan: Plan, host: Host) -> str:
     pins = [domain.vcpu_pins for domain in host.domains if domain.has_claim]
     used = CpuSet.union([*plan.vcpu_pins, *(pin for vm in pins for pin in vm if pin is not None)])
     idle = sum(core.isdisjoint(used) for core in cores)
-    of_nodes = "" if is_whole else f" of {nodes_text(plan.nodes)}"
-    parts = [f"{idle} of {plural(len(cores), 'core')}{of_nodes} run no vCPU"]
+    nodes_phrase = "" if is_whole else f" of {nodes_text(plan.nodes)}"
+    parts = [f"{idle} of {plural(len(cores), 'core')}{nodes_phrase} run no vCPU"]
     if plan.vm.emulator_pus is not None:
         parts.append(f"QEMU on {cpus_text(plan.vm.emulator_pus)}")
     parts += [

@@ -29,7 +29,7 @@ from homenode.decide.recommendation import (
     rests_on_rule_alone,
 )
 from homenode.decide.sentences import (
-    WIDEST_LINE,
+    MAX_LINE,
     boots_text,
     first_line,
     ground_of,
@@ -37,7 +37,7 @@ from homenode.decide.sentences import (
     sentence_of,
 )
 from homenode.decide.summary import Series, SeriesKey, headline
-from homenode.decide.words import change_text, figure_text, range_text
+from homenode.decide.words import change_text, format_value, range_text
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Doubt, Gap
 from homenode.measure.derived_run import schedule_of
@@ -97,7 +97,7 @@ def _table(series: dict[SeriesKey, Series]) -> Table:
             of_key = series[key]
             name = ", ".join(filter(None, (metric.title, place_text(key))))
             values = (of_key.value, of_key.low, of_key.high)
-            texts = (figure_text(value, key.unit) for value in values)
+            texts = (format_value(value, key.unit) for value in values)
             rows.append((name, *texts, str(of_key.samples)))
     figures = ("median", "lowest", "highest", "samples")
     return Table(heads=("figure", *figures), rows=tuple(rows), numeric=figures)
@@ -133,10 +133,10 @@ _OUTCOMES = {
 }
 
 
-MOST_IN_FULL = 3
+MAX_IN_FULL = 3
 """Maximum of machines with tables; with more, a line has each recommendation."""
 
-_MOST_CAVEATS = 4
+_MAX_CAVEATS = 4
 
 
 def comparison_text(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
@@ -145,7 +145,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
     systems: dict[str, list[Recommendation]] = {}
     for answer in comparison.recommendations:
         systems.setdefault(answer.system, []).append(answer)
-    if not everything and len(systems) > MOST_IN_FULL:
+    if not everything and len(systems) > MAX_IN_FULL:
         lines = tuple(
             Text(first_line(name, answers), "bold")
             for name, answers in systems.items()
@@ -193,11 +193,11 @@ def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Tabl
     shown = list(_shown_results(answers, everything))
     units = {result.unit for answer, metric in shown for result in answer.results_on(metric)}
     # Values of a pair have units, and their change has a column.
-    is_pair = len(layouts) == 2 and all(len(figure_text(1, unit)) < _WIDE for unit in units)
+    is_pair = len(layouts) == 2 and all(len(format_value(1, unit)) < _WIDE for unit in units)
     rows: list[tuple[str | Cell, ...]] = []
     for answer, metric in shown:
         results = {result.alternative: result for result in answer.results_on(metric)}
-        texts = {name: figure_text(result.value, result.unit) for name, result in results.items()}
+        texts = {name: format_value(result.value, result.unit) for name, result in results.items()}
         unit = next(iter(texts.values())).partition(" ")[2]
         cells = [texts.get(layout, "-") for layout in layouts]
         title = METRICS[metric].title.partition(",")[0].removeprefix("memory ")
@@ -281,7 +281,7 @@ def _reasons(
     links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
     caveats = list(dict.fromkeys(_caveats_of(links_first, answers, everything)))
     if not everything:
-        caveats = [first_few(caveats, _MOST_CAVEATS, "; ")] if caveats else []
+        caveats = [first_few(caveats, _MAX_CAVEATS, "; ")] if caveats else []
     lines += [("caveat", caveat, "") for caveat in caveats]
     if not everything and answers[0] is comparison.recommendations[0]:
         lines += [("not read", line, "warn") for line in _skipped_texts(comparison.skipped)]
@@ -292,7 +292,7 @@ def _reasons(
     width = max(map(len, labels), default=0) + 2
     for label, text, look in lines:
         yield Text(f"{label:<{width}}{text}", look, hang=width)
-    if command and width + len(command) <= WIDEST_LINE:
+    if command and width + len(command) <= MAX_LINE:
         yield Text(f"{'next':<{width}}{command}")
     elif command:
         yield Text("next")
@@ -430,8 +430,8 @@ def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool)
 def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
     return (
         _name(effect),
-        figure_text(effect.baseline_value, effect.unit),
-        figure_text(effect.value, effect.unit),
+        format_value(effect.baseline_value, effect.unit),
+        format_value(effect.value, effect.unit),
         f"{effect.gain:.1%} of bare"
         if comparison.bare
         else change_text(effect.ratio, lower_is_better=effect.lower_is_better),

@@ -7,7 +7,7 @@ from lxml import etree
 from homenode.package_data import package_text
 from homenode.text import printable
 
-LEAST_TEXT_SIZE = 8.5
+MIN_TEXT_SIZE = 8.5
 """No text is smaller, in user units; the picture is 1600 wide."""
 
 CHART_WIDTH = 360.0
@@ -171,7 +171,7 @@ def _hatches(definitions: etree._Element) -> None:
 _NARROW = frozenset("fijlrtIJ.,:;'|!()[]/\\- ·`")
 _WIDE = frozenset("mwMWNOQHDG%@&+<=>~×→…")
 _NARROW_EM, _ORDINARY_EM, _UPPER_EM, _WIDE_EM = 0.42, 0.64, 0.74, 1.0
-_LEAST_EM = 0.6  # average width of a letter, also in monospace fonts
+_MIN_EM = 0.6  # average width of a letter, also in monospace fonts
 _BOLD = 1.12
 
 
@@ -191,7 +191,7 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
             em += _UPPER_EM
         else:
             em += _ORDINARY_EM
-    return round(max(em, len(text) * _LEAST_EM) * size * (_BOLD if bold else 1.0), 3)
+    return round(max(em, len(text) * _MIN_EM) * size * (_BOLD if bold else 1.0), 3)
 
 
 def shorten(text: str, size: float, width: float, bold: bool = False) -> str:

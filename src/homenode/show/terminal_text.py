@@ -32,7 +32,7 @@ from homenode.text import printable, printable_lines
 
 _LONG, _SHORT = 24, 14  # least characters of a shortened name
 _LONG_SET = 20  # characters up to which a CPU set is printed in full
-_LEAST_FOLDED = 24  # least width of a wrapped column of long text
+_MIN_FOLDED = 24  # least width of a wrapped column of long text
 _PLAIN = str.maketrans(
     {"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-", "\u00b1": "+-"}
 )
@@ -191,7 +191,7 @@ class TableOrList:
             return
         unfolded = [head for head in self._heads if head not in table.folds]
         needed = self._width(console, unfolded)
-        folded = sum(min(self._longest_cell(head), _LEAST_FOLDED) for head in table.folds)
+        folded = sum(min(self._longest_cell(head), _MIN_FOLDED) for head in table.folds)
         if needed + folded <= space:
             stacked = self._width(console, unfolded, stacked=False) + folded > space
             yield self._drawn_table(self._heads, stacked=stacked)

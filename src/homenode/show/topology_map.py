@@ -102,7 +102,7 @@ def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
     return next(size for size in sizes if rows_of_cores(largest.groups, size, space) <= fewest)
 
 
-_MOST_DISTANCES = 16
+_MAX_DISTANCES = 16
 
 
 def plan_line(plan: Plan) -> str:
@@ -278,7 +278,7 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
     """Draw distances between nodes with CPUs as a small table; return its height, 0 without one."""
     x, y, _ = place
     shown = [(i, node.index) for i, node in enumerate(host.nodes) if node.pus]
-    if host.distances is None or len(host.nodes) < 2 or not 1 < len(shown) <= _MOST_DISTANCES:
+    if host.distances is None or len(host.nodes) < 2 or not 1 < len(shown) <= _MAX_DISTANCES:
         return 0.0
     side = 36.0 if len(shown) <= 8 else 28.0
     title = "distances" if len(shown) == len(host.nodes) else "distances of nodes with CPUs"

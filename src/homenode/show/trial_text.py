@@ -16,8 +16,8 @@ from homenode.measure.trial.journal import (
 from homenode.measure.trial.prepare import Preflight
 from homenode.text import command_line, duration_text, number_list, plural, printable
 
-_MOST_SHOWN = 30
-_MOST_NAMED = 8
+_MAX_SHOWN = 30
+_MAX_NAMED = 8
 _ORDER = (
     TaskState.FAILED,
     TaskState.INCOMPLETE,
@@ -72,8 +72,8 @@ def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
     if progress.now:
         return Doc("", (line,))
     shown = progress.tasks
-    if len(shown) > _MOST_SHOWN:
-        shown = tuple(sorted(shown, key=lambda task: _ORDER.index(task.state)))[:_MOST_SHOWN]
+    if len(shown) > _MAX_SHOWN:
+        shown = tuple(sorted(shown, key=lambda task: _ORDER.index(task.state)))[:_MAX_SHOWN]
     rows = tuple(
         (
             task.job or "",
@@ -103,9 +103,9 @@ def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
         groups.setdefault((task.state, task.reason), []).append(task)
     for (state, reason), tasks in groups.items():
         names = [task.name + (f" (job {task.job})" if task.job else "") for task in tasks]
-        shown = ", ".join(names[:_MOST_NAMED])
-        if len(names) > _MOST_NAMED:
-            shown += f" and {len(names) - _MOST_NAMED} more"
+        shown = ", ".join(names[:_MAX_NAMED])
+        if len(names) > _MAX_NAMED:
+            shown += f" and {len(names) - _MAX_NAMED} more"
         reason_text = f": {printable(reason)}" if reason else ""
         yield f"{len(tasks)} {state}{reason_text}: {shown}"
 

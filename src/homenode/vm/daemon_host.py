@@ -31,7 +31,7 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
     check_host(source, virsh.connect)
     if not is_local(virsh.connect):
         planned = load_host(source)
-        _refuse_unlike(planned, virsh)
+        _reject_unlike(planned, virsh)
         unread = unread_vms(planned.gaps)
         gaps = tuple(gap for gap in planned.gaps if gap not in unread)
         return _with_domains(replace(planned, domains=(), gaps=gaps), virsh)
@@ -40,7 +40,7 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
         planned = load_host(source)
         has_fingerprint = bool(planned.pci_devices) and not planned.nodes_assumed
         print_of_planned = planned.fingerprint if has_fingerprint else ""
-        _refuse_other(_size_text(planned), print_of_planned, machine)
+        _reject_other(_size_text(planned), print_of_planned, machine)
         machine = replace(machine, reserve=planned.reserve or machine.reserve)
     return machine if virsh.connect == DEFAULT else _with_domains(machine, virsh)
 
@@ -50,7 +50,7 @@ def _with_domains(host: Host, virsh: Virsh) -> Host:
     listed_uuids = {domain.uuid for domain in host.domains}
     running = virsh.domains(running=True)
     domains = [
-        read_running_domain(virsh.live_document(uuid), running=True, source=name)
+        read_running_domain(virsh.live_definition(uuid), running=True, source=name)
         if uuid in running
         else read_running_domain(virsh.definition(uuid), running=False, source=name)
         for uuid, name in virsh.domains().items()
@@ -61,7 +61,7 @@ def _with_domains(host: Host, virsh: Virsh) -> Host:
     return replace(host, domains=tuple(all_domains), gaps=gaps)
 
 
-def refuse_unread_vms(host: Host) -> None:
+def reject_unread_vms(host: Host) -> None:
     """Raise NotKnownError if VMs were not read: a new definition may use their resources."""
     for line in gap_lines(unread_vms(host.gaps)):
         raise NotKnownError(
@@ -71,13 +71,13 @@ def refuse_unread_vms(host: Host) -> None:
         )
 
 
-def refuse_plan_for_other(plan: Plan, machine: Host) -> None:
+def reject_plan_for_other(plan: Plan, machine: Host) -> None:
     """Raise InputError for a saved plan that is not shown to be for the daemon's host."""
-    _refuse_other(plan.host_name or "a host without a name", plan.host_fingerprint, machine)
-    refuse_tuned_for_other(plan.vm, machine)
+    _reject_other(plan.host_name or "a host without a name", plan.host_fingerprint, machine)
+    reject_tuned_for_other(plan.vm, machine)
 
 
-def refuse_tuned_for_other(vm: Vm, machine: Host) -> None:
+def reject_tuned_for_other(vm: Vm, machine: Host) -> None:
     """Raise InputError for a tuned definition that is not shown to be for the daemon's host, or
     that has devices that this host lacks."""
     record = vm.record
@@ -108,7 +108,7 @@ def _size_text(host: Host) -> str:
     return f"{host.name} ({cpus}, {gpus})"
 
 
-def _refuse_other(planned: str, fingerprint: str, machine: Host) -> None:
+def _reject_other(planned: str, fingerprint: str, machine: Host) -> None:
     """planned: the name of the plan's host, with its size. fingerprint: "" = missing."""
     if not fingerprint or machine.nodes_assumed or not machine.pci_devices:
         raise InputError(
@@ -124,7 +124,7 @@ def _refuse_other(planned: str, fingerprint: str, machine: Host) -> None:
         )
 
 
-def _refuse_unlike(planned: Host, virsh: Virsh) -> None:
+def _reject_unlike(planned: Host, virsh: Virsh) -> None:
     """Compare a host with the nodes and PCI functions that a daemon elsewhere shows."""
     name = machine_of(virsh.connect)
     cells = virsh_capabilities.parse(virsh.capabilities())

@@ -36,7 +36,7 @@ def with_mediated(guest: Vm, host: Host | None) -> Vm:
     for device in guest.mediated:
         function = function_of.get(device.uuid)
         if function is not None:
-            refuse_second(function, hostdevs)
+            reject_second(function, hostdevs)
             hostdevs.append(GuestHostdev(function, device.address, uuid=device.uuid))
     return structs.replace(guest, hostdevs=tuple(hostdevs))
 
@@ -61,7 +61,7 @@ def find_mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
     )
 
 
-def refuse_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:
+def reject_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:
     if any(device.bdf == function for device in hostdevs):
         raise InputError(
             f"device {function}: expected one mediated device of it in a VM, found two",

@@ -11,7 +11,7 @@ from homenode.machine.topology import Host, NumaNode
 from homenode.vm.model import EXPANDER, GuestAddress, GuestPciController
 
 _ROOTS = ("pcie-root", "pci-root")
-_DEEPEST = 32
+_MAX_DEPTH = 32
 
 
 class GuestPath(Struct, frozen=True):
@@ -40,7 +40,7 @@ def path_of_address(
     by_index = {controller.index: controller for controller in controllers}
     steps = [(address.device, address.function)]
     bus = address.bus
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         controller = by_index.get(bus)
         if bus == 0 and (controller is None or controller.model in _ROOTS):
             return GuestPath(0, tuple(reversed(steps)))
@@ -67,7 +67,7 @@ def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
             continue  # another segment, such as VMD's
         steps = [(device.bdf.device, device.bdf.function)]
         parent = device.parent
-        while parent is not None and parent in by_bdf and len(steps) < _DEEPEST:
+        while parent is not None and parent in by_bdf and len(steps) < _MAX_DEPTH:
             steps.append((parent.device, parent.function))
             parent = by_bdf[parent].parent
         path = GuestPath(root_bus[device.root_complex], tuple(reversed(steps)))

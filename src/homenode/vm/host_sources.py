@@ -14,7 +14,7 @@ from homenode.machine.topology import Host
 from homenode.text import did_you_mean
 from homenode.vm.sources import is_host, load_host
 
-MOST_HOSTS = 100_000
+MAX_HOSTS = 100_000
 _JOBS = 8  # sources read in parallel, as ssh mostly waits
 _TIMES = re.compile(r"(?P<name>.+)\*(?P<count>-?[0-9]{1,18})\Z", re.ASCII)
 _URI = re.compile(r"[a-z][a-z0-9]*(\+[a-z0-9]+)?://", re.ASCII)
@@ -96,8 +96,8 @@ def _read(entry: tuple[str, str | None]) -> tuple[NamedHost, ...] | Gap:
     try:
         if times is not None and not Path(source).exists():
             count = int(times["count"])
-            if not 1 <= count <= MOST_HOSTS:
-                raise InputError(f"{source}: expected 1 to {MOST_HOSTS} hosts, found {count}")
+            if not 1 <= count <= MAX_HOSTS:
+                raise InputError(f"{source}: expected 1 to {MAX_HOSTS} hosts, found {count}")
             host = load_host(times["name"])
             names = [f"{host.name or times['name']}-{number}" for number in range(1, count + 1)]
         elif _URI.match(source):

@@ -16,7 +16,7 @@ from homenode.option import Flag, Opt, key_values, size_bytes, size_text, whole_
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import MAX_VCPUS, VmCell
 
-MOST_SPARE_PORTS = 16
+MAX_SPARE_PORTS = 16
 
 AUTO = "auto"
 """The layout name that lets the objective choose."""
@@ -73,7 +73,7 @@ class PciGranularity(StrEnum):
     SWITCH = "switch"  # and the switches are mirrored
 
 
-class DocumentSiblings(StrEnum):
+class DefinitionSiblings(StrEnum):
     """The condition for a definition's siblings (<topology threads='2'>) to replace whole cores."""
 
     IGNORED = "ignored"  # the layout decides
@@ -287,7 +287,7 @@ class PlanOptions(Struct, frozen=True):
     pinning: Annotated[Pinning | None, _switch("--pinning", "NAME")] = None
     siblings: Annotated[Siblings | None, _switch("--siblings", "NAME")] = None
     # whether siblings as the document shows them take the place of whole cores
-    document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
+    document_siblings: DefinitionSiblings = DefinitionSiblings.IGNORED
     cells: Annotated[GuestCells | None, _switch("--guest-nodes", "NAME")] = None
     pcie: Annotated[GuestPcie | None, _switch("--pcie", "NAME")] = None
     memory_binding: Annotated[MemoryBinding | None, _switch("--memory-binding", "NAME")] = None
@@ -295,7 +295,7 @@ class PlanOptions(Struct, frozen=True):
     spare_ports: Annotated[int, _switch("--spare-ports", "N")] = 0
 
 
-def refuse_objective(options: PlanOptions) -> None:
+def reject_objective(options: PlanOptions) -> None:
     """Reject an objective without layout `auto`. Raises UsageError."""
     if options.objective is not None and options.layout != AUTO:
         raise UsageError(

@@ -21,7 +21,7 @@ from homenode.vm.domain.metadata import read_mark
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.facts import diff
 from homenode.vm.hypervisor.connection import DomainState, with_connection
-from homenode.vm.hypervisor.virsh import RefusedError, Virsh
+from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 
 
 class ApplyOutcome(Struct, frozen=True):
@@ -70,7 +70,7 @@ class DefineStep:
         """The result of `act`."""
         return ApplyOutcome(
             state=self.state,
-            original=self.store.document_path(self._base),
+            original=self.store.definition_path(self._base),
             defined=self._now,
             obstacles=(),
             changed=not self._is_untouched,
@@ -90,7 +90,7 @@ class DefineStep:
             "-c",
             self.virsh.connect,
             "define",
-            self.store.document_path(self._base),
+            self.store.definition_path(self._base),
         )
         self._entry = ChangeEntry(
             what=ChangeState.BEGIN,
@@ -112,7 +112,7 @@ class DefineStep:
         try:
             self._define(entry.after)
             answered = True
-        except RefusedError:
+        except RejectedError:
             answered = True
             raise
         finally:
@@ -130,7 +130,7 @@ class DefineStep:
             raise HostError(
                 f"{self.state.name}: libvirt changed {'; '.join(lost)}; the original is back",
                 hint="update libvirt, or choose another --layout; its definition was "
-                f"{self.store.document_path(dropped)}",
+                f"{self.store.definition_path(dropped)}",
             )
         self._is_done = True
         return entry
@@ -152,7 +152,7 @@ class DefineStep:
         self._begin(entry.now(ChangeState.UNDOING), replaces, note)
         try:
             self._define(entry.before)
-        except RefusedError:
+        except RejectedError:
             if self._last is not None:
                 note(self._last)
             raise
@@ -180,7 +180,7 @@ class DefineStep:
 
     def _define(self, document: str | None) -> None:
         self.store.document(document)  # raises if it differs from what was saved
-        self.virsh.define(str(self.store.document_path(document)), self._lock)
+        self.virsh.define(str(self.store.definition_path(document)), self._lock)
 
     def _record_outcome(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
         """Record the definition that libvirt has after its answer."""
@@ -251,7 +251,7 @@ def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
         return True
     if entry.what is not ChangeState.BEGIN:
         return False  # a restore leaves the previous document, or the original
-    before = store.document(last_known(entry))
+    before = store.document(last_known_sha256(entry))
     return is_printed(store.document(entry.after), before, definition)
 
 
@@ -260,7 +260,7 @@ def _is_saved(store: DomainStore, name: str | None, definition: bytes) -> bool:
     return name is not None and same_definition(store.document(name), definition)
 
 
-def last_known(entry: ChangeEntry) -> str | None:
+def last_known_sha256(entry: ChangeEntry) -> str | None:
     """sha256 of the definition that libvirt had when the entry was written, or None."""
     return entry.facts.get("found") or entry.before
 
@@ -327,7 +327,7 @@ def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
 
 def last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
     """The definition that was edited; of an interrupted step, the more similar of its two."""
-    names = [last_known(entry), *([entry.after] if entry.what is ChangeState.BEGIN else [])]
+    names = [last_known_sha256(entry), *([entry.after] if entry.what is ChangeState.BEGIN else [])]
     return min(map(store.document, names), key=lambda text: difference_count(text, now))
 
 

@@ -18,7 +18,7 @@ from homenode.change.apply.define_step import (
     first_original,
     is_ours,
     last_defined,
-    last_known,
+    last_known_sha256,
     passwords_lost,
     records_placed,
     renamed_domain_error,
@@ -49,7 +49,7 @@ def preview_definition(
     against = _obstacles(virsh, state, tuned)
     return ApplyOutcome(
         state=state,
-        original=store.document_path(base),
+        original=store.definition_path(base),
         defined=None,
         obstacles=against,
         changed=tuned != original,
@@ -81,13 +81,13 @@ def apply_definitions(
     with ExitStack() as inside:
         lock = inside.enter_context(host_locked(root, virsh.connect, words))
         for state in states:
-            inside.enter_context(_way_back_named(virsh, state))
+            inside.enter_context(_add_restore_hint(virsh, state))
             DomainStore(root, virsh.connect, state.uuid).sweep()
         steps = [
             DefineStep(virsh, state, DomainStore(root, virsh.connect, state.uuid), lock, change)
             for state, change in zip(states, changes, strict=True)
         ]
-        refuse_obstacles(
+        reject_obstacles(
             tuple(
                 obstacle for step in steps for obstacle in _obstacles(virsh, step.state, step.tuned)
             )
@@ -153,7 +153,7 @@ def preview_restore(
         else:
             raise _edited_error(virsh, store, restorable)
     if restorable.is_changed:
-        refuse_obstacles(_obstacles(virsh, state, restorable.original, restoring=True))
+        reject_obstacles(_obstacles(virsh, state, restorable.original, restoring=True))
     return restorable
 
 
@@ -189,7 +189,7 @@ def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePre
         return replace(restorable, original=restorable.definition)  # nothing of a layout is in it
     now = restorable.definition
     edited = open_domain(now, f"{name} (now)")
-    candidates = [store.document(last_known(entry))]
+    candidates = [store.document(last_known_sha256(entry))]
     if entry.what is ChangeState.BEGIN:
         # Interrupted: libvirt may have replaced the definition, but the stored result is unknown.
         tuned = store.document(entry.after)
@@ -220,7 +220,7 @@ def restore_definition(
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument)
-    with host_locked(root, virsh.connect, words) as lock, _way_back_named(virsh, state):
+    with host_locked(root, virsh.connect, words) as lock, _add_restore_hint(virsh, state):
         store.sweep()
         restorable = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
         # Written before libvirt is called: after a kill the definition is one of the two.
@@ -241,7 +241,7 @@ def restore_definition(
 
 
 @contextmanager
-def _way_back_named(virsh: Virsh, state: DomainState) -> Iterator[None]:
+def _add_restore_hint(virsh: Virsh, state: DomainState) -> Iterator[None]:
     """If libvirt disappears inside, the error names the command that restores the domain."""
     try:
         yield
@@ -296,7 +296,7 @@ def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
         forgotten = structs.replace(entry, before=store.save(virsh.definition(state.uuid)))
         forgotten = structs.replace(forgotten, facts={"name": state.name})
         store.journal.write(forgotten.now(ChangeState.KEPT))
-    return store.document_path(entry.before)
+    return store.definition_path(entry.before)
 
 
 def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
@@ -320,7 +320,7 @@ def _obstacles(
     virsh: Virsh, state: DomainState, definition: bytes, *, restoring: bool = False
 ) -> tuple[Rejection, ...]:
     snapshots = {
-        name: virsh.snapshot_document(state.uuid, name) for name in virsh.snapshots(state.uuid)
+        name: virsh.snapshot_definition(state.uuid, name) for name in virsh.snapshots(state.uuid)
     }
     obstacles = find_obstacles(state, definition, snapshots, virsh.connect, restoring=restoring)
     return tuple(Rejection(kind, (), f"{state.name}: {t}", hint) for kind, t, hint in obstacles)
@@ -390,7 +390,7 @@ def _snapshot_topology(document: bytes, source: str) -> tuple[object, ...] | Non
         return None  # then it is in the way
 
 
-def refuse_obstacles(obstacles: Sequence[Rejection]) -> None:
+def reject_obstacles(obstacles: Sequence[Rejection]) -> None:
     """Raise UsageError with every obstacle, if there are any."""
     if obstacles:
         raise UsageError(

@@ -46,7 +46,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
             hint="omit --live-pins to change the definition",
         )
     facts = vm_of(open_domain(tuned, "the tuned definition"))
-    running = vm_of(open_domain(virsh.live_document(state.uuid), state.name))
+    running = vm_of(open_domain(virsh.live_definition(state.uuid), state.name))
     planned = _pins(facts)
     current = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
     if running.vcpus != facts.vcpus:
@@ -85,7 +85,7 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
         moved = preview_live_pins(virsh, state.uuid, tuned)
         assert moved.state.run_id is not None, "it runs, or the preview had raised"
         before, after = moved.before, moved.after
-        run = {"run_id": str(moved.state.run_id), "run_mark": _mark(virsh, state.uuid)}
+        run = {"run_id": str(moved.state.run_id), "run_mark": _run_mark(virsh, state.uuid)}
         earlier = moved_in_run(store, moved.state.run_id, run["run_mark"])
         if earlier is not None:
             # The first pins are restored, also for threads that move again.
@@ -127,7 +127,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     """The pins that restore_live_pins would restore; nothing is changed. Raises the same errors."""
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
-    mark = _mark(virsh, state.uuid) if store.pins() is not None else None
+    mark = _run_mark(virsh, state.uuid) if store.pins() is not None else None
     pins = moved_in_run(store, state.run_id, mark)
     if pins is None:
         return ()
@@ -178,7 +178,7 @@ def _move(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...], undo: tuple[LivePi
             raise
 
 
-def _mark(virsh: Virsh, uuid: str) -> str | None:
+def _run_mark(virsh: Virsh, uuid: str) -> str | None:
     return run_mark(uuid) if is_local(virsh.connect) else None
 
 

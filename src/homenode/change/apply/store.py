@@ -91,13 +91,13 @@ class DomainStore:
         content = self._files.read(f"{name}.xml") if _SUM.match(name) else None
         if content is None or sha256(content) != name:
             raise InputError(
-                f"{self.document_path(name)}: expected the definition with that sha256, found "
+                f"{self.definition_path(name)}: expected the definition with that sha256, found "
                 f"{'none' if content is None else sha256(content)}",
                 hint="restore the definition from a backup; nothing was changed",
             )
         return content
 
-    def document_path(self, name: str | None) -> Path:
+    def definition_path(self, name: str | None) -> Path:
         return (self.directory / f"{name}.xml").absolute()
 
     def _last_entry(self, kind: str) -> ChangeEntry | None:
@@ -126,7 +126,7 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
         except InputError:
             continue  # of another domain, or of no domain
         if entry is not None and domain in (entry.facts.get("name"), uuid):
-            paths.append(DomainStore(root, connect, uuid).document_path(entry.before))
+            paths.append(DomainStore(root, connect, uuid).definition_path(entry.before))
     return tuple(paths)
 
 

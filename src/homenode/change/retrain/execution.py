@@ -196,7 +196,7 @@ def _is_good(plan: RetrainPlan, after: LinkRegisters) -> bool:
     return (
         after.is_up
         and not after.is_training
-        and plan.has_speed(after)
+        and plan.is_at_target(after)
         and after.current_width >= plan.expected_width
     )
 

@@ -23,10 +23,10 @@ from homenode.machine.link_path import Link
 from homenode.machine.pci import DeviceKind, PciDevice, PortType
 from homenode.machine.topology import Host
 
-_LOWEST_USEFUL_CODE = 1
+_MIN_USEFUL_CODE = 1
 
 
-class RetrainRefusal(HomenodeError):
+class RetrainError(HomenodeError):
     """Retraining would disturb a device in use, or is impossible. Has every reason."""
 
     exit_code = 3
@@ -60,7 +60,7 @@ class RetrainPlan(Struct, frozen=True):
             or self.before.target_code < self.target_code
         )
 
-    def has_speed(self, registers: LinkRegisters) -> bool:
+    def is_at_target(self, registers: LinkRegisters) -> bool:
         """Whether the link runs at the target: at least as fast, or exactly if it was named."""
         if self.is_exact:
             return registers.current_code == self.target_code
@@ -99,7 +99,7 @@ def plan_retrain(
         )
     reasons = _users(host, port, holders)
     if reasons:  # before any register is read: configuration space of a used device is its user's
-        raise RetrainRefusal(
+        raise RetrainError(
             lower.bdf,
             reasons,
             "shut the VM down, or unbind the driver: virsh nodedev-detach, then try again",
@@ -115,7 +115,7 @@ def plan_retrain(
     if not above.is_up:
         state.append(f"port {port.bdf} has no link (LnkSta {above.status:#06x})")
     if state:
-        raise RetrainRefusal(
+        raise RetrainError(
             lower.bdf,
             tuple(state),
             f"try again in a second; if the state stays, check the slot: lspci -vvs {port.bdf}",
@@ -213,7 +213,7 @@ def _users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
 
 def _target(device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen: int | None) -> int:
     both = set(above.speeds) & set(below.speeds)
-    max_code = max(both, default=_LOWEST_USEFUL_CODE)
+    max_code = max(both, default=_MIN_USEFUL_CODE)
     if target_gen is None:
         return max_code
     if target_gen not in SPEED_OF_CODE:

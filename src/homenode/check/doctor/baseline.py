@@ -39,7 +39,7 @@ class HostFact(NamedTuple):
     text: Callable[[Any], str] = str
 
 
-class PathLink(NamedTuple):
+class LimitingLink(NamedTuple):
     """The slowest link of a device's path."""
 
     rate: LinkRate
@@ -63,7 +63,7 @@ def _judge_count(was: int, now: int) -> Severity | None:
     return Severity.CRITICAL if now < was else None
 
 
-def _judge_link(was: PathLink, now: PathLink) -> Severity | None:
+def _judge_link(was: LimitingLink, now: LimitingLink) -> Severity | None:
     if now.rate.bytes_per_s >= was.rate.bytes_per_s:
         return None
     return Severity.CRITICAL if now.idle is None else Severity.INCONCLUSIVE
@@ -158,9 +158,9 @@ def _nodes(host: Host) -> Mapping[Any, Any]:
     return {} if host.nodes_assumed else read(host)
 
 
-def _links(host: Host) -> dict[Bdf, PathLink]:
+def _links(host: Host) -> dict[Bdf, LimitingLink]:
     """Return the links; paths with an unknown link are omitted, because it may be the slowest."""
-    slowest_of: dict[Bdf, PathLink] = {}
+    slowest_of: dict[Bdf, LimitingLink] = {}
     for path in device_paths(host):
         links = [_present_link(link) for link in path.links]
         known_links = [link for link in links if link is not None]
@@ -169,14 +169,14 @@ def _links(host: Host) -> dict[Bdf, PathLink]:
     return slowest_of
 
 
-def _present_link(link: Link) -> PathLink | None:
+def _present_link(link: Link) -> LimitingLink | None:
     rate = link.current if link.lower.link and link.lower.link.current_width else None
     capable = link.capable
     if rate is None or capable is None:
         return None
     if link.ends_at_gpu and rate.gt_per_s == IDLE_SPEED:
-        return PathLink(LinkRate(capable.gt_per_s, rate.width), rate)
-    return PathLink(rate)
+        return LimitingLink(LinkRate(capable.gt_per_s, rate.width), rate)
+    return LimitingLink(rate)
 
 
 _COUNTS = ("packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes")
@@ -215,42 +215,48 @@ def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
     source: of the record."""
     present = record_of(host)
     devices, listed = (
-        {thing: model for (fact, thing), model in facts.items() if fact is _MODEL}
+        {fact_subject: model for (fact, fact_subject), model in facts.items() if fact is _MODEL}
         for facts in (record, present)
     )
     unread: list[tuple[HostFact, Any]] = []
-    for fact, thing in dict.fromkeys((*record, *present)):
-        was, now = record.get((fact, thing)), present.get((fact, thing))
+    for fact, fact_subject in dict.fromkeys((*record, *present)):
+        was, now = record.get((fact, fact_subject)), present.get((fact, fact_subject))
         severity: Severity | None = None
         absent = "not known"
         if was is not None and now is not None:
             severity = fact.judge(was, now)
         elif fact is _MODEL:
-            is_unread = thing in host.device_at and now is None
+            is_unread = fact_subject in host.device_at and now is None
             severity = Severity.CRITICAL if devices and listed and not is_unread else None
             absent = "no such device"
         elif fact.id == "drift-link":
             severity = (
-                Severity.INCONCLUSIVE if thing in devices and thing in listed and was else None
+                Severity.INCONCLUSIVE
+                if fact_subject in devices and fact_subject in listed and was
+                else None
             )
         elif was and fact.id != "drift-device":
-            unread.append((fact, thing))
+            unread.append((fact, fact_subject))
         if severity is not None:
-            model = devices.get(thing) or listed.get(thing)
+            model = devices.get(fact_subject) or listed.get(fact_subject)
             yield finding(
                 fact.id,
-                thing or fact.label if model is None else f"{model.partition(' ')[0]} {thing}",
+                fact_subject or fact.label
+                if model is None
+                else f"{model.partition(' ')[0]} {fact_subject}",
                 expected=absent if was is None else fact.text(was),
                 observed=absent if now is None else fact.text(now),
                 severity=severity,
                 source=source,
-                devices=() if model is None else (thing,),
+                devices=() if model is None else (fact_subject,),
             )
     if unread:
         yield finding(
             "drift-topology",
-            ", ".join(thing or fact.label for fact, thing in unread),
-            expected=", ".join(fact.text(record[fact, thing]) for fact, thing in unread),
+            ", ".join(fact_subject or fact.label for fact, fact_subject in unread),
+            expected=", ".join(
+                fact.text(record[fact, fact_subject]) for fact, fact_subject in unread
+            ),
             observed=f"{host.name} does not report them",
             severity=Severity.INCONCLUSIVE,
             case="not given",
@@ -281,12 +287,12 @@ def _count_equal(fact: HostFact, value: Any, counts: Mapping[Any, int]) -> int:
 
 
 def _rank(value: Any) -> float:
-    if isinstance(value, PathLink):
+    if isinstance(value, LimitingLink):
         return value.rate.bytes_per_s
     return -1.0 if value is None else float(value) if isinstance(value, int) else 0.0
 
 
-LEAST = 3
+MIN_HOSTS = 3
 """Hosts of one kind; of two that differ neither is known to be right."""
 
 
@@ -338,7 +344,7 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
     differences: list[FleetDifference] = []
     alone: list[str] = []
     for kind, members in kinds.items():
-        if len(members) < LEAST:
+        if len(members) < MIN_HOSTS:
             alone += [name for name, _ in members]
             continue
         expected = majority(record_of(host) for _, host in members)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
-from homenode.machine.link_path import JUDGED, LinkRate, device_paths, most_of, peer_links
+from homenode.machine.link_path import JUDGED, LinkRate, capable_rate, device_paths, peer_links
 from homenode.machine.pci import (
     DeviceKind,
     PciDevice,
@@ -194,7 +194,7 @@ FACTS = (
     PeerFact(
         "link",
         "link that it can",
-        lambda peer: most_of(peer.device.link),
+        lambda peer: capable_rate(peer.device.link),
         _is_slower,
         str,
         "LnkCap of lspci -vvv, max_link_speed in sysfs",
@@ -234,8 +234,8 @@ FACTS = (
 )
 """The path follows the link from which it was derived."""
 
-_LEAST_PEERS = 3
-_MOST_NAMED = 8
+_MIN_PEERS = 3
+_MAX_NAMED = 8
 
 
 def has_peers(host: Host) -> bool:
@@ -275,7 +275,7 @@ def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
                         "device-odd",
                         f"{_name(device)}: {fact.label}",
                         expected=f"{fact.text(usual)}, as {len(named)} like it: "
-                        f"{first_few(named, _MOST_NAMED)}",
+                        f"{first_few(named, _MAX_NAMED)}",
                         observed=fact.text(value),
                         severity=None if is_known and not is_slot else Severity.INFO,
                         case=fact.case,
@@ -288,7 +288,7 @@ def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
 def _usual_value(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tuple[Any, bool]:
     """The majority's value and True, or the better of two and False; None if no value is usual."""
     value, count = Counter(values).most_common(1)[0] if values else (None, 0)
-    if len(values) >= _LEAST_PEERS and 2 * count > len(values):
+    if len(values) >= _MIN_PEERS and 2 * count > len(values):
         return value, True
     if len(values) == 2:
         return values[1] if is_worse(*values) else values[0], False
@@ -317,7 +317,7 @@ def matrix_findings(matrix: TopoMatrix, source: str) -> Iterator[Finding]:
         nodes = CpuSet(node for gpu in far for node in gpu.nodes or ())
         yield finding(
             "job-gpu-far",
-            first_few((gpu.name for gpu in far), _MOST_NAMED),
+            first_few((gpu.name for gpu in far), _MAX_NAMED),
             expected=f"CPUs of node {nodes}, where they are (NUMA Affinity)",
             observed=f"the job, or whoever ran nvidia-smi, has no CPU of node {nodes}: CPU "
             "Affinity is empty",

@@ -70,7 +70,7 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
     """Find nodes with less memory, smaller caches, lower clocks and asymmetric distances."""
     nodes = () if host.nodes_assumed else host.nodes
     memory = [(len(node.pus), node.memory_bytes or 0, int(node.index)) for node in nodes]
-    memory = [row for row in memory if row[0] and row[1] >= _LEAST_COMPARED]
+    memory = [row for row in memory if row[0] and row[1] >= _MIN_COMPARED]
     limits = host.settings.frequency_limits or ()
     llcs = host.llcs if len(host.packages) > 1 else ()
     caches = [(len(llc.pus), llc.size_bytes, min(llc.pus)) for llc in llcs if llc.size_bytes]
@@ -103,7 +103,7 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
             )
 
 
-_LEAST_COMPARED = 4 * GIB
+_MIN_COMPARED = 4 * GIB
 """Smaller nodes are not compared: the kernel's own share exceeds the tolerance."""
 
 
@@ -184,10 +184,12 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     slow, mixed = CpuSet(), CpuSet()
     governors, drivers = host.settings.governors or (), host.settings.scaling_drivers
     if ours and host.settings.pus_of_governor is not None:
-        of_ours = [(name, pus & ours) for name, pus in host.settings.pus_of_governor if pus & ours]
-        governors = tuple(name for name, _ in of_ours)
-        slow = CpuSet(pu for name, pus in of_ours if name == "powersave" for pu in pus)
-        mixed = min((pus for _, pus in of_ours), key=len) if len(of_ours) > 1 else mixed
+        vm_governors = [
+            (name, pus & ours) for name, pus in host.settings.pus_of_governor if pus & ours
+        ]
+        governors = tuple(name for name, _ in vm_governors)
+        slow = CpuSet(pu for name, pus in vm_governors if name == "powersave" for pu in pus)
+        mixed = min((pus for _, pus in vm_governors), key=len) if len(vm_governors) > 1 else mixed
     elif facts is None:  # most CPUs are set to be fast, and some were forgotten
         slow_sets = [pus for name, pus in host.settings.pus_of_governor or () if name != _FAST]
         mixed = CpuSet(pu for pus in slow_sets for pu in pus)

@@ -14,12 +14,12 @@ from homenode.machine.link_path import (
     DevicePath,
     Link,
     LinkRate,
+    capable_rate,
     current_of,
     device_paths,
     gigabytes,
     lane_sharers,
     links_above,
-    most_of,
 )
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
@@ -64,7 +64,7 @@ def link_findings(
 def _idle_alone(host: Host) -> Iterator[Finding]:
     """Find GPUs at an idle card's speed whose port the source does not show."""
     for gpu in filter(_is_alone, host.devices_of_kind(DeviceKind.GPU)):
-        capable, current = most_of(gpu.link), current_of(gpu.link)
+        capable, current = capable_rate(gpu.link), current_of(gpu.link)
         if capable and current and current.gt_per_s == IDLE_SPEED < capable.gt_per_s:
             speeds = f"{current.gt_per_s:g} of {capable.gt_per_s:g} GT/s"
             idle = f"{speeds} at full width is what an idle card shows"
@@ -273,10 +273,10 @@ def _severity(
         return Severity.CRITICAL
     # A narrow link may be a narrow slot, unless the same card runs wide next to it.
     neighbours = _peer_links(link, gpus or affected, paths)
-    next_to_wide = any(
+    has_wide_peer = any(
         o.current.width >= o.capable.width for o in neighbours if o.current and o.capable
     )
-    if gpus and next_to_wide:
+    if gpus and has_wide_peer:
         return Severity.CRITICAL
     if gpus:  # where all of them are as narrow, the machine was built so
         equal_links = [
@@ -290,7 +290,7 @@ def _severity(
     if any(path.device.kind is DeviceKind.NVSWITCH for path in affected):
         return Severity.WARNING
     is_nic = any(path.device.kind is DeviceKind.NIC for path in affected)
-    return Severity.WARNING if is_nic and (slow or next_to_wide) else Severity.INFO
+    return Severity.WARNING if is_nic and (slow or has_wide_peer) else Severity.INFO
 
 
 def _is_narrow_next_to_wide(
@@ -319,18 +319,18 @@ def _peer_links(link: Link, cards: list[DevicePath], paths: tuple[DevicePath, ..
     for path in paths:
         if path.device.bdf in ours or (path.device.vendor_id, path.device.device_id) != model:
             continue
-        like = (
+        equal_ports = (
             other
             for other in path.links
             if other.capable == link.capable
             and other.upper.kind is link.upper.kind
             and other.current is not None
         )
-        peers += [other for other in (next(like, None),) if other is not None]
+        peers += [other for other in (next(equal_ports, None),) if other is not None]
     return peers
 
 
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 def cut_listing_findings(host: Host) -> Iterator[Finding]:
@@ -385,7 +385,7 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
     no_port = all(_is_alone(gpu) for gpu in host.devices_of_kind(DeviceKind.GPU))
     yield finding(
         "pcie-link-unknown",
-        f"GPU {first_few(map(str, blind), _MOST_NAMED)}",
+        f"GPU {first_few(map(str, blind), _MAX_NAMED)}",
         expected="speed and width of both ends of the link, maximum and current",
         observed=f"{host.name} {'lists no port above it' if no_port else 'does not give them'}",
         source="LnkCap and LnkSta of lspci -vvv, which it shows to root only",
@@ -399,7 +399,7 @@ def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
     if gpu.parent is None:
         current = current_of(gpu.link)
         is_judged = current is not None and current in (
-            most_of(gpu.link),
+            capable_rate(gpu.link),
             LinkRate(IDLE_SPEED, current.width),
         )
         return gpu.link is not None and _is_alone(gpu) and not is_judged

@@ -31,7 +31,7 @@ from homenode.text import first_few, plural
 _OWN_DRIVERS = {"nvidia", "amdgpu", "xe", "i915"}
 """Drivers of GPUs that the host itself uses. A GPU without a driver counts as reserved for a VM."""
 _SOURCE = "ACSCtl of the ports, ATSCtl and DevCtl of the devices (lspci -vvv); PCIe 6.0, 6.12"
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 _MELLANOX = 0x15B3
 _OF_THE_NIC = ("in a VM", "ATS off")
 """Cases whose fix is a setting of the NIC's firmware, which each maker has its own program for."""
@@ -70,7 +70,7 @@ _CASES = {
 
 def fault_of(host: Host, route: PeerRoute) -> PeerFault | None:
     """Return the fault of a route; None if it is direct, unknown, or has no switch."""
-    leg = _spoiling_leg(route)
+    leg = _find_faulty_leg(route)
     if leg is None or leg.at is None:
         return None
     is_vm = AddressType.IOVA in route.addresses or not _is_own(route)
@@ -85,7 +85,7 @@ def fault_of(host: Host, route: PeerRoute) -> PeerFault | None:
     return PeerFault(case=case, meaning=meaning, is_vm=is_vm, at=leg.at)
 
 
-def _spoiling_leg(route: PeerRoute) -> RouteLeg | None:
+def _find_faulty_leg(route: PeerRoute) -> RouteLeg | None:
     for leg in (route.write, route.completion):
         is_sure = (
             leg.way in (RouteWay.ROOT, RouteWay.BLOCKED) or leg.cause is RouteCause.NOT_FORWARDED
@@ -131,13 +131,13 @@ def _finding(
     certain = is_rdma and (is_passed(route.requester) or route.target.bdf in passed)
     harms = certain or not fault.is_vm
     rate = expected_bytes_per_s(host, route)
-    observed = f"{fault.meaning}; port {first_few(map(str, ports), _MOST_NAMED)}"
+    observed = f"{fault.meaning}; port {first_few(map(str, ports), _MAX_NAMED)}"
     if rate is not None and fault.case != "blocked":
         observed += f"; about {gigabytes(rate)} of {gigabytes(rate / THROUGH_ROOT)}"
     return finding(
         "p2p-redirected",
         f"{plural(len(pairs), 'pair')} of {devices} below one switch: "
-        f"{first_few(pairs, _MOST_NAMED)}",
+        f"{first_few(pairs, _MAX_NAMED)}",
         expected="transfers between them that stay below their switch"
         if harms
         else "isolation by ACS for VMs, at this price",

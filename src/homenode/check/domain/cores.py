@@ -17,11 +17,11 @@ from homenode.machine.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.machine.topology import Host
 from homenode.plan.shape.caches import (
     guest_cpu,
+    guest_l3_groups,
     llc_threads,
     shared_llcs,
     stated_cache,
     stated_topology,
-    told_l3,
 )
 from homenode.text import cpus_text, first_few, plural
 from homenode.vm.domain.document import Document
@@ -153,7 +153,7 @@ def _check_cache(facts: Vm, host: Host) -> Iterator[Finding]:
     if facts.architecture != "x86_64" or not facts.is_pinned or shared is None:
         return
     cache, shape = stated_cache(facts), stated_topology(facts, facts.vcpus)
-    guest_l3 = told_l3(cache, shape, guest_cpu(host, facts), llc_threads(host, shared))
+    guest_l3 = guest_l3_groups(cache, shape, guest_cpu(host, facts), llc_threads(host, shared))
     lying = [group for group in guest_l3 or () if not any(group <= llc for llc in shared.groups)]
     if not lying:
         return
@@ -185,8 +185,14 @@ def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
     if threads < 2 and not asleep:
         return
     words = (host.settings.kernel_command_line or "").split()
-    by = next((w for w in words if w.partition("=")[0] in ("nosmt", "mitigations")), None)
-    reason = f" (command line: {by})" if by is not None and "nosmt" in by else ""
+    smt_parameter = next(
+        (w for w in words if w.partition("=")[0] in ("nosmt", "mitigations")), None
+    )
+    reason = (
+        f" (command line: {smt_parameter})"
+        if smt_parameter is not None and "nosmt" in smt_parameter
+        else ""
+    )
     request = (
         f"threads='{threads}' in <topology>" if threads > 1 else f"pins on {cpus_text(asleep)}"
     )
@@ -291,7 +297,7 @@ def _check_siblings(
         )
 
 
-_MOST_NAMED = 6
+_MAX_NAMED = 6
 _SPREAD_RATIO = 0.75
 """A device whose interrupts reach this share of all CPUs has one for each of them."""
 
@@ -331,17 +337,17 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
             for interrupt in interrupts
             if interrupt.pus and interrupt.pus <= ours
         ]
-    loud = [
+    disturbing_interrupts = [
         (device, interrupt) for device, interrupt in on_vcpus if not interrupt.pus.isdisjoint(quiet)
     ]
     free = host.online_pus - ours - quiet
-    if loud:
-        pus = CpuSet(pu for _, interrupt in loud for pu in interrupt.pus)
+    if disturbing_interrupts:
+        pus = CpuSet(pu for _, interrupt in disturbing_interrupts for pu in interrupt.pus)
         yield finding(
             "irq-on-isolated",
             cpus_text(pus),
             expected="isolated CPUs that handle no interrupts of the host's devices",
-            observed=_interrupts_text(loud),
+            observed=_interrupts_text(disturbing_interrupts),
             values={"pus": free},
             source=_INTERRUPTS,
         )
@@ -362,7 +368,7 @@ def _interrupts_text(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
         f"IRQ {interrupt.number} of {device.bdf} ({device.driver}) on CPU {interrupt.pus}"
         for device, interrupt in interrupts
     )
-    return first_few(texts, _MOST_NAMED)
+    return first_few(texts, _MAX_NAMED)
 
 
 def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:

@@ -60,21 +60,23 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     demands = [*_demands(facts), *(_unbound_demands(facts, all_nodes) if all_nodes else ())]
     for demand in (*demands, *_binding_with_cells(facts, demands)):
         yield from _nodes_exist(demand, node_at, host, facts.source)
-    yield from _none_for_qemu(facts, demands, [node_at[i].memory_bytes for i in all_nodes])
+    yield from _check_qemu_memory(facts, demands, [node_at[i].memory_bytes for i in all_nodes])
     running = _runs(facts, host)
     if any(demand.page_bytes == 0 for demand in demands):
         default = default_huge_page_bytes(host)
         demands = [replace(d, page_bytes=default) if d.page_bytes == 0 else d for d in demands]
     sizes = {demand.page_bytes for demand in demands}
     for size in sorted(sizes, key=lambda size: -1 if size is None else size):
-        some = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(node_at)]
+        size_demands = [d for d in demands if d.page_bytes == size and d.nodes <= CpuSet(node_at)]
         if size is None:
-            yield from _check_ordinary_pages(some, node_at, running)
+            yield from _check_ordinary_pages(size_demands, node_at, running)
         else:
-            yield from _check_huge_pages(some, node_at, size, running)
+            yield from _check_huge_pages(size_demands, node_at, size, running)
 
 
-def _none_for_qemu(facts: Vm, demands: list[_Demand], sizes: list[int | None]) -> Iterator[Finding]:
+def _check_qemu_memory(
+    facts: Vm, demands: list[_Demand], sizes: list[int | None]
+) -> Iterator[Finding]:
     """A VM that fits the host's memory, but not together with QEMU and its page tables."""
     total = sum(size or 0 for size in sizes)
     vm_bytes = sum(demand.memory_bytes for demand in demands)
@@ -332,11 +334,13 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
         )
     elif len(facts.cells) < 2 and facts.binding is not None:
         bound = facts.binding[1]
-        away = bound - vcpu_nodes
+        nodes_without_vcpus = bound - vcpu_nodes
         bare = vcpu_nodes - bound - CpuSet(n.index for n in host.nodes if n.memory_bytes == 0)
-        if vcpu_nodes and away:
+        if vcpu_nodes and nodes_without_vcpus:
             observed = (
-                f"on {nodes_text(away)} only" if away == bound else f"{nodes_text(away)} as well"
+                f"on {nodes_text(nodes_without_vcpus)} only"
+                if nodes_without_vcpus == bound
+                else f"{nodes_text(nodes_without_vcpus)} as well"
             )
         else:
             observed = f"none on {nodes_text(bare)}" if bare else ""

@@ -134,14 +134,16 @@ def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
     if facts.threads_per_core > 1:
         return
     for core in host.cores:
-        on_it = [
+        core_vcpus = [
             i for i, pin in enumerate(facts.vcpu_pins) if pin and len(pin) == 1 and pin <= core.pus
         ]
-        used = CpuSet(pu for i in on_it for pu in facts.vcpu_pins[i] or ())
+        used = CpuSet(pu for i in core_vcpus for pu in facts.vcpu_pins[i] or ())
         if len(used) > 1:
             yield finding(
                 "core-shared",
-                Subject(f"{vcpus_text(CpuSet(on_it))} on CPUs {core.pus}", "vcpupin", on_it[0]),
+                Subject(
+                    f"{vcpus_text(CpuSet(core_vcpus))} on CPUs {core.pus}", "vcpupin", core_vcpus[0]
+                ),
                 expected="a core for each: the guest is shown no siblings",
                 observed="siblings of one core",
             )

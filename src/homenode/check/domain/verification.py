@@ -176,12 +176,12 @@ _Part = tuple[str, str, str]
 
 
 def as_planned(
-    document: Document, vm: Vm, plan: Plan, also: frozenset[str] = frozenset()
+    document: Document, vm: Vm, plan: Plan, extra_ignored: frozenset[str] = frozenset()
 ) -> Iterator[Finding]:
     """Yield a finding for each different fact, each group of other elements that the plan would
     change, and each setting that the plan relies on. vm: of the document. also: fields of Vm that
     findings of others name."""
-    named = set(also)
+    named = set(extra_ignored)
     for difference in diff(plan.vm, vm, plan.unsaid | UNSAID.keys()):
         named.update(difference.fact.fields)
         yield finding(

@@ -36,7 +36,7 @@ from homenode.vm.domain.controllers import qemu_arguments
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import open_domain
 from homenode.vm.hypervisor.connection import DomainState, is_local
-from homenode.vm.hypervisor.virsh import RefusedError, Virsh
+from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan
 from homenode.vm.targets.qemu_command import fields_of
@@ -166,7 +166,7 @@ def verify_paused(
     journal = paused_journal(default_root(), on.virsh, uuid, name)
     try:
         return while_paused(step, journal, lambda: _look(on, plan, host))
-    except RefusedError as error:
+    except RejectedError as error:
         failed = finding("start-failed", name, "a start", error.message, on.virsh.connect)
         return Findings(checked=(f"{name}: started paused",), findings=(failed,))
 

@@ -18,8 +18,8 @@ from homenode.vm.targets.registry import VmFile, on_host, target_named
 from homenode.vm.targets.script import pins_in
 from homenode.vm.targets.target import (
     Feature,
-    Level,
     Rendering,
+    SupportLevel,
     Target,
     is_vgpu,
     lost_features,
@@ -170,8 +170,8 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     host: for the devices' ids. Raises InputError for a plan that no file of the target can have."""
     module = target_named(target)
     lost = lost_features(module, plan)
-    _refuse_plan_of_others(plan, module, target, lost)
-    shows_cells = module.support[Feature.DEVICE_CELLS].level is not Level.LOST
+    _reject_plan_of_others(plan, module, target, lost)
+    shows_cells = module.support[Feature.DEVICE_CELLS].level is not SupportLevel.LOST
     hidden = lost | ({Feature.TOPOLOGY} if Feature.THREADS in lost else set())
     # A target that cannot express the cells of devices chooses the devices' slots itself.
     vm = visible_vm(plan.vm, hidden if shows_cells else hidden | {Feature.DEVICE_CELLS})
@@ -184,7 +184,7 @@ def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:
     yield from lost_findings(module, lost_features(module, plan) & _SEEN, source)
 
 
-def _refuse_plan_of_others(plan: Plan, target: Target, name: str, lost: frozenset[Feature]) -> None:
+def _reject_plan_of_others(plan: Plan, target: Target, name: str, lost: frozenset[Feature]) -> None:
     title = target.title
     if Feature.VGPUS in lost:
         vgpus = filter(is_vgpu, plan.vm.hostdevs)

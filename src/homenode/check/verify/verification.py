@@ -21,7 +21,7 @@ from homenode.check.verify.guest_checks import (
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Findings, in_order, with_gaps
-from homenode.machine.topology import Host, refuse_unshown
+from homenode.machine.topology import Host, reject_unshown
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.safe.input_files import read_file, read_input, read_subject
 from homenode.vm.domain.document import Document
@@ -35,7 +35,7 @@ from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import TARGETS, kind_of, target_named, target_of
 
 _SSH = "ssh:"
-_MOST_HOOK_BYTES = 16 << 20
+_MAX_HOOK_BYTES = 16 << 20
 
 
 class VerifyRequest(Struct, frozen=True):
@@ -157,9 +157,7 @@ class _Answer(Struct, kw_only=True):
         module, script = target_named(target), None
         hook = None if module.hook_suffix is None else Path(source + module.hook_suffix)
         if hook is not None and hook.is_file():
-            script = read_file(
-                hook, "the hook that was written with it", max_bytes=_MOST_HOOK_BYTES
-            )
+            script = read_file(hook, "the hook that was written with it", max_bytes=_MAX_HOOK_BYTES)
         self._add(verify_target(content, source, target, plan, host=self.host, hook=script))
         if self.request.boot is None:
             return
@@ -184,9 +182,9 @@ class _Answer(Struct, kw_only=True):
         else:
             expected = _expectation(plan, facts, host)
             self.checked.append(f"the view of guest {guest.name}")
-        refuse_unshown(guest, "CPUs", "memory")
+        reject_unshown(guest, "CPUs", "memory")
         if expected.devices:
-            refuse_unshown(guest, "PCI")
+            reject_unshown(guest, "PCI")
         self.views.append(view_of_guest(expected, guest, host))
 
     def _add(self, findings: Findings) -> None:

@@ -329,9 +329,9 @@ def _ways_together(subject: CheckedVmi, shares: NodeShares) -> Iterator[str]:
     else:
         # The kubelet takes CPUs of a further node only when it has taken all of the others.
         count = max(len(shares.gpus), shares.memory_node_count)
-        most = max(len(node.pus) for node in subject.host.nodes) * (count - 1)
-        enough = -(-most * EVEN_PART * count // (EVEN_PART * count - 1))
-        vcpus, even = (-(-number // threads) * threads for number in (enough, most + 1))
+        most_pus = max(len(node.pus) for node in subject.host.nodes) * (count - 1)
+        enough = -(-most_pus * EVEN_PART * count // (EVEN_PART * count - 1))
+        vcpus, even = (-(-number // threads) * threads for number in (enough, most_pus + 1))
         larger = shares_of(vmi, subject.host, vcpus=vcpus)
         if larger is not None and larger.is_near:
             request = f"{mapped and f'{mapped}, and '}request at least {plural(vcpus, 'CPU')}"

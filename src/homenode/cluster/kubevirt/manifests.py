@@ -42,7 +42,7 @@ main()
 """
 """The hook of the image, which has homenode."""
 _LARGEST = 1 << 20
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 _GPUS_OF_NODE = 4
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SPELLINGS = {
@@ -75,7 +75,7 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
             hint=_IDS_HINT,
         )
     for name, number, largest in (
-        ("--gpus", options.gpus, _MOST_GPUS),
+        ("--gpus", options.gpus, _MAX_GPUS),
         ("--vcpus", options.vcpus, _LARGEST),
         ("GiB of --memory", options.memory_gib, _LARGEST),
     ):
@@ -252,7 +252,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
 USER = 1001
 """The image's user: not root, and with a name, which ssh requires."""
 
-LONGEST_S = 6 * 3600
+MAX_S = 6 * 3600
 """A guest that never ends ends here."""
 
 
@@ -304,7 +304,7 @@ def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, A
         "job.yaml",
         NAME=name,
         NAMESPACE=options.namespace,
-        SECONDS=LONGEST_S,
+        SECONDS=MAX_S,
         USER=USER,
         IMAGE=options.bench_image,
     )

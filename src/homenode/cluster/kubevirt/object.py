@@ -48,7 +48,7 @@ def value_at(value: Any, *path: str) -> Any:
 
 
 _MAX_DEPTH = 64
-_LONGEST_NUMBER = 64
+_MAX_NUMBER = 64
 _MAX_NODES = 20_000
 """Limit of YAML nodes in a file, of 10 microseconds and 300 bytes each; a VMI has 500."""
 
@@ -80,7 +80,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
 
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
         """The type of a value. A long value is a text: 1:1:1 in base 60 takes minutes."""
-        if value is not None and len(value) > _LONGEST_NUMBER:
+        if value is not None and len(value) > _MAX_NUMBER:
             implicit = (False, implicit[1])
         tag: str = super().resolve(kind, value, implicit)
         return tag

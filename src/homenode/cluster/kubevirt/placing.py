@@ -24,7 +24,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances, is_grace, with_initiator_cells
-from homenode.plan.shape.pcie import MirroredPcie, mirror_cells, refuse_machine
+from homenode.plan.shape.pcie import MirroredPcie, mirror_cells, reject_machine
 from homenode.text import plural
 from homenode.vm.domain.cells import (
     cell_elements,
@@ -103,9 +103,9 @@ def place_devices(
     nodes = cell_nodes(document, host)
     is_bound = bool(read_memnodes(document))
     if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:
-        several = ", ".join(map(str, sorted(nodes.cell_of_node)))
+        nodes_text = ", ".join(map(str, sorted(nodes.cell_of_node)))
         reason = (
-            f"warning: the guest's one cell mirrors host nodes {several}, so that a device on "
+            f"warning: the guest's one cell mirrors host nodes {nodes_text}, so that a device on "
             "it would have a wrong node: KubeVirt adds such a cell for memory hotplug; set "
             "spec.domain.cpu.numa.guestMappingPassthrough and omit maxGuest"
         )
@@ -135,7 +135,7 @@ def place_devices(
         if rewritten != xml:
             note = "added the distances of the cells; no device moved"
         return PlacedXml(rewritten, (*notes, note))
-    refuse_machine(guest, source, "remove the hook from this VM")
+    reject_machine(guest, source, "remove the hook from this VM")
     request = GuestRequest(
         guest=guest, layout=LAYOUT, options=PlanOptions(LAYOUT.name, pci_granularity=granularity)
     )
@@ -209,9 +209,9 @@ def _with_lost_targets(
         if len(cells) == 1 and (cell := next(iter(cells))) is not None
     }
     named = {*cell_of.values(), *(c.cell for c in guest.controllers)}
-    without = [cell for cell in range(len(guest.cell_vcpus)) if cell not in named]
+    cells_without_bus = [cell for cell in range(len(guest.cell_vcpus)) if cell not in named]
     empty = [index for index in lost if not cells_below[index]]
-    cell_of |= dict(zip(empty, without, strict=False))
+    cell_of |= dict(zip(empty, cells_without_bus, strict=False))
     regained = tuple(
         replace(controller, cell=cell_of[controller.index])
         if controller.index in cell_of
@@ -449,11 +449,15 @@ def answer(
     try:
         read = read_vmi(vmi, "--vmi")
         policy = on_error or _choice_of(read, ON_ERROR_ANNOTATION, OnError, OnError.FAIL)
-        by = granularity or _choice_of(
+        chosen_granularity = granularity or _choice_of(
             read, GRANULARITY_ANNOTATION, PciGranularity, PciGranularity.CELL
         )
         placed = place_devices(
-            domain, open_host(), asked_for=read.guest_addresses, granularity=by, source="--domain"
+            domain,
+            open_host(),
+            asked_for=read.guest_addresses,
+            granularity=chosen_granularity,
+            source="--domain",
         )
     except HomenodeError as error:
         return _failure(domain, policy, str(error), error.exit_code)

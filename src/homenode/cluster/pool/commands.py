@@ -13,7 +13,7 @@ from homenode.cli.plan import (
     choose_by,
     hosts_after,
     warn_slow_links,
-    write_document,
+    write_definition,
 )
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
@@ -55,7 +55,7 @@ from homenode.errors import (
 )
 from homenode.findings import Gap
 from homenode.formats import encode
-from homenode.machine.topology import Host, refuse_unshown
+from homenode.machine.topology import Host, reject_unshown
 from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.stored import encode_plan, encode_refusal
@@ -67,7 +67,7 @@ from homenode.text import command_line, plural
 from homenode.vm.domain.read import read_vm
 from homenode.vm.host_sources import NamedHost, NamedHosts, Progress, host_over_ssh, read_hosts
 from homenode.vm.plan import Unplannable, is_critical
-from homenode.vm.plan_options import PlanOptions, refuse_objective
+from homenode.vm.plan_options import PlanOptions, reject_objective
 
 
 def show(arguments: PoolShowArguments) -> None:
@@ -92,7 +92,7 @@ def show(arguments: PoolShowArguments) -> None:
 def place(arguments: PoolPlaceArguments) -> None:
     """Rank the hosts, and plan for the first."""
     document, options, output = arguments.document, arguments.options, arguments.output
-    refuse_objective(options)
+    reject_objective(options)
     if STANDARD_OUTPUT in (output, arguments.save_plan) and (
         arguments.json or output == arguments.save_plan
     ):
@@ -131,7 +131,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         raise SystemExit(NOT_KNOWN if NOT_KNOWN in codes else UNPLANNABLE)
     lines = []
     if output is not None:
-        lines += write_document(tuning, original, output, permissions_of(document))
+        lines += write_definition(tuning, original, output, permissions_of(document))
     if arguments.save_plan is not None:
         write_text(arguments.save_plan, encode_plan(tuning.plan))
         note_written(arguments.save_plan)
@@ -181,7 +181,7 @@ def _with_cores(named: NamedHosts) -> NamedHosts:
     hosts, unread = [], list(named.unread)
     for number, entry in enumerate(named.hosts, start=1):
         try:
-            refuse_unshown(entry.host, "cores")
+            reject_unshown(entry.host, "cores")
             hosts.append(entry)
         except NotKnownError as error:
             if number == len(named.hosts) and not hosts:

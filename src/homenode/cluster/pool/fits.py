@@ -15,12 +15,12 @@ from homenode.machine.topology import (
     Host,
     MemoryKind,
     NumaNode,
-    refuse_unshown,
+    reject_unshown,
     with_certain_nodes,
 )
 from homenode.option import key_values, size_bytes, whole_number
 from homenode.plan.allocations import allocations
-from homenode.plan.memory import LEAST_RESERVE_BYTES, free_memory, held_memory
+from homenode.plan.memory import MIN_RESERVE_BYTES, free_memory, held_memory
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
@@ -35,7 +35,7 @@ from homenode.vm.model import MAX_VCPUS, Vm
 from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.plan_options import PlanOptions
 
-MOST_COUNTED = 100
+MAX_COUNTED = 100
 """VMs of one size on one host; where as many fit, more may."""
 
 _LAYOUT = "pin-numa-pci"  # the guest sees where each GPU is
@@ -122,7 +122,7 @@ def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
 def shows_pci(host: Host) -> bool:
     """Return whether the host's source shows its PCI functions."""
     try:
-        refuse_unshown(host, "PCI")
+        reject_unshown(host, "PCI")
     except NotKnownError:
         return False
     return True
@@ -307,7 +307,7 @@ def _hides_vms(gap: Gap) -> bool:
 
 
 def count_fits(host: Host, size: VmSize) -> int | None:
-    """Count the VMs of a size that fit locally, one after the other, at most MOST_COUNTED. Locally
+    """Count the VMs of a size that fit locally, one after the other, at most MAX_COUNTED. Locally
     means no GPU away from the VM's nodes, no more packages, and no other fallback than on the empty
     host. None if the host has no GPUs to share out."""
     try:
@@ -315,7 +315,7 @@ def count_fits(host: Host, size: VmSize) -> int | None:
     except InputError:
         return None
     count, best = 0, _try_plan(_without_vms(host), request)
-    while count < MOST_COUNTED and best is not None:
+    while count < MAX_COUNTED and best is not None:
         vm = replace(request, guest=replace(request.guest, name=f"\0{count}"))
         planned = _try_plan(host, vm)
         if planned is None:
@@ -396,7 +396,7 @@ def share_of(host: Host, gpus: int) -> tuple[int, int]:
 def _for_vms(node: NumaNode, is_idle: bool) -> int:
     """Return the bytes of a node without the host's reserve, and without what an idle host uses."""
     size = node.memory_bytes or 0
-    reserve = max(LEAST_RESERVE_BYTES, size // 50)
+    reserve = max(MIN_RESERVE_BYTES, size // 50)
     if is_idle and node.memory_free_bytes is not None:
         pages = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
         size = min(size, node.memory_free_bytes + pages)

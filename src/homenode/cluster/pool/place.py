@@ -44,7 +44,7 @@ class PoolPlace(Struct, frozen=True, kw_only=True):
         return self.gpus > 0 if balance is None else balance is Balance.PACK
 
 
-class RefusingHosts(Struct, frozen=True, kw_only=True):
+class RejectingHosts(Struct, frozen=True, kw_only=True):
     """Hosts on which the VM does not fit, for one kind of reason."""
 
     names: tuple[str, ...]
@@ -58,7 +58,7 @@ class PoolRanking(Struct, frozen=True, kw_only=True):
     """The hosts on which a VM fits, best first, and the others by frequency of the reason."""
 
     hosts: tuple[PoolPlace, ...]
-    refusing: tuple[RefusingHosts, ...]
+    refusing: tuple[RejectingHosts, ...]
 
 
 def rank_hosts(
@@ -91,7 +91,7 @@ def rank_hosts(
         kind = message if nearest is None else nearest.constraint
         refusals.setdefault(kind, ([], answer))[0].append(entry.name)
     refusing = [
-        RefusingHosts(
+        RejectingHosts(
             names=tuple(names),
             reason=kind if (nearest := _closest(first)) is None else nearest.detail,
             hint=first.hint,

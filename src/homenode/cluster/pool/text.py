@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from homenode.cluster.pool.fits import (
-    MOST_COUNTED,
+    MAX_COUNTED,
     FreeOfNode,
     Pool,
     PoolHost,
@@ -12,7 +12,7 @@ from homenode.cluster.pool.fits import (
     model_names,
     sum_of,
 )
-from homenode.cluster.pool.place import PoolPlace, PoolRanking, RefusingHosts
+from homenode.cluster.pool.place import PoolPlace, PoolRanking, RejectingHosts
 from homenode.doc import Doc, Part, Table, Text
 from homenode.findings import NO_VMS_DESCRIBED, Gap, shared_gap_lines
 from homenode.show.explain import term_words
@@ -21,10 +21,10 @@ from homenode.text import first_few, nodes_text, number_list, plural
 from homenode.units import format_bytes
 from homenode.vm.plan import Plan
 
-MOST_ROWS = 40
+MAX_ROWS = 40
 """Hosts of a table; if there are more, hosts with equal values share a row."""
 
-MOST_RANKS = 4
+MAX_RANKS = 4
 """Rows of a table of hosts that take a VM; equal hosts are one row."""
 
 
@@ -92,7 +92,7 @@ def unknown_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ..
 def _hosts_table(pool: Pool) -> Table:
     groups: dict[object, list[PoolHost]] = {}
     for host in pool.hosts:
-        is_alone = len(pool.hosts) <= MOST_ROWS
+        is_alone = len(pool.hosts) <= MAX_ROWS
         group_key = host.name if is_alone else (host.free, host.vms, host.fits, host.gpu_models)
         groups.setdefault(group_key, []).append(host)
     rows = []
@@ -146,7 +146,7 @@ def _figures(free: FreeOfNode, vms: int | None, models: str = "") -> tuple[str, 
 def _fit(fit: SizeFits) -> str:
     if fit.count is None:
         return "-"
-    return f"{fit.count}+" if fit.count >= MOST_COUNTED else str(fit.count)
+    return f"{fit.count}+" if fit.count >= MAX_COUNTED else str(fit.count)
 
 
 def _memory(size: int | None) -> str:
@@ -198,7 +198,7 @@ def places_text(
             groups[-1].append(ranked)
         else:
             groups.append([ranked])
-    shown = groups if everything else groups[:MOST_RANKS]
+    shown = groups if everything else groups[:MAX_RANKS]
     unshown = len(hosts) - sum(map(len, shown))
     numbers = accumulate((len(group) for group in shown), initial=1)
     heads = ("host", "nodes", "LLCs", "GPUs left", "cores left", "memory left", "decided")
@@ -252,7 +252,7 @@ def _places_of(ranked: PoolPlace) -> tuple[str, ...]:
     )
 
 
-def no_place_text(vm: str, refusing: Sequence[RefusingHosts]) -> Doc:
+def no_place_text(vm: str, refusing: Sequence[RejectingHosts]) -> Doc:
     """Return why the VM fits on no host."""
     count = sum(len(refused.names) for refused in refusing)
     hints = dict.fromkeys(refused.hint for refused in refusing if refused.hint)
@@ -260,7 +260,7 @@ def no_place_text(vm: str, refusing: Sequence[RefusingHosts]) -> Doc:
     return Doc(f"{vm} fits none of {plural(count, 'host')}", tuple(parts))
 
 
-def refusal_text(refused: RefusingHosts) -> Text:
+def refusal_text(refused: RejectingHosts) -> Text:
     """Return the hosts that reject a VM, and the reason of the first."""
     names, first = refused.names, refused.names[0]
     if len(names) == 1:

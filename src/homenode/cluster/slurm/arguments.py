@@ -17,7 +17,7 @@ MAX_CPUS = 65536
 MAX_TIME = 1e6
 
 
-class Shape(Struct, frozen=True):
+class SharedJobShape(Struct, frozen=True):
     """A job of the shared queue."""
 
     gpus: int  # of one job
@@ -68,7 +68,7 @@ class StudyOptions(Struct, frozen=True):
     rounds: Annotated[int, Opt("--rounds", "N", ge=1, le=MAX_ROUNDS)] = 3
     node_list: tuple[str, ...] = ()
     numa: tuple[int, ...] | None = None  # NUMA nodes to bind to
-    shapes: tuple[Shape, ...] = (Shape(1, 4), Shape(2, 2))
+    shapes: tuple[SharedJobShape, ...] = (SharedJobShape(1, 4), SharedJobShape(2, 2))
     cpus_per_gpu: Annotated[
         int | None, Opt("--cpus-per-gpu", "N", ge=1, le=MAX_CPUS, rare=True)
     ] = None

@@ -9,7 +9,7 @@ from homenode.cluster.slurm.tools.scontrol import Job
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import NodeIndex
 from homenode.findings import Finding, Findings, finding, in_order
-from homenode.plan.allocations import MOST_NAMED
+from homenode.plan.allocations import MAX_NAMED
 from homenode.text import first_few, number_list, plural
 
 _SLURM = "what Slurm and the host report"
@@ -74,7 +74,7 @@ def _unjudged_finding(
     reason: str, remedy: str | None, allocations: Sequence[JobAllocation]
 ) -> Finding:
     """Return one finding for all jobs that cannot be judged for the same reason."""
-    jobs = first_few(dict.fromkeys(allocation.job for allocation in allocations), MOST_NAMED)
+    jobs = first_few(dict.fromkeys(allocation.job for allocation in allocations), MAX_NAMED)
     nodes = compress_hostlist(sorted({allocation.node for allocation in allocations}))
     return finding(
         "job-unjudged",

@@ -25,7 +25,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
-from homenode.machine.topology import Host, refuse_unshown
+from homenode.machine.topology import Host, reject_unshown
 from homenode.text import command_line, nodes_text, plural
 
 _GRES_PAGE = "gres.conf(5)"
@@ -80,7 +80,7 @@ def check(
     groups = node_classes(gres, slurm, nodes)
     gpus, order = gpu_cores(host), core_order(host)
     if groups and not gpus:
-        refuse_unshown(host, "PCI")
+        reject_unshown(host, "PCI")
         raise InputError(
             f"{host.name}: no GPUs on this host, but {groups[0].subject} has them",
             hint="capture one of the nodes (srun -w NODE homenode capture -o NODE.tar.gz) and "
@@ -413,7 +413,7 @@ def _subject_of(group: NodeClass, gpus: Sequence[GpuCores]) -> str:
 
 
 def _check_shape(
-    group: NodeClass, order: CoreOrder, alike: Sequence[NodeClass]
+    group: NodeClass, order: CoreOrder, same_shape_classes: Sequence[NodeClass]
 ) -> Iterator[Finding]:
     """Compare the number of cores in slurm.conf, which Cores= counts, with the machine's."""
     node = group.definition
@@ -426,9 +426,11 @@ def _check_shape(
         "as the machine has",
         f"{node.shape} (sockets x cores x threads)",
         f"{node.line.source}:{node.line.first}, {_SLURM_PAGE}",
-        severity=None if group in alike else Severity.WARNING,
-        case=None if group in alike else "other machine",
-        values={"nodes": compress_hostlist(name for other in alike for name in other.names)},
+        severity=None if group in same_shape_classes else Severity.WARNING,
+        case=None if group in same_shape_classes else "other machine",
+        values={
+            "nodes": compress_hostlist(name for other in same_shape_classes for name in other.names)
+        },
     )
 
 

@@ -226,7 +226,7 @@ def _read(path: Path) -> str:
     return content.decode("utf-8", "replace")
 
 
-_MOST_BYTES = 4 * MAX_TEXT_CHARS
+_MAX_BYTES = 4 * MAX_TEXT_CHARS
 
 
 def read_config(path: Path) -> SlurmConfig:
@@ -250,13 +250,13 @@ def read_config(path: Path) -> SlurmConfig:
         except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle
             return str(error)
 
-    content = read_file(path, "a configuration file of Slurm", max_bytes=_MOST_BYTES)
+    content = read_file(path, "a configuration file of Slurm", max_bytes=_MAX_BYTES)
     return parse_config(content.decode("utf-8", "replace"), str(path), include)
 
 
 def _included_text(top: Path, path: Path) -> str:
     inside = path.resolve().relative_to(top)
-    return read_below(top, str(inside), _MOST_BYTES).decode("utf-8", "replace")
+    return read_below(top, str(inside), _MAX_BYTES).decode("utf-8", "replace")
 
 
 _SUBMITTED_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)

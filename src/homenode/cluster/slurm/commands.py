@@ -60,7 +60,7 @@ from homenode.safe.input_files import read_input
 from homenode.text import plural
 from homenode.vm.sources import load_host
 
-_MOST_LINES = 8
+_MAX_LINES = 8
 """Number of changed lines on the screen of check."""
 
 
@@ -96,8 +96,10 @@ def audit(arguments: SlurmAuditArguments) -> None:
                 hosts = dict.fromkeys(machine.host for machine in machines.values())
                 findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
     if arguments.explain:
-        far = {finding.subject for finding in findings.findings if finding.id == "job-gpu-far"}
-        local = ", ".join(subject for subject in judged if subject not in far)
+        far_job_subjects = {
+            finding.subject for finding in findings.findings if finding.id == "job-gpu-far"
+        }
+        local = ", ".join(subject for subject in judged if subject not in far_job_subjects)
         if local:
             findings = replace(findings, checked=(*findings.checked, f"local: {local}"))
     subject = plural(len(set(judged.values())), "GPU job")
@@ -262,7 +264,7 @@ def check(arguments: SlurmCheckArguments) -> None:
 
 
 def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain: bool) -> None:
-    """Print the lines that change, at most _MOST_LINES; explain: the whole diff of each file."""
+    """Print the lines that change, at most _MAX_LINES; explain: the whole diff of each file."""
     changed = [source for source in after if after[source] != before[source]]
     lines: list[str] = []
     for source in changed:
@@ -273,7 +275,7 @@ def _print_lines(before: Mapping[str, str], after: Mapping[str, str], *, explain
         diff = unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
         lines += [line for line in diff if not line.startswith(("---", "+++", "@@"))]
     if lines and not explain:
-        count = min(len(lines), _MOST_LINES)
+        count = min(len(lines), _MAX_LINES)
         while count < len(lines) and lines[count - 1].startswith("-") and count > 1:
             count -= 1  # a removed line stays with the line that replaces it
         say("\n".join(("", *lines[:count])))

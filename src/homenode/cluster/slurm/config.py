@@ -52,7 +52,7 @@ class ConfigFile(NamedTuple):
     text: str
 
 
-class NotRead(NamedTuple):
+class UnreadFile(NamedTuple):
     """A file that an Include line names and whose lines are unknown."""
 
     path: str
@@ -66,7 +66,7 @@ class SlurmConfig(Struct, frozen=True):
     lines: tuple[ConfigLine, ...]  # without blank lines and comments
     # files that Include lines name, whose lines replace these in `lines`
     included: tuple[ConfigFile, ...] = ()
-    not_read: tuple[NotRead, ...] = ()  # those whose lines do not
+    not_read: tuple[UnreadFile, ...] = ()  # those whose lines do not
 
     @property
     def files(self) -> tuple[ConfigFile, ...]:
@@ -124,7 +124,7 @@ class _ConfigReader(NamedTuple):
     include: Includer
     lines: list[ConfigLine]
     included: list[ConfigFile]
-    not_read: list[NotRead]
+    not_read: list[UnreadFile]
 
     def add(self, file: ConfigFile, depth: int) -> None:
         """Add the lines of a file, in their places among the other lines."""
@@ -144,7 +144,7 @@ class _ConfigReader(NamedTuple):
         name = self._with_cluster(path)
         files = self.include(name, neighbours) if name else "ClusterName= is missing before it"
         if isinstance(files, str):
-            self.not_read.append(NotRead(path, files, place))
+            self.not_read.append(UnreadFile(path, files, place))
             return
         for file in files:
             if depth >= MAX_DEPTH or len(self.included) >= MAX_INCLUDED:

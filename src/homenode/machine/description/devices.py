@@ -296,11 +296,11 @@ class _Elements(Struct, frozen=True):
     def _port(self, table: ElementTable, link: PciLink | None, depth: int) -> Port:
         port_link = _link(table.port_link) or link
         if table.empty:
-            _refuse_keys(table, _list_keys(table) - {_EMPTY, "port_link"}, "an empty port")
+            _reject_keys(table, _list_keys(table) - {_EMPTY, "port_link"}, "an empty port")
             return Port(table.location, port_link, None)
         if table.switch is None:
             return Port(table.location, port_link, self.endpoint(table, set()))
-        _refuse_keys(table, _list_keys(table) - {*_SWITCH_KEYS}, "a switch")
+        _reject_keys(table, _list_keys(table) - {*_SWITCH_KEYS}, "a switch")
         switch = Switch(
             table.location,
             _link(table.link),
@@ -311,7 +311,7 @@ class _Elements(Struct, frozen=True):
 
     def endpoint(self, table: ElementTable, without: Collection[str]) -> Endpoint:
         """Parse a device. without: keys that are not allowed in its place."""
-        _refuse_keys(table, _list_keys(table) & {"switch", _EMPTY, *without}, "a device here")
+        _reject_keys(table, _list_keys(table) & {"switch", _EMPTY, *without}, "a device here")
         name = table.model or ""
         if name not in self.models:
             error = table.refusal("model", f"one of {', '.join(sorted(self.models))}", name)
@@ -356,7 +356,7 @@ def _list_keys(table: ElementTable) -> set[str]:
     return keys if table.empty else keys - {_EMPTY}
 
 
-def _refuse_keys(table: ElementTable, foreign: Collection[str], subject: str) -> None:
+def _reject_keys(table: ElementTable, foreign: Collection[str], subject: str) -> None:
     """Reject keys that have no meaning for the kind of entry."""
     for key in sorted(foreign):
         raise table.refusal(key, f"no such key on {subject}", "one")

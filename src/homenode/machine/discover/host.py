@@ -113,7 +113,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     tree = read_pci_tree(snapshot, locality, driver_gpus)
     devices, lspci_gaps = _add_names(snapshot, tree.devices)
     links = read_device_links(snapshot, devices, driver_gpus, locality)
-    devices, tree = _place_by_tools(snapshot, devices, tree, links.node_of_gpu, locality)
+    devices, tree = _set_nodes_from_tools(snapshot, devices, tree, links.node_of_gpu, locality)
     devices = _as_driver_says(devices, links.queried)
     devices, part_gaps = with_parts(snapshot, devices, links.queried)
     named_nodes, memory_gaps = name_memory(snapshot, nodes.nodes, gpu_of_node, links.gpu_of_node)
@@ -176,7 +176,7 @@ def _add_names(
     return add_lspci(devices, text, f"{snapshot.name}: lspci")
 
 
-def _place_by_tools(
+def _set_nodes_from_tools(
     snapshot: Snapshot,
     devices: tuple[PciDevice, ...],
     tree: PciTree,

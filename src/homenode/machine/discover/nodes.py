@@ -35,7 +35,7 @@ from homenode.text import cpus_text, plural
 from homenode.units import KIB, whole_number
 
 NODE = "/sys/devices/system/node"
-_MOST_NODES = 1024
+_MAX_NODES = 1024
 
 _MEMORY_LINE = re.compile(
     r"(?:Node +\d+ +)?(MemTotal|MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): +"
@@ -66,8 +66,8 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     directories = list_numbers(list_readable(snapshot, NODE), "node")
     if not directories:
         return _single_node(snapshot, online, packages)
-    if directories[-1] > MAX_PU_INDEX or len(directories) > _MOST_NODES:
-        expected = f"directories node0 to node{MAX_PU_INDEX}, and as Linux at most {_MOST_NODES}"
+    if directories[-1] > MAX_PU_INDEX or len(directories) > _MAX_NODES:
+        expected = f"directories node0 to node{MAX_PU_INDEX}, and as Linux at most {_MAX_NODES}"
         raise ParseError(
             f"{snapshot.name}: {NODE}", expected, f"{len(directories)} up to node{directories[-1]}"
         )

@@ -14,7 +14,7 @@ from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import MemoryKind, NumaNode, nearest_cpu_nodes
 from homenode.units import whole_number
 
-_LONGEST_NUMBER = 20
+_MAX_NUMBER = 20
 
 
 class Locality(Struct, frozen=True):
@@ -39,9 +39,11 @@ class Locality(Struct, frozen=True):
         driver."""
         package_of = {node.index: node.package for node in nodes}
         cpu_node: dict[NodeIndex, NodeIndex | None] = {node.index: node.index for node in nodes}
-        of_devices = {node.index for node in nodes if _is_of_a_device(node)} | set(gpu_memory)
+        device_node_indexes = {node.index for node in nodes if _is_of_a_device(node)} | set(
+            gpu_memory
+        )
         for index, nearest in nearest_cpu_nodes(nodes, distances).items():
-            if index not in of_devices:
+            if index not in device_node_indexes:
                 continue
             packages = {package_of[node_index] for node_index in nearest}
             is_known = len(nearest) == 1 or (len(packages) == 1 and None not in packages)
@@ -103,7 +105,7 @@ class Locality(Struct, frozen=True):
         content = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
         if content is None:
             return "no numa_node file, and its local CPUs are not the CPUs of one node"
-        word = content.strip()[:_LONGEST_NUMBER]
+        word = content.strip()[:_MAX_NUMBER]
         if word.startswith("-"):
             return f"the firmware reports no node: numa_node is {word}"
         if whole_number(word) in self.cpu_node:
@@ -222,13 +224,13 @@ def functions_off_the_bus(
     snapshot: Snapshot, directories: Sequence[str], listed: frozenset[Bdf]
 ) -> tuple[Gap, ...]:
     """Functions with a directory below a root complex or bridge that /sys/bus/pci does not list."""
-    stray: list[Bdf] = []
+    mismatched_functions: list[Bdf] = []
     for directory in directories:
         for name in snapshot.list(directory) or ():
             bdf = address_of(name)
             if bdf is not None and bdf not in listed:
-                stray.append(bdf)
-    if not stray:
+                mismatched_functions.append(bdf)
+    if not mismatched_functions:
         return ()
     reason = "has a directory in /sys/devices, but is not in /sys/bus/pci/devices: omitted"
-    return (Gap(functions_text(sorted(stray)), reason),)
+    return (Gap(functions_text(sorted(mismatched_functions)), reason),)

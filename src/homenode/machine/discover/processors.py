@@ -110,7 +110,7 @@ def kinds_by_speed(speeds: Sequence[int]) -> tuple[CoreKind | None, ...]:
 _FAMILIES_OF_MODULES = (0x15, 0x16)
 """AMD's Bulldozer to Excavator, whose modules have two cores, and Jaguar, as in hwloc."""
 
-_LOWEST_LLC_LEVEL = 2
+_MIN_LLC_LEVEL = 2
 """A level-1 cache that is listed alone is not the last: firmware often shows no other."""
 
 
@@ -378,7 +378,7 @@ def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None
     for index in reversed(list_numbers(snapshot.list(directory), "index")):
         cache = f"{directory}/index{index}"
         level = read_number(snapshot, f"{cache}/level")
-        if level is None or level < _LOWEST_LLC_LEVEL or (best is not None and level <= best[1]):
+        if level is None or level < _MIN_LLC_LEVEL or (best is not None and level <= best[1]):
             continue
         if read_word(snapshot, f"{cache}/type") not in ("Unified", "Data"):
             continue

@@ -21,7 +21,7 @@ from typing import BinaryIO, Protocol
 from msgspec import Struct
 
 from homenode.errors import InputError, of_os
-from homenode.safe.input_files import open_plain
+from homenode.safe.input_files import open_regular
 from homenode.units import whole_number
 
 MAX_MEMBERS = 80_000
@@ -110,7 +110,7 @@ def read_archive(path: Path) -> ArchiveTree:
     exceeds a limit above.
     """
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             return _read(file, str(path))
     except OSError as error:
         raise of_os(error, str(path), "a tar of a host's /sys") from None

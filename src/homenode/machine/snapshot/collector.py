@@ -31,7 +31,7 @@ from homenode.machine.snapshot.contents import (
     IDENTITY_PATHS,
     PATHS,
     SERIAL_PATHS,
-    Kind,
+    PathKind,
     PathRule,
     ToolCommand,
 )
@@ -54,7 +54,7 @@ def collector_script(root: str = "/") -> str:
     lines.append(f"g '{' '.join(together)}'")
     links: list[str] = []
     for rule in PATHS:
-        if rule.kind is Kind.LINK:
+        if rule.kind is PathKind.LINK:
             links.append(_relative_glob(rule.glob))
         elif _is_text(rule):
             continue
@@ -126,14 +126,14 @@ def _relative_glob(glob: str) -> str:
 
 def _is_text(rule: PathRule) -> bool:
     """Return whether grep can read it with others. The device tree's texts end in a zero byte."""
-    return rule.kind is Kind.FILE and rule.unless is None and "device-tree" not in rule.glob
+    return rule.kind is PathKind.FILE and rule.unless is None and "device-tree" not in rule.glob
 
 
 def _reading_lines(rule: PathRule) -> Iterator[str]:
     glob = _relative_glob(rule.glob)
-    if rule.kind is Kind.DIRECTORY:
+    if rule.kind is PathKind.DIRECTORY:
         yield f'for p in {glob}; do d "$p"; done'
-    elif rule.kind is Kind.CONFIG:
+    elif rule.kind is PathKind.CONFIG:
         classes = glob.removesuffix("config") + "class"
         bridges = f"grep -l '^{BRIDGE_CLASS}' {classes} /dev/null </dev/null"
         yield f'for p in $({bridges}); do b "${{p%class}}config"; done'

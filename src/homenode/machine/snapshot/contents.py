@@ -17,7 +17,7 @@ from msgspec import Struct
 from homenode.package_data import package_text
 
 
-class Kind(StrEnum):
+class PathKind(StrEnum):
     FILE = "file"
     LINK = "link"
     DIRECTORY = "directory"  # only that it is there
@@ -29,7 +29,7 @@ _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WAY = r"(?:[A-Za-z0-9_.:@-]{1,80}/){0,40}"  # pci0000:17/0000:17:01.0/, platform/.../
 
 
-class Form(Enum):
+class TextForm(Enum):
     """Form of a file's text; the value is a regular expression."""
 
     NUMBER = r"-?\d{1,20}"
@@ -70,7 +70,7 @@ class Form(Enum):
         return all(not part or compiled.fullmatch(part.rstrip()) for part in parts)
 
 
-_BY_LINE = frozenset({Form.RESOURCE, Form.FIELDS, Form.NODE_MEMINFO, Form.COUNTS})
+_BY_LINE = frozenset({TextForm.RESOURCE, TextForm.FIELDS, TextForm.NODE_MEMINFO, TextForm.COUNTS})
 _compiled = cache(lambda form: re.compile(form.value, re.ASCII))
 
 
@@ -78,8 +78,8 @@ class PathRule(Struct, frozen=True):
     """Paths that are read: a glob of the shell, one component at a time."""
 
     glob: str
-    kind: Kind
-    form: Form
+    kind: PathKind
+    form: TextForm
     purpose: str
     # if set, only lines that begin with it are captured (for example, the rest of /proc/self/status
     # is private)
@@ -139,7 +139,7 @@ def _paths() -> Iterator[PathRule]:
         unless = better and (better if better.startswith("/") else f"{directory}/{better}")
         keep = tuple(_LINES.findall(below.replace("\\t", "\t"))) if below[:1] == " " else ()
         for glob in _expand_braces(path):
-            yield PathRule(glob, Kind(kind), Form[form], purpose, keep, unless)
+            yield PathRule(glob, PathKind(kind), TextForm[form], purpose, keep, unless)
 
 
 PATHS = tuple(_paths())

@@ -12,7 +12,7 @@ from functools import cache
 from msgspec import Struct
 
 from homenode import formats
-from homenode.machine.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, Kind, PathRule
+from homenode.machine.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, PathKind, PathRule
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 
 MANIFEST = "manifest.json"
@@ -36,8 +36,8 @@ class Manifest(Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> str:
-    left_out = [{"what": subject, "reason": reason} for subject, reason in manifest.left_out]
-    return formats.encode(KIND, manifest, changed={"left_out": left_out})
+    omitted = [{"what": subject, "reason": reason} for subject, reason in manifest.left_out]
+    return formats.encode(KIND, manifest, changed={"left_out": omitted})
 
 
 def check_manifest(text: str, source: str) -> None:
@@ -57,7 +57,7 @@ class GatheredFiles(Struct, frozen=True):
     commands_absent: tuple[str, ...]  # tools that gave no output, in the table's order
 
 
-class _Unlike(Exception):
+class _FormError(Exception):
     """A text does not match its form."""
 
 
@@ -67,7 +67,7 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
     Empty files are omitted. Texts end with one line end, so that
     a capture over ssh and one on the spot are equal.
     """
-    in_use: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}
+    in_use: dict[PathKind, dict[str, str]] = {kind: {} for kind in PathKind}
     absent: list[str] = []
     unlike: set[str] = set()
     for rule in PATHS:
@@ -78,7 +78,7 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
         for path in paths_of(snapshot, rule.glob):
             try:
                 value = _READERS[rule.kind](snapshot, rule, path)
-            except _Unlike:
+            except _FormError:
                 unlike.add(path)
                 continue
             place = None if value is None else _place(snapshot, path)
@@ -91,10 +91,10 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
     return GatheredFiles(
         MemorySnapshot(
             snapshot.name,
-            {**in_use[Kind.FILE], **in_use[Kind.CONFIG]},
-            in_use[Kind.LINK],
+            {**in_use[PathKind.FILE], **in_use[PathKind.CONFIG]},
+            in_use[PathKind.LINK],
             {name: output for name, output in outputs.items() if output is not None},
-            tuple(sorted(in_use[Kind.DIRECTORY])),
+            tuple(sorted(in_use[PathKind.DIRECTORY])),
         ),
         tuple(dict.fromkeys(absent)),
         tuple(sorted(unlike)),
@@ -148,7 +148,7 @@ def _file(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
         text = "".join(line for line in lines if line == "\n" or line.startswith(rule.keep))
     text = text.replace("\0", "")  # device trees end their strings with one, nohz_full has no text
     if not rule.form.matches(text) or not _is_plain(text):
-        raise _Unlike
+        raise _FormError
     return text.rstrip("\n") + "\n"
 
 
@@ -160,7 +160,7 @@ def _is_plain(text: str) -> bool:
 def _link(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     target = snapshot.read_link(path)
     if target is not None and not rule.form.matches(target):
-        raise _Unlike
+        raise _FormError
     return target
 
 
@@ -178,15 +178,15 @@ def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
         return None
     header = keep_port_type(text.encode("utf-8", "surrogateescape"))
     if header is None:
-        raise _Unlike
+        raise _FormError
     return header.decode("utf-8", "surrogateescape")
 
 
 _READERS = {
-    Kind.FILE: _file,
-    Kind.LINK: _link,
-    Kind.DIRECTORY: _directory,
-    Kind.CONFIG: _config,
+    PathKind.FILE: _file,
+    PathKind.LINK: _link,
+    PathKind.DIRECTORY: _directory,
+    PathKind.CONFIG: _config,
 }
 
 

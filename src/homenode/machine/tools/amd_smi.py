@@ -52,7 +52,7 @@ _PAIR = re.compile(
     r"\(topology\) (hops|link type) between drm devices (\d{1,4}) and (\d{1,4})", re.ASCII
 )
 _KINDS = ("XGMI", "PCIE")
-_MOST_PARTITIONS = 16
+_MAX_PARTITIONS = 16
 
 
 class AmdLink(Struct, frozen=True, order=True):
@@ -170,8 +170,8 @@ def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:
             partitions.append(AmdPartitions(last.number, last.compute, last.memory, count))
         else:
             partitions.append(AmdPartitions(number, compute, memory, max(1, len(ids))))
-        if partitions[-1].count > _MOST_PARTITIONS:
-            raise ParseError(_PARTITIONS, f"at most {_MOST_PARTITIONS} partitions a GPU", "more")
+        if partitions[-1].count > _MAX_PARTITIONS:
+            raise ParseError(_PARTITIONS, f"at most {_MAX_PARTITIONS} partitions a GPU", "more")
     return tuple(partitions)
 
 

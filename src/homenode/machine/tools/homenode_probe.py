@@ -23,7 +23,7 @@ MAX_SAMPLES = 1_000_000
 Latencies = tuple[float | None, ...]
 
 
-class ProbeDoubt(Struct, frozen=True):
+class ProbeCaveat(Struct, frozen=True):
     """A limitation of the document's results."""
 
     id: str
@@ -141,7 +141,7 @@ class LoadedPoint(Struct, frozen=True):
     samples_injected_bytes_per_s: tuple[float, ...]
 
 
-class Look(Struct, frozen=True):
+class PairLatency(Struct, frozen=True):
     """A measurement of a pair of CPUs."""
 
     at_ns: int
@@ -166,7 +166,7 @@ class ProbeDocument(Struct, frozen=True, kw_only=True):
     machine: ProbeMachine
     pus: str
     contention: Contention
-    doubts: tuple[ProbeDoubt, ...]
+    doubts: tuple[ProbeCaveat, ...]
     instruction_set: str | None = None
     runs: tuple[BandwidthRun, ...] = ()
     curves: tuple[LatencyCurve, ...] = ()
@@ -177,7 +177,7 @@ class ProbeDocument(Struct, frozen=True, kw_only=True):
     cores: tuple[SmtCore, ...] = ()
     points: tuple[LoadedPoint, ...] = ()
     looked_pairs: tuple[LookedPair, ...] = ()
-    series: tuple[Look, ...] = ()
+    series: tuple[PairLatency, ...] = ()
 
 
 _OF_EVERY_COMMAND = "command probe_version machine pus contention doubts instruction_set".split()

@@ -17,7 +17,7 @@ from msgspec import Meta
 from homenode.errors import ParseError
 from homenode.findings import Gap
 
-LARGEST = 1e21
+MAX_VALUE = 1e21
 """Limit of numbers: no bandwidth, time or count in a tool's own unit comes near."""
 
 _DECIMAL = re.compile(r"\d{1,25}(?:\.\d{0,25})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
@@ -25,7 +25,7 @@ _COUNT = re.compile(r"\d{1,18}", re.ASCII)
 _ABSENT = frozenset({"n/a", "na", "nan", "-nan", "-"})
 
 Whole = Annotated[int, Meta(ge=0)]
-Figure = Annotated[float, Meta(ge=0, lt=LARGEST)]
+Figure = Annotated[float, Meta(ge=0, lt=MAX_VALUE)]
 """Readers of numbers in JSON, like `Line.read_count` and `Line.figure` for text."""
 
 MAX_DOCUMENTS = 64
@@ -151,8 +151,8 @@ class Line(NamedTuple):
         if not _DECIMAL.fullmatch(word):
             raise self.error(expected, word)
         value = float(word)
-        if not math.isfinite(value) or value > LARGEST:
-            raise self.error(f"{expected} below {LARGEST:g}", word)
+        if not math.isfinite(value) or value > MAX_VALUE:
+            raise self.error(f"{expected} below {MAX_VALUE:g}", word)
         return value
 
     def positive(self, word: str, expected: str) -> float:
@@ -162,7 +162,7 @@ class Line(NamedTuple):
             raise self.error(f"{expected} above 0", word)
         return value
 
-    def figure_or_none(self, word: str, expected: str, scale: float = 1.0) -> float | None:
+    def value_or_none(self, word: str, expected: str, scale: float = 1.0) -> float | None:
         """Return `figure` times scale; None for N/A, nan and -."""
         return None if word.lower() in _ABSENT else self.figure(word, expected) * scale
 

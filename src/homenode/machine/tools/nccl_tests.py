@@ -206,7 +206,7 @@ class _Table:
 
     def _half(self, line: Line, words: Sequence[str]) -> NcclHalf:
         wrong = next((w for w, name in zip(words, self.half, strict=True) if name in _WRONG), "N/A")
-        wrong_count = line.figure_or_none(wrong.rstrip("*"), "a number of wrong values")
+        wrong_count = line.value_or_none(wrong.rstrip("*"), "a number of wrong values")
         _rate(line, words[1])
         return NcclHalf(
             time_ns=line.figure(words[0].rstrip("*"), "a time in us") * 1e3,

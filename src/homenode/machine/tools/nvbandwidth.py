@@ -305,7 +305,7 @@ class _Text:
 
     def _check_sum(self, match: "re.Match[str]", line: Line) -> None:
         """Check the sum of the cells: a different sum means a damaged or misread text."""
-        total = line.figure_or_none(match[3], "a sum")
+        total = line.value_or_none(match[3], "a sum")
         if total is None or not self.matrices:
             return
         matrix = self.matrices[-1]
@@ -329,7 +329,7 @@ class _Text:
             raise line.error(f"a row number and {plural(self.columns, 'cell')}")
         self.rows.append(
             tuple(
-                line.figure_or_none(word, "a number or N/A", _SCALES[unit])
+                line.value_or_none(word, "a number or N/A", _SCALES[unit])
                 for word in words[-self.columns :]
             )
         )
@@ -437,7 +437,7 @@ def _test(case: _JsonTest) -> NvbandwidthTest:
     unit = _unit_of(_JSON, case.bandwidth_description or "")
     expected = f"{case.name}: a number or N/A"
     rows = tuple(
-        tuple(_JSON.figure_or_none(cell, expected, _SCALES[unit]) for cell in row)
+        tuple(_JSON.value_or_none(cell, expected, _SCALES[unit]) for cell in row)
         for row in case.bandwidth_matrix
     )
     columns = len(rows[0]) if rows else 0

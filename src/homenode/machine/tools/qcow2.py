@@ -14,7 +14,7 @@ from msgspec import Struct
 from homenode.errors import ParseError
 
 MAGIC = b"QFI\xfb"
-MOST_BYTES = 2 << 20
+MAX_BYTES = 2 << 20
 """Size of the first cluster at most: it holds the header and the backing file's name."""
 
 _START = struct.Struct(">4sIQIIQI")
@@ -22,8 +22,8 @@ _FEATURES_AT, _FEATURES = 72, struct.Struct(">QQQII")
 _EXTENSION = struct.Struct(">II")
 _BACKING_FORMAT = 0xE2792ACA
 _DATA_FILE_FEATURE = 1 << 2
-_LONGEST_NAME = 1023
-_LARGEST = 1 << 62
+_MAX_NAME = 1023
+_MAX_BYTES_OF_FIELD = 1 << 62
 
 
 class Qcow2Header(Struct, frozen=True):
@@ -35,7 +35,7 @@ class Qcow2Header(Struct, frozen=True):
 
 
 def parse(content: bytes, source: str) -> Qcow2Header:
-    """The header. content: the image's first MOST_BYTES, or all of it. Raises ParseError."""
+    """The header. content: the image's first MAX_BYTES, or all of it. Raises ParseError."""
     if content[:4] != MAGIC or len(content) < _FEATURES_AT:
         raise ParseError(source, "a qcow2 image", content[:4].decode("latin-1"))
     _, version, offset, length, _, size, encryption = _START.unpack_from(content)
@@ -44,12 +44,12 @@ def parse(content: bytes, source: str) -> Qcow2Header:
         features, _, _, _, header_bytes = _FEATURES.unpack_from(content, _FEATURES_AT)
     elif version != 2:
         raise ParseError(source, "a qcow2 image of version 2 or 3", str(version))
-    if size > _LARGEST:
-        raise ParseError(source, f"a disk of at most {_LARGEST} bytes", str(size))
+    if size > _MAX_BYTES_OF_FIELD:
+        raise ParseError(source, f"a disk of at most {_MAX_BYTES_OF_FIELD} bytes", str(size))
     backing = None
     if offset:
         name = content[offset : offset + length]
-        if not 0 < length <= _LONGEST_NAME or len(name) < length:
+        if not 0 < length <= _MAX_NAME or len(name) < length:
             raise ParseError(source, "the name of its backing file", f"{length} bytes at {offset}")
         backing = name.decode("utf-8", "surrogateescape")
     return Qcow2Header(

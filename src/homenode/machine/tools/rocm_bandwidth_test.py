@@ -162,7 +162,7 @@ class _Reader:
         if self.section == "other":  # its cells are no bandwidths
             words = ["N/A"] * len(words)
         self.rows.append(
-            tuple(line.figure_or_none(word, "a bandwidth or N/A", 1e9) for word in words)
+            tuple(line.value_or_none(word, "a bandwidth or N/A", 1e9) for word in words)
         )
         return True
 

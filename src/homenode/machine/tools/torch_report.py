@@ -19,7 +19,7 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import lines
-from homenode.machine.tools.lines import LARGEST
+from homenode.machine.tools.lines import MAX_VALUE
 
 SOURCE = "torch report"
 FORMAT = "homenode.torch/1"
@@ -44,7 +44,7 @@ class TorchThread(Struct, frozen=True):
     node: int | None
 
 
-class TorchFigure(Struct, frozen=True):
+class TorchResult(Struct, frozen=True):
     metric: str
     unit: str
     device: int  # indices
@@ -73,7 +73,7 @@ class TorchRun(Struct, frozen=True):
     devices: tuple[TorchDevice, ...] = ()
     bound_node: int | None = None
     copy_bytes: int | None = None
-    figures: tuple[TorchFigure, ...] = ()
+    figures: tuple[TorchResult, ...] = ()
     gaps: tuple[Gap, ...] = ()
     stalled: str | None = None  # the missing result, after which the program ended itself
     failed: str | None = None  # why this node's process measured nothing
@@ -116,7 +116,7 @@ def _run(document: dict[str, Any], line: int) -> TorchRun:
     if [device.index for device in run.devices] != list(range(len(run.devices))):
         raise ParseError(SOURCE, "devices numbered from 0", "others", line=line)
     for figure in run.figures:
-        _check_figure(figure, len(run.devices), line)
+        _check_result(figure, len(run.devices), line)
     for row in run.rows:
         _check_row(row, line)
     if run.rows and not 2 <= run.gpus <= len(run.devices):
@@ -126,7 +126,7 @@ def _run(document: dict[str, Any], line: int) -> TorchRun:
     return run
 
 
-def _check_figure(figure: TorchFigure, devices: int, line: int) -> None:
+def _check_result(figure: TorchResult, devices: int, line: int) -> None:
     numbers = range(devices)
     if figure.device not in numbers or (figure.peer is not None and figure.peer not in numbers):
         raise ParseError(SOURCE, f"a device below {devices}", str(figure.device), line=line)
@@ -143,5 +143,5 @@ def _check_row(row: TorchRow, line: int) -> None:
 
 
 def _positive(value: float, name: str, line: int) -> None:
-    if not (math.isfinite(value) and 0 < value < LARGEST):
+    if not (math.isfinite(value) and 0 < value < MAX_VALUE):
         raise ParseError(SOURCE, f"{name} above 0 and finite", f"{value:g}", line=line)

@@ -16,12 +16,12 @@ from homenode.measure.access.machine import ScriptOutput
 from homenode.process import ToolTimeoutError
 from homenode.vm.hypervisor.virsh import Virsh
 
-_MOST_INPUT_BYTES = 60_000
+_MAX_INPUT_BYTES = 60_000
 """A command is one argument of virsh, which has at most 128 KiB; see execve(2)."""
 
 _ANSWER_S = 30
 _FIRST_WAIT_S = 0.02
-_LONGEST_WAIT_S = 0.5
+_MAX_WAIT_S = 0.5
 _DISABLED = (
     "install qemu-guest-agent in it, and allow guest-exec: some distributions list it under "
 )
@@ -41,7 +41,7 @@ class GuestAgent(Struct, frozen=True):
 
     @property
     def most_input_bytes(self) -> int | None:
-        return _MOST_INPUT_BYTES
+        return _MAX_INPUT_BYTES
 
     def close(self) -> None:
         """Nothing stays open between scripts."""
@@ -57,7 +57,7 @@ class GuestAgent(Struct, frozen=True):
             arguments["input-data"] = base64.b64encode(content).decode()
         process = self._ask("guest-exec", arguments).get("pid")
         if not isinstance(process, int):
-            raise self._strange("process number")
+            raise self._unexpected_answer("process number")
         deadline = time.monotonic() + timeout_s + _ANSWER_S
         wait_s = _FIRST_WAIT_S
         while True:
@@ -67,7 +67,7 @@ class GuestAgent(Struct, frozen=True):
             if time.monotonic() > deadline:
                 raise ToolTimeoutError(f"{self.name}: no end after {timeout_s:g} s")
             time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            wait_s = min(2 * wait_s, _MAX_WAIT_S)
         if answer.get("out-truncated") or answer.get("err-truncated"):
             raise ToolError(
                 f"{self.name}: expected all of the output, found it cut short by the agent",
@@ -87,10 +87,10 @@ class GuestAgent(Struct, frozen=True):
         try:
             answer = decode_json(reply)
         except NotJsonError:
-            raise self._strange("JSON") from None
+            raise self._unexpected_answer("JSON") from None
         returned = answer.get("return") if isinstance(answer, dict) else None
         if not isinstance(returned, dict):
-            raise self._strange("answer")
+            raise self._unexpected_answer("answer")
         return returned
 
     def _text(self, answer: dict[str, Any], key: str) -> str:
@@ -100,7 +100,7 @@ class GuestAgent(Struct, frozen=True):
                 "utf-8", "replace"
             )
         except ValueError:  # no base64, or no ASCII
-            raise self._strange(f"{key} in base64") from None
+            raise self._unexpected_answer(f"{key} in base64") from None
 
-    def _strange(self, expected: str) -> ToolError:
+    def _unexpected_answer(self, expected: str) -> ToolError:
         return ToolError(f"{self.name}: the guest agent returned no {expected}")

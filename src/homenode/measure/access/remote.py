@@ -121,7 +121,7 @@ _ROOM = "dd if=/dev/zero of=$d/try bs=64k count=64 2>/dev/null"
 
 _COLLECT_S = 600.0
 _SHORT_S = 60.0
-_LEAST_BYTES_PER_S = 2_000
+_MIN_BYTES_PER_S = 2_000
 """Minimum rate at which a machine receives pieces; an agent receives some MB/s."""
 
 _KILLED = 137
@@ -263,12 +263,12 @@ class RemoteMachine:
         path = f"{self._own_directory()}/input-{secrets.token_hex(4)}"
         limit = self._channel.most_input_bytes or len(text)
         content = text.encode()
-        deadline = time.monotonic() + _SHORT_S + len(content) / _LEAST_BYTES_PER_S
+        deadline = time.monotonic() + _SHORT_S + len(content) / _MIN_BYTES_PER_S
         for at in range(0, len(content), limit):
             if time.monotonic() > deadline:
                 raise ToolTimeoutError(
                     f"{self.name}: {path}: expected it to take {len(content)} bytes, found it at "
-                    f"{at} after {_SHORT_S + len(content) / _LEAST_BYTES_PER_S:.0f} s"
+                    f"{at} after {_SHORT_S + len(content) / _MIN_BYTES_PER_S:.0f} s"
                 )
             piece = content[at : at + limit].decode("utf-8", "surrogateescape")
             if self._line(f"cat >>{quote(path)} && echo kept", piece) != "kept":

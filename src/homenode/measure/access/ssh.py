@@ -38,7 +38,7 @@ _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _OWN_FAILURE = 255
 """ssh's exit status if it did not come to run anything, or lost the connection."""
 
-_MOST_KEYS_BYTES = 1 << 20
+_MAX_KEYS_BYTES = 1 << 20
 
 
 class HostKeyError(ToolError):
@@ -115,7 +115,7 @@ class SshChannel(Struct, frozen=True):
 
     def _lines(self) -> list[bytes]:
         try:
-            return read_start(self.known_hosts, _MOST_KEYS_BYTES).splitlines(keepends=True)
+            return read_start(self.known_hosts, _MAX_KEYS_BYTES).splitlines(keepends=True)
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -31,9 +31,9 @@ from homenode.machine.tools.nvbandwidth import (
 )
 from homenode.machine.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.machine.tools.study_programs import GpuCopies
-from homenode.measure.figures.sample import FigureList, Figures, sample
+from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, sample
 from homenode.measure.results.model import COLLECTIVE_GPUS, Condition, Sample
-from homenode.measure.results.sweep import LEAST_RATE_BYTES_PER_S, flat_fit
+from homenode.measure.results.sweep import MIN_RATE_BYTES_PER_S, flat_fit
 
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
 
@@ -152,7 +152,7 @@ SMALL_MESSAGE_BYTES = 1024
 """All-reduces up to here are all coordination."""
 
 
-def nvbandwidth_figures(run: NvbandwidthRun, binding: Binding | None) -> Figures:
+def read_nvbandwidth_results(run: NvbandwidthRun, binding: Binding | None) -> MeasuredSamples:
     """Return each cell of each passed test. binding: of the process, if its log has it.
 
     A host copy's node is the node that memory was bound to, else the node of the CPUs. The node of
@@ -164,7 +164,7 @@ def nvbandwidth_figures(run: NvbandwidthRun, binding: Binding | None) -> Figures
     samples: list[Sample] = []
     for test in run.tests:
         if test.status is Status.PASSED:
-            samples += _test_figures(test, address_of, binding)
+            samples += _read_test_results(test, address_of, binding)
         elif test.status is not Status.WAIVED:
             gaps.append(Gap(f"nvbandwidth {test.name}", f"no result: {test.status}"))
     if not run.devices:
@@ -178,10 +178,10 @@ def nvbandwidth_figures(run: NvbandwidthRun, binding: Binding | None) -> Figures
     if binding is not None:
         conditions += binding.conditions()
     names = tuple(dict.fromkeys(device.name for device in run.devices))
-    return Figures(tuple(samples), tuple(conditions), names, tuple(gaps))
+    return MeasuredSamples(tuple(samples), tuple(conditions), names, tuple(gaps))
 
 
-def _test_figures(
+def _read_test_results(
     test: NvbandwidthTest, address_of: dict[int, Bdf | None], binding: Binding | None
 ) -> Iterator[Sample]:
     name = test.name or ""
@@ -227,7 +227,7 @@ def _place(
     return {"device": device, "peer": peer}
 
 
-def nccl_figures(run: NcclTests, collective: str | None) -> Figures:
+def read_nccl_results(run: NcclTests, collective: str | None) -> MeasuredSamples:
     """Bus bandwidth of each size and half; its peak and mean; time of the smallest message.
 
     collective: from the file's name, for versions that do not print it. Rates that the two
@@ -236,12 +236,12 @@ def nccl_figures(run: NcclTests, collective: str | None) -> Figures:
     name = run.collective or collective
     library = f"library {run.library_version}" if run.library_version else None
     version = " ".join(filter(None, (run.version, library)))
-    figures = FigureList(f"{run.family}-tests", version, run.gaps)
+    figures = SampleBuilder(f"{run.family}-tests", version, run.gaps)
     if name is None:
         figures.gap("collective", "neither the output nor the file's name has the collective")
     if run.is_correct is False:
         figures.gap(f"{name or 'collective'} data", "wrong values: its results are omitted")
-        return Figures(gaps=figures.figures().gaps)
+        return MeasuredSamples(gaps=figures.figures().gaps)
     if run.is_correct is None:
         figures.gap(f"{name or 'collective'} data", "not checked by the run (-c 1 checks)")
     metric = "allreduce" if name == "all_reduce" else (name or "collective").replace("_", "-")
@@ -265,9 +265,9 @@ def nccl_figures(run: NcclTests, collective: str | None) -> Figures:
     return figures.figures(run.gpu_names)
 
 
-def copy_figures(gpus: tuple[GpuCopies, ...]) -> Figures:
+def read_copy_results(gpus: tuple[GpuCopies, ...]) -> MeasuredSamples:
     """The study's own copies, one GPU at a time."""
-    figures = FigureList("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
+    figures = SampleBuilder("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
     for gpu in gpus:
         for metric, value in (
             ("h2d-bandwidth", gpu.host_to_device),
@@ -295,7 +295,7 @@ def flat_curve(run: NcclTests, subject: str) -> Finding | None:
     return finding(
         "collective-flat-curve",
         subject,
-        expected=f"{LEAST_RATE_BYTES_PER_S / 1e9:g} GB/s at least, as one lane of PCIe 3.0",
+        expected=f"{MIN_RATE_BYTES_PER_S / 1e9:g} GB/s at least, as one lane of PCIe 3.0",
         observed=fit.text,
         severity=Severity.WARNING,
         source="sweep over message sizes",
@@ -317,7 +317,7 @@ _BOTH = "both ways together"
 """Variant of rocm-bandwidth-test: it adds both directions; other tools report one."""
 
 
-def rocm_figures(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
+def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> MeasuredSamples:
     """Cells between host and GPUs and between GPUs, one way; the last size of each pair.
 
     Which devices are GPUs is known by their addresses, or by what a pair says. The tool prints no
@@ -332,7 +332,7 @@ def rocm_figures(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
         if device.address is not None
     }
     several = len(run.devices) - len(address_of) > 1
-    figures = FigureList("rocm-bandwidth-test", run.version, run.gaps)
+    figures = SampleBuilder("rocm-bandwidth-test", run.version, run.gaps)
     for matrix in run.matrices if address_of else ():
         for source, row in zip(matrix.devices, matrix.cells, strict=True):
             for destination, value in zip(matrix.devices, row, strict=True):

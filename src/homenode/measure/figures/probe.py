@@ -43,7 +43,7 @@ class StepReading(Struct, frozen=True):
     emulated: bool | None = None  # None if it was not requested, or is not available
 
 
-def probe_figures(document: ProbeDocument) -> StepReading:
+def read_probe_results(document: ProbeDocument) -> StepReading:
     """Samples of a document. Raises ParseError for invalid CPU lists."""
     read_samples = {
         "bandwidth": _bandwidth,
@@ -190,9 +190,9 @@ def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
             yield _sample_of("cpu-single", "events_per_s", value)
         return
     threads = document.all.threads
-    for together in zip(*(thread.samples_events_per_s for thread in threads), strict=False):
-        yield _sample_of("cpu-throughput", "events_per_s", sum(together))
-        yield _sample_of("cpu-per-thread", "events_per_s", sum(together) / len(together))
+    for round_rates in zip(*(thread.samples_events_per_s for thread in threads), strict=False):
+        yield _sample_of("cpu-throughput", "events_per_s", sum(round_rates))
+        yield _sample_of("cpu-per-thread", "events_per_s", sum(round_rates) / len(round_rates))
     for thread in threads:
         name = f"CPU {thread.pu}"
         for value in thread.samples_events_per_s:

@@ -16,7 +16,7 @@ from homenode.measure.results.model import Condition, Sample
 T = TypeVar("T")
 
 
-class Figures(Struct, frozen=True):
+class MeasuredSamples(Struct, frozen=True):
     """Samples of one or more outputs."""
 
     samples: tuple[Sample, ...] = ()
@@ -26,11 +26,11 @@ class Figures(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()  # faults of the machine that the results show
 
 
-def _no_log(text: str, name: str) -> Figures:
+def _no_log(text: str, name: str) -> MeasuredSamples:
     raise ParseError(name, "a tool's output", "what the suite alone prints")
 
 
-def _no_step(test: BenchTest, text: str, host: Host) -> Figures:
+def _no_step(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     raise ParseError(test.id, "a tool of the suite", test.reads)
 
 
@@ -38,19 +38,19 @@ class ToolOutput(Struct, frozen=True):
     name: str  # the tool's, for people
     # what only it prints, for files; None if none is looked for
     sign: re.Pattern[str] | None = None
-    of_log: Callable[[str, str], Figures] = _no_log  # the figures of a file and its name
+    of_log: Callable[[str, str], MeasuredSamples] = _no_log  # the figures of a file and its name
     # of a test of the suite, which also knows its GPUs, its binding and the machine
-    of_step: Callable[[BenchTest, str, Host], Figures] = _no_step
+    of_step: Callable[[BenchTest, str, Host], MeasuredSamples] = _no_step
 
 
 def of_text(
-    parse: Callable[[str], T], figures: Callable[[T], Figures]
-) -> Callable[[str, str], Figures]:
+    parse: Callable[[str], T], figures: Callable[[T], MeasuredSamples]
+) -> Callable[[str, str], MeasuredSamples]:
     """Return the results of a file without information in its name."""
     return lambda text, name: figures(parse(text))
 
 
-class FigureList:
+class SampleBuilder:
     """The results of one output. tool: its name and version, which comparable runs share."""
 
     def __init__(self, tool: str, version: str | None, gaps: Iterable[Gap] = ()) -> None:
@@ -69,15 +69,17 @@ class FigureList:
     def gap(self, subject: str, reason: str) -> None:
         self._gaps.append(Gap(subject, reason))
 
-    def figures(self, gpu_names: Iterable[str] = ()) -> Figures:
+    def figures(self, gpu_names: Iterable[str] = ()) -> MeasuredSamples:
         names = tuple(dict.fromkeys(gpu_names))
-        return Figures(tuple(self._samples), tuple(self._conditions), names, tuple(self._gaps))
+        return MeasuredSamples(
+            tuple(self._samples), tuple(self._conditions), names, tuple(self._gaps)
+        )
 
 
-def join_figures(parts: Iterable[Figures]) -> Figures:
+def join_samples(parts: Iterable[MeasuredSamples]) -> MeasuredSamples:
     """Join results in order; samples are numbered within their series."""
     parts = tuple(parts)
-    return Figures(
+    return MeasuredSamples(
         number_samples(sample for part in parts for sample in part.samples),
         tuple(dict.fromkeys(condition for part in parts for condition in part.conditions)),
         tuple(dict.fromkeys(name for part in parts for name in part.gpu_names)),

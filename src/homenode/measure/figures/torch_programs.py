@@ -8,23 +8,23 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Gap
 from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
 from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests
-from homenode.machine.tools.torch_report import TorchFigure, TorchRow, TorchRun
-from homenode.measure.figures.gpu_tools import nccl_figures
-from homenode.measure.figures.sample import Figures, join_figures, sample
+from homenode.machine.tools.torch_report import TorchResult, TorchRow, TorchRun
+from homenode.measure.figures.gpu_tools import read_nccl_results
+from homenode.measure.figures.sample import MeasuredSamples, join_samples, sample
 from homenode.measure.results.model import Condition, Sample
 
 COPYING_THREAD = "copying thread"
 """Condition: the nodes on which the copying thread ran, if it was not bound."""
 
 
-def torch_run_figures(runs: tuple[TorchRun, ...]) -> Figures:
+def read_torch_run_results(runs: tuple[TorchRun, ...]) -> MeasuredSamples:
     """Return the results of all documents of an output: one document, or one for each node."""
-    return join_figures(_run_figures(run) for run in runs)
+    return join_samples(_read_run_results(run) for run in runs)
 
 
-def _run_figures(run: TorchRun) -> Figures:
+def _read_run_results(run: TorchRun) -> MeasuredSamples:
     if run.failed is not None:
-        return Figures(gaps=(Gap("PyTorch", run.failed),))
+        return MeasuredSamples(gaps=(Gap("PyTorch", run.failed),))
     gaps = [Gap(gap.subject, gap.reason) for gap in run.gaps]
     if run.stalled is not None:
         gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
@@ -36,8 +36,8 @@ def _run_figures(run: TorchRun) -> Figures:
         reason = "the driver does not report the buffer's node: unconfirmed"
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
     names = tuple(dict.fromkeys(device.name for device in run.devices))
-    figures = Figures(samples, tuple(_conditions(run)), names, tuple(gaps))
-    return join_figures((figures, nccl_figures(nccl_of(run), None))) if run.rows else figures
+    figures = MeasuredSamples(samples, tuple(_conditions(run)), names, tuple(gaps))
+    return join_samples((figures, read_nccl_results(nccl_of(run), None))) if run.rows else figures
 
 
 def nccl_of(run: TorchRun) -> NcclTests:
@@ -72,7 +72,7 @@ def _mean(run: TorchRun) -> float:
     return sum(rates) / len(rates)
 
 
-def _samples(figure: TorchFigure, run: TorchRun) -> Iterator[Sample]:
+def _samples(figure: TorchResult, run: TorchRun) -> Iterator[Sample]:
     place = _place(figure, run)
     if _lies_elsewhere(figure, run):
         return
@@ -88,22 +88,22 @@ def _samples(figure: TorchFigure, run: TorchRun) -> Iterator[Sample]:
         )
 
 
-def _lies_unseen(figure: TorchFigure) -> bool:
+def _lies_unseen(figure: TorchResult) -> bool:
     return figure.metric.startswith(("h2d-", "d2h-")) and figure.memory_node is None
 
 
-def _lies_elsewhere(figure: TorchFigure, run: TorchRun) -> bool:
+def _lies_elsewhere(figure: TorchResult, run: TorchRun) -> bool:
     """Return whether a cell belongs to another row of the matrix, whatever was requested."""
     bound, memory_node = run.bound_node, figure.memory_node
     return bound is not None and memory_node is not None and memory_node != bound
 
 
-def _node(figure: TorchFigure, run: TorchRun) -> int | None:
+def _node(figure: TorchResult, run: TorchRun) -> int | None:
     """Return the host node, for transfers through host memory only."""
     return run.bound_node if figure.metric.startswith(("h2d-", "d2h-")) else None
 
 
-def _place(figure: TorchFigure, run: TorchRun) -> dict[str, Any]:
+def _place(figure: TorchResult, run: TorchRun) -> dict[str, Any]:
     address = run.devices[figure.device].address
     if figure.peer is None:
         bdf = None if address is None else Bdf.parse(address)
@@ -114,7 +114,7 @@ def _place(figure: TorchFigure, run: TorchRun) -> dict[str, Any]:
     return {"device": Bdf.parse(address), "peer": Bdf.parse(other)}
 
 
-def _doubts(figure: TorchFigure, run: TorchRun) -> Iterator[Gap]:
+def _doubts(figure: TorchResult, run: TorchRun) -> Iterator[Gap]:
     device = run.devices[figure.device]
     name = " ".join(filter(None, (figure.metric, figure.variant, device.address)))
     if not figure.steady:

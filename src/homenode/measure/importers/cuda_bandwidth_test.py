@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
+from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput, of_text
 from homenode.text import plural
 from homenode.units import MIB
 
@@ -153,13 +153,13 @@ _METRIC_OF_DIRECTION = {
 }
 
 
-def cuda_figures(run: CudaBandwidthTest) -> Figures:
+def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
     """Each transfer of pinned memory on one device, as a sample of the run."""
     if run.has_passed is False:
         failed = Gap("bandwidthTest", "has FAIL: its results are omitted")
-        return Figures(gaps=(*run.gaps, failed))
+        return MeasuredSamples(gaps=(*run.gaps, failed))
     how = "bandwidthTest, bytes within a GPU counted once, twice in what it prints"
-    figures = FigureList("device copy", how, run.gaps)
+    figures = SampleBuilder("device copy", how, run.gaps)
     for transfer in run.transfers:
         if transfer.devices > 1:
             figures.gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
@@ -180,5 +180,5 @@ def cuda_figures(run: CudaBandwidthTest) -> Figures:
 OUTPUT = ToolOutput(
     "bandwidthTest",
     re.compile(r"^\[CUDA Bandwidth Test\]|^[ \t]*Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
-    of_text(parse, cuda_figures),
+    of_text(parse, read_cuda_results),
 )

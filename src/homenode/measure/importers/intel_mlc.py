@@ -23,7 +23,7 @@ from msgspec import Struct
 from homenode.cpuset import NodeIndex
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
+from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput, of_text
 from homenode.text import plural
 
 COMMAND = ("mlc",)
@@ -172,7 +172,7 @@ class _Reader:
         if node in rows:
             raise line.error(f"one row of node {node}")
         scale = 1e6 if self.section == _NODES else 1.0
-        rows[node] = tuple(line.figure_or_none(word, "a number", scale) for word in words)
+        rows[node] = tuple(line.value_or_none(word, "a number", scale) for word in words)
         return True
 
     def _load(self, line: Line, match: "re.Match[str]") -> bool:
@@ -234,9 +234,9 @@ def _peak_row(text: str) -> tuple[str, str] | None:
 _VARIANTS = {"ALL Reads": "read", "Stream-triad like": "triad"}
 
 
-def mlc_figures(run: MlcRun) -> Figures:
+def read_mlc_results(run: MlcRun) -> MeasuredSamples:
     """Matrices by node, peak bandwidths by mix, latency and bandwidth under load."""
-    figures = FigureList("Intel MLC", run.version, run.gaps)
+    figures = SampleBuilder("Intel MLC", run.version, run.gaps)
     if run.latency_ns is not None:
         figures.add("memory-latency", "ns", run.latency_ns, variant="dram")
     for matrix, metric, unit, variant in (
@@ -268,5 +268,5 @@ def _values(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:
 OUTPUT = ToolOutput(
     "Intel MLC",
     re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M),
-    of_text(parse, mlc_figures),
+    of_text(parse, read_mlc_results),
 )

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
 from homenode.measure.figures.gpu_tools import binding_in, command_in
-from homenode.measure.figures.sample import FigureList, Figures, ToolOutput
+from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput
 from homenode.units import GIB, MIB
 
 KERNELS = ("Copy", "Scale", "Add", "Triad")
@@ -169,23 +169,23 @@ def _threads(lines: Lines) -> int | None:
     return counted or requested
 
 
-LEAST_ARRAY_BYTES = 32 * MIB
+MIN_ARRAY_BYTES = 32 * MIB
 """The least size of an array: STREAM's rule is four times the last-level cache, and 8 MiB of that
 are few. With less, what was measured is a cache, whatever the machine."""
 
 
-def stream_figures(run: StreamRun, node: int | None = None) -> Figures:
+def read_stream_results(run: StreamRun, node: int | None = None) -> MeasuredSamples:
     """Return the best rate of each kernel. node: the node of its memory."""
     if run.is_valid is False:
         reason = "its own check failed: its results are omitted"
-        return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
-    if run.arrays_bytes is not None and run.arrays_bytes < 3 * LEAST_ARRAY_BYTES:
+        return MeasuredSamples(gaps=(*run.gaps, Gap("STREAM", reason)))
+    if run.arrays_bytes is not None and run.arrays_bytes < 3 * MIN_ARRAY_BYTES:
         reason = f"arrays of {run.arrays_bytes // 3} bytes fit into caches: not a result of memory"
-        return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
+        return MeasuredSamples(gaps=(*run.gaps, Gap("STREAM", reason)))
     is_known = run.arrays_bytes is not None
     size = f"{run.arrays_bytes} bytes in three arrays" if is_known else "arrays of unknown size"
     version = run.version or "unknown version"
-    figures = FigureList("STREAM", f"{version}, best pass, {size}", run.gaps)
+    figures = SampleBuilder("STREAM", f"{version}, best pass, {size}", run.gaps)
     for kernel in run.kernels:
         name, rate = kernel.name.lower(), kernel.best_bytes_per_s
         figures.add("memory-bandwidth", "bytes_per_s", rate, variant=name, node=node)
@@ -195,14 +195,14 @@ def stream_figures(run: StreamRun, node: int | None = None) -> Figures:
 _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
 
 
-def _stream_log(text: str, name: str) -> Figures:
+def _stream_log(text: str, name: str) -> MeasuredSamples:
     """Return a log's run with the process's binding, if numactl shows or sets it before."""
     run = parse(text)
     head = text[: match.start()] if (match := _SIGN.search(text)) else ""
     shown = head[head.rfind("policy:") :] if "policy:" in head else ""
     command = command_in(head)
     if not shown and command is None:
-        return stream_figures(run)
+        return read_stream_results(run)
     binding, gaps = binding_in(head)
     # Without a policy all memory of one node can be all that the machine has.
     is_bound = binding is not None and (
@@ -210,7 +210,7 @@ def _stream_log(text: str, name: str) -> Figures:
         or shown.startswith("policy: bind")
         or len(binding.memory_nodes) > len(binding.cpu_nodes)
     )
-    figures = stream_figures(run, binding.node if binding is not None and is_bound else None)
+    figures = read_stream_results(run, binding.node if binding is not None and is_bound else None)
     conditions = binding.conditions() if binding is not None and is_bound else ()
     return replace(
         figures, conditions=(*figures.conditions, *conditions), gaps=(*figures.gaps, *gaps)

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import FigureList, Figures, ToolOutput, of_text
+from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput, of_text
 from homenode.units import KIB, MIB
 
 _SOURCE = "sysbench"
@@ -161,7 +161,7 @@ def _pair(line: Line, word: str, expected: str) -> tuple[float, float] | None:
     pair = _PAIR.fullmatch(word)
     if pair is None:
         raise line.error(expected, word)
-    mean, deviation = (line.figure_or_none(part, expected) for part in pair.groups())
+    mean, deviation = (line.value_or_none(part, expected) for part in pair.groups())
     return None if mean is None or deviation is None else (mean, deviation)
 
 
@@ -169,9 +169,9 @@ DEVIATION = "deviation over threads"
 """Variant of cpu-fairness: standard deviation over mean of the threads' events."""
 
 
-def sysbench_figures(run: SysbenchRun) -> Figures:
+def read_sysbench_results(run: SysbenchRun) -> MeasuredSamples:
     """Events per second, on one thread or on all; the memory test under its own name."""
-    figures = FigureList("sysbench", run.version, run.gaps)
+    figures = SampleBuilder("sysbench", run.version, run.gaps)
     if run.memory is not None:
         memory = run.memory
         variant = f"{memory.operation} {memory.block_bytes} bytes {memory.scope}"
@@ -191,5 +191,5 @@ def sysbench_figures(run: SysbenchRun) -> Figures:
 
 
 OUTPUT = ToolOutput(
-    "sysbench", re.compile(r"^sysbench \d+\.\d+", re.M), of_text(parse, sysbench_figures)
+    "sysbench", re.compile(r"^sysbench \d+\.\d+", re.M), of_text(parse, read_sysbench_results)
 )

@@ -69,10 +69,10 @@ def main(words: "list[str]") -> None:
     driver = words[0]
     bus_ids: list[str] | None = None
     reason = None
-    calls = library(driver)
-    if calls is not None:
+    driver_library = library(driver)
+    if driver_library is not None:
         try:
-            bus_ids = addresses(driver, calls)
+            bus_ids = addresses(driver, driver_library)
         except (OSError, AttributeError) as error:  # AttributeError: a library without the call
             bus_ids, reason = ([], str(error)) if isinstance(error, OSError) else (None, None)
     document = {"format": FORMAT, "addresses": bus_ids, "reason": reason}

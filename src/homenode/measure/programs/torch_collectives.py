@@ -24,8 +24,8 @@ from typing import Any
 from homenode.measure.programs.torch_place import bind, devices, load_torch, thread_place
 from homenode.measure.programs.torch_timing import FORMAT
 
-SMALLEST_BYTES = 8
-MOST_S = 2.0
+MIN_BYTES = 8
+MAX_S = 2.0
 """Time for one message size: slow sizes are repeated less often."""
 
 KILLED_S = 10.0
@@ -59,7 +59,7 @@ class Rank:
             world_size=options.gpus,
             timeout=datetime.timedelta(seconds=120),
         )
-        size = SMALLEST_BYTES
+        size = MIN_BYTES
         while size <= options.largest:
             row = _all_reduce(torch, dist, self, size)
             if self.number == 0:
@@ -82,7 +82,7 @@ def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
         dist.all_reduce(data)
     torch.cuda.synchronize()
     mean = (time.perf_counter() - begin) / options.warmups
-    iterations = max(5, min(options.iterations, int(MOST_S / max(mean, 1e-9))))
+    iterations = max(5, min(options.iterations, int(MAX_S / max(mean, 1e-9))))
     agreed = torch.full((1,), float(iterations), dtype=torch.float32, device=gpu)
     dist.broadcast(agreed, 0)
     repeats = int(agreed.item())
@@ -107,7 +107,7 @@ def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
     }
 
 
-class Crew:
+class ProcessGroup:
     """Forked processes that end together: a failed or stopped process ends all."""
 
     def __init__(self, directory: Path, stall_s: float) -> None:
@@ -200,7 +200,7 @@ def _homes(machine: dict[str, Any], options: argparse.Namespace) -> list[int | N
 
 def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """The document. Raises SystemExit if nothing was measured."""
-    crew = Crew(directory, options.stall)
+    crew = ProcessGroup(directory, options.stall)
     crew.start(0, lambda: _inspect(Rank(0, directory, options)))
     if crew.wait() is not None:
         raise SystemExit("torch_collectives: PyTorch did not list its GPUs")

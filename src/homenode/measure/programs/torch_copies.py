@@ -26,10 +26,10 @@ from homenode.measure.programs.torch_place import (
     nodes_to_bind,
     thread_place,
 )
-from homenode.measure.programs.torch_timing import Lane, Report, steady, time_copies
+from homenode.measure.programs.torch_timing import Report, TimedStream, steady, time_copies
 
 COPY_BYTES = 256 << 20
-LEAST_COPY_BYTES = 16 << 20
+MIN_COPY_BYTES = 16 << 20
 LOCAL_BYTES = 1 << 30
 SMALL_BYTES = (8, 4096, 65536)
 MATRIX = 8192
@@ -142,7 +142,7 @@ def copy_size(gpus: int, free: int | None) -> int:
     """Return the bytes of a copy: fewer if the buffers exceed a quarter of the memory, because a
     bound process has no other."""
     size = COPY_BYTES
-    while free is not None and 2 * size * gpus > free / 4 and size > LEAST_COPY_BYTES:
+    while free is not None and 2 * size * gpus > free / 4 and size > MIN_COPY_BYTES:
         size //= 2
     return size
 
@@ -153,7 +153,7 @@ def host_copies(bench: Bench) -> None:
     bench.report.document["copy_bytes"] = size
     buffers = {d["index"]: HostBuffers(bench, d["index"], size) for d in bench.devices}
     lanes = {
-        metric: {d: Lane(torch, d, getattr(b, way)) for d, b in buffers.items()}
+        metric: {d: TimedStream(torch, d, getattr(b, way)) for d, b in buffers.items()}
         for metric, way in (("h2d-bandwidth", "to_device"), ("d2h-bandwidth", "to_host"))
     }
     for metric, other in (("h2d-bandwidth", "d2h-bandwidth"), ("d2h-bandwidth", "h2d-bandwidth")):
@@ -184,8 +184,8 @@ def _rate(
     bench: Bench,
     metric: str,
     variant: str | None,
-    lane: Lane,
-    neighbours: list[Lane],
+    lane: TimedStream,
+    neighbours: list[TimedStream],
     buffers: HostBuffers,
 ) -> None:
     pointer = (buffers.host_in if metric == "h2d-bandwidth" else buffers.host_out).data_ptr()
@@ -229,7 +229,7 @@ def _by_threads(bench: Bench, metric: str, device: int, buffers: HostBuffers) ->
     if seen.data_ptr() != host.data_ptr():
         raise RuntimeError("PyTorch copies pinned memory before the GPU's threads may read it")
     source, target = (seen, on) if metric == "h2d-bandwidth" else (on, seen)
-    lane = Lane(torch, device, lambda: torch.add(source, 0, out=target))
+    lane = TimedStream(torch, device, lambda: torch.add(source, 0, out=target))
     series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
     bench.figure(
         metric,
@@ -298,7 +298,7 @@ def local_copy(bench: Bench) -> None:
             source, target = (
                 torch.zeros(b // 4, dtype=torch.int32, device=f"cuda:{d}") for _ in range(2)
             )
-            lane = Lane(torch, d, lambda: target.copy_(source, non_blocking=True))
+            lane = TimedStream(torch, d, lambda: target.copy_(source, non_blocking=True))
             series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
             bench.figure("d2d-bandwidth", "bytes_per_s", series, lambda s: b / s, d)
 
@@ -316,7 +316,7 @@ def peer_copies(bench: Bench) -> None:
                 source = torch.zeros(COPY_BYTES // 4, dtype=torch.int32, device=f"cuda:{d}")
                 target = torch.zeros(COPY_BYTES // 4, dtype=torch.int32, device=f"cuda:{p}")
                 reaches = bool(torch.cuda.can_device_access_peer(d, p))
-                lane = Lane(torch, d, lambda: target.copy_(source, non_blocking=True))
+                lane = TimedStream(torch, d, lambda: target.copy_(source, non_blocking=True))
                 series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
                 bench.figure(
                     "p2p-bandwidth",
@@ -361,7 +361,7 @@ def matmul(bench: Bench) -> None:
                 if v == "tf32" and "fp32" in first and torch.equal(first["fp32"], rows):
                     raise RuntimeError("computed as fp32 on this GPU")
                 first[v] = rows
-                lane = Lane(torch, d, lambda: torch.mm(a, b, out=out))
+                lane = TimedStream(torch, d, lambda: torch.mm(a, b, out=out))
                 series = steady(lambda repeats: time_copies(lane, [], repeats), bench.seconds)
                 bench.figure(
                     "matmul-rate", "flop_per_s", series, lambda s: 2 * MATRIX**3 / s, d, variant=v

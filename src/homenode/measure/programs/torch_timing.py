@@ -20,10 +20,10 @@ FORMAT = "homenode.torch/1"
 STEADY_WITHIN = 0.02
 """Three batches in a row that differ by no more: warm."""
 
-LEAST_SAMPLES = 5
+MIN_SAMPLES = 5
 BATCH_S = 0.02
-_MOST_REPEATS = 200
-_MOST_SAMPLES = 200
+_MAX_REPEATS = 200
+_MAX_SAMPLES = 200
 _SPIN_CYCLES = 40_000  # of one launch, at 1 to 2 GHz: 20 to 40 us
 
 
@@ -84,7 +84,7 @@ def steady(batch: Callable[[int], float], seconds: float) -> dict[str, Any]:
     """
     batch(1)
     once = max(batch(1), 1e-9)
-    repeats = max(1, min(_MOST_REPEATS, int(BATCH_S / once)))
+    repeats = max(1, min(_MAX_REPEATS, int(BATCH_S / once)))
     last: list[float] = []
     until = time.perf_counter() + 2 * seconds
     warmups = 2
@@ -96,14 +96,14 @@ def steady(batch: Callable[[int], float], seconds: float) -> dict[str, Any]:
     is_steady = max(last[-3:]) <= min(last[-3:]) * (1 + STEADY_WITHIN)
     samples: list[float] = []
     until = time.perf_counter() + seconds
-    while len(samples) < LEAST_SAMPLES or time.perf_counter() < until:
+    while len(samples) < MIN_SAMPLES or time.perf_counter() < until:
         samples.append(batch(repeats) / repeats)
-        if len(samples) >= _MOST_SAMPLES:
+        if len(samples) >= _MAX_SAMPLES:
             break
     return {"samples": samples, "steady": is_steady, "warmups": warmups * repeats}
 
 
-class Lane:
+class TimedStream:
     """A stream of one GPU, with work that is timed by its own events."""
 
     def __init__(self, torch: Any, device: int, work: Callable[[], Any]) -> None:
@@ -116,7 +116,7 @@ class Lane:
     def hold(self, launches: int) -> None:
         """Spins while that many launches are queued behind it."""
         with self._torch.cuda.device(self.device), self._torch.cuda.stream(self._stream):
-            self._torch.cuda._sleep(min(launches, 2 * _MOST_REPEATS) * _SPIN_CYCLES)
+            self._torch.cuda._sleep(min(launches, 2 * _MAX_REPEATS) * _SPIN_CYCLES)
 
     def queue(self, repeats: int) -> None:
         with self._torch.cuda.device(self.device), self._torch.cuda.stream(self._stream):
@@ -134,7 +134,7 @@ class Lane:
         self._stream.synchronize()
 
 
-def time_copies(lane: Lane, neighbours: list[Lane], repeats: int) -> float:
+def time_copies(lane: TimedStream, neighbours: list[TimedStream], repeats: int) -> float:
     """Seconds of `repeats` on a lane while the others, if any, are busy all the time.
 
     Raises RuntimeError if the GPU's clock gives no time, or more than has passed.

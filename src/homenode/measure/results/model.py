@@ -202,7 +202,7 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
     hardware: tuple[str, ...] = ()  # processors and GPUs, as the machine or the tool names them
 
 
-class FigureKey(Struct, frozen=True, gc=False):
+class SeriesId(Struct, frozen=True, gc=False):
     # metric, unit: see docs/reference/formats/comparison.md; the rest is what distinguishes
     # it from others of its metric, None if it is over all
     metric: str
@@ -222,14 +222,14 @@ class FigureKey(Struct, frozen=True, gc=False):
         return places == (None,) * 5
 
 
-class SampleKey(FigureKey, frozen=True, gc=False):
+class SampleKey(SeriesId, frozen=True, gc=False):
     """Key of samples that repeat one measurement in one boot."""
 
     position: int | None  # the index of a Sample
     boot: int
 
 
-_FIELDS = attrgetter(*FigureKey.__struct_fields__, "index", "boot")
+_FIELDS = attrgetter(*SeriesId.__struct_fields__, "index", "boot")
 
 
 _LEAST, _MOST = 1e-12, 1e30

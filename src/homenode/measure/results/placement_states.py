@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from homenode.measure.results.model import MOVING, UNSETTLED
 
-MOST_SPAN = 1.6
+MAX_SPAN = 1.6
 """Maximum ratio of the greatest to the least latency of a class."""
 
 MANY_PAIRS = 8
@@ -80,7 +80,7 @@ def classes_of(values: Sequence[float]) -> tuple[int, ...]:
     open_ranges = [(0, len(ascending))]
     while open_ranges:
         first, last = open_ranges.pop()
-        if last - first < 2 or ascending[last - 1] <= MOST_SPAN * ascending[first]:
+        if last - first < 2 or ascending[last - 1] <= MAX_SPAN * ascending[first]:
             continue
         widest = max(
             range(first + 1, last), key=lambda at: (ascending[at] / ascending[at - 1], -at)

@@ -14,14 +14,14 @@ from msgspec import Struct
 
 from homenode.units import MIB, format_bytes
 
-LEAST_RATE_BYTES_PER_S = 1e9
+MIN_RATE_BYTES_PER_S = 1e9
 """A lane of PCIe 3.0. Rates of healthy collectives through host memory are 2 to 20 GB/s; eight
 RTX 5090 behind Gen 2 links had 0.53 GB/s (the study)."""
 
-LEAST_RATE_PRINTED = 5e7
+MIN_RATE_PRINTED = 5e7
 """Two decimals of GB/s are off by a tenth and more below this."""
 
-LEAST_POINTS = 4
+MIN_POINTS = 4
 FLAT_WITHIN = 0.10
 BEYOND_KNEE = 16  # times the knee: there the start-up time costs 6 % of the rate
 
@@ -47,8 +47,8 @@ def fit_sweep(points: Sequence[tuple[int, float]], factor: float = 1.0) -> Sweep
     factor: bytes on the bus for each byte of a message: 2 (n - 1) / n of an all-reduce of n GPUs.
     1 over the rate is linear in 1 over the size; each point weighs as much as its relative error.
     """
-    clear = [(size, rate) for size, rate in points if rate >= LEAST_RATE_PRINTED]
-    if len(clear) < LEAST_POINTS:
+    clear = [(size, rate) for size, rate in points if rate >= MIN_RATE_PRINTED]
+    if len(clear) < MIN_POINTS:
         return None
     top = max(rate for _, rate in clear)
     first = min(size for size, _ in clear)
@@ -82,7 +82,7 @@ def flat_fit(points: Sequence[tuple[int, float]], factor: float = 1.0) -> SweepF
     would carry more.
     """
     fit = fit_sweep(points, factor)
-    if fit is None or fit.rate_bytes_per_s >= LEAST_RATE_BYTES_PER_S:
+    if fit is None or fit.rate_bytes_per_s >= MIN_RATE_BYTES_PER_S:
         return None
     largest = max(size for size, _ in points)
     fastest = max(rate for _, rate in points)

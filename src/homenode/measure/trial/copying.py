@@ -13,7 +13,7 @@ from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import TrialCopy
 from homenode.process import run
 from homenode.safe.durable import create_file, create_like, remove_file
-from homenode.safe.input_files import MAX_BYTES, HostFile, host_file, read_plain
+from homenode.safe.input_files import MAX_BYTES, OpenFile, host_file, read_plain
 from homenode.safe.trusted_path import private_directory
 from homenode.vm.domain.copy import (
     WritableDisk,
@@ -30,8 +30,8 @@ _SUFFIX = ".homenode-trial.qcow2"
 _IMAGE_S = 120.0
 _NVRAM = "<nvram>"
 _SECTOR = 512
-_MOST_UNDER = 32
-_MOST_NVRAM_BYTES = 64 << 20
+_MAX_UNDER = 32
+_MAX_NVRAM_BYTES = 64 << 20
 _BLOCK_DIRECTORY = Path("/var/lib/libvirt/images")
 
 
@@ -113,9 +113,9 @@ def _copy_nvram(before: str, after: str) -> None:
         return
     with host_file(before, _NVRAM) as original:
         try:
-            content = original.start(_MOST_NVRAM_BYTES + 1)
-            if original.is_block or len(content) > _MOST_NVRAM_BYTES:
-                raise OSError(errno.EFBIG, f"no file of up to {_MOST_NVRAM_BYTES >> 20} MiB")
+            content = original.start(_MAX_NVRAM_BYTES + 1)
+            if original.is_block or len(content) > _MAX_NVRAM_BYTES:
+                raise OSError(errno.EFBIG, f"no file of up to {_MAX_NVRAM_BYTES >> 20} MiB")
             create_like(Path(after), content, original.descriptor)
         except OSError as error:
             raise HostError(f"{after}: cannot copy {before}: {error}") from None
@@ -146,14 +146,14 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
             ) from None
 
 
-def _size_of(disk: WritableDisk, original: HostFile) -> int:
+def _size_of(disk: WritableDisk, original: OpenFile) -> int:
     """Return the virtual size of a disk in bytes. Raises InputError if a backing file is not on
     this host, or has a name that QEMU would not read as a path."""
     if disk.format == "raw":
         return -(-original.size_bytes // _SECTOR) * _SECTOR
     subject = f"disk {disk.target}"
-    header = qcow2.parse(original.start(qcow2.MOST_BYTES), f"{subject}: {disk.path}")
-    _check_under(header, disk.path, subject, _MOST_UNDER)
+    header = qcow2.parse(original.start(qcow2.MAX_BYTES), f"{subject}: {disk.path}")
+    _check_under(header, disk.path, subject, _MAX_UNDER)
     return header.size_bytes
 
 
@@ -170,7 +170,7 @@ def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int
     elif header.backing_format not in (None, "raw", "qcow2"):
         problem = f"{name[:200]!r} of format {header.backing_format[:40]} under it"
     elif not levels:
-        problem = f"more than {_MOST_UNDER} under one another"
+        problem = f"more than {_MAX_UNDER} under one another"
     if problem is not None:
         raise InputError(
             f"{subject}: {path}: expected an image, and under it regular files or block devices of "
@@ -179,9 +179,9 @@ def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int
         )
     if not name:
         return
-    under = str(Path(path).parent / name)
-    with host_file(under, f"{subject}: under {path}") as file:
-        start = file.start(qcow2.MOST_BYTES)
+    backing_path = str(Path(path).parent / name)
+    with host_file(backing_path, f"{subject}: under {path}") as file:
+        start = file.start(qcow2.MAX_BYTES)
     if header.backing_format == "raw":
         return
     if not start.startswith(qcow2.MAGIC):
@@ -190,7 +190,9 @@ def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int
             "without one: QEMU would guess it, and open what a file of that format names",
             hint="if it is raw: qemu-img rebase -u -f qcow2 -F raw -b FILE IMAGE",
         )
-    _check_under(qcow2.parse(start, f"{subject}: {under}"), under, subject, levels - 1)
+    _check_under(
+        qcow2.parse(start, f"{subject}: {backing_path}"), backing_path, subject, levels - 1
+    )
 
 
 def remove_copy(virsh: Virsh, copy: TrialCopy) -> None:

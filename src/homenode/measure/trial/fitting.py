@@ -32,7 +32,7 @@ _SHARE_OF_STREAM = 0.9 * 0.8
 """Share of a small guest's memory for STREAM: its kernel keeps a tenth at least, and the probe
 takes four fifths of what is available then."""
 
-_LEAST_GUEST_MIB = math.ceil(_STREAM_BYTES / _SHARE_OF_STREAM / MIB)
+_MIN_GUEST_MIB = math.ceil(_STREAM_BYTES / _SHARE_OF_STREAM / MIB)
 
 
 class PlannedLayout(Struct, frozen=True):
@@ -75,7 +75,7 @@ def short_memory(fitted: Sequence[PlannedLayout], groups: Sequence[Group]) -> tu
         for candidate in fitted
         if candidate.tuning is not None
     ]
-    need, least = format_bytes(_STREAM_BYTES), f"{_LEAST_GUEST_MIB} MiB"
+    need, least = format_bytes(_STREAM_BYTES), f"{_MIN_GUEST_MIB} MiB"
     return tuple(
         f"{layout}: expected {need} of free memory for STREAM, found a guest of "
         f"{format_bytes(plan.vm.memory_bytes)}; give it {least} or more, or other --tests"
@@ -89,8 +89,8 @@ def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Planne
         tuning = plan_file(original, name, options, host)
     except Unplannable as error:
         return PlannedLayout(options.layout, None, (str(error),))
-    against = _in_the_way(tuning.document, name, tuning.plan, host)
-    return PlannedLayout(options.layout, tuning, tuple(against))
+    obstacles = _in_the_way(tuning.document, name, tuning.plan, host)
+    return PlannedLayout(options.layout, tuning, tuple(obstacles))
 
 
 def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ DAEMON_S = 20.0
 """Time to wait for a libvirt that does not answer, before it counts as gone."""
 
 
-class Reach(Protocol):
+class GuestConnector(Protocol):
     """The way to reach guests; tests use simulated guests."""
 
     def machine(self, uuid: str) -> Machine:
@@ -99,7 +99,7 @@ class GuestReach(Struct, frozen=True):
 def wait_for_answer(
     virsh: Virsh,
     uuid: str,
-    reach: Reach,
+    reach: GuestConnector,
     timeout_s: float,
     on_wait: Callable[[float, float], None] = lambda waited_s, timeout_s: None,
 ) -> Machine:

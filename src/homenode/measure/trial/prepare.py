@@ -31,7 +31,7 @@ from homenode.process import find_program, install_hint
 from homenode.text import command_line
 from homenode.units import format_bytes
 from homenode.vm.domain.read import open_domain, read_vm
-from homenode.vm.domain.schema import refuse_new_errors
+from homenode.vm.domain.schema import reject_new_errors
 from homenode.vm.hypervisor.connection import DomainState, GuestAccess, Transport
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions
@@ -76,8 +76,8 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     """
     # Long because it fills the records of a trial, a field a line.
     state = virsh.domain(name)
-    _refuse_running(state)
-    _refuse_unfinished(state, root)
+    _reject_running(state)
+    _reject_unfinished(state, root)
     original = virsh.definition(state.uuid)
     copy = prepare_copy(virsh, state, original, request.id) if request.as_copy else None
     document = original if copy is None else copy.document
@@ -89,7 +89,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
         f"{candidate.layout}: {gap}"
         for candidate in fitted
         if candidate.tuning is not None
-        and (gap := refuse_new_errors(candidate.tuning.original, candidate.tuning.document))
+        and (gap := reject_new_errors(candidate.tuning.original, candidate.tuning.document))
         is not None
     ]
     no_way = _obstacle_to(original, state.name, request.reaching.transport)
@@ -193,7 +193,7 @@ def latest_trial(root: Path, name: str) -> StoredTrial:
     return readable[-1]
 
 
-def _refuse_running(state: DomainState) -> None:
+def _reject_running(state: DomainState) -> None:
     if state.is_active:
         raise UsageError(
             f"{state.name}: it is {state.state}",
@@ -201,7 +201,7 @@ def _refuse_running(state: DomainState) -> None:
         )
 
 
-def _refuse_unfinished(state: DomainState, root: Path) -> None:
+def _reject_unfinished(state: DomainState, root: Path) -> None:
     unfinished: Sequence[StoredTrial] = [
         trial
         for trial in known_trials(root)

@@ -41,7 +41,7 @@ from homenode.measure.trial.boot_steps import (
 )
 from homenode.measure.trial.copying import PreparedCopy
 from homenode.measure.trial.fitting import host_without, no_longer_fits
-from homenode.measure.trial.guest import Reach, boot_of, command_for, wait_for_answer
+from homenode.measure.trial.guest import GuestConnector, boot_of, command_for, wait_for_answer
 from homenode.measure.trial.journal import (
     BOOT,
     COPY,
@@ -92,7 +92,7 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
     virsh: Virsh
     journal: TrialJournal
     root: Path  # of the state directory
-    reach: Reach
+    reach: GuestConnector
     on_boot: Callable[[Progress], None]  # called before each boot, and at the end
     on_progress: Callable[[Progress], None]  # called before each test of a boot
     # called while a guest boots, with the seconds since its start and the limit
@@ -129,7 +129,7 @@ def run_trial(trial: Trial, lock: int) -> None:
     vm = _BootedVm(trial, lock)
     if vm.alive is None:
         trial.domain.undo()
-        _refuse_edited(trial)
+        _reject_edited(trial)
     try:
         if trial.copy is not None and trial.journal.load().state.change(COPY) is None:
             CopyStep(trial.domain, trial.copy).do(trial.journal.changes.write)
@@ -146,7 +146,7 @@ def run_trial(trial: Trial, lock: int) -> None:
     trial.journal.note(EntryKind.ENDED)
 
 
-def _refuse_edited(trial: Trial) -> None:
+def _reject_edited(trial: Trial) -> None:
     """Reject layouts that were made from another definition than the VM has now."""
     if trial.head.copy is not None:
         return
@@ -287,13 +287,13 @@ class _BootedVm:
     def _boot(self, step: ScheduledTask) -> Machine | None:
         """Boot and equip the guest of a layout; None if libvirt or the host rejects it."""
         trial, domain = self._trial, self._trial.domain
-        _refuse_running_original(trial)
+        _reject_running_original(trial)
         note = trial.journal.changes.write
         tuned = trial.layouts[step.variant]
         # The lock keeps other VMs from the layout's resources until the guest has started.
         with domain.host_locked() as host_lock:
             try:
-                LayoutStep(domain, tuned.document, lambda: _refuse_taken(trial, tuned)).do(note)
+                LayoutStep(domain, tuned.document, lambda: _reject_taken(trial, tuned)).do(note)
             except (HostError, InputError) as error:
                 trial.journal.note(EntryKind.REFUSED, step.number, error.message_with_hint)
                 trial.notify(f"{_name(step)}: refused: {error.message_with_hint}")
@@ -313,7 +313,7 @@ def _name(step: ScheduledTask) -> str:
     return f"boot {step.number + 1}: {step.variant}, round {step.round + 1}"
 
 
-def _refuse_taken(trial: Trial, tuned: TunedCopy) -> None:
+def _reject_taken(trial: Trial, tuned: TunedCopy) -> None:
     """Reject a layout whose resources another VM has taken. Raises InputError."""
     if trial.read_host is None:
         return
@@ -327,7 +327,7 @@ def _refuse_taken(trial: Trial, tuned: TunedCopy) -> None:
         )
 
 
-def _refuse_running_original(trial: Trial) -> None:
+def _reject_running_original(trial: Trial) -> None:
     head = trial.head
     if head.copy is not None and head.source_uuid:
         state = trial.domain.retry(lambda: trial.virsh.domain(head.source_uuid))
@@ -345,7 +345,7 @@ def _measure(
     results = Path(trial.head.results)
     outcome = run_bench(machine, orders, results, trial.on_progress, resume=resume)
     if step.variant != BARE:
-        _refuse_rebooted(trial, step, machine, orders)
+        _reject_rebooted(trial, step, machine, orders)
     if outcome.run is None:
         differences = tuple(str(finding) for finding in outcome.findings)
         trial.journal.note(EntryKind.MISMATCHED, step.number, run=orders.name, findings=differences)
@@ -371,7 +371,7 @@ def _measure(
     trial.journal.note(EntryKind.MEASURED, step.number, gaps, run=orders.name, samples=count)
 
 
-def _refuse_rebooted(
+def _reject_rebooted(
     trial: Trial, step: ScheduledTask, machine: Machine, orders: BenchOptions
 ) -> None:
     """Reject a guest that rebooted: each result belongs to one boot."""

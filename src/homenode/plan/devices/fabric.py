@@ -115,8 +115,8 @@ def partitions_of_size(
     )
 
 
-_MOST_SHOWN = 4
-_MOST_WITHOUT_SWITCHES = 4
+_MAX_SHOWN = 4
+_MAX_WITHOUT_SWITCHES = 4
 _BOARD_OF_ID = {
     **dict.fromkeys((0x20B0, 0x20B2, 0x20F3), Board.HGX_A100),
     **dict.fromkeys((0x2324, 0x2330, 0x2335, 0x2336), Board.HGX_H100),
@@ -216,9 +216,9 @@ class Fabric(Struct, frozen=True):
 
     def _finding(self, observed: str, allowed: Sequence[tuple[Bdf, ...]]) -> Finding:
         sizes = ", ".join(map(str, self.sizes()))
-        expected = "; ".join(_bdf_list(bdfs) for bdfs in allowed[:_MOST_SHOWN])
-        if len(allowed) > _MOST_SHOWN:
-            expected += f"; and {len(allowed) - _MOST_SHOWN} more"
+        expected = "; ".join(_bdf_list(bdfs) for bdfs in allowed[:_MAX_SHOWN])
+        if len(allowed) > _MAX_SHOWN:
+            expected += f"; and {len(allowed) - _MAX_SHOWN} more"
         return finding(
             "no-nvlink-partition",
             str(self.board),
@@ -257,7 +257,7 @@ def board_of_host(host: Host) -> Board | None:
 
 def may_have_nvswitches(host: Host) -> bool:
     """Return whether NVSwitches may be on the PCI bus: not for four GPUs or B200."""
-    many = len(host.whole_gpus) > _MOST_WITHOUT_SWITCHES
+    many = len(host.whole_gpus) > _MAX_WITHOUT_SWITCHES
     return many or bool(host.devices_of_kind(DeviceKind.NVSWITCH))
 
 

@@ -18,7 +18,7 @@ from homenode.cpuset import NodeIndex, members
 from homenode.errors import InputError
 from homenode.findings import Finding, Gap, Rejection
 from homenode.machine.pci import DeviceKind, PciDevice
-from homenode.machine.topology import Host, refuse_unshown
+from homenode.machine.topology import Host, reject_unshown
 from homenode.plan.allocations import Allocations
 from homenode.plan.devices.brought import CompanionDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
@@ -27,7 +27,7 @@ from homenode.units import MIB
 from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
 from homenode.vm.plan import Unplannable
 
-MOST_COMPARED_STATES = 5_000
+MAX_COMPARED_STATES = 5_000
 """Limit of states compared at a time; GPUs in a tree of sets have far fewer."""
 
 KEPT_STATES = 200
@@ -85,7 +85,7 @@ class GpuTies(Struct, frozen=True):
                 remaining -= len(group.firsts) - 1
                 later.pop()
                 states = _extend_states(group, states, remaining, later[-1])
-                if len(states) > (MOST_COMPARED_STATES if is_complete else KEPT_STATES):
+                if len(states) > (MAX_COMPARED_STATES if is_complete else KEPT_STATES):
                     is_complete = False
                     states = dict(nsmallest(KEPT_STATES, states.items(), key=itemgetter(1)))
         return min(states.values())[2], is_complete
@@ -208,7 +208,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
                     f"{bdf} node", "the firmware reports no node, so placement does not consider it"
                 )
 
-    def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
+    def choose_least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
         """Choose the GPUs `sure` and some of each `tied` set, such that the host loses the fewest
         GPU sets; ties go to the first."""
         picked, is_complete = self._ties.fewest_broken(sure | self.named_gpus, tied)
@@ -455,7 +455,7 @@ def _free_gpus(
 
 
 def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
-    refuse_unshown(host, "PCI")
+    reject_unshown(host, "PCI")
     bdfs = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
 
     def difference(other: Bdf) -> tuple[int, int, int, Bdf]:

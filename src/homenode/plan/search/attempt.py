@@ -87,8 +87,8 @@ class Attempt:
         """Return (the solution or None, whether it is certain that none fits)."""
         if not self.request.options.explicit_cells:
             return solve(self.problem)
-        ways, are_all = self._nodes_of_cells
-        solution = solve_fixed(self.problem, ways)
+        node_assignments, are_all = self._nodes_of_cells
+        solution = solve_fixed(self.problem, node_assignments)
         return solution if solution is None or are_all else replace(solution, optimal=None), are_all
 
     @property

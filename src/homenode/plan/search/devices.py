@@ -110,7 +110,7 @@ def distance_matrix(host: Host) -> DistanceMatrix:
     return DistanceMatrix(host.mutual_distances, packages)
 
 
-class Home(Struct, frozen=True, kw_only=True):
+class DeviceNode(Struct, frozen=True, kw_only=True):
     """A node with devices, and its distances to the nodes of the problem."""
 
     node: int  # its bit, 0 if it has no CPUs
@@ -120,7 +120,9 @@ class Home(Struct, frozen=True, kw_only=True):
     packages_by_class: tuple[tuple[int, int], ...]
 
     @classmethod
-    def at_distances(cls, node: int, to_package: Sequence[int], to_node: Sequence[int]) -> "Home":
+    def at_distances(
+        cls, node: int, to_package: Sequence[int], to_node: Sequence[int]
+    ) -> "DeviceNode":
         """Return the home at these distances."""
         at: dict[int, int] = {}
         for package, distance in enumerate(to_package):
@@ -145,7 +147,7 @@ class Home(Struct, frozen=True, kw_only=True):
 class NamedDevice(Struct, frozen=True, kw_only=True):
     """A device that the VM gets whatever GPUs are chosen."""
 
-    home: Home
+    home: DeviceNode
     pulls: bool  # whether its class counts
     is_gpu: bool
 
@@ -153,9 +155,9 @@ class NamedDevice(Struct, frozen=True, kw_only=True):
 class HomeGpus(Struct, frozen=True, kw_only=True):
     """The candidate GPUs (bits) of one home, by the number of functions that come with each."""
 
-    home: Home | None
+    home: DeviceNode | None
     # homes of the VM's NICs that are paired with each GPU, if in other packages
-    nics: tuple[Home, ...]
+    nics: tuple[DeviceNode, ...]
     by_weight: tuple[tuple[int, int], ...]
     count: int  # number of GPUs
     weight: int  # number of their functions
@@ -221,8 +223,8 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     named: tuple[NamedDevice, ...]  # devices that the VM gets in any case
     # home of each candidate GPU, and nic_homes of the VM's NICs paired with it, if in another
     # package
-    gpu_homes: tuple[Home | None, ...]
-    nic_homes: tuple[tuple[Home, ...], ...]
+    gpu_homes: tuple[DeviceNode | None, ...]
+    nic_homes: tuple[tuple[DeviceNode, ...], ...]
     gpu_nodes: int  # nodes with free GPUs
     requires_home: bool  # no GPU may be away from its node
     compares_classes: bool  # the policy compares how near devices are
@@ -237,7 +239,9 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     def _group(self, gpus: int) -> GpuGroup:
         """Return the group of these GPUs (bits)."""
-        by_home: dict[tuple[int, ...], tuple[Home | None, tuple[Home, ...], dict[int, int]]] = {}
+        by_home: dict[
+            tuple[int, ...], tuple[DeviceNode | None, tuple[DeviceNode, ...], dict[int, int]]
+        ] = {}
         for number in members(gpus):
             home, nics = self.gpu_homes[number], self.nic_homes[number]
             key = (id(home), *map(id, nics))
@@ -257,7 +261,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @cached_property
-    def homes(self) -> tuple[Home, ...]:
+    def homes(self) -> tuple[DeviceNode, ...]:
         """Return the homes of all devices, each once."""
         homes_by_id = {id(device.home): device.home for device in self.named}
         homes_by_id |= {id(home): home for home in self.gpu_homes if home is not None}
@@ -290,7 +294,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         return count_of_node
 
     @cached_property
-    def _pulling_homes(self) -> tuple[Home, ...]:
+    def _pulling_homes(self) -> tuple[DeviceNode, ...]:
         return tuple({id(pull.home): pull.home for pull in self.named if pull.pulls}.values())
 
     @cached_property

@@ -16,8 +16,8 @@ from homenode.plan.search.devices import HomeGpus
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.supply import GroupRange
 
-MOST_EQUAL = 100  # equally near combinations of GPU counts by home that are kept
-MOST_NUMBERS = 5_000  # combinations of GPU counts by home tried for one set of nodes
+MAX_EQUAL = 100  # equally near combinations of GPU counts by home that are kept
+MAX_NUMBERS = 5_000  # combinations of GPU counts by home tried for one set of nodes
 
 Ranges = tuple[GroupRange, ...]
 
@@ -199,7 +199,7 @@ class NearestGpus:
     def _of_group(self, case: _Case) -> list[Choice]:
         if not case.missing:
             return [case.choice(case.row, case.certain, ())]
-        if case.splits.extra and prod([home.total + 1 for home in case.homes]) <= MOST_NUMBERS:
+        if case.splits.extra and prod([home.total + 1 for home in case.homes]) <= MAX_NUMBERS:
             return self._of_numbers(case)
         self.exact &= not case.splits.extra
         split = case.splits.nearest(_add_rows(case.row, [(1, home.row) for home in case.homes]))
@@ -219,9 +219,9 @@ class NearestGpus:
                 limit, nearest = distance, []
             if distance == limit:
                 nearest.append((numbers, row))
-        self.exact &= len(nearest) <= MOST_EQUAL
+        self.exact &= len(nearest) <= MAX_EQUAL
         result = []
-        for numbers, row in nearest[:MOST_EQUAL]:
+        for numbers, row in nearest[:MAX_EQUAL]:
             firsts = [home.first(n) for home, n in zip(homes, numbers, strict=True)]
             sure = case.certain | sum(some for some, _, _ in firsts)
             tied = tuple(tie for _, _, tie in firsts if tie is not None)

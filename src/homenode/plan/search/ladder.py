@@ -138,7 +138,9 @@ def _ways(
         if pins_all and (mixed or idle or threads < widest):
             hides = idle or threads == 1
             fewer = (Relaxation.SIBLINGS_NOT_EXPOSED if hides else Relaxation.FEWER_SIBLINGS,)
-        yield _way(request, Grouping(threads, kinds, counts_pus), groups, fewer, mixed=mixed)
+        yield _make_fallback(
+            request, Grouping(threads, kinds, counts_pus), groups, fewer, mixed=mixed
+        )
 
 
 def _sharing_ways(
@@ -147,10 +149,10 @@ def _sharing_ways(
     """Yield groups for more vCPUs than cores; if CPUs are counted anyway, none are left to try."""
     if request.layout.pinning is not Pinning.NONE and not _counts_pus(request):
         grouping, shared = Grouping(1, kinds, counts_pus=True), (Relaxation.SHARED_CORES,)
-        yield _way(request, grouping, request.vcpus, shared, mixed=mixed)
+        yield _make_fallback(request, grouping, request.vcpus, shared, mixed=mixed)
 
 
-def _way(
+def _make_fallback(
     request: GuestRequest,
     grouping: Grouping,
     groups: int,

@@ -1,6 +1,6 @@
 """NodeSets: the sets of nodes that can hold a VM, in an order that lets a search stop early.
 
-Up to MOST_LISTED_NODES nodes of a package, or of all packages, every set is listed. Beyond that
+Up to MAX_LISTED_NODES nodes of a package, or of all packages, every set is listed. Beyond that
 sets grow from each node outwards: the nearest nodes, package by package. With hierarchical
 distances these are the clusters; it is then unknown whether a better set exists.
 """
@@ -15,7 +15,7 @@ from homenode.cpuset import members
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.supply import GroupRange, even_split
 
-MOST_LISTED_NODES = 16
+MAX_LISTED_NODES = 16
 
 Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
@@ -91,7 +91,7 @@ class NodeSets:
             terms = problem.first[len(bound) :][:2]
             counts = tuple(self.counts(nodes))
             groups: list[Counts] = [(count,) for count in counts]
-            if nodes.bit_count() > MOST_LISTED_NODES:
+            if nodes.bit_count() > MAX_LISTED_NODES:
                 groups = [
                     tuple(c for c in counts if c[0] == 1),
                     tuple(c for c in counts if c[0] > 1),
@@ -226,7 +226,7 @@ class NodeSets:
         if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
             return
-        if nodes.bit_count() > MOST_LISTED_NODES and [size for size, _ in counts] != [1]:
+        if nodes.bit_count() > MAX_LISTED_NODES and [size for size, _ in counts] != [1]:
             yield from self._grow_sets(nodes)
             return
         # Of equal nodes the first are chosen: other choices differ only in the index.

@@ -32,9 +32,9 @@ from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.supply import free_cpus
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
 from homenode.vm.plan import Relaxation, Unplannable
-from homenode.vm.plan_options import DocumentSiblings, Policy
+from homenode.vm.plan_options import DefinitionSiblings, Policy
 
-MOST_REFUSED_NODES = 16
+MAX_REFUSED_NODES = 16
 
 
 def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
@@ -59,7 +59,7 @@ def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placemen
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
     InputError for devices or nodes that the host lacks.
     """
-    if request.document_siblings is DocumentSiblings.WHEN_SHORT:
+    if request.document_siblings is DefinitionSiblings.WHEN_SHORT:
         return _cores_or_siblings(host, request, brief=brief)
     layout = request.layout
     check_layout(layout, request.options.policy)
@@ -74,7 +74,7 @@ def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placemen
 def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Placement:
     """Return a placement with a whole core for each vCPU, unless that takes the host's last core or
     its whole reserve, or mixes kinds of core: then siblings as in the definition, if they fit."""
-    for_cores = replace(request, document_siblings=DocumentSiblings.IGNORED)
+    for_cores = replace(request, document_siblings=DefinitionSiblings.IGNORED)
     layout = with_siblings(request.layout)
     threads = request.guest.threads_per_core
     for_siblings = replace(for_cores, layout=layout, keep_vcpus=True, most_threads=threads)
@@ -178,7 +178,7 @@ class _LadderSearch:
     def _reject_single_nodes(self, attempt: Attempt) -> None:
         """Record the rejections of single nodes, if the VM spans several of few nodes."""
         is_one, nodes = len(attempt.best.split) == 1, attempt.problem.supplies
-        if not (self.brief or is_one) and len(nodes) <= MOST_REFUSED_NODES:
+        if not (self.brief or is_one) and len(nodes) <= MAX_REFUSED_NODES:
             self.rejections += single_nodes(attempt)
 
     def _record_miss(self, attempt: Attempt) -> None:
@@ -218,8 +218,8 @@ class _LadderSearch:
         counts_sets = cores_first and self.search.options.has_gpus and first.solution.optimal
 
         def concerns(cost: Cost) -> list[int]:
-            lost = cost.gpu_sets_lost if counts_sets else 0
-            return [*(getattr(cost, name) for name in names), lost]
+            lost_gpu_sets = cost.gpu_sets_lost if counts_sets else 0
+            return [*(getattr(cost, name) for name in names), lost_gpu_sets]
 
         least = {"vcpus_beyond_cores": 0, "device_class": LOCAL_DISTANCE, "packages_spanned": 1}
         limits = (*(least.get(name, 0) for name in names), 0)

@@ -23,7 +23,7 @@ from homenode.plan.memory import (
 )
 from homenode.plan.placement import Cost, order
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.devices import DistanceMatrix, Home, NamedDevice, SearchDevices
+from homenode.plan.search.devices import DeviceNode, DistanceMatrix, NamedDevice, SearchDevices
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.supply import (
     AllocationCost,
@@ -243,9 +243,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         """The result of a number of groups on a node. Cached, as nodes of one shape repeat."""
         supplies, isolation = self.supplies, self.hosts_isolation
         first_of_shape: dict[tuple[object, ...], int] = {}
-        like = [first_of_shape.setdefault(shape, node) for node, shape in enumerate(self._shapes)]
+        first_like_node = [
+            first_of_shape.setdefault(shape, node) for node, shape in enumerate(self._shapes)
+        ]
         of_first = cache(lambda node, groups: supplies[node].cost(groups, isolation))
-        return lambda node, groups: of_first(like[node], groups)
+        return lambda node, groups: of_first(first_like_node[node], groups)
 
     def short_pages(self, node: int, groups: int) -> int:
         """Return the huge pages that still have to be reserved on a node."""
@@ -431,7 +433,9 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             distances=self._node_distances,
         )
 
-    def _homes(self, nodes: set[NodeIndex], bit: dict[NodeIndex, int]) -> dict[NodeIndex, Home]:
+    def _homes(
+        self, nodes: set[NodeIndex], bit: dict[NodeIndex, int]
+    ) -> dict[NodeIndex, DeviceNode]:
         """Return the homes of these nodes, with distances to the nodes with CPUs."""
         distances, positions = self.distances, [cores.position for cores in self.free[0].nodes]
         packages = dict.fromkeys(distances.packages[position] for position in positions)
@@ -439,7 +443,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         for position, node in enumerate(self.host.nodes):
             if node.index in nodes:
                 by_package = distances.to_packages(position)
-                homes[node.index] = Home.at_distances(
+                homes[node.index] = DeviceNode.at_distances(
                     bit.get(node.index, 0),
                     [by_package[package] for package in packages],
                     [distances.between[position][other] for other in positions],

@@ -24,7 +24,7 @@ from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.split import least_split
 from homenode.plan.search.supply import GroupRange
 
-MOST_RUNNERS_UP = 3
+MAX_RUNNERS_UP = 3
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Solution(Struct, frozen=True, kw_only=True):
 
     best: Candidate
     optimal: bool | None  # None if not all candidates were compared
-    # returns other sets of nodes, best first, at most MOST_RUNNERS_UP
+    # returns other sets of nodes, best first, at most MAX_RUNNERS_UP
     runners_up: Callable[[], Sequence[Candidate]]
 
 
@@ -95,7 +95,7 @@ def _prefer_equal(problem: SearchProblem, uneven: "_Search") -> Solution | None:
             if candidate.cost != equal_candidate.cost
         ]
         first = () if equal_candidate.cost == solution.best.cost else (equal_candidate,)
-        return (*first, *unequal)[:MOST_RUNNERS_UP]
+        return (*first, *unequal)[:MAX_RUNNERS_UP]
 
     is_known = solution.optimal if equal.node_sets.exact else None
     return replace(solution, optimal=is_known, runners_up=runners_up)
@@ -132,7 +132,7 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | N
     return Solution(
         best=candidates[0],
         optimal=True if is_exact else None,
-        runners_up=lambda: list(best_of.values())[1 : 1 + MOST_RUNNERS_UP],
+        runners_up=lambda: list(best_of.values())[1 : 1 + MAX_RUNNERS_UP],
     )
 
 
@@ -180,7 +180,7 @@ class _Search:
         """Rank sets of nodes; unless only_least, with all sets whose terms the runners-up have."""
         terms_of_nodes, least = self._terms_of_nodes, self._least
         for bound, sets in self._groups[self._ranked :]:
-            limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()
+            limit = least[-1] if len(least) > MAX_RUNNERS_UP else ()
             reached = least[0] if only_least and least else limit
             if reached and bound > reached[: len(bound)]:
                 break
@@ -190,8 +190,8 @@ class _Search:
                 if terms is not None:
                     terms_of_nodes[nodes] = terms
                     insort(least, terms)
-                    del least[MOST_RUNNERS_UP + 1 :]
-                    limit = least[-1] if len(least) > MOST_RUNNERS_UP else ()
+                    del least[MAX_RUNNERS_UP + 1 :]
+                    limit = least[-1] if len(least) > MAX_RUNNERS_UP else ()
         return sorted((terms, nodes) for nodes, terms in terms_of_nodes.items())
 
     @property
@@ -280,12 +280,12 @@ class _Search:
 
     def _runners_up(self, done: Sequence[Candidate], untried: Sequence[int]) -> list[Candidate]:
         """Return the best other sets of nodes: computed sets, then further sets, best first."""
-        runners = list(done[1 : 1 + MOST_RUNNERS_UP])
+        runners = list(done[1 : 1 + MAX_RUNNERS_UP])
         passed = {candidate.nodes for candidate in done}
-        if len(runners) + len(untried) < MOST_RUNNERS_UP:
+        if len(runners) + len(untried) < MAX_RUNNERS_UP:
             untried = [*untried, *(nodes for _, nodes in self._rank_node_sets(only_least=False))]
         for nodes in dict.fromkeys(untried):
-            if len(runners) < MOST_RUNNERS_UP and nodes not in passed:
+            if len(runners) < MAX_RUNNERS_UP and nodes not in passed:
                 runners.append(self.best_on(nodes))
         return runners
 
@@ -300,7 +300,8 @@ class _Search:
         positions = members(nodes)
         nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))
         chosen = [
-            problem.devices.options.least_lost(choice.sure, choice.tied) for choice in choices
+            problem.devices.options.choose_least_lost(choice.sure, choice.tied)
+            for choice in choices
         ]
         self.exact &= all(choice.is_complete for choice in chosen)
         fewest = min(choice.sets_lost for choice in chosen)

@@ -11,8 +11,8 @@ from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.supply import GroupRange, even_split
 from homenode.vm.model import VmCell
 
-MOST_ASSIGNMENTS = 5_040  # of cells to nodes: seven different cells on seven nodes
-MOST_SUMS = 60_000  # compared for one split; beyond that the even split is used
+MAX_ASSIGNMENTS = 5_040  # of cells to nodes: seven different cells on seven nodes
+MAX_SUMS = 60_000  # compared for one split; beyond that the even split is used
 
 
 def least_split(
@@ -31,7 +31,7 @@ def least_split(
     if _sums(problem, nodes, even) == least:  # more groups cost no less
         return tuple(zip(nodes, even, strict=True)), True
     choices = [range(bounds.lowest, bounds.highest + 1, bounds.step) for bounds in ranges]
-    if sum(map(len, choices)) * (spread + 1) > MOST_SUMS:
+    if sum(map(len, choices)) * (spread + 1) > MAX_SUMS:
         return tuple(zip(nodes, even, strict=True)), False
     return tuple(zip(nodes, _cheapest_split(problem, nodes, choices), strict=True)), True
 
@@ -104,16 +104,16 @@ def splits_of_cells(
     )
     options = [[node for node in order if holds(node, (i,))] for i in loose]
     are_equal = [kinds[i] == kinds[j] for i, j in pairwise(loose)]
-    choices = list(islice(_choices(options, [*are_equal, False]), MOST_ASSIGNMENTS + 1))
+    choices = list(islice(_choices(options, [*are_equal, False]), MAX_ASSIGNMENTS + 1))
     ways: dict[Split, tuple[int, ...]] = {}
-    for chosen in choices[:MOST_ASSIGNMENTS]:
+    for chosen in choices[:MAX_ASSIGNMENTS]:
         assigned = sorted(zip((kinds[i] for i in loose), chosen, strict=True))
         nodes = named | {i: node for i, (_, node) in zip(loose, assigned, strict=True)}
         by_node = Counter[int]()
         for i, node in nodes.items():
             by_node[node] += groups[i]
         ways.setdefault(tuple(sorted(by_node.items())), tuple(nodes[i] for i in range(len(cells))))
-    return ways, len(choices) <= MOST_ASSIGNMENTS
+    return ways, len(choices) <= MAX_ASSIGNMENTS
 
 
 def _choices(options: Sequence[list[int]], are_equal: Sequence[bool]) -> Iterator[tuple[int, ...]]:

@@ -33,7 +33,7 @@ from homenode.plan.shape.guest_topology import (
     offline_vcpus,
     without_online,
 )
-from homenode.plan.shape.pcie import MirroredPcie, PcieDocument, mirror_pcie
+from homenode.plan.shape.pcie import MirroredPcie, PcieDefinition, mirror_pcie
 from homenode.text import plural
 from homenode.vm.gpu_parts import find_mediated_gaps, parts_at
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
@@ -49,7 +49,7 @@ from homenode.vm.model import (
 from homenode.vm.plan import RECORDED_DIGITS, Plan, Relaxation
 from homenode.vm.plan_options import MemoryMode, Policy
 
-MOST_VCPUS_WITHOUT_IOMMU = 255
+MAX_VCPUS_WITHOUT_IOMMU = 255
 """Larger VMs need a vIOMMU with extended interrupt mode. Source: libvirt domain XML, <iommu>."""
 
 
@@ -87,7 +87,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         structs.replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, CpuSet()))
         for device in _devices(host, request, placement, cells, by_bdf, pcie)
     )
-    has_iommu = request.guest.has_iommu or (is_x86 and vcpus > MOST_VCPUS_WITHOUT_IOMMU)
+    has_iommu = request.guest.has_iommu or (is_x86 and vcpus > MAX_VCPUS_WITHOUT_IOMMU)
     window = _aperture(host, request, placement, has_iommu)
     binding = _binding(request, placement)
     guest = request.guest
@@ -239,7 +239,7 @@ def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
     """Return cells on whose expander buses the definition has devices already."""
     if request.layout.cells is GuestCells.SINGLE:
         return {}
-    document = PcieDocument(request.guest, cells, ())
+    document = PcieDefinition(request.guest, cells, ())
     cell_of_device: dict[Bdf, GuestCellId] = {}
     for hostdev in request.guest.hostdevs:
         if hostdev.address is not None:

@@ -111,7 +111,7 @@ def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
     return GuestCpu(is_amd, topoext, _ZEN_1_BITS if is_zen_1 else None)
 
 
-def told_l3(
+def guest_l3_groups(
     cache: str, topology: GuestTopology, cpu: GuestCpu, host_threads: int | None = None
 ) -> Groups | None:
     """Return the vCPUs that share each L3 as a Linux guest sees it; () without an L3, None if
@@ -127,7 +127,7 @@ def told_l3(
     """
     if cpu.is_amd is None:
         ways = {
-            told_l3(cache, topology, replace(cpu, is_amd=is_amd), host_threads)
+            guest_l3_groups(cache, topology, replace(cpu, is_amd=is_amd), host_threads)
             for is_amd in (True, False)
         }
         return ways.pop() if len(ways) == 1 else None
@@ -187,15 +187,15 @@ def guest_cache(
     shape = topology or stated_topology(guest, len(pins))
     threads = llc_threads(host, shared)
     if topology is None:
-        llcs_before = told_l3(stated_cache(guest), shape, guest_cpu(host, guest), threads)
+        llcs_before = guest_l3_groups(stated_cache(guest), shape, guest_cpu(host, guest), threads)
         if llcs_before == () or (shared is not None and llcs_before == shared.groups):
             return CacheChoice(None, None)
     cpu = guest_cpu(host, guest, topoext_needed)
     for cache in _ways(host, guest, placement, shape, shared):
-        if shared is not None and told_l3(cache, shape, cpu, threads) == shared.groups:
+        if shared is not None and guest_l3_groups(cache, shape, cpu, threads) == shared.groups:
             return CacheChoice(cache, topoext_needed)
     topoext = False if shape.threads == 1 and vendor != INTEL_VENDOR else topoext_needed
-    shown = told_l3(GuestCache.DISABLED, shape, guest_cpu(host, guest, topoext))
+    shown = guest_l3_groups(GuestCache.DISABLED, shape, guest_cpu(host, guest, topoext))
     return CacheChoice(GuestCache.DISABLED, topoext, (_no_l3(shared, is_told=shown != ()),))
 
 

@@ -31,7 +31,7 @@ from homenode.text import plural
 from homenode.vm.layout import GuestCells, Siblings
 from homenode.vm.model import GuestTopology
 
-MOST_SOCKETS_PER_CELL = 4
+MAX_SOCKETS_PER_CELL = 4
 """If a cell needed more sockets, an imbalance of one online vCPU is better."""
 
 
@@ -49,7 +49,7 @@ def numbering(request: GuestRequest, placement: Placement, *, may_share_sockets:
     may hold parts of several cells. Raises InputError as cell_counts."""
     counts = cell_counts(request, placement)
     offline = offline_vcpus(request, sum(counts))
-    runs = _Way(tuple(_runs(counts)), None)
+    runs = _SocketAssignment(tuple(_runs(counts)), None)
     if not offline or not placement.vcpu_nodes:
         return Numbering(placement, runs.cells)
     ways = [_assign(counts, offline, size) for size in _sizes(counts, placement.threads_per_core)]
@@ -119,7 +119,7 @@ def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[Finding
             )
 
 
-class _Way(Struct, frozen=True):
+class _SocketAssignment(Struct, frozen=True):
     cells: tuple[CpuSet, ...]
     socket_vcpus: int | None
 
@@ -133,8 +133,12 @@ class _Way(Struct, frozen=True):
 
 
 def _best_way(
-    ways: Sequence[_Way], counts: Sequence[int], offline: CpuSet, *, may_share_sockets: bool
-) -> _Way:
+    ways: Sequence[_SocketAssignment],
+    counts: Sequence[int],
+    offline: CpuSet,
+    *,
+    may_share_sockets: bool,
+) -> _SocketAssignment:
     """Return the first numbering, from the largest sockets down, that spreads the online vCPUs to
     within less than a vCPU; to within a vCPU rather than with many sockets; else the closest. A
     numbering with a cell without online vCPUs comes last."""
@@ -143,12 +147,12 @@ def _best_way(
     least = min(idle.values())
     ways = [way for way in ways if idle[way] == least]
     exact = [way for way in ways if far[way] < 1]
-    limit = MOST_SOCKETS_PER_CELL * len(counts)
+    limit = MAX_SOCKETS_PER_CELL * len(counts)
     for way in exact:
         if way.socket_vcpus is None or sum(counts) // way.socket_vcpus <= limit:
             return way
     if exact and may_share_sockets:
-        return _Way(exact[0].cells, None)
+        return _SocketAssignment(exact[0].cells, None)
     for way in ways:
         if far[way] <= 1:
             return way
@@ -170,7 +174,7 @@ def _runs(counts: Sequence[int]) -> Iterator[CpuSet]:
         start += count
 
 
-def _assign(counts: Sequence[int], offline: CpuSet, size: int) -> _Way:
+def _assign(counts: Sequence[int], offline: CpuSet, size: int) -> _SocketAssignment:
     """Assign sockets of this size: those with the most online vCPUs first, to a cell without any,
     then to the cell that lacks most of its share; offline sockets go to the emptiest cell."""
     total = sum(counts)
@@ -191,7 +195,7 @@ def _assign(counts: Sequence[int], offline: CpuSet, size: int) -> _Way:
         cell = min(free, key=wants) if on[block] else min(free, key=fills)
         cells[cell] += block
         online[cell] += on[block]
-    return _Way(tuple(map(CpuSet, cells)), size)
+    return _SocketAssignment(tuple(map(CpuSet, cells)), size)
 
 
 INTEL_VENDOR = "GenuineIntel"

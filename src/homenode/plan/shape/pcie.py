@@ -50,7 +50,7 @@ from homenode.vm.plan_options import PciGranularity
 SLOTS_PER_BUS = 32
 """Device numbers on an expander bus or below a switch's upstream port."""
 
-LARGEST_INDEX = 255
+MAX_INDEX = 255
 """libvirt writes a controller's index as `bus` of an address, which has 8 bits."""
 
 BUS_COUNT = 256
@@ -84,7 +84,7 @@ def mirror_pcie(host: Host, request: GuestRequest, placement: Placement) -> Mirr
     Raises InputError for a machine type without PCIe expander buses, for a device that the host
     does not have or that is a bridge; Unplannable where 256 buses are too few.
     """
-    refuse_machine(
+    reject_machine(
         request.guest,
         f"layout {request.layout.name}",
         "choose pin-numa, which leaves the PCI tree as it was",
@@ -130,11 +130,11 @@ def mirror_cells(
     """
     # Long because devices that stay, move and are new share one numbering of buses.
     guest, options = request.guest, request.options
-    _refuse_unfit(host.device_at, devices)
+    _reject_unfit(host.device_at, devices)
     granularity = options.pci_granularity or PciGranularity.CELL
     groups = _device_groups(host, devices, cell_of_node, nearest, granularity)
     addresses = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs if hostdev.address}
-    document = PcieDocument(guest, cells, ())
+    document = PcieDefinition(guest, cells, ())
     kept_addresses = _kept_addresses(document, groups, addresses, granularity)
     leaving = [
         addresses[bdf]
@@ -142,7 +142,7 @@ def mirror_cells(
         for bdf, function in group.function_of.items()
         if bdf in addresses and (i not in kept_addresses or addresses[bdf].function != function)
     ]
-    build = _PcieBuild(PcieDocument(guest, cells, leaving), options.spare_ports)
+    build = _PcieBuild(PcieDefinition(guest, cells, leaving), options.spare_ports)
     with_bus: Sequence[int] = range(cells)
     if cells > len(document.expander_slots()) + len(document.cells_with_bus):
         with_bus = sorted({group.cell for group in groups})
@@ -236,7 +236,7 @@ def _slot(bdf: Bdf) -> tuple[int, int, int]:
 
 
 def _kept_addresses(
-    document: "PcieDocument",
+    document: "PcieDefinition",
     groups: Sequence[DeviceGroup],
     addresses: Mapping[Bdf, GuestAddress],
     granularity: PciGranularity,
@@ -268,7 +268,7 @@ def _kept_addresses(
     return addresses_kept
 
 
-class PcieDocument:
+class PcieDefinition:
     """The controllers and addresses of a definition, without the devices that a plan moves.
 
     cells: of the planned guest; an expander bus of another cell has no cell. leaving: addresses
@@ -309,7 +309,7 @@ class PcieDocument:
 class _PcieBuild:
     """The definition's controllers and new controllers; none is renumbered or moved."""
 
-    def __init__(self, document: PcieDocument, spare_ports: int) -> None:
+    def __init__(self, document: PcieDefinition, spare_ports: int) -> None:
         self.document, self.spare_ports = document, spare_ports
         self.controllers = dict(document.controllers)
         self._slots = {bus: set(slots) for bus, slots in document.slots_of_bus.items()}
@@ -464,11 +464,11 @@ class _PcieBuild:
 
     def _add(self, model: PortModel, parent: int, slot: int, cell: int | None = None) -> int:
         index = max((self.document.last_index, *self.controllers)) + 1
-        if index > LARGEST_INDEX:
+        if index > MAX_INDEX:
             documented = len(self.document.controllers)
             added = len(self.controllers) - documented + 1
             raise Unplannable(
-                f"PCI controllers: expected indices up to {LARGEST_INDEX}, found a need for "
+                f"PCI controllers: expected indices up to {MAX_INDEX}, found a need for "
                 f"{index} ({documented} in the definition, {added} to add)",
                 hint="pass fewer devices, reduce --spare-ports, or start from a definition "
                 "with fewer PCI controllers",
@@ -511,7 +511,7 @@ def _bus_numbers(
     return numbers
 
 
-def refuse_machine(guest: Vm, subject: str, hint: str) -> None:
+def reject_machine(guest: Vm, subject: str, hint: str) -> None:
     """Raises InputError unless the machine type has PCIe expander buses. hint: another way out."""
     if guest.architecture == "x86_64" and guest.is_q35:
         return
@@ -531,7 +531,7 @@ def refuse_machine(guest: Vm, subject: str, hint: str) -> None:
     )
 
 
-def _refuse_unfit(by_bdf: dict[Bdf, PciDevice], devices: tuple[Bdf, ...]) -> None:
+def _reject_unfit(by_bdf: dict[Bdf, PciDevice], devices: tuple[Bdf, ...]) -> None:
     for bdf in devices:
         device = by_bdf.get(bdf)
         if device is None:

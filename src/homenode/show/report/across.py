@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.decide.comparison import Outcome
-from homenode.decide.ranking import Position
+from homenode.decide.ranking import MetricRank
 from homenode.decide.summary import Series, SeriesKey, headline, only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
-from homenode.decide.words import change_text, figure_text, range_text
+from homenode.decide.words import change_text, format_value, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS, Metric
@@ -15,8 +15,8 @@ from homenode.show.bars import (
     BarGroup,
     bar_chart,
     chart_scale,
-    range_figures,
-    short_figure,
+    format_range,
+    format_short,
 )
 from homenode.show.report.machine import ReportedMachine
 from homenode.show.report.pictures import SeriesOf, metric_bars
@@ -122,10 +122,10 @@ def _figure(
         if not parts:
             return Cell(("",))
         low, high = min(part.value for part in parts), max(part.value for part in parts)
-        return Cell((range_figures(low / unit[0], high / unit[0]),), order=low)
-    text = short_figure(shown.value / unit[0])
+        return Cell((format_range(low / unit[0], high / unit[0]),), order=low)
+    text = format_short(shown.value / unit[0])
     if shown.is_range:
-        text = range_figures(shown.low / unit[0], shown.high / unit[0])
+        text = format_range(shown.low / unit[0], shown.high / unit[0])
     return Cell((text,), "best" if is_best else "", shown.value)
 
 
@@ -160,7 +160,7 @@ def _best_alternative(machine: ReportedMachine, metric: Metric) -> str | None:
     emulated, of a faulty machine, or of too few boots have no best."""
     for recommendation in machine.recommendations:
         results = recommendation.results_on(metric.id)
-        are_worse = [result.position is Position.WORSE for result in results[1:]]
+        are_worse = [result.position is MetricRank.WORSE for result in results[1:]]
         if recommendation.choice is not None and are_worse and all(are_worse):
             return results[0].alternative
     return None
@@ -214,7 +214,7 @@ _COLLECTIVE = "allreduce-busbw-peak"
 _GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """Generation of PCIe, by GT/s of a lane."""
 
-MOST_BARS = 60
+MAX_BARS = 60
 """Maximum in one chart."""
 
 
@@ -226,7 +226,7 @@ def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
             for machine in machines
             if len(bars := metric_bars(machine, metric)[0]) > 1 and _has_unit(machine, metric)
         ]
-        if len(groups) < 2 or sum(len(bars) for _, bars in groups) > MOST_BARS:
+        if len(groups) < 2 or sum(len(bars) for _, bars in groups) > MAX_BARS:
             continue
         note = f"{metric.better}; against the machine's first layout"
         title = metric.title
@@ -245,7 +245,9 @@ def link_speeds(machines: Sequence[ReportedMachine]) -> Table:
     """Return link generation and copy rate of each machine with copies, as printed or measured."""
     rows = []
     for machine in machines:
-        copies = [_copies(machine, METRICS[f"{way}-bandwidth"]) for way in ("h2d", "d2h")]
+        copies = [
+            _copies(machine, METRICS[f"{direction}-bandwidth"]) for direction in ("h2d", "d2h")
+        ]
         if any(copies):
             rows.append((machine.name, _links(machine) or "unknown", *copies))
     ways = ("host to device", "device to host")
@@ -356,9 +358,9 @@ def _copies(machine: ReportedMachine, metric: Metric) -> str:
 
 def _two(low: float, high: float, unit: str) -> str:
     if low == high:
-        return figure_text(low, unit)
+        return format_value(low, unit)
     divisor, name = chart_scale(unit, [high])
-    return f"{range_figures(low / divisor, high / divisor)} {name}"
+    return f"{format_range(low / divisor, high / divisor)} {name}"
 
 
 def _links(machine: ReportedMachine) -> str:

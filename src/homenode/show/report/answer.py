@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct, structs
 
 from homenode.decide.comparison import EvidenceLevel, Outcome
-from homenode.decide.recommendation import ANY_MACHINE, LEAST_GPUS, Recommendation
+from homenode.decide.recommendation import ANY_MACHINE, MIN_GPUS, Recommendation
 from homenode.decide.sentences import (
     STRENGTHS,
     effect_text,
@@ -30,10 +30,10 @@ from homenode.show.svg_canvas import series_number
 from homenode.text import plural
 from homenode.vm.layout import PRESETS, SUMMARIES
 
-MOST_ROWS = 14
+MAX_ROWS = 14
 """Limit of rows in the first screen's picture; the evidence charts show all."""
 
-MOST_LINES = 3
+MAX_LINES = 3
 """Limit of advice from several machines: a minute's reading."""
 
 _NOTHING = "No result decides which layout to run: homenode trial VM measures it."
@@ -54,8 +54,8 @@ class AdviceLine(Struct, frozen=True, kw_only=True):
 
 
 def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
-    """Return at most MOST_LINES answers, those supported by most machines first, then up to
-    MOST_LINES machines under review. A single machine has a line for each objective."""
+    """Return at most MAX_LINES answers, those supported by most machines first, then up to
+    MAX_LINES machines under review. A single machine has a line for each objective."""
     reviewed = [machine for machine in machines if review_text(machine.recommendations)]
     if len(machines) == 1:
         (machine,) = machines
@@ -71,7 +71,7 @@ def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
                 subject = f"{machine.name}, {line.subject}"
                 lines.append(structs.replace(line, subject=subject))
     reviewed.sort(key=lambda machine: not any(a.findings for a in machine.recommendations))
-    return (*lines[:MOST_LINES], *map(_review, reviewed[:MOST_LINES]))
+    return (*lines[:MAX_LINES], *map(_review, reviewed[:MAX_LINES]))
 
 
 def _review(machine: ReportedMachine) -> AdviceLine:
@@ -261,7 +261,7 @@ def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iter
             if rows and metric.id not in groups:
                 place = objective not in decided, -len(rows)
                 groups[metric.id] = place, EffectGroup(metric.title, metric.better, rows)
-    rows_left = MOST_ROWS
+    rows_left = MAX_ROWS
     for _, group in sorted(groups.values(), key=lambda item: item[0]):
         if len(group.rows) <= rows_left:
             rows_left -= len(group.rows)
@@ -390,4 +390,4 @@ def _has_enough_gpus(machine: ReportedMachine, answer: Recommendation) -> bool:
         return True
     cards = machine.host.devices_of_kind(DeviceKind.GPU)
     count = sum(card.physical_function is None for card in cards)
-    return count >= LEAST_GPUS.get(answer.objective, 0)
+    return count >= MIN_GPUS.get(answer.objective, 0)

@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.decide.matrices import CopyLocality, localities, matrices_of
 from homenode.decide.summary import power_by_test
 from homenode.decide.switch_effects import file_effects
-from homenode.decide.words import figure_text
+from homenode.decide.words import format_value
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
 from homenode.findings import Doubt, Gap
 from homenode.machine.pci import DeviceKind
@@ -58,13 +58,13 @@ _INTERVALS = (
 )
 
 
-MOST_PICTURES = 4
+MAX_PICTURES = 4
 """Limit of pictures for one machine in a report without appendix: one row of a page."""
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Machines in a title."""
 
-MOST_CAVEATS = 12
+MAX_CAVEATS = 12
 """Maximum before the details of each machine."""
 
 
@@ -115,7 +115,7 @@ def document_of(
 def title_of(machines: Sequence[ReportedMachine]) -> str:
     """Return the question and subject of the page: the machines by the user's names."""
     names = ", ".join(machine.name for machine in machines)
-    about = names if len(machines) <= MOST_NAMED else machines_text(machines)
+    about = names if len(machines) <= MAX_NAMED else machines_text(machines)
     is_published = bool(machines) and all(machine.is_published for machine in machines)
     return f"Which layout to run: {about}{', published results' if is_published else ''}"
 
@@ -141,11 +141,11 @@ def _caveats(machines: Sequence[ReportedMachine]) -> Section:
             names.setdefault((doubt.id, doubt.detail, doubt.remedy), {})[machine.name] = None
     items = tuple(
         (Span(", ".join(subjects), "bold"), f": {detail}. Fix: {remedy}. ", Span(name, "dim small"))
-        for (name, detail, remedy), subjects in islice(names.items(), MOST_CAVEATS)
+        for (name, detail, remedy), subjects in islice(names.items(), MAX_CAVEATS)
     )
     parts: list[Part] = [Items(items)] if items else []
-    if len(names) > MOST_CAVEATS:
-        parts.append(Text(f"{len(names) - MOST_CAVEATS} more with the details of each machine."))
+    if len(names) > MAX_CAVEATS:
+        parts.append(Text(f"{len(names) - MAX_CAVEATS} more with the details of each machine."))
     parts.append(Text(_INTERVALS, "dim small"))
     if sources := _references(machines):
         parts.append(Section("Sources", (Items(sources),)))
@@ -193,7 +193,7 @@ def _brief(machine: ReportedMachine, anchor: str) -> Section:
     pictures = tuple(structs.replace(picture, note=()) for picture in pictures)
     parts = _heading(machine)
     if pictures:
-        parts.append(Gallery(pictures[:MOST_PICTURES]))
+        parts.append(Gallery(pictures[:MAX_PICTURES]))
     return Section(machine.name, tuple(parts), anchor, look="machine")
 
 
@@ -247,7 +247,7 @@ def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
             size = format_bytes(key.size_bytes) if key.size_bytes else ""
             place = ", ".join(filter(None, (place_text(key), size)))
             ends = (series.low, series.high) if series.is_range else (series.value,)
-            value = " to ".join(figure_text(end, key.unit, digits=4) for end in ends)
+            value = " to ".join(format_value(end, key.unit, digits=4) for end in ends)
             title = key.metric if metric is None else metric.title
             rows.append((label, title, place, value))
     if rows:
@@ -321,7 +321,9 @@ def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
         metric = METRICS.get(locality.key.metric)
         names = [locality.key.metric if metric is None else metric.title, locality.key.variant]
         means = [
-            "none measured" if mean is None else f"{figure_text(mean, locality.key.unit)} ({count})"
+            "none measured"
+            if mean is None
+            else f"{format_value(mean, locality.key.unit)} ({count})"
             for mean, count in zip((locality.local, locality.remote), locality.cells, strict=True)
         ]
         rows.append(

@@ -30,7 +30,7 @@ HOST = "host.tar.gz"
 MAX_PLAN_BYTES = 16 << 20
 _RESULTS_SUFFIX = ".jsonl"
 
-MOST_GUESTS = 2
+MAX_GUESTS = 2
 """Captures of guests that are read for one machine: each becomes a large picture."""
 
 
@@ -128,7 +128,7 @@ def _neighbours(
                 host = _read(_host, host_path, skipped)
                 if host is not None:
                     hosts[host.fingerprint] = host
-            elif head.vantage is Vantage.GUEST and guests.setdefault(machine, 0) < MOST_GUESTS:
+            elif head.vantage is Vantage.GUEST and guests.setdefault(machine, 0) < MAX_GUESTS:
                 guests[machine] += 1
                 guest = _read(_host, host_path, skipped)
         neighbours.append(StoredRun(plan, guest))

@@ -255,7 +255,7 @@ _HATCHES = re.compile(r"<defs>.*?</defs>", re.DOTALL)
 _HATCHED = re.compile(r'style="fill:url\(#(\w+)\)"')
 _ADDRESS = re.compile(r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _IDS = re.compile(r' id="(?:title|desc)"| aria-labelledby="title desc"')
-MOST_MAPS = 3
+MAX_MAPS = 3
 """Pictures of one machine: they are large."""
 
 
@@ -280,7 +280,7 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
         svgs.append((f"host, with the VM of {label}", topology_map(host, plan)))
     elif host is not None:
         svgs.append(("host", topology_map(host)))
-    for label, guest in list(machine.guests.items())[: MOST_MAPS - len(svgs)]:
+    for label, guest in list(machine.guests.items())[: MAX_MAPS - len(svgs)]:
         svgs.append((f"what the suite saw under {label}", topology_map(guest)))
     hatches = next((match[0] for _, svg in svgs if (match := _HATCHES.search(svg))), "")
     return HostPart(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from homenode.decide.alternative import Alternative
 from homenode.decide.compare import is_whole
 from homenode.decide.comparison import Effect, Outcome
-from homenode.decide.matrices import Axis, CopyLocality, FigureMatrix, MatrixKey, MatrixPlace
+from homenode.decide.matrices import Axis, CopyLocality, MatrixKey, MatrixPlace, ResultMatrix
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
 from homenode.decide.switch_effects import judged_outcome
@@ -27,13 +27,13 @@ from homenode.show.bars import (
 from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
 from homenode.show.report.machine import ANY_LAYOUT, ReportedMachine
 
-MOST_CURVES = 8
+MAX_CURVES = 8
 """Maximum in one chart."""
 
-MOST_EFFECTS = 14
+MAX_EFFECTS = 14
 """Maximum in one forest plot; primary metrics first."""
 
-MOST_HEAT_MAPS = 24
+MAX_HEAT_MAPS = 24
 """Limit of heat maps for one machine."""
 
 _ABOUT_SIZES = {
@@ -88,7 +88,7 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             effects = [effect for effect in comparison.effects if effect.alternative == label]
             shown = sorted(filter(is_whole, effects), key=lambda effect: not effect.primary)
             if shown:
-                charts[label] = [_forest_row(e, comparison.bare) for e in shown[:MOST_EFFECTS]]
+                charts[label] = [_forest_row(e, comparison.bare) for e in shown[:MAX_EFFECTS]]
         if machine.is_published and not any(r.low for rows in charts.values() for r in rows):
             continue  # the bars show the same multiples, and no result has an interval
         end = axis_end([row for rows in charts.values() for row in rows])
@@ -114,12 +114,12 @@ def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             levels = cache_levels(machine) if metric_id == "memory-latency" else ()
             about = _ABOUT_SIZES.get(metric_id, "" if metric is None else metric.about)
             unit = "bytes_per_s" if metric is None else metric.unit
-            svg = curve_chart(title, unit, curves[:MOST_CURVES], levels)
+            svg = curve_chart(title, unit, curves[:MAX_CURVES], levels)
             yield Picture(title, svg, (about,) if about else ())
 
 
 def heat_pictures(
-    machine: ReportedMachine, matrices: Mapping[str, Sequence[FigureMatrix]]
+    machine: ReportedMachine, matrices: Mapping[str, Sequence[ResultMatrix]]
 ) -> Iterator[Picture]:
     """Yield matrices of nodes, GPUs and CPUs; matrices of one metric share a colour scale.
     matrices: of each alternative, by its label."""
@@ -131,7 +131,7 @@ def heat_pictures(
         low, high = ends.get(kind, (min(values), max(values)))
         ends[kind] = min(low, *values), max(high, *values)
     pairs.sort(key=lambda pair: _matrix_order(pair[1]))  # matrices of one metric side by side
-    for label, matrix in pairs[:MOST_HEAT_MAPS]:
+    for label, matrix in pairs[:MAX_HEAT_MAPS]:
         yield _heat_picture(label, matrix, ends[matrix.key.metric, matrix.key.variant])
 
 
@@ -228,13 +228,13 @@ def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
     return ()
 
 
-def _matrix_order(matrix: FigureMatrix) -> tuple[int, str]:
+def _matrix_order(matrix: ResultMatrix) -> tuple[int, str]:
     ids = list(METRICS)
     metric = matrix.key.metric
     return ids.index(metric) if metric in ids else len(ids), matrix.key.variant or ""
 
 
-def _heat_picture(label: str, matrix: FigureMatrix, ends: tuple[float, float]) -> Picture:
+def _heat_picture(label: str, matrix: ResultMatrix, ends: tuple[float, float]) -> Picture:
     metric = metric_of(matrix.key.metric)
     name = matrix.key.metric if metric is None else metric.title
     parts = (name, matrix.key.variant, "" if label == ANY_LAYOUT else label)
@@ -255,7 +255,7 @@ def _heat_picture(label: str, matrix: FigureMatrix, ends: tuple[float, float]) -
     return Picture(title, svg, (f"{better}{axes}",))
 
 
-def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
+def _axis(matrix: ResultMatrix, *, rows: bool) -> str:
     axis = matrix.key.rows if rows else matrix.key.columns
     if axis is Axis.NODE and matrix.key.columns is Axis.NODE:
         return "node of the threads" if rows else "node of the memory"
@@ -280,7 +280,7 @@ def _names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
     return tuple(":".join(part[first : differ[-1] + 1]) for part in parts)
 
 
-MOST_DEVICES = 32
+MAX_DEVICES = 32
 """Bars of single GPUs in one chart."""
 
 KERNELS = ("copy", "scale", "add", "triad")
@@ -398,14 +398,14 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
 
 def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart of every GPU's copies under each layout."""
-    figures = [(alternative, _device_figures(alternative)) for alternative in machine.alternatives]
+    figures = [(alternative, _device_results(alternative)) for alternative in machine.alternatives]
     for metric in METRICS.values():
         groups: list[BarGroup] = []
         for alternative, of_metric in figures:
             by_device = of_metric.get(metric.id, {})
-            if 1 < len(by_device) <= MOST_DEVICES:
+            if 1 < len(by_device) <= MAX_DEVICES:
                 groups.append(BarGroup(alternative.label, tuple(_device_bars(by_device))))
-        if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
+        if groups and sum(len(group.bars) for group in groups) <= 2 * MAX_DEVICES:
             title = f"{metric.title}, GPU by GPU"
             svg = bar_chart(title, metric.unit, groups)
             yield Picture(title, svg, (metric.better,))
@@ -414,7 +414,7 @@ def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 _BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not m.control)
 
 
-def _device_figures(alternative: Alternative) -> dict[str, dict[object, list[float]]]:
+def _device_results(alternative: Alternative) -> dict[str, dict[object, list[float]]]:
     """Return results of single GPUs, by metric: without pairs, nodes or sizes."""
     values_by_device: dict[str, dict[object, list[float]]] = {}
     for run in alternative.runs:

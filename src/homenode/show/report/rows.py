@@ -11,7 +11,7 @@ from homenode.decide.comparison import Effect
 from homenode.decide.summary import Series, SeriesKey
 from homenode.findings import Gap
 from homenode.formats import encode_json
-from homenode.measure.results.model import FigureKey
+from homenode.measure.results.model import SeriesId
 from homenode.show.report.machine import ReportedMachine
 from homenode.text import csv_text
 
@@ -94,9 +94,9 @@ def _row(
     return {name: row.get(name) for name in COLUMNS}
 
 
-def _figure(key: FigureKey) -> dict[str, Any]:
+def _figure(key: SeriesId) -> dict[str, Any]:
     """Return the subject of the result; devices by their addresses."""
-    shared = {name: getattr(key, name) for name in FigureKey.__struct_fields__}
+    shared = {name: getattr(key, name) for name in SeriesId.__struct_fields__}
     devices = {name: str(shared[name]) for name in ("device", "peer") if shared[name] is not None}
     return shared | devices
 

@@ -230,7 +230,7 @@ def edit_memory_backing(document: Document, plan: Plan) -> Document:
         return _with_cells_that_are(document, cells)
     hugepages = document.root.find("memoryBacking/hugepages")
     pages = _pages(document)
-    if hugepages is not None and _says(pages, plan.vm.page_bytes, cells):
+    if hugepages is not None and _pages_match(pages, plan.vm.page_bytes, cells):
         return document
     size, unit = format_size(plan.vm.page_bytes, ("GiB", "MiB"))
     of_cells = {"size": size, "unit": unit, "nodeset": format_set(range(cells)) if cells else None}
@@ -243,7 +243,7 @@ def edit_memory_backing(document: Document, plan: Plan) -> Document:
     return apply(document, append(document, hugepages, new))
 
 
-def _says(pages: tuple[Element, ...], size: int, cells: int) -> bool:
+def _pages_match(pages: tuple[Element, ...], size: int, cells: int) -> bool:
     if size == 0:
         return not pages
     covered = CpuSet()

@@ -268,7 +268,7 @@ ROWS: tuple[ElementRow, ...] = (
 
 
 def _needs_iommu(need: PlanNeed) -> bool:
-    return need.plan.vm.vcpus > iommu.MOST_VCPUS_WITHOUT and not need.is_virt
+    return need.plan.vm.vcpus > iommu.MAX_VCPUS_WITHOUT and not need.is_virt
 
 
 def _needs_amd_iommu(need: PlanNeed, *, has_devices: bool) -> bool:
@@ -453,7 +453,7 @@ def required_versions(
     )
 
 
-def refuse_older(
+def reject_older(
     plan: Plan,
     libvirt: Version | None,
     qemu: Version | None,

@@ -273,7 +273,7 @@ def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
     no absolute path; and for a directory of the host's that the guest may write.
     """
     document = open_domain(xml, source)
-    _refuse_directories(document)
+    _reject_directories(document)
     return tuple(_disk(document, element) for element in _writable_disks(document))
 
 
@@ -308,7 +308,7 @@ def _writable_disks(document: Document) -> tuple[Element, ...]:
     )
 
 
-def _refuse_directories(document: Document) -> None:
+def _reject_directories(document: Document) -> None:
     for directory in document.root.all("devices/filesystem"):
         if directory.child("readonly") is None and directory.get("type") != "ram":
             raise InputError(

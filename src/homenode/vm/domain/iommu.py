@@ -39,7 +39,7 @@ LIBVIRT_WITH_ACCEL: Version = (12, 7, 0)
 QEMU_WITH_ACCEL: Version = (11, 1, 0)
 """First versions with <driver accel=>; QEMU then reads ats, oas and ssidsize from the host."""
 
-MOST_VCPUS_WITHOUT = 255
+MAX_VCPUS_WITHOUT = 255
 """libvirt: "more than 255 vCPUs require extended interrupt mode enabled on the iommu device"."""
 
 
@@ -155,7 +155,7 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     root = document.root
     # iommu_needed is also true for a guest that has an IOMMU already, which is kept.
     is_x86 = root.value("os/type/@arch") in (None, "x86_64")
-    if not plan.vm.has_iommu or plan.vm.vcpus <= MOST_VCPUS_WITHOUT or not is_x86:
+    if not plan.vm.has_iommu or plan.vm.vcpus <= MAX_VCPUS_WITHOUT or not is_x86:
         return document
     # TCG has no kernel irqchip, so QEMU rejects eim.
     eim = "on" if root.get("type") == "kvm" else None
@@ -199,7 +199,7 @@ def can_have_iommufd(libvirt: Version | None, qemu: Version | None) -> bool:
 
 def edit_iommufd(document: Document, libvirt: Version) -> Document:
     """Open every passed-through function through iommufd; elements that do so already stay."""
-    of_vm = document.root.child("iommufd")
+    iommufd_element = document.root.child("iommufd")
     has_vm_switch = libvirt >= LIBVIRT_WITH_IOMMUFD_OF_VM
     edits: list[Edit] = []
     for _, element in hostdev_elements(document):
@@ -208,7 +208,10 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
         if driver is not None and setting == "no":
             edits += set_attribute(document, driver, "iommufd", "yes")
         elif (
-            setting is not None or has_vm_switch or element.name == "interface" or of_vm is not None
+            setting is not None
+            or has_vm_switch
+            or element.name == "interface"
+            or iommufd_element is not None
         ):
             continue
         elif driver is None:
@@ -216,7 +219,7 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
         else:
             edits += set_attribute(document, driver, "iommufd", "yes")
     document = apply(document, edits)
-    if of_vm is None and not has_vm_switch:
+    if iommufd_element is None and not has_vm_switch:
         return document
     return with_attributes(document, "iommufd", {"enabled": "yes"})
 

@@ -22,7 +22,7 @@ from homenode.vm.plan import Plan
 _MEASURED = frozenset({"sev", "sev-es", "sev-snp", "tdx"})
 
 
-def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
+def reject_unsafe(guest: Vm, plan: Plan, source: str) -> None:
     """Raise InputError if the plan would break an encrypted guest, or not apply to it."""
     kind = guest.launch_security
     if kind is None:
@@ -166,16 +166,18 @@ def _check_taint(before: Document, after: Document) -> Iterator[Finding]:
 
 
 def _check_acpi(before: Document, after: Document, plan: Plan) -> Iterator[Finding]:
-    had, has = (document.root.find("features/acpi") is not None for document in (before, after))
+    had, has_acpi = (
+        document.root.find("features/acpi") is not None for document in (before, after)
+    )
     expanders = any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers)
-    if not had and has:
+    if not had and has_acpi:
         yield finding(
             "acpi-added",
             "<acpi/>",
             "in <features>, from which the guest reads its NUMA nodes and the nodes of its devices",
             "none: it was added",
         )
-    elif not has and needs_acpi(plan) and expanders:
+    elif not has_acpi and needs_acpi(plan) and expanders:
         yield finding(
             "acpi-missing",
             "<acpi/>",

@@ -69,7 +69,7 @@ class MergeResult(Struct, frozen=True):
 def take_out(original: Document, applied: Document, now: Document) -> MergeResult:
     """Return the current document with all changes from `original` to `applied` reverted. Raises
     ParseError or InputError if a document cannot be read."""
-    work = _Work(original, now, [], [])
+    work = _Merge(original, now, [], [])
     work.element("", original.root, applied.root, now.root)
     if work.conflicts:
         return MergeResult(now, tuple(sorted(work.conflicts)), ())
@@ -143,7 +143,7 @@ def _in_kib(document: Document, element: Element) -> list[Edit]:
     return edits + set_attribute(document, element, attribute, size)
 
 
-class _Work(Struct, frozen=True):
+class _Merge(Struct, frozen=True):
     """One merge: the edits to the current document, and the conflicts."""
 
     original: Document

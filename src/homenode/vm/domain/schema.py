@@ -54,7 +54,7 @@ def validate(
     return tuple(SchemaError(entry.line, entry.message) for entry in schema.error_log), None
 
 
-def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = None) -> Gap | None:
+def reject_new_errors(before: bytes, after: bytes, libvirt: Version | None = None) -> Gap | None:
     """Raise HomenodeError if an edit broke a document; the gap is the reason for no check. A
     document that was invalid before, or needs a newer libvirt than installed, is not checked."""
     errors, gap = validate(after)

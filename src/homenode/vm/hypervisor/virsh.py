@@ -47,7 +47,7 @@ def is_lost(error: HostError) -> bool:
     return any(words in error.message for words in ("failed to connect", *_LOST))
 
 
-class RefusedError(HostError):
+class RejectedError(HostError):
     """libvirt rejected the command; nothing of it is in progress."""
 
 
@@ -113,7 +113,7 @@ class Virsh:
         """Return the definition for the next start, as libvirt prints it, passwords included."""
         return self._say("dumpxml", "--inactive", "--security-info", "--domain", uuid).encode()
 
-    def live_document(self, uuid: str) -> bytes:
+    def live_definition(self, uuid: str) -> bytes:
         """Return the definition of the running instance, as libvirt prints it."""
         return self._say("dumpxml", "--domain", uuid).encode()
 
@@ -122,7 +122,7 @@ class Virsh:
         listed = self._say("snapshot-list", "--name", "--domain", uuid)
         return tuple(line for line in listed.splitlines() if line.strip())[:_MAX_SNAPSHOTS]
 
-    def snapshot_document(self, uuid: str, snapshot: str) -> bytes:
+    def snapshot_definition(self, uuid: str, snapshot: str) -> bytes:
         """Return the XML of a snapshot: a <domainsnapshot> that contains the domain."""
         return self._say("snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot).encode()
 
@@ -196,7 +196,7 @@ class Virsh:
         for source in _ADDRESS_SOURCES:
             try:
                 listed = self._say("domifaddr", "--domain", uuid, "--source", source)
-            except RefusedError as error:  # its agent does not answer (yet)
+            except RejectedError as error:  # its agent does not answer (yet)
                 if is_lost(error):
                     raise
                 continue
@@ -231,9 +231,9 @@ def _failure(completed: ProgramResult, command: str, connect: str) -> HostError 
     text = "; ".join(completed.complaints())[:600] or completed.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:
-        return RefusedError(message, hint=_START if is_local(connect) else _remote_hint(connect))
+        return RejectedError(message, hint=_START if is_local(connect) else _remote_hint(connect))
     if _MISSING.search(text):
         return InputError(message, hint=command_line("virsh", "-c", connect, "list", "--all"))
     if completed.returncode < 0 or any(words in text for words in _LOST):
         return HostError(message)
-    return RefusedError(message)
+    return RejectedError(message)

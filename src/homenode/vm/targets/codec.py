@@ -19,7 +19,7 @@ from homenode.vm.targets.target import (
     Support,
     Target,
     default_machine,
-    refuse_unsafe_name,
+    reject_unsafe_name,
     whole_units,
 )
 
@@ -27,7 +27,7 @@ File = TypeVar("File")
 """Result type of `Codec.parse`."""
 
 
-class Writing(Struct, Generic[File], frozen=True, kw_only=True):
+class TargetEdit(Struct, Generic[File], frozen=True, kw_only=True):
     """A plan, and the file to write it into: a user's, or that of `Codec.new` (is_new)."""
 
     target: str
@@ -92,9 +92,9 @@ class Codec(Struct, frozen=True, kw_only=True):
         self, plan: Plan, guest: Vm, host: Host | None, original: bytes | None, source: str
     ) -> Rendering:
         """Return the file with the plan; other content stays. Raises InputError."""
-        refuse_unsafe_name(guest.name, source)
+        reject_unsafe_name(guest.name, source)
         content = self.new(guest, plan).encode() if original is None else original
-        writing = Writing(
+        writing = TargetEdit(
             target=self.name,
             plan=plan,
             guest=guest,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from homenode.errors import InputError
 from homenode.machine.topology import Host
 from homenode.text import plural
-from homenode.vm.domain.codec import STEPS, Step, refuse_older
+from homenode.vm.domain.codec import STEPS, Step, reject_older
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.iommu import (
     can_accelerate,
@@ -23,14 +23,14 @@ from homenode.vm.domain.iommu import (
     smmu_buses,
     smmu_left_out,
 )
-from homenode.vm.domain.limits import check_vcpus, document_findings, refuse_unsafe
+from homenode.vm.domain.limits import check_vcpus, document_findings, reject_unsafe
 from homenode.vm.domain.memory import nodemask_not_strict
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Plan
 from homenode.vm.targets.target import Rendering
 
-_MOST_ALIKE = 8
+_MAX_ALIKE = 8
 
 
 def recognises(content: bytes) -> bool:
@@ -48,7 +48,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: st
     if host is not None:
         libvirt = host.settings.libvirt_version
         versions = libvirt, qemu
-        refuse_older(plan, *versions, is_virt=guest.is_virt, iommu_model=guest.iommu_model)
+        reject_older(plan, *versions, is_virt=guest.is_virt, iommu_model=guest.iommu_model)
         buses = smmu_buses(guest, plan, host)
         smmu = smmu_left_out(guest, plan, buses, *versions)
         mask = nodemask_not_strict(guest, plan, libvirt)
@@ -85,8 +85,8 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
     """Rewrite with a subset of STEPS."""
     document = open_domain(xml, source)
     guest = vm_of(document)
-    _refuse_other_plans(guest, plan, source)
-    refuse_unsafe(guest, plan, source)
+    _reject_other_plans(guest, plan, source)
+    reject_unsafe(guest, plan, source)
     before = set(crosscheck(document))
     for step in steps:
         document = step(document, plan)
@@ -106,7 +106,7 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
     return document.to_bytes()
 
 
-def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
+def _reject_other_plans(guest: Vm, plan: Plan, source: str) -> None:
     """Yield layouts that no document can have, or PCIe layouts without expander bus."""
     if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vm.vcpus:
         raise InputError(
@@ -135,8 +135,8 @@ def contradictions(original: bytes, source: str) -> Iterator[str]:
     seen: Counter[str] = Counter()
     for contradiction in broken:
         seen[contradiction.id] += 1
-        if seen[contradiction.id] <= _MOST_ALIKE:
+        if seen[contradiction.id] <= _MAX_ALIKE:
             yield f"warning: {contradiction.fact}"
         elif seen[contradiction.id] == counts[contradiction.id]:
-            count = counts[contradiction.id] - _MOST_ALIKE
+            count = counts[contradiction.id] - _MAX_ALIKE
             yield f"warning: {count} more of this kind ({contradiction.id})"

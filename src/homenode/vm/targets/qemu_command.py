@@ -295,7 +295,7 @@ def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:
 def read_command_line(text: str, source: str) -> Vm | None:
     """The VM of a command line as a shell, `ps` or libvirt's log has it, with the words before the
     program; None for another text. Raises ParseError."""
-    command_text = text[:_MOST_CHARACTERS].replace("\\\n", " ")
+    command_text = text[:_MAX_CHARACTERS].replace("\\\n", " ")
     program = _PROGRAM.search(command_text)
     if program is None:
         return None
@@ -303,7 +303,7 @@ def read_command_line(text: str, source: str) -> Vm | None:
     return vm_of_command(options_of(words, source), source)
 
 
-_MOST_CHARACTERS = 1 << 18
+_MAX_CHARACTERS = 1 << 18
 _PROGRAM = re.compile(r"\b(?:qemu-system-\w{1,20}|qemu-kvm|kvm)\s{1,40}-")
 
 

@@ -111,7 +111,7 @@ def parse(content: bytes, source: str) -> Conf:
         bare = line.strip()
         if bare.startswith("["):
             live = min(live, number)
-            _refuse_section(bare.strip("[]"), source)
+            _reject_section(bare.strip("[]"), source)
         if number >= live:
             continue
         if not bare or bare.startswith("#"):
@@ -125,7 +125,7 @@ def parse(content: bytes, source: str) -> Conf:
     return Conf(lines, live, values, source)
 
 
-def _refuse_section(name: str, source: str) -> None:
+def _reject_section(name: str, source: str) -> None:
     """Raise InputError for pending changes and snapshots; other sections stay as they are."""
     match = _VMID.search(source)
     vmid = "VMID" if match is None else match[1]

@@ -124,7 +124,7 @@ class Feature(StrEnum):
     )
 
 
-class Level(StrEnum):
+class SupportLevel(StrEnum):
     """Support of a target for a feature."""
 
     NATIVE = "native"  # an option of its own
@@ -133,21 +133,21 @@ class Level(StrEnum):
 
 
 class Support(Struct, frozen=True):
-    level: Level
+    level: SupportLevel
     how: str  # by which option and since which version that has been in use, or why not
     loses: str | None = None  # what the guest or the host then lacks; None for NATIVE
 
 
 def native(how: str) -> Support:
-    return Support(Level.NATIVE, how)
+    return Support(SupportLevel.NATIVE, how)
 
 
 def indirect_support(how: str, loses: str) -> Support:
-    return Support(Level.INDIRECT, how, loses)
+    return Support(SupportLevel.INDIRECT, how, loses)
 
 
 def lost_feature(how: str, loses: str) -> Support:
-    return Support(Level.LOST, how, loses)
+    return Support(SupportLevel.LOST, how, loses)
 
 
 _Texts = dict[str, dict[str, list[str]]]
@@ -243,7 +243,7 @@ def features_of(plan: Plan) -> frozenset[Feature]:
 
 def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
     """Features that the plan needs and the target lacks."""
-    return frozenset(f for f in features_of(plan) if target.support[f].level is Level.LOST)
+    return frozenset(f for f in features_of(plan) if target.support[f].level is SupportLevel.LOST)
 
 
 def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
@@ -275,9 +275,9 @@ def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:
     findings = []
     for feature in Feature:
         support = target.support[feature]
-        if feature not in planned or support.level is Level.NATIVE:
+        if feature not in planned or support.level is SupportLevel.NATIVE:
             continue
-        is_lost = support.level is Level.LOST
+        is_lost = support.level is SupportLevel.LOST
         findings.append(
             finding(
                 "target-lost" if is_lost else "target-indirect",
@@ -308,7 +308,7 @@ def passed_through(
     return tuple(functions), tuple(mediated)
 
 
-def refuse_arm(guest: Vm, target: str, purpose: str) -> None:
+def reject_arm(guest: Vm, target: str, purpose: str) -> None:
     """Raises InputError for a guest that is not an x86_64 guest."""
     if guest.architecture != "x86_64":
         raise InputError(
@@ -327,7 +327,7 @@ def shape_of_siblings(vcpus: int) -> GuestTopology:
     return GuestTopology(1, 1, max(1, vcpus // 2), 2)
 
 
-def refuse_unsafe_name(name: str, source: str) -> str:
+def reject_unsafe_name(name: str, source: str) -> str:
     """Return the name. Raises InputError for letters that are unsafe in files and command lines."""
     if not name.isprintable() or not name.strip():
         raise InputError(

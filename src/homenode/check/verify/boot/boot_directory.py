@@ -26,12 +26,12 @@ from homenode.safe.trusted_path import (
     check_private,
     let_in,
     private_directory,
-    private_place,
+    temporary_root,
 )
 
 _PREFIX = "homenode-boot-"
 _DOMAIN = "homenode-verify-"
-_OF_LIBVIRT = "domain"
+_DOMAIN_MARK = "domain"
 """A file that marks that a domain with the directory's name may exist."""
 
 _NEW_S = 60.0
@@ -39,7 +39,7 @@ _NEW_S = 60.0
 
 _ELSEWHERE = "TMPDIR=DIR names another directory for it"
 _ASK_S = 30
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 class GuestOutput:
@@ -79,7 +79,7 @@ class GuestOutput:
         """Return the content without a check of its writer."""
         pieces = []
         at = 0
-        while at < _MOST_BYTES and (piece := os.pread(self._descriptor, 1 << 20, at)):
+        while at < _MAX_BYTES and (piece := os.pread(self._descriptor, 1 << 20, at)):
             pieces.append(piece)
             at += len(piece)
         return b"".join(pieces)
@@ -114,14 +114,14 @@ class GuestOutput:
 def boot_directory(uri: str | None = None) -> Iterator[Path]:
     """Create a directory that is removed afterwards. uri: the libvirt whose domains of killed boots
     are ended too. Raises HostError if it cannot be private."""
-    check_private(private_place())
-    end_abandoned(private_place(), uri)
+    check_private(temporary_root())
+    end_abandoned(temporary_root(), uri)
     with (
         private_directory(_PREFIX) as directory,
         RecordDirectory(directory).hold_lock("in use by another test guest"),
     ):
         if uri is not None:
-            create_file(directory / _OF_LIBVIRT, b"")
+            create_file(directory / _DOMAIN_MARK, b"")
         yield directory
 
 
@@ -164,7 +164,7 @@ def end_abandoned(parent: Path, uri: str | None) -> None:
         is_ours = state.st_uid == os.getuid() and directory.is_dir() and not directory.is_symlink()
         if not is_ours or now - state.st_mtime < _NEW_S or RecordDirectory(directory).is_locked:
             continue
-        if (directory / _OF_LIBVIRT).exists():
+        if (directory / _DOMAIN_MARK).exists():
             if uri is None:
                 continue
             run(("virsh", "-q", "-c", uri, "destroy", domain_name(directory)), _ASK_S)

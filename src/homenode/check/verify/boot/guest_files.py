@@ -30,7 +30,7 @@ _OVMF = (
 _FETCH = 'cd "$1" && exec apt-get -q -o Acquire::Retries=3 download "$2"'
 _UNPACK = 'dpkg-deb --fsys-tarfile "$1" | tar -xf - -C "$2" --wildcards "$3"'
 _FETCH_S = 300
-MOST_BYTES = 256 << 20
+MAX_BOOT_FILE_BYTES = 256 << 20
 _HINT = (
     "apt-get install linux-image-cloud-amd64 busybox-static (Debian), linux-image-virtual "
     "busybox-static (Ubuntu), kernel-core busybox (Fedora), after apt-get update; or --kernel FILE"
@@ -114,7 +114,7 @@ def _busybox() -> bytes:
 
 def _program(path: Path) -> bytes | None:
     try:
-        content = read_plain(path, MOST_BYTES)
+        content = read_plain(path, MAX_BOOT_FILE_BYTES)
     except OSError:
         return None
     return content if is_static(content) else None
@@ -135,13 +135,16 @@ def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> P
     for package in packages:
         for real in _dependencies(package) if kind == "vmlinuz" else (package,):
             # Download next to it, then rename: another homenode may read it meanwhile.
-            with private_directory(".fetched-", directory.parent) as aside:
-                run(("sh", "-c", _FETCH, "sh", str(aside), real), _FETCH_S)
-                for archive in sorted(aside.glob(f"{real}_*.deb")):
-                    run(("sh", "-c", _UNPACK, "sh", str(archive), str(aside), member), _FETCH_S)
-                for path in sorted(aside.glob(pattern)):
+            with private_directory(".fetched-", directory.parent) as fetch_directory:
+                run(("sh", "-c", _FETCH, "sh", str(fetch_directory), real), _FETCH_S)
+                for archive in sorted(fetch_directory.glob(f"{real}_*.deb")):
+                    run(
+                        ("sh", "-c", _UNPACK, "sh", str(archive), str(fetch_directory), member),
+                        _FETCH_S,
+                    )
+                for path in sorted(fetch_directory.glob(pattern)):
                     if path.is_file():
-                        target = directory / path.relative_to(aside)
+                        target = directory / path.relative_to(fetch_directory)
                         target.parent.mkdir(parents=True, exist_ok=True)
                         return path.replace(target)
     return None
@@ -176,7 +179,7 @@ def _dependencies(package: str) -> tuple[str, ...]:
 _OF_RHEL = "/usr/libexec/qemu-kvm"
 _PROBE_S = 15
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_MOST_NOTE_BYTES = 4096
+_MAX_NOTE_BYTES = 4096
 
 
 def qemu_program() -> str | None:
@@ -191,7 +194,7 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
     note = cache_directory() / "kvm-probe"
     boot = (read_kernel_file(_BOOT_ID) or b"").decode().strip()
     try:
-        noted = read_start(note, _MOST_NOTE_BYTES).decode("utf-8", "replace").split()
+        noted = read_start(note, _MAX_NOTE_BYTES).decode("utf-8", "replace").split()
     except OSError:
         noted = []
     if boot and noted[:1] == [boot] and len(noted) == 2:

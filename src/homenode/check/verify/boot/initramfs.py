@@ -148,7 +148,7 @@ def partial_report(size: int, source: str) -> HostError:
     )
 
 
-def came_up(console: str) -> bool:
+def has_booted(console: str) -> bool:
     """Return whether the guest's init has run."""
     return BEGIN in console
 

@@ -34,7 +34,7 @@ from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
 from homenode.vm.targets.qemu_command import slots_shared
 
-SUBSTITUTE = "Skylake-Server"
+SUBSTITUTE_CPU_MODEL = "Skylake-Server"
 _L3 = ("emulate", "passthrough", "disable")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
 
@@ -63,19 +63,21 @@ def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
     if mode == "custom" and model is not None and _SAFE.match(model):
         if kvm or emulated or model.startswith(INTEL_MODELS):
             return CpuChoice(mode, model, features, _of_any_model(l3), None)
-        reason = f"its CPU model is {SUBSTITUTE}: {model} shows no siblings without KVM"
+        reason = f"its CPU model is {SUBSTITUTE_CPU_MODEL}: {model} shows no siblings without KVM"
         return _substitute(l3, reason)
     if kvm and mode in ("host-passthrough", "host-model", "maximum"):
         return CpuChoice("host-passthrough", None, features, l3, None)
     if emulated and mode == "maximum":
         return CpuChoice(mode, None, features, l3, None)
     name = mode or "the default model"
-    reason = f"its CPU model is {SUBSTITUTE}" + (f" for {name}" if kvm else " without KVM")
+    reason = f"its CPU model is {SUBSTITUTE_CPU_MODEL}" + (
+        f" for {name}" if kvm else " without KVM"
+    )
     return _substitute(l3, reason)
 
 
 def _substitute(l3: str | None, reason: str) -> CpuChoice:
-    return CpuChoice("custom", SUBSTITUTE, (), _of_any_model(l3), reason)
+    return CpuChoice("custom", SUBSTITUTE_CPU_MODEL, (), _of_any_model(l3), reason)
 
 
 def _of_any_model(l3: str | None) -> str | None:
@@ -84,7 +86,7 @@ def _of_any_model(l3: str | None) -> str | None:
 
 
 TCG_ADDRESS_BITS = 40
-_LEAST_BAR_BYTES = 64 * MIB
+_MIN_BAR_BYTES = 64 * MIB
 """Smaller ones find room everywhere."""
 
 _LOW_BYTES = 4 * GIB
@@ -116,7 +118,7 @@ def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
         )
         for device in passed
     }
-    bars = {bdf: size for bdf, size in sizes.items() if size >= _LEAST_BAR_BYTES}
+    bars = {bdf: size for bdf, size in sizes.items() if size >= _MIN_BAR_BYTES}
     if not bars:
         return None
     memory = max(guest.memory_bytes + guest.memory_device_bytes, guest.max_memory_bytes or 0)
@@ -141,17 +143,17 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-LEAST_CELL_BYTES = 192 * MIB
+MIN_CELL_BYTES = 192 * MIB
 """The guest's kernel and files take about 100 MiB of the first node."""
 
-MOST_BYTES = 4096 * MIB
-MOST_VCPUS = 255
+MAX_BYTES = 4096 * MIB
+MAX_VCPUS = 255
 """Limit without an IOMMU that remaps interrupts, which TCG's machine does not have."""
 
-MOST_TOGETHER = 16
+MAX_TOGETHER = 16
 """Limit without KVM: each write to a PCI function or to code costs time for every vCPU."""
 
-APART = "the PCIe tree and all vCPUs in one guest: two are booted, as there is no KVM"
+TWO_GUESTS_TEXT = "the PCIe tree and all vCPUs in one guest: two are booted, as there is no KVM"
 
 _FEATURES = ("acpi", "apic")
 _SWITCHES = ("vmport", "smm", "pmu")
@@ -159,7 +161,7 @@ _SWITCHES = ("vmport", "smm", "pmu")
 
 _BACKING = ("source", "access")
 
-_SAME_AS_HERE = ("q35", "pc")
+_LOCAL_MACHINE_TYPES = ("q35", "pc")
 """Names for the newest machine type that a QEMU has."""
 
 _MODELS = (
@@ -175,7 +177,7 @@ _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
 """Used slots of bus 0, by "is q35": host bridge; LPC, SATA and SMBus; i440fx: IDE, USB."""
 
 
-class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
+class TestGuest(Struct, frozen=True, kw_only=True, gc=False):
     # what it is: its machine is "q35", "pc", or a version of these, its memory is scaled down, its
     # parent controllers before their children, the root omitted
     vm: Vm
@@ -206,7 +208,7 @@ class StandInGuest(Struct, frozen=True, kw_only=True, gc=False):
         return self.uefi or self.iommu is not None or self.space is not None or self.is_split
 
     @property
-    def guests(self) -> tuple["StandInGuest", ...]:
+    def guests(self) -> tuple["TestGuest", ...]:
         """Return itself, or one guest with all vCPUs and one with the PCIe tree and firmware."""
         if not self.is_split:
             return (self,)
@@ -258,7 +260,7 @@ def stand_in_of(
     has_ovmf: bool = False,
     through_libvirt: bool = False,
     kvm: bool = True,
-) -> StandInGuest:
+) -> TestGuest:
     """Return the test guest of a definition. host: that of the devices, whose BARs are imitated.
     through_libvirt: omit parts that only QEMU's command line can express. Raises HostError for
     guests that have no test guest: other architectures, too many vCPUs."""
@@ -268,9 +270,9 @@ def stand_in_of(
             f"{facts.architecture}",
             hint="verify the definition alone, without --boot, and the real guest with --guest",
         )
-    if facts.vcpus > MOST_VCPUS:
+    if facts.vcpus > MAX_VCPUS:
         raise HostError(
-            f"{facts.source}: expected at most {MOST_VCPUS} vCPUs to boot a test guest for, found "
+            f"{facts.source}: expected at most {MAX_VCPUS} vCPUs to boot a test guest for, found "
             f"{facts.vcpus}",
             hint="verify the definition alone, and the real guest with --guest",
         )
@@ -279,7 +281,7 @@ def stand_in_of(
     direct = not through_libvirt
     wants_uefi = facts.firmware is not None and facts.firmware != "bios"
     space = address_map(document, facts, host) if direct and host is not None else None
-    bare = StandInGuest(
+    bare = TestGuest(
         vm=Vm(
             name=facts.name,
             source=facts.source,
@@ -301,8 +303,8 @@ def stand_in_of(
         space=space,
     )
     omitted = tuple(_list_omissions(document, facts, bare, host, has_ovmf))
-    is_split = direct and not kvm and facts.vcpus > MOST_TOGETHER and bool(controllers or devices)
-    omitted += (APART,) if is_split else ()
+    is_split = direct and not kvm and facts.vcpus > MAX_TOGETHER and bool(controllers or devices)
+    omitted += (TWO_GUESTS_TEXT,) if is_split else ()
     cells = tuple(map(bare.scaled_cell, facts.cells))
     total = sum(cell.memory_bytes for cell in cells) or bare.scale(facts.memory_bytes)
     vm = replace(bare.vm, memory_bytes=total, cells=cells)
@@ -310,13 +312,13 @@ def stand_in_of(
 
 
 def memory_ratio(sizes: list[int]) -> tuple[int, int]:
-    """The ratio that scales the smallest cell to LEAST_CELL_BYTES, if the total fits then."""
+    """The ratio that scales the smallest cell to MIN_CELL_BYTES, if the total fits then."""
     sizes = [size for size in sizes if size] or [1]
     total, smallest = sum(sizes), min(sizes)
-    if total <= LEAST_CELL_BYTES * len(sizes):
+    if total <= MIN_CELL_BYTES * len(sizes):
         return 1, 1
-    target_bytes = min(total * LEAST_CELL_BYTES // smallest, MOST_BYTES)
-    return min(max(target_bytes, 2 * LEAST_CELL_BYTES), total), total
+    target_bytes = min(total * MIN_CELL_BYTES // smallest, MAX_BYTES)
+    return min(max(target_bytes, 2 * MIN_CELL_BYTES), total), total
 
 
 def _read_switches(document: Document) -> tuple[tuple[str, bool], ...]:
@@ -346,10 +348,10 @@ def _read_iommu(document: Document) -> tuple[str, ...] | None:
 
 
 def _list_omissions(
-    document: Document, facts: Vm, stand_in: StandInGuest, host: Host | None, has_ovmf: bool
+    document: Document, facts: Vm, stand_in: TestGuest, host: Host | None, has_ovmf: bool
 ) -> Iterator[str]:
     root = document.root
-    if facts.machine not in (None, stand_in.machine, *_SAME_AS_HERE):
+    if facts.machine not in (None, stand_in.machine, *_LOCAL_MACHINE_TYPES):
         yield f"machine type {facts.machine}, which this QEMU lacks ({stand_in.machine} instead)"
     for feature in root.all("features/*"):
         if feature.name not in (*_FEATURES, *_SWITCHES):

@@ -30,7 +30,7 @@ from homenode.check.verify.boot.forms import (
     stand_in_xml,
 )
 from homenode.check.verify.boot.guest_files import (
-    MOST_BYTES,
+    MAX_BOOT_FILE_BYTES,
     find_guest_files,
     find_ovmf,
     kvm_works,
@@ -39,15 +39,15 @@ from homenode.check.verify.boot.guest_files import (
 from homenode.check.verify.boot.initramfs import (
     CONSOLE_HINT,
     LOG,
-    came_up,
     crash,
+    has_booted,
     initramfs,
     kernel_findings,
     partial_report,
     refusal,
     silence,
 )
-from homenode.check.verify.boot.stand_in import StandInGuest, choose_cpu, stand_in_of
+from homenode.check.verify.boot.stand_in import TestGuest, choose_cpu, stand_in_of
 from homenode.errors import HostError
 from homenode.findings import Finding
 from homenode.machine.discover.host import discover
@@ -75,7 +75,7 @@ _LOGICAL_VCPUS = 8
 _BASE_S = 60
 _PER_VCPU_S = 5
 _GZIP = b"\x1f\x8b\x08"
-_LARGEST_REPORT = 64 << 20
+_MAX_REPORT = 64 << 20
 _NOT_KEPT = ("kernel", "ovmf", "ovmf-variables", "domain", ".lock")
 
 
@@ -92,7 +92,7 @@ class BootOptions(Struct, frozen=True):
 
 
 class BootOutcome(Struct, frozen=True):
-    stand_in: StandInGuest
+    stand_in: TestGuest
     guest: Host | None  # None if it did not boot; `findings` have the reason
     how: str  # how the guest was booted (libvirt or QEMU, KVM or TCG), as text
     seconds: float
@@ -215,7 +215,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
 
 
 class _Guest(Struct, frozen=True):
-    stand_in: StandInGuest
+    stand_in: TestGuest
     source: str  # what findings of it name
     directory: Path
     argv: tuple[str, ...]
@@ -224,7 +224,7 @@ class _Guest(Struct, frozen=True):
 
 
 def _guest(
-    stand_in: StandInGuest,
+    stand_in: TestGuest,
     source: str,
     directory: Path,
     argv: tuple[str, ...],
@@ -249,7 +249,7 @@ def _let_in(directory: Path, uri: str) -> int:
     return user
 
 
-def _parts(stand_in: StandInGuest, source: str) -> Iterator[tuple[StandInGuest, str, str]]:
+def _parts(stand_in: TestGuest, source: str) -> Iterator[tuple[TestGuest, str, str]]:
     """Yield (guest, its directory, its name in findings) of each guest to boot."""
     if len(stand_in.guests) == 1:
         yield stand_in, "", source
@@ -282,9 +282,9 @@ def _lay_out(
 ) -> BootFiles:
     """Copies, since libvirt takes over what it is given. user: QEMU's."""
     directory.mkdir(mode=0o700, exist_ok=True)
-    copies = {"kernel": read_plain(kernel, MOST_BYTES), "initramfs": image}
+    copies = {"kernel": read_plain(kernel, MAX_BOOT_FILE_BYTES), "initramfs": image}
     for path, name in zip(ovmf or (), ("ovmf", "ovmf-variables"), strict=False):
-        copies[name] = read_plain(path, MOST_BYTES)
+        copies[name] = read_plain(path, MAX_BOOT_FILE_BYTES)
     for name, content in copies.items():
         copy_for_qemu(directory / name, content, user)
     names = ("kernel", "initramfs", "console", "report", "ovmf", "ovmf-variables")
@@ -330,7 +330,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                 except ToolTimeoutError:
                     late.append(guest)
                     continue
-                if done.returncode and not came_up(guest.console.text()):
+                if done.returncode and not has_booted(guest.console.text()):
                     lines = done.stderr.splitlines()
                     message = next((line for line in lines if "warning:" not in line), "")
                     findings.append(refusal("QEMU", message or done.failure() or "", guest.source))
@@ -339,7 +339,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
     if late and not findings:
         ended = [guest for guest in guests if guest not in late]
         texts = [(late_guest.console.text(), late_guest.source) for late_guest in ended]
-        findings += [crash(console, source) for console, source in texts if not came_up(console)]
+        findings += [crash(console, source) for console, source in texts if not has_booted(console)]
     if late and not findings:
         silent = next((late_guest for late_guest in late if _report(late_guest) is None), late[0])
         raise silence(silent.console.text(), limit_s, silent.source)
@@ -390,7 +390,7 @@ def _report(guest: _Guest) -> str | None:
     packed = guest.report.content()
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        text = unpacker.decompress(packed[max(0, packed.find(_GZIP)) :], _LARGEST_REPORT)
+        text = unpacker.decompress(packed[max(0, packed.find(_GZIP)) :], _MAX_REPORT)
     except zlib.error:
         return None
     return text.decode("utf-8", "replace") if unpacker.eof else None
@@ -400,7 +400,7 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
     text = _report(guest)
     if text is None:
         console = guest.console.text()
-        if not came_up(console):
+        if not has_booted(console):
             return None, (crash(console, guest.source),)
         raise partial_report(len(guest.report.content()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
@@ -443,7 +443,7 @@ def _copy_files(guests: Sequence[_Guest], keep: Path) -> None:
                     continue
                 with contextlib.suppress(PermissionError):  # libvirt gave it to root
                     content_of[path.name] = content_of.get(path.name) or read_plain(
-                        path, MOST_BYTES
+                        path, MAX_BOOT_FILE_BYTES
                     )
             for name, content in content_of.items():
                 replace_file(into / name, content, None, synced=False)

@@ -404,7 +404,9 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
     """
     expected, running = observe_running_domain(name, connect, plan)
     live = verify_live(expected, running)
-    document = open_domain(Virsh(connect).live_document(running.uuid), f"the definition of {name}")
+    document = open_domain(
+        Virsh(connect).live_definition(running.uuid), f"the definition of {name}"
+    )
     findings = (*live.findings, *transfer_findings(document))
     return Findings(checked=live.checked, findings=in_order(findings))
 
@@ -430,6 +432,8 @@ def observe_running_domain(
             f"{state.name}: expected a plan for it, found one for {plan.vm.name}",
             hint="omit --plan to compare it with its own definition",
         )
-    running = vm_of(open_domain(virsh.live_document(state.uuid), f"the definition of {state.name}"))
+    running = vm_of(
+        open_domain(virsh.live_definition(state.uuid), f"the definition of {state.name}")
+    )
     expected = running if plan is None else vm_as_it_runs(plan, running)
     return expected, capture_running_vm(state.uuid, expected)

@@ -51,7 +51,7 @@ def _describe_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, 
     return "", cpus_text(home.pus[0]), cpus_text(strays) if strays else "none"
 
 
-def _of_pieces(get: Callable[[Piece], Any]) -> Callable[[Vm], FactValues]:
+def _make_piece_values(get: Callable[[Piece], Any]) -> Callable[[Vm], FactValues]:
     return lambda vm: {subject: get(piece) for subject, piece in vm.memory_pieces.items()}
 
 
@@ -105,13 +105,13 @@ _LIVE_FACTS = (
     ),
     VmFact(
         id="live-binding",
-        values=_of_pieces(lambda piece: piece.nodes or None),
+        values=_make_piece_values(lambda piece: piece.nodes or None),
         show="bound to node {}".format,
         may_lack=True,
     ),
     VmFact(
         id="live-memory",
-        values=_of_pieces(
+        values=_make_piece_values(
             lambda piece: piece if piece.nodes or piece.bytes_by_node is not None else None
         ),
         agrees=_is_home,
@@ -119,7 +119,7 @@ _LIVE_FACTS = (
     ),
     VmFact(
         id="live-page-size",
-        values=_of_pieces(lambda piece: piece.page_bytes),
+        values=_make_piece_values(lambda piece: piece.page_bytes),
         show=lambda size: f"pages of {format_bytes(size)}",
         may_lack=True,
     ),

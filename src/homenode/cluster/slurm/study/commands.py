@@ -14,7 +14,7 @@ from homenode.cli.bench import shown_progress
 from homenode.cli.terminal import check_can_write, console, note, print_json, say, write_text
 from homenode.cluster.slurm import client
 from homenode.cluster.slurm.arguments import (
-    Shape,
+    SharedJobShape,
     SlurmReportArguments,
     SlurmStudyArguments,
     StudyOptions,
@@ -38,7 +38,7 @@ from homenode.show.trial_text import missing_lines
 from homenode.text import command_line, plural
 from homenode.vm.sources import load_host
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 _OPTIONS = {
     "node_list": "nodelist",
     "shapes": "shared",
@@ -169,10 +169,10 @@ def _run_study(directory: StudyDirectory, study: Study, is_new: bool, patience: 
             text = "the jobs go on without homenode; the same command continues the study"
             raise KeyboardInterrupt(text) from None
     sources = read_study(directory.path, queue.study)
-    for gap in sources.gaps[:_MOST_SHOWN]:
+    for gap in sources.gaps[:_MAX_SHOWN]:
         note(f"open: {gap}")
-    if len(sources.gaps) > _MOST_SHOWN:
-        note(f"{len(sources.gaps) - _MOST_SHOWN} more open (homenode slurm report --all)")
+    if len(sources.gaps) > _MAX_SHOWN:
+        note(f"{len(sources.gaps) - _MAX_SHOWN} more open (homenode slurm report --all)")
     note(f"{plural(len(sources.jobs), 'run')} below {directory.path / 'results'}")
     for remark in dict.fromkeys(job.replay_notice for job in sources.jobs if job.replay_notice):
         note(f"REPLAYED: {remark}")
@@ -188,10 +188,10 @@ def _end(
     note(f"{total - len(missing) - len(unmeasured)} of {plural(total, 'job')} have results")
     for line in missing_lines(missing):
         note(f"missing: {line}")
-    for name, lacking in unmeasured[:_MOST_SHOWN]:
+    for name, lacking in unmeasured[:_MAX_SHOWN]:
         note(f"not measured: {name}: {lacking}")
-    if len(unmeasured) > _MOST_SHOWN:
-        note(f"not measured: {plural(len(unmeasured) - _MOST_SHOWN, 'more job')}")
+    if len(unmeasured) > _MAX_SHOWN:
+        note(f"not measured: {plural(len(unmeasured) - _MAX_SHOWN, 'more job')}")
     note(f"next: homenode slurm report {shlex.quote(str(directory.path))}")
     if missing:
         note("the same command continues what is missing")
@@ -220,14 +220,14 @@ def _words(app: str | None) -> tuple[str, ...]:
         raise UsageError(f"--app: not a command: {error}") from None
 
 
-def _shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[Shape, ...]:
+def _shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[SharedJobShape, ...]:
     shapes = [] if shared else list(StudyOptions().shapes)
     for text in shared:
         gpus, is_pair, jobs = text.partition("x")
         if not (is_pair and gpus.isdecimal() and jobs.isdecimal() and len(text) < 12):
             raise UsageError(f"--shared {text[:20]}: expected GPUSxJOBS such as 1x4")
-        shapes.append(Shape(int(gpus), int(jobs)))
-    return (*shapes, *(Shape(1, 4, gres) for gres in mig))
+        shapes.append(SharedJobShape(int(gpus), int(jobs)))
+    return (*shapes, *(SharedJobShape(1, 4, gres) for gres in mig))
 
 
 def report(arguments: SlurmReportArguments) -> None:

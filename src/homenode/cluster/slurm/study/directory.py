@@ -35,7 +35,7 @@ from homenode.cluster.slurm.study.experiments import (
     MAX_JOBS,
     NAME,
     Experiment,
-    Mode,
+    Sharing,
     Study,
     script_name,
     script_of,
@@ -328,7 +328,7 @@ def read_study(directory: Path, study: Study) -> StudySources:
             if attempt is None:
                 continue
             texts = _texts(attempt)
-            if experiment.mode is Mode.COLLECTIVE:
+            if experiment.mode is Sharing.COLLECTIVE:
                 collective = collective_of(texts, experiment.gpus * len(experiment.nodes))
                 continue
             name = f"{experiment.id}-task{task}-{attempt.name}"

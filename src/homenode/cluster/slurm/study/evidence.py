@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.cluster.slurm.job_allocation import NodeMachine
-from homenode.cluster.slurm.study.experiments import Experiment, Mode, job_size
+from homenode.cluster.slurm.study.experiments import Experiment, Sharing, job_size
 from homenode.cluster.slurm.study.locality import JobLocality, Locality, place_by_homes, place_of
 from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.errors import ParseError
@@ -57,7 +57,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     """A task of an experiment."""
 
     name: str  # unique in the study
-    mode: Mode
+    mode: Sharing
     node: str  # of the cluster
     gres: str = "gpu"
     gpus: int
@@ -78,7 +78,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     @property
     def locality(self) -> Locality:
         """Whether its CPUs and memory were on the nodes of its GPUs, with the evidence."""
-        if self.mode is Mode.EXCLUSIVE:
+        if self.mode is Sharing.EXCLUSIVE:
             return JobLocality.BOUND, ""
         if self.place is not None:
             return self.place
@@ -100,7 +100,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
         gpu:1g.10gb, together"; "1 GPU, 2 of 4 together" if the others started too late."""
         size = job_size(self.gpus, self.gres)
         match = _MET.fullmatch(self.record.met or "")
-        if self.mode is Mode.TOGETHER and match is not None and match[1] != match[2]:
+        if self.mode is Sharing.TOGETHER and match is not None and match[1] != match[2]:
             return f"{size}, {self.record.met} together"
         return f"{size}, {self.mode}"
 
@@ -205,7 +205,7 @@ def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
         for sample in job.samples:
             row = job.node_of(sample)
             is_copy = sample.metric == "h2d-bandwidth" and sample.variant is None
-            if job.mode is Mode.EXCLUSIVE and is_copy and row is not None:
+            if job.mode is Sharing.EXCLUSIVE and is_copy and row is not None:
                 of_gpu = rates.setdefault(device_of(sample), {})
                 of_gpu.setdefault(row, []).append(sample.value)
     homes = {}
@@ -216,7 +216,7 @@ def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
     return homes
 
 
-def mode_of(name: str) -> Mode | None:
+def mode_of(name: str) -> Sharing | None:
     """Return the queue of a job, a log or a series of logs; None if neither queue matches.
 
     >>> mode_of("exclusive_4gpu"), mode_of("shared_array_2gpu"), mode_of("hgx")
@@ -224,10 +224,10 @@ def mode_of(name: str) -> Mode | None:
     """
     words = name.lower().replace("-", "_").split("_")
     if "exclusive" in words:
-        return Mode.EXCLUSIVE
+        return Sharing.EXCLUSIVE
     if "shared" not in words:
         return None
-    return Mode.ALONE if "alone" in words else Mode.TOGETHER
+    return Sharing.ALONE if "alone" in words else Sharing.TOGETHER
 
 
 def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidence, ...]:
@@ -247,7 +247,7 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
     return _with_homes(jobs)
 
 
-def _log_evidence(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
+def _log_evidence(name: str, mode: Sharing, text: str, run: Run) -> JobEvidence:
     """Return the allowed nodes from the log's last section."""
     binding = next(
         (section.binding for section in sections(text) if section.binding is not None), None
@@ -271,7 +271,7 @@ def _run_evidence(run: Run) -> Iterator[JobEvidence]:
         return
     if run.head.experiment is not None:  # a job of its own
         nodes = tuple(run.head.nodes or ())
-        is_bound = mode is Mode.EXCLUSIVE and len(nodes) == 1
+        is_bound = mode is Sharing.EXCLUSIVE and len(nodes) == 1
         yield _imported_evidence(mode, run, Binding(nodes if is_bound else (), nodes))
         return
     conditions = {c.name: c.value for c in run.head.conditions}
@@ -313,7 +313,7 @@ def _by_log(samples: list[Sample]) -> list[list[Sample]]:
     return logs
 
 
-def _imported_evidence(mode: Mode, run: Run, binding: Binding | None) -> JobEvidence:
+def _imported_evidence(mode: Sharing, run: Run, binding: Binding | None) -> JobEvidence:
     """gpus: number of GPUs copied to; 0 if the job names none."""
     devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
     cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)

@@ -39,7 +39,7 @@ _SEED = 1
 _TESTS = frozenset(Group) - {Group.APP}
 
 
-class Mode(StrEnum):
+class Sharing(StrEnum):
     """Sharing of a node by a job."""
 
     LOOK = "look"  # writes down what the node is; measures nothing
@@ -51,7 +51,7 @@ class Mode(StrEnum):
 
 class Experiment(Struct, frozen=True):
     id: str
-    mode: Mode
+    mode: Sharing
     nodes: tuple[str, ...]
     partition: str | None
     gpus: int
@@ -69,7 +69,7 @@ class Experiment(Struct, frozen=True):
     @property
     def arrangement(self) -> str:
         """Binding and node sharing of its jobs, as the arrangement of their runs."""
-        if self.mode is Mode.EXCLUSIVE:
+        if self.mode is Sharing.EXCLUSIVE:
             return f"bound to node {self.numa}"
         return f"{job_size(self.gpus, self.gres)}, {self.mode}"
 
@@ -261,12 +261,12 @@ def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
     return tuple(n for n in nodes if options.numa is None or n.index in options.numa)
 
 
-def look_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:
+def capture_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:
     """Return a short job for each node that captures it."""
     return tuple(
         Experiment(
             f"look-{node.name}",
-            Mode.LOOK,
+            Sharing.LOOK,
             (node.name,),
             node.partition,
             0,
@@ -301,7 +301,7 @@ def experiments_for(
         experiments.append(
             Experiment(
                 "collective",
-                Mode.COLLECTIVE,
+                Sharing.COLLECTIVE,
                 tuple(node.name for node in exclusive),
                 exclusive[0].partition,
                 gpus,
@@ -336,7 +336,7 @@ def _exclusive_experiments(
     for numa in nodes_to_bind_to(host, options):
         yield Experiment(
             f"exclusive-{node.name}-numa{numa.index}",
-            Mode.EXCLUSIVE,
+            Sharing.EXCLUSIVE,
             (node.name,),
             node.partition,
             node.gpus or 0,
@@ -362,7 +362,7 @@ def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Ex
             raise out_of_range("--cpus-per-gpu", str(options.cpus_per_gpu), 1, most_cpus)
         alone = Experiment(
             f"{shape.name}-{node.name}-alone",
-            Mode.ALONE,
+            Sharing.ALONE,
             (node.name,),
             node.partition,
             shape.gpus,
@@ -374,18 +374,18 @@ def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Ex
         yield alone
         if jobs > 1:
             several = f"{shape.name}-{node.name}-together"
-            yield replace(alone, id=several, mode=Mode.TOGETHER, jobs=jobs)
+            yield replace(alone, id=several, mode=Sharing.TOGETHER, jobs=jobs)
 
 
 COPIES = ("gpu-bandwidth", "gpu-peer")
 """Tests of homenode bench that every job runs."""
 
 _ABOUT = {
-    Mode.LOOK: "what {nodes} is: nothing is measured.",
-    Mode.EXCLUSIVE: "the whole of {nodes}, bound to NUMA node {numa}: every GPU from there.",
-    Mode.ALONE: "one job of the shared queue on {nodes}, as Slurm places and binds it.",
-    Mode.TOGETHER: "{jobs} jobs of the shared queue on {nodes} that measure at the same time.",
-    Mode.COLLECTIVE: "all-reduce on each node, on each pair of neighbours and on all of them.",
+    Sharing.LOOK: "what {nodes} is: nothing is measured.",
+    Sharing.EXCLUSIVE: "the whole of {nodes}, bound to NUMA node {numa}: every GPU from there.",
+    Sharing.ALONE: "one job of the shared queue on {nodes}, as Slurm places and binds it.",
+    Sharing.TOGETHER: "{jobs} jobs of the shared queue on {nodes} that measure at the same time.",
+    Sharing.COLLECTIVE: "all-reduce on each node, on each pair of neighbours and on all of them.",
 }
 
 

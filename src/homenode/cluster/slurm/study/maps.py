@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from homenode.cluster.slurm.study.evidence import JobEvidence, device_of, measured_homes
-from homenode.cluster.slurm.study.experiments import Mode
+from homenode.cluster.slurm.study.experiments import Sharing
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sample
 from homenode.measure.results.vantage import Vantage
 
@@ -47,7 +47,7 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
 
 def matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
     """Return a matrix for each cluster node and metric with jobs bound to NUMA nodes."""
-    exclusive = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
+    exclusive = [job for job in jobs if job.mode is Sharing.EXCLUSIVE]
     node_maps = []
     for node in dict.fromkeys(job.node for job in exclusive):
         node_jobs = [job for job in exclusive if job.node == node]
@@ -144,7 +144,7 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
     return Run(head, tuple(samples))
 
 
-LEAST_NODES = 3
+MIN_NODES = 3
 SLOW = 0.10
 """Share below the median that counts as slow: twice the relevant difference of a copy."""
 
@@ -173,7 +173,7 @@ def slow_copies(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
         limit = usual * (1 + SLOW if metric.endswith("latency") else 1 - SLOW)
         for node, value in value_of_node.items():
             is_slow = value > limit if metric.endswith("latency") else value < limit
-            if is_slow and len(value_of_node) >= LEAST_NODES:
+            if is_slow and len(value_of_node) >= MIN_NODES:
                 place = f"{gpu} from NUMA node {row}"
                 slow.setdefault((node, metric), []).append((value, usual, place))
     outliers = []

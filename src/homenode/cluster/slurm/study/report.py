@@ -18,7 +18,7 @@ from homenode.cluster.slurm.study.evidence import (
     StudySources,
     device_of,
 )
-from homenode.cluster.slurm.study.experiments import Mode
+from homenode.cluster.slurm.study.experiments import Sharing
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import (
     COPIES,
@@ -35,7 +35,7 @@ from homenode.decide.comparison import Comparison, Outcome
 from homenode.decide.recommendation import Recommendation, recommend
 from homenode.decide.sentences import ground_of, sentence_of
 from homenode.decide.summary import power_by_test
-from homenode.decide.words import figure_text, multiple_text
+from homenode.decide.words import format_value, multiple_text
 from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
 from homenode.objective import Objective
@@ -133,7 +133,7 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
             if method is None or label is None:
                 continue
             method = "SM" if sample.metric in _BY_SM else method
-            origin = job.node_of(sample) if job.mode is Mode.EXCLUSIVE else job.name
+            origin = job.node_of(sample) if job.mode is Sharing.EXCLUSIVE else job.name
             place = (job.node, origin, device_of(sample), sample.peer)
             by_place = values.setdefault((sample.metric, method, label), {})
             by_place.setdefault(place, []).append(sample.value)
@@ -166,10 +166,10 @@ def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
 def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
     node = job.node_of(sample)
     if sample.metric == "p2p-bandwidth":
-        return f"{_BOUND} {node}" if job.mode is Mode.EXCLUSIVE else job.shape
+        return f"{_BOUND} {node}" if job.mode is Sharing.EXCLUSIVE else job.shape
     if sample.metric not in COPIES:
         return None
-    if job.mode is not Mode.EXCLUSIVE:
+    if job.mode is not Sharing.EXCLUSIVE:
         return job.shape
     home = homes.get(device_of(sample))
     if home is None or node is None:
@@ -190,11 +190,11 @@ def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
 def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
     """Whole nodes first, by the number of the NUMA node."""
     label = _binding_of(job)
-    return job.mode is not Mode.EXCLUSIVE, len(label), label
+    return job.mode is not Sharing.EXCLUSIVE, len(label), label
 
 
 def _binding_of(job: JobEvidence) -> str:
-    return f"{_BOUND} {job.bound_to}" if job.mode is Mode.EXCLUSIVE else job.shape
+    return f"{_BOUND} {job.bound_to}" if job.mode is Sharing.EXCLUSIVE else job.shape
 
 
 def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
@@ -204,7 +204,7 @@ def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
         if sample.metric != "p2p-bandwidth" or sample.variant is not None:
             return None
         node = job.node_of(sample)
-        return f"{_BOUND} {node}" if job.mode is Mode.EXCLUSIVE else PARTS
+        return f"{_BOUND} {node}" if job.mode is Sharing.EXCLUSIVE else PARTS
 
     return runs_by(jobs, label_of)
 
@@ -229,7 +229,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     shared = [
         job
         for job in gpu_jobs
-        if job.mode in (Mode.ALONE, Mode.TOGETHER)
+        if job.mode in (Sharing.ALONE, Sharing.TOGETHER)
         and any(sample.metric == "h2d-bandwidth" for sample in job.samples)
     ]
     if not shared:
@@ -260,7 +260,7 @@ def _evidence_of(recommendation: Recommendation) -> str:
 
 def _on_node(matrix: StudyMatrix) -> str:
     means = (("local", matrix.local), ("remote", matrix.remote))
-    texts = (f"{figure_text(m, 'bytes_per_s')} {side}" for side, m in means if m is not None)
+    texts = (f"{format_value(m, 'bytes_per_s')} {side}" for side, m in means if m is not None)
     text = f"{matrix.node}: host to device {', '.join(texts)}"
     return text if matrix.ratio is None else f"{text}: {matrix.ratio:.2f}x"
 
@@ -269,7 +269,7 @@ def _side_of(metric: str, job: JobEvidence, sample: Sample) -> str | None:
     """Return whether the side is whole nodes or parts of them; None for another metric."""
     if sample.metric != metric:
         return None
-    return WHOLE if job.mode is Mode.EXCLUSIVE else PARTS
+    return WHOLE if job.mode is Sharing.EXCLUSIVE else PARTS
 
 
 def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
@@ -317,7 +317,7 @@ def _development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     waits: dict[bool, list[float]] = {}
     for job in jobs:
         if job.record.queue_wait_s is not None:
-            waits.setdefault(job.mode is Mode.EXCLUSIVE, []).append(job.record.queue_wait_s)
+            waits.setdefault(job.mode is Sharing.EXCLUSIVE, []).append(job.record.queue_wait_s)
     if len(waits) < 2:
         reason = "a part of a node is usually free sooner than a whole one"
         return Queue.SHARED, reason, ("queue waits were not recorded for both queues",), False
@@ -351,7 +351,7 @@ class JobLine(Struct, frozen=True, kw_only=True):
 
     name: str
     node: str
-    mode: Mode
+    mode: Sharing
     gpus: int
     locality: JobLocality
     reason: str
@@ -430,12 +430,12 @@ def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
     kinds = sorted({job.run.head.host_kind for job in jobs if job.run.head.host_kind})
     if kinds:
         yield "machine", "; ".join(kinds)
-    exclusive = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
+    exclusive = [job for job in jobs if job.mode is Sharing.EXCLUSIVE]
     if exclusive:
         yield "GPUs per node", str(max(job.gpus for job in exclusive))
         nodes = sorted({job.bound_to for job in exclusive if job.bound_to is not None})
         yield "NUMA nodes bound to", ", ".join(map(str, nodes)) or "none"
-    shapes = sorted({job.shape for job in jobs if job.mode is not Mode.EXCLUSIVE})
+    shapes = sorted({job.shape for job in jobs if job.mode is not Sharing.EXCLUSIVE})
     if shapes:
         yield "shared jobs", "; ".join(shapes)
     conditions: dict[str, dict[str, None]] = {}

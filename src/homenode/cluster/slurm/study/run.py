@@ -23,11 +23,11 @@ from homenode.cluster.slurm.study.directory import (
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Study,
+    capture_experiments,
     choose_nodes,
     described_nodes,
     experiments_for,
     job_name,
-    look_experiments,
     nodes_to_bind_to,
     script_name,
 )
@@ -66,7 +66,7 @@ def make_study(
     exclusive, shared = choose_nodes(nodes, options)
     study = Study(id=id, options=options, exclusive=exclusive, shared=shared, host=host)
     if described is None:
-        return replace(study, looks=look_experiments(exclusive))
+        return replace(study, looks=capture_experiments(exclusive))
     hosts = {node.name: described for node in (*exclusive, *shared)}
     return replace(study, experiments=experiments_for(exclusive, shared, hosts, options))
 

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from homenode.cluster.slurm.study.experiments import Mode
+from homenode.cluster.slurm.study.experiments import Sharing
 from homenode.cluster.slurm.study.locality import JobLocality
-from homenode.cluster.slurm.study.maps import LEAST_NODES, Outlier, StudyMatrix
+from homenode.cluster.slurm.study.maps import MIN_NODES, Outlier, StudyMatrix
 from homenode.cluster.slurm.study.report import CopySpread, JobLine, Queue, StudyReport
 from homenode.decide.comparison import Comparison, Effect, Outcome
-from homenode.decide.sentences import WIDEST_LINE
-from homenode.decide.words import figure_text, multiple_text, range_text
+from homenode.decide.sentences import MAX_LINE
+from homenode.decide.words import format_value, multiple_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text
 from homenode.metrics import METRICS
 from homenode.show.bars import Bar, BarGroup, bar_chart
@@ -21,7 +21,7 @@ from homenode.text import duration_text, first_few, plural
 _SHADES = 5
 _SHOWN = 12
 _HIDDEN_LINES = 40
-MOST_MAPS = 24
+MAX_MAPS = 24
 """Maximum number of heat maps on a page: the first cluster nodes. Its tables have them all."""
 
 
@@ -45,7 +45,7 @@ def _first_line(report: StudyReport) -> str:
         return f"{report.source}: cannot tell which queue is best: {jobs} on {nodes}"
     parts = [f"{queue} for {' and '.join(works)}" for queue, works in uses.items()]
     lines = [f"{report.source}: {first_few(parts, n, '; ')}" for n in range(len(parts), 0, -1)]
-    return next((line for line in lines if len(line) <= WIDEST_LINE), lines[-1])
+    return next((line for line in lines if len(line) <= MAX_LINE), lines[-1])
 
 
 def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
@@ -53,7 +53,7 @@ def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
     parts: list[Part] = list(_warnings(report))
     if report.jobs:
         parts.append(_verdicts(report))
-    if maps := tuple(_drawn_maps(report.matrices[:MOST_MAPS])):
+    if maps := tuple(_drawn_maps(report.matrices[:MAX_MAPS])):
         parts.append(Section("Copies by NUMA node and GPU", (Gallery(maps),), "maps", "Maps"))
     if bars := tuple(_bars(report.spreads)):
         about = "Copies by copy engine (CE) and by the GPU's own processors (SM)."
@@ -157,26 +157,26 @@ def _short_address(column: str) -> str:
 
 def _comparison(comparison: Comparison) -> Iterator[Section]:
     """Yield a table for each metric: alternatives in rows, compared with the first."""
-    shown = [effect for effect in comparison.effects if _speaks(effect)]
+    shown = [effect for effect in comparison.effects if _is_headline_effect(effect)]
     effects = sorted(shown, key=lambda effect: effect.slowest_device)
     for metric in dict.fromkeys(effect.metric for effect in shown):
         of_name = {effect.alternative: effect for effect in effects if effect.metric == metric}
         first = next(iter(of_name.values()))
         title = METRICS[metric].title if metric in METRICS else metric
         slowest = ", slowest GPU" if first.slowest_device else ""
-        baseline = figure_text(first.baseline_value, first.unit)
+        baseline = format_value(first.baseline_value, first.unit)
         rows = [(comparison.baseline, baseline, "", str(first.boots[0]))]
         rows += [
             (name, *effect_cells(of_name[name]))
             for name in comparison.alternatives
             if name in of_name
         ]
-        against = f"x {comparison.baseline} [{comparison.confidence:.0%} interval]"
+        baseline_text = f"x {comparison.baseline} [{comparison.confidence:.0%} interval]"
         table = Table(heads=("jobs", "figure", "x", "rounds"), rows=tuple(rows))
-        yield Section(f"{title}{slowest}: {against}", (table,))
+        yield Section(f"{title}{slowest}: {baseline_text}", (table,))
 
 
-def _speaks(effect: Effect) -> bool:
+def _is_headline_effect(effect: Effect) -> bool:
     metric = METRICS.get(effect.metric)
     variants = (None,) if metric is None else (None, metric.headline)
     restrictions = (effect.size_bytes, effect.node, effect.device, effect.state)
@@ -192,7 +192,7 @@ def effect_cells(effect: Effect) -> tuple[str, str, str]:
     if effect.outcome is Outcome.CANNOT_TELL:
         reason = ", ".join(effect.doubts) or "corrected for several comparisons"
         text += f", cannot tell: {reason}" if is_clear else ", cannot tell"
-    return figure_text(effect.value, effect.unit), text, str(effect.boots[1])
+    return format_value(effect.value, effect.unit), text, str(effect.boots[1])
 
 
 def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Section:
@@ -212,7 +212,7 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
     parts: list[Part] = [Table(heads=("job", "locality", "waited", "GPU-h", "at once"), rows=rows)]
     for job in shown:
         remark = [job.reason] if job.reason else []
-        if job.mode is Mode.ALONE and job.other_jobs:
+        if job.mode is Sharing.ALONE and job.other_jobs:
             remark.append(f"not alone: {plural(job.other_jobs, 'job')} of others on the node")
         if remark:
             look = "bad" if job.locality is JobLocality.LOST else ""
@@ -247,13 +247,13 @@ def _collective(report: StudyReport) -> Section:
     values = [(f"{node} alone", value) for node, value in collective.nodes]
     values += [(f"{a} with {b}", value) for a, b, value in collective.pairs]
     values += [] if collective.all is None else [("all nodes", collective.all)]
-    rows = [(name, figure_text(value, "bytes_per_s")) for name, value in values]
+    rows = [(name, format_value(value, "bytes_per_s")) for name, value in values]
     return Section("all-reduce", (Table(heads=("nodes", "peak bus bandwidth"), rows=tuple(rows)),))
 
 
 def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> Section:
     if not outliers:
-        enough = len({matrix.node for matrix in report.matrices}) >= LEAST_NODES
+        enough = len({matrix.node for matrix in report.matrices}) >= MIN_NODES
         sentence = (
             "no node is slower than the others"
             if enough
@@ -322,8 +322,8 @@ def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
         caption = metric.better
         if matrix.local is not None and matrix.remote is not None and matrix.ratio is not None:
             caption += (
-                f"; local {figure_text(matrix.local, metric.unit)}, remote "
-                f"{figure_text(matrix.remote, metric.unit)}: {matrix.ratio:.2f}x"
+                f"; local {format_value(matrix.local, metric.unit)}, remote "
+                f"{format_value(matrix.remote, metric.unit)}: {matrix.ratio:.2f}x"
             )
         if matrix.homes_measured:
             caption += "; which node is local is derived from these results"

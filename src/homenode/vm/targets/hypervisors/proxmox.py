@@ -17,7 +17,7 @@ from homenode.findings import Finding, finding
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Plan
-from homenode.vm.targets.codec import Codec, Row, Writing
+from homenode.vm.targets.codec import Codec, Row, TargetEdit
 from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,
     POLICY_OF_MODE,
@@ -60,12 +60,12 @@ from homenode.vm.targets.target import (
     is_vgpu,
     lost_feature,
     native,
-    refuse_arm,
+    reject_arm,
 )
 
 _HOOK_SUFFIX = ".hook.sh"
-_MOST_CELLS = 8
-_MOST_DEVICES = 16
+_MAX_CELLS = 8
+_MAX_DEVICES = 16
 _ID = "hn"
 """Prefix of the ids that homenode writes in `args`."""
 
@@ -85,9 +85,9 @@ _GLOBALS = (
 )
 
 
-def _refuse(writing: Writing[Conf]) -> None:
+def _refuse(writing: TargetEdit[Conf]) -> None:
     plan, conf, source = writing.plan, writing.file, writing.source
-    refuse_arm(writing.guest, "proxmox", "its q35 machine")
+    reject_arm(writing.guest, "proxmox", "its q35 machine")
     machine = conf.values.get("machine", "q35" if not conf.values else "pc")
     if plan.vm.controllers and "q35" not in machine:
         raise InputError(
@@ -96,9 +96,9 @@ def _refuse(writing: Writing[Conf]) -> None:
         )
     if conf.values.get("arch", "x86_64") != "x86_64":
         raise InputError(f"{source}: expected arch x86_64, found {conf.values['arch']}")
-    if len(plan.cells) > _MOST_CELLS:
+    if len(plan.cells) > _MAX_CELLS:
         raise InputError(
-            f"proxmox: expected at most {_MOST_CELLS} guest cells, found {len(plan.cells)}",
+            f"proxmox: expected at most {_MAX_CELLS} guest cells, found {len(plan.cells)}",
             hint="choose fewer nodes with --max-nodes, or a flat layout",
         )
     if any("memory" in word for word in conf.values.get("hotplug", "").split(",")):
@@ -144,7 +144,7 @@ def _read_head(conf: Conf) -> Mapping[str, Any]:
     }
 
 
-def _write_head(writing: Writing[Conf]) -> Mapping[str, str]:
+def _write_head(writing: TargetEdit[Conf]) -> Mapping[str, str]:
     if not writing.is_new:
         return {}
     is_kvm = writing.guest.domain_type == "kvm"
@@ -162,7 +162,7 @@ def _read_fields(*fields: str) -> Callable[[Conf], Mapping[str, Any]]:
     return lambda conf: {field: conf.vm_fields[field] for field in fields}
 
 
-def _write_size(writing: Writing[Conf]) -> Mapping[str, str | None]:
+def _write_size(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     plan, values = writing.plan, writing.file.values
     shape, (sockets, _) = plan.vm.cpu_topology, writing.file.shape
     if shape is not None:
@@ -177,7 +177,7 @@ def _write_size(writing: Writing[Conf]) -> Mapping[str, str | None]:
     return lines | ({"vcpus": str(plan.vm.vcpus)} if "vcpus" in values else {})
 
 
-def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
+def _numa_lines(writing: TargetEdit[Conf]) -> dict[str, str | None]:
     plan, host = writing.plan, writing.host
     lines: dict[str, str | None] = {}
     for cell in plan.cells if plan.is_mirrored or has_backend(plan) else ():
@@ -200,20 +200,20 @@ def _numa_lines(writing: Writing[Conf]) -> dict[str, str | None]:
     return lines
 
 
-def _keeps_cell(writing: Writing[Conf]) -> bool:
+def _keeps_cell(writing: TargetEdit[Conf]) -> bool:
     """Return whether the file has one cell, which the layout leaves as it was."""
     hook = writing.file.values.get(_HOOK_KEY, "")
     of_user = not writing.plan.vcpu_pins and not _numa_lines(writing) and _OUR_HOOK not in hook
     return of_user and len(writing.file.keys_like(NUMA)) == 1
 
 
-def _write_numa(writing: Writing[Conf]) -> Mapping[str, str | None]:
+def _write_numa(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     plan, present = writing.plan, writing.file.values.get("numa")
     has_nodes = plan.is_mirrored or has_backend(plan)
     return {} if _keeps_cell(writing) else {"numa": "1" if has_nodes else "0" if present else None}
 
 
-def _write_cells(writing: Writing[Conf]) -> Mapping[str, str | None]:
+def _write_cells(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     page = writing.plan.vm.page_bytes
     pages = {} if page is None else {"hugepages": str(page // MIB) if page else "any"}
     if _keeps_cell(writing):
@@ -221,13 +221,13 @@ def _write_cells(writing: Writing[Conf]) -> Mapping[str, str | None]:
     return {**pages, **dict.fromkeys(writing.file.keys_like(NUMA), None), **_numa_lines(writing)}
 
 
-def _write_affinity(writing: Writing[Conf]) -> Mapping[str, str | None]:
+def _write_affinity(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     plan = writing.plan
     pus = CpuSet.union((*plan.vcpu_pins, plan.vm.emulator_pus))
     return {"affinity": str(pus) if plan.vcpu_pins else None}
 
 
-def _write_hook(writing: Writing[Conf]) -> Mapping[str, str | None]:
+def _write_hook(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     present = writing.file.values.get(_HOOK_KEY)
     if _hook(writing) is not None:
         return {_HOOK_KEY: present or _own_hook(writing)}
@@ -248,15 +248,15 @@ def _in_args(plan: Plan) -> bool:
     return any(device.cell is not None for device in plan.vm.hostdevs) and bool(plan.vm.controllers)
 
 
-def _hook(writing: Writing[Conf]) -> str | None:
+def _hook(writing: TargetEdit[Conf]) -> str | None:
     return hook_script(writing.plan, mirrored=_in_args(writing.plan))
 
 
-def _own_hook(writing: Writing[Conf]) -> str:
+def _own_hook(writing: TargetEdit[Conf]) -> str:
     return f"{_OUR_HOOK}{writing.file.vmid or 'vm'}.sh"
 
 
-def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[Finding]]:
+def _hostpci(writing: TargetEdit[Conf]) -> tuple[dict[str, str | None], list[Finding]]:
     """hostpciN lines, without those of devices that args has; and devices that are left."""
     plan, conf = writing.plan, writing.file
     planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
@@ -286,7 +286,7 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[Findin
     if _in_args(plan):
         return lines, findings
     in_use = {key for key in conf.values if key not in lines}
-    free = iter(f"hostpci{i}" for i in range(_MOST_DEVICES) if f"hostpci{i}" not in in_use)
+    free = iter(f"hostpci{i}" for i in range(_MAX_DEVICES) if f"hostpci{i}" not in in_use)
     groups: dict[Bdf, list[Bdf]] = {}
     for device in plan.vm.hostdevs:
         if device.bdf not in present and not is_vgpu(device):
@@ -295,24 +295,24 @@ def _hostpci(writing: Writing[Conf]) -> tuple[dict[str, str | None], list[Findin
     for members in groups.values():
         key = next(free, "")
         if not key:
-            raise InputError(f"proxmox: expected at most {_MOST_DEVICES} devices, found more")
+            raise InputError(f"proxmox: expected at most {_MAX_DEVICES} devices, found more")
         lines[key] = ";".join(map(str, members)) + pcie
     return lines, findings
 
 
-def _write_devices(writing: Writing[Conf]) -> Mapping[str, str | None]:
+def _write_devices(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     plan, lines = writing.plan, _hostpci(writing)[0]
     balloon = bool(plan.vm.hostdevs) and (bool(plan.vcpu_pins) or writing.is_new)
     return {"balloon": "0", **lines} if balloon else lines
 
 
-def _write_iommu(writing: Writing[Conf]) -> Mapping[str, str]:
+def _write_iommu(writing: TargetEdit[Conf]) -> Mapping[str, str]:
     machine = writing.file.values.get("machine", "q35")
     lacks = writing.plan.vm.has_iommu and "viommu" not in machine
     return {"machine": f"{machine},viommu=intel"} if lacks else {}
 
 
-def _write_args(writing: Writing[Conf]) -> Mapping[str, str | None]:
+def _write_args(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     plan, args = writing.plan, writing.file.values.get("args")
     if "-uuid" not in (args or "").split():  # before homenode's words, as the next plan reads it
         uuid = (word for pair in uuid_words(plan, writing.guest) for word in pair)
@@ -390,7 +390,7 @@ def _is_ours(option: str, value: str) -> bool:
     )
 
 
-def _findings(writing: Writing[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
+def _findings(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     plan, conf = writing.plan, writing.file
     yield from _hostpci(writing)[1]
     # Proxmox gives a VM less time to start if its devices are not in `hostpci` lines.
@@ -423,7 +423,7 @@ def _findings(writing: Writing[Conf], lines: Mapping[str, str | None]) -> Iterat
         )
 
 
-def _companions(writing: Writing[Conf], _: object) -> tuple[tuple[str, bytes], ...]:
+def _companions(writing: TargetEdit[Conf], _: object) -> tuple[tuple[str, bytes], ...]:
     hook = _hook(writing)
     return () if hook is None else ((_HOOK_SUFFIX, hook.encode()),)
 

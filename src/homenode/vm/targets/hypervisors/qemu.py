@@ -17,7 +17,7 @@ from homenode.text import plural, printable
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
 from homenode.vm.plan import Plan
-from homenode.vm.targets.codec import Codec, Row, Writing
+from homenode.vm.targets.codec import Codec, Row, TargetEdit
 from homenode.vm.targets.qemu_command import (
     Options,
     QemuPciTree,
@@ -90,7 +90,7 @@ def _new(guest: Vm, plan: Plan) -> str:
     return f"\nqemu=(\n  qemu-system-{guest.architecture}\n)\n"
 
 
-def _refuse(writing: Writing[Script]) -> None:
+def _refuse(writing: TargetEdit[Script]) -> None:
     if writing.guest.architecture not in ("x86_64", "aarch64"):
         raise InputError(
             f"qemu: expected a guest of x86_64 or aarch64, found {writing.guest.architecture}"
@@ -101,7 +101,7 @@ Pairs = list[tuple[str, str | None]]
 """Options with their dash, and their values."""
 
 
-def _render_script(writing: Writing[Script], options: Mapping[str, Pairs]) -> str:
+def _render_script(writing: TargetEdit[Script], options: Mapping[str, Pairs]) -> str:
     """Return the complete script: same plan, same bytes."""
     plan, guest = writing.plan, writing.guest
     locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
@@ -152,7 +152,7 @@ def _root(guest: Vm) -> str:
     return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
 
 
-def _findings(writing: Writing[Script], _: object) -> Iterator[Finding]:
+def _findings(writing: TargetEdit[Script], _: object) -> Iterator[Finding]:
     words = _user_arguments(writing.plan, writing.guest)
     yield finding(
         "target-not-carried",
@@ -177,14 +177,14 @@ def _read_head(script: Script) -> Mapping[str, Any]:
     }
 
 
-def _write_head(writing: Writing[Script]) -> Mapping[str, Pairs]:
+def _write_head(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     guest, is_kvm = writing.guest, writing.guest.domain_type == "kvm"
     name = f"guest={escape_commas(guest.name)},debug-threads=on"
     accelerator = ("-accel", "kvm" if is_kvm else "tcg")
     return {"head": [("-name", name), ("-machine", _machine(writing.plan, guest)), accelerator]}
 
 
-def _write_cpu(writing: Writing[Script]) -> Mapping[str, Pairs]:
+def _write_cpu(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     model = "host" if writing.guest.domain_type == "kvm" else "max"
     return {"cpu": [("-cpu", cpu_text(writing.plan, model)), ("-smp", smp_text(writing.plan))]}
 
@@ -195,18 +195,18 @@ def _read_command(script: Script) -> Mapping[str, Any]:
     return {**fields, "iommu_model": model if fields["has_iommu"] else None}
 
 
-def _write_memory(writing: Writing[Script]) -> Mapping[str, Pairs]:
+def _write_memory(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     size = f"size={size_text(writing.plan.vm.memory_bytes)}"
     return {"memory": [("-m", size), *numa_words(writing.plan)]}
 
 
-def _write_iommu(writing: Writing[Script]) -> Mapping[str, Pairs]:
+def _write_iommu(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     has_own = writing.plan.vm.has_iommu and writing.guest.architecture == "x86_64"
     device = "intel-iommu,intremap=on,eim=on,caching-mode=on"
     return {"iommu": [("-device", device)] if has_own else []}
 
 
-def _write_devices(writing: Writing[Script]) -> Mapping[str, Pairs]:
+def _write_devices(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     plan, guest = writing.plan, writing.guest
     controllers, places = _tree(plan, guest)
     used = (*places.values(), *(c.address for c in controllers if c.address is not None))
@@ -226,13 +226,13 @@ def _read_pins(script: Script) -> Mapping[str, Any]:
     }
 
 
-def _write_iothreads(writing: Writing[Script]) -> Mapping[str, Pairs]:
+def _write_iothreads(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     """The pins themselves are values of the script."""
     numbers = range(1, len(writing.plan.iothread_pus) + 1)
     return {"iothreads": [("-object", f"iothread,id=iothread{number}") for number in numbers]}
 
 
-def _write_window(writing: Writing[Script]) -> Mapping[str, Pairs]:
+def _write_window(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     """The plan's window, or the file's."""
     window = {
         option: value

@@ -16,7 +16,7 @@ from homenode.units import MIB, whole_number
 from homenode.vm.layout import Pinning
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan import Plan
-from homenode.vm.targets.codec import Codec, Entry, Row, Writing, text_of, with_entries
+from homenode.vm.targets.codec import Codec, Entry, Row, TargetEdit, text_of, with_entries
 from homenode.vm.targets.target import (
     Feature,
     indirect_support,
@@ -25,7 +25,7 @@ from homenode.vm.targets.target import (
     native,
     one_node_each,
     passed_through,
-    refuse_arm,
+    reject_arm,
     shape_of_siblings,
     shows_siblings,
 )
@@ -36,8 +36,8 @@ _TOKEN = re.compile(
     r"""(?P<continued>\\\n)""",
     re.ASCII,
 )
-_MOST_DEPTH = 8
-_MOST_VCPUS = 128
+_MAX_DEPTH = 8
+_MAX_VCPUS = 128
 """Limit without an IOMMU that remaps interrupts, which xl does not have."""
 _EXPOSED = "# homenode: vCPUs are pairs of siblings"
 _RECORD = "#siblings"
@@ -105,7 +105,7 @@ def _value(
 ) -> tuple[Value, int]:
     while index < len(tokens) and depth and tokens[index][1] == "\n":
         index += 1
-    if index >= len(tokens) or depth > _MOST_DEPTH:
+    if index >= len(tokens) or depth > _MAX_DEPTH:
         raise _parse_error(text, len(text) - 1, "a value", source)
     kind, word, start, _ = tokens[index]
     if kind == "string":
@@ -139,7 +139,7 @@ def is_config(content: bytes) -> bool:
     return "name" in keys and bool(keys & {"memory", "vcpus", "type", "builder", "kernel", "disk"})
 
 
-def _render_config(writing: Writing[Config], lines: Mapping[str, str | None]) -> str:
+def _render_config(writing: TargetEdit[Config], lines: Mapping[str, str | None]) -> str:
     config = writing.file
     values = {
         key: [] if text is None else [(parse(f"x={text}".encode(), key).values["x"], text)]
@@ -180,7 +180,7 @@ def _read_size(config: Config) -> Mapping[str, Any]:
     }
 
 
-def _write_size(writing: Writing[Config]) -> Mapping[str, str]:
+def _write_size(writing: TargetEdit[Config]) -> Mapping[str, str]:
     memory, vcpus = str(writing.memory_mib), str(writing.plan.vm.vcpus)
     limits = {"maxvcpus": vcpus, "maxmem": memory}
     present = {key: text for key, text in limits.items() if key in writing.file.values}
@@ -197,14 +197,14 @@ def _read_pins(config: Config) -> Mapping[str, Any]:
     return {}
 
 
-def _is_soft(writing: Writing[Config]) -> bool:
+def _is_soft(writing: TargetEdit[Config]) -> bool:
     """Return whether the file gives vCPUs preferred CPUs, and the layout lets them float."""
     values = writing.file.values
     floats = writing.plan.layout.pinning is Pinning.NODE
     return floats and "cpus_soft" in values and "cpus" not in values
 
 
-def _write_pins(writing: Writing[Config]) -> Mapping[str, str | None]:
+def _write_pins(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
     if not writing.plan.vcpu_pins:
         return {}
     pins = "[" + ", ".join(f'"{pus}"' for pus in writing.plan.vcpu_pins) + "]"
@@ -237,7 +237,7 @@ def _cell(number: int, node: Value, source: str) -> VmCell:
     )
 
 
-def _write_cells(writing: Writing[Config]) -> Mapping[str, str | None]:
+def _write_cells(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
     if not writing.plan.is_mirrored:
         return {"vnuma": None}
     nodes = one_node_each(writing.plan, "xen")
@@ -265,7 +265,7 @@ def _read_devices(config: Config) -> Mapping[str, Any]:
     return {"hostdevs": passed_through((bdf, None) for bdf in _devices(config))[0]}
 
 
-def _write_devices(writing: Writing[Config]) -> Mapping[str, str | None]:
+def _write_devices(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
     """Each planned function; a present one keeps its options."""
     specs = _devices(writing.file)
     planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.vm.hostdevs]
@@ -277,7 +277,7 @@ def _read_siblings(config: Config) -> Mapping[str, Any]:
     return {"cpu_topology": shape_of_siblings(vcpus)} if _EXPOSED in config.text else {}
 
 
-def _write_siblings(writing: Writing[Config]) -> Mapping[str, str | None]:
+def _write_siblings(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
     """A comment of homenode's own, since vCPUs double only once."""
     return {_RECORD: _EXPOSED if shows_siblings(writing.plan) else None}
 
@@ -325,13 +325,13 @@ ROWS = (
 )
 
 
-def _refuse(writing: Writing[Config]) -> None:
+def _refuse(writing: TargetEdit[Config]) -> None:
     values, plan, source = writing.file.values, writing.plan, writing.source
     kind = values.get("type", values.get("builder", "pv"))
-    if plan.vm.vcpus > _MOST_VCPUS:
+    if plan.vm.vcpus > _MAX_VCPUS:
         raise InputError(
-            f"xen: expected at most {_MOST_VCPUS} vCPUs, found {plan.vm.vcpus}",
-            hint=f"choose --vcpus {_MOST_VCPUS} or fewer, or the target qemu",
+            f"xen: expected at most {_MAX_VCPUS} vCPUs, found {plan.vm.vcpus}",
+            hint=f"choose --vcpus {_MAX_VCPUS} or fewer, or the target qemu",
         )
     if writing.plan.is_mirrored and kind not in ("hvm", "pvh"):
         raise InputError(
@@ -339,7 +339,7 @@ def _refuse(writing: Writing[Config]) -> None:
             hint='set type="hvm", or choose a flat layout',
         )
     if writing.plan.is_mirrored or plan.vm.hostdevs:
-        refuse_arm(writing.guest, "xen", "virtual NUMA nodes and passed-through devices")
+        reject_arm(writing.guest, "xen", "virtual NUMA nodes and passed-through devices")
     if plan.vm.hostdevs and kind == "pvh":
         raise InputError(
             f"{source}: expected type hvm or pv for passed-through devices, found pvh",
@@ -347,7 +347,7 @@ def _refuse(writing: Writing[Config]) -> None:
         )
 
 
-def _findings(writing: Writing[Config], _: object) -> Iterator[Finding]:
+def _findings(writing: TargetEdit[Config], _: object) -> Iterator[Finding]:
     """The choice that Xen alone gives to floating vCPUs, as XAPI does; and dom0's CPUs."""
     plan = writing.plan
     if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(writing):

@@ -26,7 +26,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import NodeIndex
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
 from homenode.package_data import package_text
-from homenode.text import first_few, subjects_text
+from homenode.text import command_line, first_few, subjects_text
 
 
 class Severity(StrEnum):
@@ -213,6 +213,26 @@ class Findings(Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()  # facts that the host's source does not show
 
 
+def name_vm(findings: Findings, document: str, host: str | None = None) -> Findings:
+    """Return the findings with the VM, and its host, in the commands of their fixes."""
+    words = command_line(document, *(() if host is None else ("--host", host)))
+
+    def fill_command(text: str) -> str:
+        return _OF_VM.sub(lambda match: f"{match[1]} {words}", text)
+
+    return replace(
+        findings,
+        findings=tuple(
+            replace(
+                finding,
+                fix=finding.fix and fill_command(finding.fix),
+                command=fill_command(finding.command),
+            )
+            for finding in findings.findings
+        ),
+    )
+
+
 def finding(
     id: str,
     subject: str | Bdf | Subject,
@@ -261,6 +281,7 @@ def as_printed(text: str, values: Mapping[str, object]) -> str | None:
     return fill_in(" ".join(text.replace("`", "").split()), values) or None
 
 
+_OF_VM = re.compile(r"\b(homenode (?:plan|verify))(?: VM(?:\.xml)?)?\b(?! ORIGINAL)")
 _COMMAND = re.compile(r"`((?:sudo )?homenode [^`]+|\{command\})`")
 
 

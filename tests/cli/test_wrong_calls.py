@@ -34,8 +34,12 @@ CALLS = (
     ("plan absent.xml", 2, "absent.xml: no such file"),
     ("plan directory", 2, "directory: cannot read a domain XML: a directory, not"),
     (f"{PLAN} -o directory", 2, "directory: a directory, not a regular file"),
-    (f"{PLAN} -o absent/vm.xml", 3, "absent: no such directory"),
+    (f"{PLAN} -o absent/vm.xml", 2, "absent: no such directory"),
     (f"{PLAN} -o other.txt", 2, "other.txt: file exists"),
+    ("plan empty.xml", 2, "empty.xml: the file is empty"),
+    ("plan vmi.yaml", 2, "hint: homenode kubevirt check vmi.yaml"),
+    ("doctor --host directory", 2, "a directory of captures is a pool"),
+    ("doctor --h2d 99999999", 2, "--h2d: expected a number of GB/s above 0 and below"),
     (f"{PLAN} --layout numa", 2, "unknown layout 'numa' (did you mean pin-numa?)"),
     (f"{PLAN} --objective nccl", 2, "unknown value 'nccl' (did you mean multi-gpu?)"),
     (f"{PLAN} --target esx", 2, "unknown target 'esx'"),
@@ -114,6 +118,8 @@ def test_a_wrong_call_says_the_fact(
     (tmp_path / "directory").mkdir()
     (tmp_path / "vm.xml").write_text(VM)
     (tmp_path / "other.txt").write_text("mine")
+    (tmp_path / "empty.xml").touch()
+    (tmp_path / "vmi.yaml").write_text("apiVersion: kubevirt.io/v1\n")
     result = homenode(*words.split(), whole=True)
     assert (result.exit_code, result.stdout) == (code, "")
     assert fact in result.stderr and "Traceback" not in result.stderr

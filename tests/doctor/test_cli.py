@@ -327,7 +327,11 @@ def test_a_vm_of_another_hypervisor_is_judged_as_a_domain_is(tmp_path: Path) -> 
     path = tmp_path / "vm"
     path.write_text("cores: 8\nmemory: 32768\nhostpci0: 0000:19:00,pcie=1\nname: a\nsockets: 1\n")
     result = homenode("doctor", path, "--host", "hgx-h100", "--json")
-    assert json.loads(result.stdout)["findings"][0]["id"] == "unpinned"
+    (finding, *_) = json.loads(result.stdout)["findings"]
+    assert (finding["id"], finding["command"]) == (
+        "unpinned",
+        f"homenode plan {path} --host hgx-h100",
+    )
 
 
 def test_a_name_that_is_no_file_is_a_domain_of_this_machine(

@@ -42,8 +42,8 @@ host     24 of 112 cores run no vCPU; QEMU on CPUs 44,100,156,212; IOThread 1 on
 before   reserve 512 huge pages of 1 GiB on each of nodes 0-1; memlock 1025 GiB
 warning  4 NVSwitches (0000:83:00.0 and 3 more): they stay on the host, and the
          VM gets all 8 GPUs that they join: CUDA fails with error 802 unless a
-         Fabric Manager there activates the partition of all GPUs; fix:
-         --with-nvswitches, unless a Fabric Manager outside serves all VMs
+         Fabric Manager there activates the partition of all GPUs; fix: homenode
+         plan --with-nvswitches, unless a Fabric Manager outside serves all VMs
          (FABRIC_MODE=1)
 info     qemu-commandline (--explain)
 unknown  free huge pages; QEMU's version (6.0 or newer is assumed)
@@ -78,7 +78,8 @@ layout   pin-numa (auto, memory-bandwidth): STREAM with pin-numa is 1.9x to 7.3x
          default on 4 machines (study); a rule, not measured on this machine
 relaxed  a whole core for each vCPU: CPUs 0-1 are one core, used by 2 vCPUs
          a core for the host: none is left; QEMU shares CPU 3 with a vCPU's core
-         equal guest nodes: 17 and 16 vCPUs, so 33 sockets of 1 core and no L3
+         equal guest nodes: 17 and 16 vCPUs; the guest sees 33 sockets of 1
+         core; it sees no L3
 cost     vCPUs that share a core are 40 to 75 % slower under full load (XAPI)
 fix      --vcpus 31 leaves the host a core; or reserve less with --host-reserve
          cores=0
@@ -128,7 +129,11 @@ def test_a_refusal_has_a_line_for_each_kind_and_the_option_to_add(words: str) ->
     [
         (Relaxation.MIXED_KINDS, "P and E cores are mixed", "one kind of"),
         (Relaxation.HOST_CORE, "no core is left for the host", "a core for the host"),
-        (Relaxation.UNEVEN_MEMORY, "the nodes hold it together", "memory as the vCPUs"),
+        (
+            Relaxation.UNEVEN_MEMORY,
+            "each node gives what it has free",
+            "memory divided like the vCPUs",
+        ),
         (Relaxation.MEMORY_ELSEWHERE, "some is on further nodes", "memory next to"),
         (Relaxation.FEWER_SIBLINGS, "the guest sees fewer", "all threads of each core"),
     ],
@@ -284,3 +289,14 @@ def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:
     assert table is not None
     assert len(table.rows) == 1
     assert " on node 0" in answer_line(replace(plan, relaxations=()), host)
+
+
+@pytest.mark.parametrize(
+    ("layout", "gpus", "is_said"),
+    [("pin-bound", 8, True), ("pin-numa", 8, True), ("pin-numa-pci", 8, False)],
+)
+def test_gpus_of_several_nodes_without_a_guest_node_are_a_caveat(
+    layout: str, gpus: int, is_said: bool
+) -> None:
+    done = homenode("plan", *f"{VM} --host hgx-h100 --gpus {gpus} --layout {layout}".split())
+    assert ("numa_node of the guest's GPUs is -1" in done.stdout) is is_said

@@ -29,7 +29,7 @@ from homenode.errors import (
     requires,
     unknown,
 )
-from homenode.findings import Findings, GapKind, in_order, shared_gap_lines, with_gaps
+from homenode.findings import Findings, GapKind, in_order, name_vm, shared_gap_lines, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
 from homenode.safe.input_files import read_subject
@@ -96,6 +96,8 @@ def doctor(arguments: DoctorArguments) -> None:
     # Without another question it is about this machine, whose VMs are a part of it.
     asks_vms = not (sources or vms or arguments.host or arguments.expect)
     findings = with_gaps(findings, loaded.gaps, asks_vms=asks_vms)
+    if len(vms) == 1 and len(sources) < 2:
+        findings = name_vm(findings, vms[0].name, next(iter(sources), arguments.host))
     if arguments.prometheus:
         from homenode.show.findings_text import prometheus
 
@@ -282,7 +284,10 @@ def _gigabytes(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise UsageError(f"--h2d: not a rate in GB/s: {text!r}", hint="homenode doctor --h2d 53.5")
+        raise UsageError(
+            f"--h2d: expected a number of GB/s above 0 and below 1000000, found {text[:60]!r}",
+            hint="homenode doctor --h2d 53.5",
+        )
     return value * 1e9
 
 

@@ -401,7 +401,7 @@ def _check_output_path(path: Path) -> None:
     if is_directory:
         raise UsageError(f"{path}: a directory, not a regular file", hint=f"{path / 'FILE'}")
     if not has_parent:
-        raise HostError(f"{path.parent}: no such directory", hint=f"mkdir -p {path.parent}")
+        raise UsageError(f"{path.parent}: no such directory", hint=f"mkdir -p {path.parent}")
 
 
 def _is_ours(path: Path) -> bool:

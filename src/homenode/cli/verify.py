@@ -1,5 +1,6 @@
 """homenode verify: compare a definition, a test guest or the real guest with the plan. [I/O]"""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,12 +16,13 @@ from homenode.cli.terminal import (
     exit_by,
     interruptible,
     is_interactive,
+    note,
     print_file,
     print_findings,
     working,
 )
 from homenode.errors import UsageError, exclusive, requires
-from homenode.findings import Findings, Severity, are_bad, in_order
+from homenode.findings import Findings, Severity, are_bad, in_order, name_vm
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_input
@@ -134,6 +136,8 @@ def verify(arguments: VerifyArguments) -> None:
                 hint=command_line("homenode", "verify", arguments.document, "--start", "--yes"),
             )
         _check_host(arguments)
+    if arguments.boot and not sys.stderr.isatty():
+        note("booting a test guest, which takes minutes without KVM")
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if arguments.boot else "checking"):
         verified = verify_wanted(request)
@@ -188,6 +192,8 @@ def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) 
 
 def _print(verified: Verification, arguments: VerifyArguments) -> None:
     findings = verified.findings
+    if arguments.document is not None:
+        findings = name_vm(findings, str(arguments.document), arguments.host)
     subject = "the guest" if arguments.document is None else arguments.document.name
     if arguments.prometheus:
         print_file(prometheus(findings, {"domain": str(arguments.document)}))
@@ -253,7 +259,7 @@ def _verify_live(name: str, arguments: VerifyArguments) -> None:
     connect, plan = arguments.connect or DEFAULT, None
     if arguments.plan is not None or arguments.host is not None:
         _, plan = _host_and_plan(arguments, Virsh(connect))
-    findings = verify_running_domain(name, connect, plan)
+    findings = name_vm(verify_running_domain(name, connect, plan), name)
     if arguments.prometheus:
         print_file(prometheus(findings, {"domain": name}))
     else:

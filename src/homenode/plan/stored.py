@@ -134,7 +134,7 @@ def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tu
             raise InputError(
                 f"{source}: a plan for host {plan.host_name or 'unknown'} (topology "
                 f"{plan.host_fingerprint[:12] or 'unknown'}), found {names}",
-                hint="--after needs plans of the host that is planned for (--host)",
+                hint="--after needs plans of these hosts: plan the VM for one of them",
             )
         positions = [
             at for at, fingerprint in enumerate(prints) if fingerprint == plan.host_fingerprint

@@ -20,7 +20,7 @@ from homenode.text import (
     subjects_text,
 )
 from homenode.units import format_bytes, format_limit
-from homenode.vm.layout import GuestCells, layout_text
+from homenode.vm.layout import GuestCells, GuestPcie, layout_text
 from homenode.vm.model import GuestCache
 from homenode.vm.plan import Plan, Relaxation, Unplannable
 
@@ -52,8 +52,8 @@ _RELAXED = {  # a relaxation: (the goal, what the VM gets, findings with the sam
         ("host-core-taken", "emulator-on-siblings", "emulator-shares-vcpus"),
     ),
     Relaxation.UNEVEN_MEMORY: (
-        "memory as the vCPUs",
-        "the nodes hold it together",
+        "memory divided like the vCPUs",
+        "each node gives what it has free",
         ("memory-uneven",),
     ),
     Relaxation.MEMORY_ELSEWHERE: (
@@ -231,9 +231,10 @@ def _relaxed_line(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
         received, topology = _cell_sizes(plan), plan.vm.cpu_topology
         if topology is not None and topology.sockets > len(plan.cells):
             sockets = plural(topology.sockets, "socket")
-            received += f", so {sockets} of {plural(topology.dies * topology.cores, 'core')}"
+            cores = plural(topology.dies * topology.cores, "core")
+            received += f"; the guest sees {sockets} of {cores}"
         if plan.vm.cpu_cache == GuestCache.DISABLED:
-            received += " and no L3"
+            received += "; it sees no L3"
     return f"{constraint}: {received}"
 
 
@@ -316,6 +317,10 @@ def _labels(
     fixes.sort(key=lambda finding: (finding.id != "host-core-taken", covered.index(finding.id)))
     if fixes:
         yield "fix", str(fixes[0].fix)
+    if plan.layout.pcie is GuestPcie.KEEP and len(plan.nodes) > 1:
+        nodes = set(_node_of_devices(plan, host, DeviceKind.GPU).values())
+        if nodes - {None}:
+            yield "caveat", "numa_node of the guest's GPUs is -1; --layout pin-numa-pci sets it"
     infos = dict.fromkeys(finding.id for finding in findings_of(plan, Severity.INFO))
     if infos:
         yield "info", f"{', '.join(infos)} (--explain)"

@@ -146,7 +146,8 @@ def _choose(roots: list[tuple[str, bool]], source: Path, machine: str | None) ->
     if not roots:
         raise InputError(
             f"{source}: expected a capture or a tree of /sys, found no sys/devices in it",
-            hint="homenode capture -o host.tar.gz writes one",
+            hint="homenode capture -o host.tar.gz writes one; a directory of captures is a pool: "
+            "--pool DIR",
         )
     if len(roots) > 1:
         example = roots[0][0].rpartition("/")[2] or roots[0][0]

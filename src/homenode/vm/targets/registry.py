@@ -1,5 +1,6 @@
 """Registry: the targets of homenode by their names, and VM files by their content."""
 
+import re
 from importlib import import_module
 
 from msgspec import Struct
@@ -7,6 +8,7 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError
 from homenode.machine.topology import Host
+from homenode.text import command_line
 from homenode.vm.domain.read import read_vm as read_domain
 from homenode.vm.model import Vm
 from homenode.vm.plan import LIBVIRT
@@ -14,6 +16,8 @@ from homenode.vm.targets import libvirt
 from homenode.vm.targets.hypervisors import NAMES
 from homenode.vm.targets.target import Target
 
+_DUMP = "virsh dumpxml --inactive NAME > VM.xml"
+_KUBEVIRT = re.compile(rb"kubevirt\.io/v1")
 TARGETS = NAMES
 """Names of modules in `hypervisors`, whose TARGET is the target."""
 
@@ -55,10 +59,17 @@ def kind_of(content: bytes, source: str, named: str | None = None) -> str:
         return LIBVIRT
     if named not in (None, LIBVIRT) and target_named(named).may_be(content):
         return named
+    if not content.strip():
+        raise InputError(f"{source}: the file is empty", hint=_DUMP)
+    if _KUBEVIRT.search(content):
+        raise InputError(
+            f"{source}: a VM of KubeVirt, not a definition of libvirt, qm or xl",
+            hint=command_line("homenode", "kubevirt", "check", source),
+        )
     raise InputError(
         f"{source}: not a VM: neither libvirt's XML nor a configuration of qm or xl nor a script "
         "of homenode",
-        hint="virsh dumpxml --inactive NAME > VM.xml",
+        hint=_DUMP,
     )
 
 

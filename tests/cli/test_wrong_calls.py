@@ -98,6 +98,9 @@ CALLS = (
     ("import absent", 2, "absent: no such file or directory"),
     ("compare absent", 2, "absent: no such directory"),
     ("report --csv --json", 2, "missing argument DIR"),
+    ("slurm check gres.conf slurm.conf cgroup.conf", 2, "hint: --cgroup cgroup.conf"),
+    ("kubevirt check broken.yaml", 2, "(line 2)"),
+    ("kubevirt check unit.yaml", 2, "unit.yaml: memory: expected a quantity"),
     ("pool show absent", 2, "unexpected argument 'absent'"),
     ("pool place vm.xml", 2, "missing option --pool"),
     ("kubevirt chek", 2, "unknown command 'chek' (did you mean check?)"),
@@ -119,6 +122,8 @@ def test_a_wrong_call_says_the_fact(
     (tmp_path / "vm.xml").write_text(VM)
     (tmp_path / "other.txt").write_text("mine")
     (tmp_path / "empty.xml").touch()
+    (tmp_path / "broken.yaml").write_text("a: [\n b: c")
+    (tmp_path / "unit.yaml").write_text("spec: {domain: {memory: {guest: 4GiB}}}\n")
     (tmp_path / "vmi.yaml").write_text("apiVersion: kubevirt.io/v1\n")
     result = homenode(*words.split(), whole=True)
     assert (result.exit_code, result.stdout) == (code, "")

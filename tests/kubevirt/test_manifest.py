@@ -15,6 +15,7 @@ from homenode.cluster.kubevirt.manifests import (
     manifests,
     next_steps,
     results_claim,
+    untested_parts,
     virtual_machine,
 )
 from homenode.errors import UsageError
@@ -114,6 +115,28 @@ def test_a_gpu_of_another_kind_needs_its_own_pci_id() -> None:
 def test_a_version_that_has_not_the_hooks_interface_is_a_usage_error(version: str) -> None:
     with pytest.raises(UsageError, match="--kubevirt: expected a version"):
         manifests(ManifestOptions(kubevirt=version))
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (ManifestOptions(kubevirt="v1.9.3"), []),
+        (ManifestOptions(kubevirt="v1.10.0"), ["--kubevirt"]),
+        (ManifestOptions(vcpus=7), ["--vcpus"]),
+        (ManifestOptions(vcpus=7, gpus=2), []),
+    ],
+)
+def test_untested_versions_and_uneven_vcpus_are_warnings(
+    options: ManifestOptions, warned: list[str]
+) -> None:
+    assert [warning.split()[0] for warning in untested_parts(options)] == warned
+
+
+def test_the_operator_s_patch_has_the_gate_that_replaces_the_hook() -> None:
+    files = manifests(ManifestOptions(kubevirt="v1.8.0"))
+    assert "PCINUMAAwareTopology" in files["hyperconverged-native.yaml"]
+    assert "Sidecar" not in files["hyperconverged-native.yaml"]
+    assert "hyperconverged-native.yaml" not in manifests(ManifestOptions(kubevirt="v1.7.0"))
 
 
 @pytest.mark.parametrize("options", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])

@@ -411,6 +411,8 @@ class _WordReader:
             before = "" if arguments else f"{self.path} "
             is_host = options and not arguments
             hint = f"{before}{options[0]} {words[0]}" if is_host else None
+            stem = f"--{words[0].partition('.')[0]}"
+            hint = f"{stem} {words[0]}" if stem in self.named else hint
             raise self.refuse(f"unexpected argument {words[0]!r}", hint)
 
     def check_required(self) -> None:

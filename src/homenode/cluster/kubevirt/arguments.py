@@ -48,7 +48,8 @@ def parse_version(value: object) -> tuple[int, int] | None:
 
 def whole_gib(text: str, option: str) -> int:
     """Return the GiB of a size. Raises UsageError for fractions."""
-    gib, remainder = divmod(size_bytes(text, option), GIB)
+    suffix = "B" if text.endswith(("Ki", "Mi", "Gi", "Ti")) else ""  # as Kubernetes writes them
+    gib, remainder = divmod(size_bytes(text + suffix, option), GIB)
     if remainder or not gib:
         raise UsageError(f"{option} {text}: expected whole GiB, such as 64GiB")
     return gib

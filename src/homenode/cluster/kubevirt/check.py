@@ -56,6 +56,7 @@ class Cluster(Struct, frozen=True):
     version: tuple[int, int] | None = None
     # resource names of permittedHostDevices; None: the object has no such list
     permitted: frozenset[str] | None = None
+    ignores_native: bool = False  # it names the gate, which its version does not have
 
     @property
     def has_native(self) -> bool:
@@ -81,7 +82,9 @@ def read_cluster(text: bytes, source: str) -> Cluster:
     kinds = listed.values() if isinstance(listed, dict) else ()
     devices = [device for kind in kinds if isinstance(kind, list) for device in kind]
     permitted = _texts([value_at(device, "resourceName") for device in devices])
-    return Cluster(gates - unknown, version, None if listed is None else permitted)
+    return Cluster(
+        gates - unknown, version, None if listed is None else permitted, bool(gates & unknown)
+    )
 
 
 def _texts(value: object) -> frozenset[str]:
@@ -383,6 +386,8 @@ def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
     options: tuple[str, ...] = ()
     if version is not None and version < NATIVE_SINCE:
         expected, observed = "the hook of homenode", "no hook in the annotations"
+        if cluster is not None and cluster.ignores_native:
+            observed = f"no hook, and {NATIVE_GATE}, which needs KubeVirt 1.8"
     elif version is not None:
         expected, case = f"{NATIVE_GATE} on (Alpha), or the hook of homenode", "from KubeVirt 1.8"
         options = ("--kubevirt", f"v{'.'.join(map(str, version))}")

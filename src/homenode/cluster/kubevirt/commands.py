@@ -11,6 +11,7 @@ from homenode.cluster.kubevirt.arguments import (
     KubevirtReceiveArguments,
     OnDefineDomainArguments,
 )
+from homenode.errors import InputError, ParseError
 from homenode.findings import with_gaps
 from homenode.measure.results.received import receive_run
 from homenode.safe.input_files import read_input, read_subject
@@ -59,7 +60,11 @@ def check(arguments: KubevirtCheckArguments) -> None:
         cluster = read_cluster(content, str(arguments.kubevirt))
     host = None if arguments.host is None else load_host(arguments.host)
     vmi = vmi_of(document, name, needs_domain=True)
-    findings = with_gaps(judge(vmi, host, cluster), () if host is None else host.gaps)
+    try:
+        judged = judge(vmi, host, cluster)
+    except ParseError as error:
+        raise InputError(f"{name}: {error.message}") from None
+    findings = with_gaps(judged, () if host is None else host.gaps)
     noun = "VM" if document.get("kind") == "VirtualMachine" else "VMI"
     subject = f"{noun} {vmi.name}"
     print_findings(findings, subject, as_json=arguments.json, explain=arguments.explain)
@@ -67,12 +72,14 @@ def check(arguments: KubevirtCheckArguments) -> None:
 
 
 def manifest(arguments: KubevirtManifestArguments) -> None:
-    from homenode.cluster.kubevirt.manifests import manifests, next_steps
+    from homenode.cluster.kubevirt.manifests import manifests, next_steps, untested_parts
 
     options = arguments.manifest
     written = manifests(options)
     write_new_files(
         arguments.output, {arguments.output / name: text for name, text in written.items()}
     )
+    for warning in untested_parts(options):
+        note(f"warning: {warning}")
     for name, step in next_steps(options, str(arguments.output)):
         note(f"{name:8}{step}", hang=8)

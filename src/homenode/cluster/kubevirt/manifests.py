@@ -44,6 +44,7 @@ main()
 _LARGEST = 1 << 20
 _MAX_GPUS = 64
 _GPUS_OF_NODE = 4
+TESTED_UP_TO = (1, 9)
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SPELLINGS = {
     "--vm": (_LABEL, "a name of lower-case letters, digits and '-'"),
@@ -101,7 +102,7 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         DEVICES_FILE: _devices_template(options),
         "vm.yaml": yaml_text(virtual_machine(options)),
         "vm-hook.yaml": yaml_text(hook_patch(options)),
-        **({NATIVE_FILE: _gates_template(NATIVE_GATES)} if has_native(options) else {}),
+        **(native_files() if has_native(options) else {}),
         "bench.Containerfile": _file(
             "bench.Containerfile",
             IMAGE=options.bench_image,
@@ -111,6 +112,28 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         ),
         "bench-guest.yaml": yaml_text(results_claim(options), guest_job(options)),
     }
+
+
+def native_files() -> dict[str, str]:
+    """Return the patches for clusters whose KubeVirt places devices without the hook."""
+    return {
+        NATIVE_FILE: _gates_template(NATIVE_GATES),
+        "hyperconverged-native.yaml": yaml_text(hyperconverged_patch(NATIVE_GATES)),
+    }
+
+
+def untested_parts(options: ManifestOptions) -> tuple[str, ...]:
+    """Return warnings on options that are valid, and that homenode was not tested with."""
+    version, warnings = parse_version(options.kubevirt), []
+    if version is not None and version > TESTED_UP_TO:
+        newest = "v{}.{}".format(*TESTED_UP_TO)
+        warnings.append(f"--kubevirt {options.kubevirt}: tested up to {newest}")
+    if options.gpus > _GPUS_OF_NODE and options.vcpus % 2:
+        warnings.append(
+            f"--vcpus {options.vcpus}: two guest nodes divide only an even number; the guest has "
+            "one socket"
+        )
+    return tuple(warnings)
 
 
 def has_native(options: ManifestOptions) -> bool:
@@ -139,7 +162,9 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
         build = command_line("podman", "build", "-t", image, directory)
         hook = f"{build} && {command_line('podman', 'push', image)}"
         wheel = (("wheel", f"copy homenode's wheel and its packaging/runtime.lock to {at}"),)
-    operator = f"use {at}hyperconverged-gates.yaml, and its permittedHostDevices"
+    files = f"{at}hyperconverged-gates.yaml"
+    files += f" (for {NATIVE_GATE} {at}hyperconverged-native.yaml)" if has_native(options) else ""
+    operator = f"use {files}, and its permittedHostDevices"
     native = (
         ("1.8 on", f"either {NATIVE_GATE} (Alpha), and no hook in the VM's annotations:"),
         ("", patch_cr(NATIVE_FILE)),
@@ -219,11 +244,11 @@ def _gates_template(gates: tuple[str, ...]) -> str:
     return _file("gates.tpl", WORDS=" ".join(quoted), LIST=", ".join(quoted))
 
 
-def hyperconverged_patch() -> dict[str, Any]:
+def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
     """A merge patch for clusters whose KubeVirt CR belongs to the HyperConverged operator. Its
     annotation is a JSON patch, which extends the operator's gates."""
     path = "/spec/configuration/developerConfiguration/featureGates/-"
-    patch = [{"op": "add", "path": path, "value": gate} for gate in GATES]
+    patch = [{"op": "add", "path": path, "value": gate} for gate in gates]
     return {"metadata": {"annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(patch)}}}
 
 

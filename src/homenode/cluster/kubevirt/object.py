@@ -101,7 +101,9 @@ def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
     except UnicodeDecodeError:
         raise InputError(f"{source}: expected {subject} in UTF-8, found other bytes") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        first = str(error).replace("\n", " ")[:200]
+        mark = getattr(error, "problem_mark", None)
+        first = str(getattr(error, "problem", None) or error).replace("\n", " ")[:200]
+        first += "" if mark is None else f" (line {mark.line + 1})"
         raise InputError(f"{source}: expected {subject} as YAML or JSON, found: {first}") from None
     if (
         len(documents) == 1
@@ -196,7 +198,7 @@ def parse_quantity(value: Any, source: str) -> int:
     text = str(value).strip()
     match = _QUANTITY.match(text)
     if match is None or (match[4] or "") not in _FACTOR:
-        raise ParseError(source, "a quantity such as 64Gi or 8", text)
+        raise ParseError(source, "a quantity of 0 or more, such as 64Gi or 8", text)
     number = Decimal(match[1])
     number *= Decimal(10) ** int(match[3]) if match[2] else _FACTOR[match[4] or ""]
     return min(int(number.to_integral_value(rounding="ROUND_CEILING")), 2**63 - 1)

@@ -203,6 +203,12 @@ def _say_scripts(directory: StudyDirectory, study: Study) -> None:
     jobs = plural(len(study.all_experiments()), "job")
     limit = f"up to {plural(study.options.minutes, 'minute')} each"
     say(f"wrote {directory.path / 'jobs'}: {jobs} of {limit}, none submitted")
+    for shape in study.options.shapes:
+        fitting = {(node.gpus or 0) // shape.gpus: node.name for node in study.shared}
+        count = min(filter(None, fitting), default=shape.jobs)
+        if shape.gres == "gpu" and count < shape.jobs:
+            at_once = f"{fitting[count]} runs {plural(count, 'job')} of that size at once"
+            note(f"warning: --shared {shape.gpus}x{shape.jobs}: {at_once}")
 
 
 def _program() -> str:

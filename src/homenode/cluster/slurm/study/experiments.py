@@ -351,7 +351,7 @@ def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Ex
     if options.shapes and not fitting:
         raise UsageError(
             f"--shared: every job needs more than the {plural(gpus, 'GPU')} of {node.name}",
-            hint="say --shared GPUSxJOBS",
+            hint=f"--shared {max(1, gpus // 2)}x2",
         )
     for shape in fitting:
         is_slice = shape.gres != "gpu"

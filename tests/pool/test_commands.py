@@ -160,6 +160,16 @@ def test_equal_hosts_are_one_row_and_the_owner_of_devices_is_of_the_named_host(r
     assert "rtx4090-epyc7702-1, rtx4090-epyc7702-2; on rtx4090-epyc7702-1: 8 GPUs needed" in out
 
 
+def test_a_vm_of_another_hypervisor_is_placed_for_it(run: Run) -> None:
+    Path("vm.cfg").write_text("name = 'a'\nvcpus = 8\nmemory = 8192\ntype = 'hvm'\n")
+    place = "place vm.cfg --pool hgx-h100*2 --gpus 2"
+    code, out, _ = run(place)
+    assert (code, "a fits 2 of 2 hosts" in out, "-o FILE" in out) == (0, True, True)
+    assert "memlock" not in out
+    assert run(f"{place} -o tuned.cfg")[0] == 0
+    assert "cpus" in Path("tuned.cfg").read_text()
+
+
 def test_a_vm_is_placed_on_the_hosts_that_are_named(run: Run) -> None:
     place = "place vm.xml --gpus 1 --pool hgx-h100*3 --layout pin"
     code, out, _ = run(f"{place} --on hgx-h100-2")

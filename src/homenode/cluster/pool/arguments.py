@@ -39,7 +39,7 @@ class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
     """Rank the hosts for a VM by its placement on each; plan for the best.
 
     Options:
-      document: Definition of the VM (domain XML); - for standard input.
+      document: Definition of the VM (domain XML), or a file of qm or xl; - for standard input.
       among: Choose this host of the pool only; may be repeated, to choose among several. Default:
         all.
       output: Write the tuned definition to this file.

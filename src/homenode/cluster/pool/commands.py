@@ -57,17 +57,17 @@ from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.machine.topology import Host, reject_unshown
 from homenode.plan.auto import resolve_layout
-from homenode.plan.pipeline import PlannedFile, plan_file
+from homenode.plan.pipeline import PlannedFile, plan_file, plan_for_target
 from homenode.plan.stored import encode_plan, encode_refusal
 from homenode.safe.durable import PRIVATE, replace_file
 from homenode.safe.input_files import read_input
 from homenode.show.explain import explain_sections
 from homenode.show.plan_text import plan_parts
 from homenode.text import command_line, plural
-from homenode.vm.domain.read import read_vm
 from homenode.vm.host_sources import NamedHost, NamedHosts, Progress, host_over_ssh, read_hosts
-from homenode.vm.plan import Unplannable, is_critical
+from homenode.vm.plan import LIBVIRT, Unplannable, is_critical
 from homenode.vm.plan_options import PlanOptions, reject_objective
+from homenode.vm.targets.registry import VmFile, read_vm
 
 
 def show(arguments: PoolShowArguments) -> None:
@@ -101,7 +101,8 @@ def place(arguments: PoolPlaceArguments) -> None:
     check_can_write(arguments.save_plan)
     check_tuned_output(output)
     original = read_input(document, "a domain XML", hint="virsh dumpxml NAME > VM.xml")
-    guest = read_vm(original, document)
+    vm = read_vm(original, document)
+    guest = vm.guest
     choose = choose_by(arguments.results)
     with counting("reading hosts") as progress:
         named = _with_cores(read_hosts(arguments.pool, progress))
@@ -116,7 +117,7 @@ def place(arguments: PoolPlaceArguments) -> None:
     best = tuning = None
     for at, ranked in enumerate(ranking.hosts):
         try:
-            tuning = plan_file(original, document, ranked.options, ranked.entry.host)
+            tuning = _plan_on(vm, ranked)
             best, ranking = ranked, replace(ranking, hosts=ranking.hosts[at:])
             break
         except Unplannable as refusal:  # hosts of one model differ by less than 1 GiB
@@ -150,6 +151,14 @@ def place(arguments: PoolPlaceArguments) -> None:
     _exit_with_unread(named, or_if=is_critical(tuning.plan))
 
 
+def _plan_on(vm: VmFile, ranked: PoolPlace) -> PlannedFile:
+    if vm.kind == LIBVIRT:
+        assert vm.content is not None, "it is of a file"
+        return plan_file(vm.content, vm.source, ranked.options, ranked.entry.host)
+    assert vm.kind is not None, "it is of a file"
+    return plan_for_target(vm, ranked.options, ranked.entry.host, vm.kind)
+
+
 def _print_places(
     arguments: PoolPlaceArguments,
     ranking: PoolRanking,
@@ -159,7 +168,8 @@ def _print_places(
 ) -> None:
     """The ranking, and the plan for its first host."""
     best, everything = ranking.hosts[0], arguments.explain
-    host, step, order = best.entry.host, _next_step(best, arguments), order_text(best)
+    host, order = best.entry.host, order_text(best)
+    step = _next_step(best, arguments, tuning.target)
     planned = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
     if everything:
         planned += explain_sections(tuning.plan_to_show, host)
@@ -168,9 +178,11 @@ def _print_places(
     screen.print(places_text(ranking, tuning.plan, planned, everything=everything))
 
 
-def _next_step(best: PoolPlace, arguments: PoolPlaceArguments) -> str:
+def _next_step(best: PoolPlace, arguments: PoolPlaceArguments, target: str) -> str:
     if arguments.output == STANDARD_OUTPUT:
         return ""
+    if target != LIBVIRT:
+        return "" if arguments.output else "the same command with -o FILE"
     if arguments.output is None:
         return "the same command with -o tuned.xml"
     return command_line("virsh", "-c", best.entry.libvirt_uri, "define", arguments.output)

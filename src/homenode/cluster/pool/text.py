@@ -173,7 +173,7 @@ _DECIDED = {
     "guest_sockets": "sockets",
     "free_cores": "cores",
     "free_memory": "memory",
-    "name": "name",
+    "name": "equal",
     "": "-",
 }
 

@@ -65,6 +65,13 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         subject = f"node of {functions_text(nodeless)}"
         gaps.append(Gap(subject, "lspci prints no NUMA node for them"))
     lost = sorted(set(device_of) - {device.bdf for device in devices})
+    pairs = [(device_of[device.bdf], device) for device in devices if device.bdf in device_of]
+    if device_of and not any(_may_be_equal(*pair) for pair in pairs):
+        raise InputError(
+            f"{source}: expected PCI functions of {host.name}, found none of its "
+            f"{plural(len(device_of), 'function')}",
+            hint="name the host of the listing with --host",
+        )
     if lost:
         reason = f"{host.name} has them, {source} does not; omitted"
         gaps.append(Gap(functions_text(lost), reason))
@@ -308,6 +315,11 @@ def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap])
 
 def _flags(named: frozenset[str] | None) -> tuple[str, ...] | None:
     return None if named is None else tuple(sorted(named))
+
+
+def _may_be_equal(own: PciDevice, listed: PciDevice) -> bool:
+    ids = ((own.vendor_id, listed.vendor_id), (own.device_id, listed.device_id))
+    return all(None in pair or len(set(pair)) == 1 for pair in ids)
 
 
 def _other_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:

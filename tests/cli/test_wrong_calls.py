@@ -14,6 +14,7 @@ import pytest
 from homenode.check.verify.boot.guest_files import qemu_program
 from homenode.cli.main import main
 from tests.command_line import homenode
+from tests.tools.test_xl_info import INFO
 from tests.verify_documents import SMALL, tuned
 
 PLAN = "plan vm.xml --host hgx-h100"
@@ -38,6 +39,7 @@ CALLS = (
     (f"{PLAN} -o other.txt", 2, "other.txt: file exists"),
     ("plan empty.xml", 2, "empty.xml: the file is empty"),
     ("plan vmi.yaml", 2, "hint: homenode kubevirt check vmi.yaml"),
+    ("show --host cut.txt", 2, "cut.txt: xl info -n: missing"),
     ("doctor --host directory", 2, "a directory of captures is a pool"),
     ("doctor --h2d 99999999", 2, "--h2d: expected a number of GB/s above 0 and below"),
     (f"{PLAN} --layout numa", 2, "unknown layout 'numa' (did you mean pin-numa?)"),
@@ -122,6 +124,7 @@ def test_a_wrong_call_says_the_fact(
     (tmp_path / "vm.xml").write_text(VM)
     (tmp_path / "other.txt").write_text("mine")
     (tmp_path / "empty.xml").touch()
+    (tmp_path / "cut.txt").write_text(INFO.partition("cpu_topology")[0])
     (tmp_path / "broken.yaml").write_text("a: [\n b: c")
     (tmp_path / "unit.yaml").write_text("spec: {domain: {memory: {guest: 4GiB}}}\n")
     (tmp_path / "vmi.yaml").write_text("apiVersion: kubevirt.io/v1\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from homenode.errors import InputError, NotKnownError, of_os, unknown
+from homenode.errors import InputError, NotKnownError, ParseError, of_os, unknown
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.safe.input_files import read_file, read_start
@@ -145,7 +145,12 @@ def host_of_text(text: str, name: str) -> Host:
         return _check_host(decode(text, "host", Host, name), name)
     for is_kind, read in _listings():
         if is_kind(text):
-            return read(text, name)
+            try:
+                return read(text, name)
+            except ParseError as error:
+                if error.message.startswith(name):
+                    raise
+                raise InputError(f"{name}: {error.message}", hint=error.hint) from None
     from homenode.machine.description.tables import read_toml
 
     try:

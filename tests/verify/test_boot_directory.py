@@ -45,8 +45,8 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         directory.mkdir()
         above.chmod(0o755)
         directory.chmod(0o1777)
-        monkeypatch.setattr(boot_directories, "private_place", lambda: directory)
-        monkeypatch.setattr("homenode.safe.trusted_path.private_place", lambda: directory)
+        monkeypatch.setattr(boot_directories, "temporary_root", lambda: directory)
+        monkeypatch.setattr("homenode.safe.trusted_path.temporary_root", lambda: directory)
         yield directory
 
 

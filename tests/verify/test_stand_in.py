@@ -20,7 +20,7 @@ from homenode.check.verify.boot.stand_in import (
     SUBSTITUTE_CPU_MODEL,
     TWO_GUESTS_TEXT,
     CpuChoice,
-    TestGuest,
+    MinimalGuest,
     choose_cpu,
     stand_in_of,
 )
@@ -50,7 +50,7 @@ def document(xml: bytes) -> Document:
     return open_domain(xml, "vm.xml")
 
 
-def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> TestGuest:
+def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> MinimalGuest:
     opened = document(xml)
     return stand_in_of(opened, vm_of(opened), cpu, machine)
 

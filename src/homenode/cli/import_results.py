@@ -7,7 +7,7 @@ from statistics import median
 from msgspec import Struct
 
 from homenode.cli.arguments.measure import ImportArguments
-from homenode.cli.terminal import console, note, print_json
+from homenode.cli.terminal import console, note, note_gaps, print_json
 from homenode.decide.health import check_results
 from homenode.doc import Doc, Part, Table, Text
 from homenode.errors import HostError, InputError, UsageError
@@ -79,6 +79,7 @@ def import_results(arguments: ImportArguments) -> None:
         note(head)
     else:
         console().print(_screen(head, runs, skipped, everything=arguments.everything))
+    note_gaps(() if host is None else host.gaps)
     if not with_figures:
         named = ", ".join(map(str, arguments.directories))
         if runs:

@@ -91,8 +91,8 @@ def host_text(host: Host) -> Doc:
         for number, text in enumerate(_shorten(texts))
     ]
     line = f"{host.name}: {host_counts(host)}"
-    if len(line) > _MAX_HEAD:
-        line = line.rpartition(", ")[0]  # without the NICs, which have a label
+    while len(line) > _MAX_HEAD and ", " in line:
+        line = line.rpartition(", ")[0]  # without the NICs and GPUs, which have labels and rows
     head = Text(line, "bold")
     return Doc("", (head, _node_table(host), _gpu_table(host, groups), Text(""), *labels))
 

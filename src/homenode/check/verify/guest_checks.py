@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from homenode.check.verify.boot.stand_in import TestGuest
+from homenode.check.verify.boot.stand_in import MinimalGuest
 from homenode.check.verify.expectation import Expectation, ExpectedDevice, without_vcpus
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, add_source, finding
@@ -393,7 +393,7 @@ class GuestView(Struct, frozen=True):
         return add_source(findings, self.observation.source)
 
 
-def view_of_stand_in(expected: Expectation, stand_in: TestGuest, guest: Host) -> GuestView:
+def view_of_stand_in(expected: Expectation, stand_in: MinimalGuest, guest: Host) -> GuestView:
     """Compare a booted test guest: memory is scaled, links are not compared."""
     observation = observation_of(guest)
     if stand_in.vm.offline_vcpus:
@@ -415,13 +415,13 @@ def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> Gues
     return GuestView("the guest", lines, observation)
 
 
-def not_in_stand_in(stand_in: TestGuest, source: str) -> Iterator[Finding]:
+def not_in_stand_in(stand_in: MinimalGuest, source: str) -> Iterator[Finding]:
     """Yield the parts of the definition that a test guest lacks, each by name."""
     for part in stand_in.left_out:
         yield finding("not-in-test-guest", part, "the test guest to have it", "omitted", source)
 
 
-def stand_in_expectation(expected: Expectation, stand_in: TestGuest) -> Expectation:
+def stand_in_expectation(expected: Expectation, stand_in: MinimalGuest) -> Expectation:
     """Return the expectation of a test guest: less memory, and substitutes for the devices."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
     cells = tuple(

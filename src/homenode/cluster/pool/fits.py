@@ -1,7 +1,6 @@
 """Fits: the free resources of a host, and the number of further VMs of a size, planned one by
 one."""
 
-import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -138,9 +137,13 @@ def model_names(host: Host) -> str:
     return ", ".join(dict.fromkeys(_short_model(model) for model in models if model is not None))
 
 
+_MAKERS = frozenset(("AMD", "Instinct", "GeForce", "NVIDIA", "Tesla"))
+
+
 def _short_model(model: str) -> str:
-    match = re.match(r"(?:AMD Instinct |GeForce |NVIDIA |Tesla )*(.*?[0-9]\S*)", model)
-    return match[1] if match else model
+    words = [word for word in model.split() if word not in _MAKERS]
+    count = next((n for n, word in enumerate(words, 1) if any(map(str.isdigit, word))), None)
+    return " ".join(words[:count])
 
 
 def passable_gpus(host: Host) -> tuple[PciDevice, ...]:

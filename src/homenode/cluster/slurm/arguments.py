@@ -28,7 +28,7 @@ class SharedJobShape(Struct, frozen=True):
     def name(self) -> str:
         """Return the shape's name in file names.
 
-        >>> Shape(2, 2).name, Shape(1, 4, "gpu:1g.10gb").name
+        >>> SharedJobShape(2, 2).name, SharedJobShape(1, 4, "gpu:1g.10gb").name
         ('shared-2gpu', 'shared-1slice-1g.10gb')
         """
         if self.gres == "gpu":

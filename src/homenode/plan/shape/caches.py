@@ -118,11 +118,12 @@ def guest_l3_groups(
     unknown. host_threads: CPUs of each host LLC, for passed-through caches.
 
     >>> zen = GuestCpu(is_amd=True, has_topoext=True, llc_bits=None)
-    >>> told_l3(GuestCache.EMULATED, GuestTopology(1, 2, 2, 1), zen)
+    >>> guest_l3_groups(GuestCache.EMULATED, GuestTopology(1, 2, 2, 1), zen)
     (CpuSet('0-1'), CpuSet('2-3'))
-    >>> told_l3(GuestCache.DISABLED, GuestTopology(1, 2, 2, 1), zen)
+    >>> guest_l3_groups(GuestCache.DISABLED, GuestTopology(1, 2, 2, 1), zen)
     (CpuSet('0-3'),)
-    >>> told_l3(GuestCache.DISABLED, GuestTopology(1, 2, 2, 1), replace(zen, has_topoext=False))
+    >>> old = replace(zen, has_topoext=False)
+    >>> guest_l3_groups(GuestCache.DISABLED, GuestTopology(1, 2, 2, 1), old)
     ()
     """
     if cpu.is_amd is None:

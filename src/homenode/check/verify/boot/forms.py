@@ -16,7 +16,7 @@ from homenode.check.verify.boot.stand_in import (
     MAX_BYTES,
     SUBSTITUTE_CPU_MODEL,
     CpuChoice,
-    TestGuest,
+    MinimalGuest,
     memory_ratio,
 )
 from homenode.units import MIB
@@ -50,7 +50,7 @@ class BootFiles(Struct, frozen=True):
 
 
 def stand_in_xml(
-    stand_in: TestGuest, name: str, files: BootFiles, command: str, *, kvm: bool
+    stand_in: MinimalGuest, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> str:
     """The document of a transient domain. command: the kernel's command line."""
     switches = (f"<{n} state='{_switch(is_on)}'/>" for n, is_on in stand_in.switches)
@@ -88,7 +88,7 @@ def stand_in_xml(
 _SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
 
 
-def _vcpus(stand_in: TestGuest) -> list[str]:
+def _vcpus(stand_in: MinimalGuest) -> list[str]:
     """<vcpu>: offline vCPUs, and all vCPUs after the first offline one, can be plugged later."""
     if not stand_in.vm.offline_vcpus:
         return [f"  <vcpu placement='static'>{stand_in.vm.vcpus}</vcpu>"]
@@ -108,7 +108,7 @@ def _vcpus(stand_in: TestGuest) -> list[str]:
     return [*lines, "  </vcpus>"]
 
 
-def _cpu(stand_in: TestGuest) -> list[str]:
+def _cpu(stand_in: MinimalGuest) -> list[str]:
     match = " match='exact'" if stand_in.cpu.mode == "custom" else ""
     lines = [f"  <cpu mode='{stand_in.cpu.mode}'{match} check='none'>"]
     if stand_in.cpu.model is not None:
@@ -143,7 +143,7 @@ def _cpu(stand_in: TestGuest) -> list[str]:
     return [*lines, "  </cpu>"]
 
 
-def _controllers(stand_in: TestGuest) -> list[str]:
+def _controllers(stand_in: MinimalGuest) -> list[str]:
     root = "pcie-root" if "q35" in stand_in.machine else "pci-root"
     lines = [f"    <controller type='pci' index='0' model='{root}'/>"]
     for controller in stand_in.vm.controllers:
@@ -159,7 +159,7 @@ def _controllers(stand_in: TestGuest) -> list[str]:
     return lines
 
 
-def _devices(stand_in: TestGuest) -> list[str]:
+def _devices(stand_in: MinimalGuest) -> list[str]:
     lines = []
     for number, (address, _) in enumerate(stand_in.devices):
         lines += [
@@ -170,7 +170,7 @@ def _devices(stand_in: TestGuest) -> list[str]:
     return lines
 
 
-def _address(stand_in: TestGuest, address: GuestAddress) -> str:
+def _address(stand_in: MinimalGuest, address: GuestAddress) -> str:
     attributes = " ".join(
         f"{name}='{value}'" for name, value in address_attributes(address).items()
     )
@@ -191,7 +191,7 @@ PROGRAM = "qemu-system-x86_64"
 
 
 def stand_in_argv(
-    stand_in: TestGuest, name: str, files: BootFiles, command: str, *, kvm: bool
+    stand_in: MinimalGuest, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> tuple[str, ...]:
     """The command line; QEMU ends when the guest powers off, panics or reboots."""
     iommu = stand_in.iommu
@@ -234,7 +234,7 @@ def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[st
     )
 
 
-def _machine(stand_in: TestGuest, *, kvm: bool) -> str:
+def _machine(stand_in: MinimalGuest, *, kvm: bool) -> str:
     words = [stand_in.machine]
     words += [] if stand_in.vm.has_acpi else ["acpi=off"]
     words += [f"{n}={_switch(is_on)}" for n, is_on in stand_in.switches if n in ("vmport", "smm")]
@@ -249,7 +249,7 @@ def _switch(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-def _memory(stand_in: TestGuest) -> str:
+def _memory(stand_in: MinimalGuest) -> str:
     """Return the memory options; maxmem moves the PCI window to its place in the real guest."""
     size = f"{stand_in.vm.memory_bytes // MIB}M"
     if stand_in.space is None or stand_in.space.memory_bytes <= stand_in.vm.memory_bytes:
@@ -257,7 +257,7 @@ def _memory(stand_in: TestGuest) -> str:
     return f"{size},slots=1,maxmem={stand_in.space.memory_bytes // MIB}M"
 
 
-def _firmware(stand_in: TestGuest, files: BootFiles) -> list[str]:
+def _firmware(stand_in: MinimalGuest, files: BootFiles) -> list[str]:
     words = []
     if stand_in.uefi:
         for unit, path in enumerate((files.ovmf, files.ovmf_variables)):
@@ -274,7 +274,7 @@ def _firmware(stand_in: TestGuest, files: BootFiles) -> list[str]:
     return words
 
 
-def _later_vcpus(stand_in: TestGuest) -> list[str]:
+def _later_vcpus(stand_in: MinimalGuest) -> list[str]:
     """Return the vCPUs from the first offline one on, by their place in the topology."""
     if not stand_in.vm.offline_vcpus:
         return []
@@ -292,12 +292,12 @@ def _later_vcpus(stand_in: TestGuest) -> list[str]:
     return words
 
 
-def _format_endpoint(stand_in: TestGuest, bdf: Bdf | None) -> str:
+def _format_endpoint(stand_in: MinimalGuest, bdf: Bdf | None) -> str:
     bars = {} if stand_in.space is None else dict(stand_in.space.bars)
     return f"pci-testdev,membar={bars[bdf]}" if bdf in bars else "virtio-serial-pci"
 
 
-def _format_cpu(stand_in: TestGuest) -> str:
+def _format_cpu(stand_in: MinimalGuest) -> str:
     cpu = stand_in.cpu
     words = [cpu.model or {"host-passthrough": "host"}.get(cpu.mode, "max")]
     words += [f"{name}={_switch(is_on)}" for name, is_on in cpu.features]
@@ -306,14 +306,14 @@ def _format_cpu(stand_in: TestGuest) -> str:
     return ",".join(words)
 
 
-def _format_smp(stand_in: TestGuest) -> str:
+def _format_smp(stand_in: MinimalGuest) -> str:
     sockets, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)
     maximum = f",maxcpus={stand_in.vm.vcpus}" if stand_in.vm.offline_vcpus else ""
     shape = f"sockets={sockets},dies={dies},cores={cores},threads={threads}"
     return f"{stand_in.first_vcpus}{maximum},{shape}"
 
 
-def _format_numa(stand_in: TestGuest) -> list[str]:
+def _format_numa(stand_in: MinimalGuest) -> list[str]:
     words = []
     backend = "memory-backend-memfd,share=on" if stand_in.is_shared else "memory-backend-ram"
     if stand_in.is_shared and not stand_in.vm.cells:
@@ -353,7 +353,7 @@ _BRIDGE_KEYS = frozenset(
 
 def stand_in_of_command(
     words: Sequence[str], source: str, machine: str
-) -> tuple[TestGuest, tuple[str, ...]]:
+) -> tuple[MinimalGuest, tuple[str, ...]]:
     """The test guest of a command line, and the options to boot it with. words: program first.
     machine: a type that this QEMU has. Raises ParseError."""
     options = options_of(words[1:], source)
@@ -376,7 +376,7 @@ def stand_in_of_command(
         hostdevs=(),
         mediated=(),
     )
-    bare = TestGuest(
+    bare = MinimalGuest(
         vm=vm,
         memory_ratio=ratio,
         cpu=CpuChoice(
@@ -396,7 +396,7 @@ def stand_in_of_command(
 
 
 def _boot_options(
-    options: Options, source: str, machine: str, bare: TestGuest, total: int, omitted: list[str]
+    options: Options, source: str, machine: str, bare: MinimalGuest, total: int, omitted: list[str]
 ) -> tuple[str, ...]:
     """Keep only options known to place parts: others may open files or start programs."""
     words: list[str] = ["-cpu", SUBSTITUTE_CPU_MODEL]

@@ -177,7 +177,7 @@ _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
 """Used slots of bus 0, by "is q35": host bridge; LPC, SATA and SMBus; i440fx: IDE, USB."""
 
 
-class TestGuest(Struct, frozen=True, kw_only=True, gc=False):
+class MinimalGuest(Struct, frozen=True, kw_only=True, gc=False):
     # what it is: its machine is "q35", "pc", or a version of these, its memory is scaled down, its
     # parent controllers before their children, the root omitted
     vm: Vm
@@ -208,7 +208,7 @@ class TestGuest(Struct, frozen=True, kw_only=True, gc=False):
         return self.uefi or self.iommu is not None or self.space is not None or self.is_split
 
     @property
-    def guests(self) -> tuple["TestGuest", ...]:
+    def guests(self) -> tuple["MinimalGuest", ...]:
         """Return itself, or one guest with all vCPUs and one with the PCIe tree and firmware."""
         if not self.is_split:
             return (self,)
@@ -260,7 +260,7 @@ def stand_in_of(
     has_ovmf: bool = False,
     through_libvirt: bool = False,
     kvm: bool = True,
-) -> TestGuest:
+) -> MinimalGuest:
     """Return the test guest of a definition. host: that of the devices, whose BARs are imitated.
     through_libvirt: omit parts that only QEMU's command line can express. Raises HostError for
     guests that have no test guest: other architectures, too many vCPUs."""
@@ -281,7 +281,7 @@ def stand_in_of(
     direct = not through_libvirt
     wants_uefi = facts.firmware is not None and facts.firmware != "bios"
     space = address_map(document, facts, host) if direct and host is not None else None
-    bare = TestGuest(
+    bare = MinimalGuest(
         vm=Vm(
             name=facts.name,
             source=facts.source,
@@ -348,7 +348,7 @@ def _read_iommu(document: Document) -> tuple[str, ...] | None:
 
 
 def _list_omissions(
-    document: Document, facts: Vm, stand_in: TestGuest, host: Host | None, has_ovmf: bool
+    document: Document, facts: Vm, stand_in: MinimalGuest, host: Host | None, has_ovmf: bool
 ) -> Iterator[str]:
     root = document.root
     if facts.machine not in (None, stand_in.machine, *_LOCAL_MACHINE_TYPES):

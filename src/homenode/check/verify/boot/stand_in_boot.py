@@ -47,7 +47,7 @@ from homenode.check.verify.boot.initramfs import (
     refusal,
     silence,
 )
-from homenode.check.verify.boot.stand_in import TestGuest, choose_cpu, stand_in_of
+from homenode.check.verify.boot.stand_in import MinimalGuest, choose_cpu, stand_in_of
 from homenode.errors import HostError
 from homenode.findings import Finding
 from homenode.machine.discover.host import discover
@@ -92,7 +92,7 @@ class BootOptions(Struct, frozen=True):
 
 
 class BootOutcome(Struct, frozen=True):
-    stand_in: TestGuest
+    stand_in: MinimalGuest
     guest: Host | None  # None if it did not boot; `findings` have the reason
     how: str  # how the guest was booted (libvirt or QEMU, KVM or TCG), as text
     seconds: float
@@ -215,7 +215,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
 
 
 class _Guest(Struct, frozen=True):
-    stand_in: TestGuest
+    stand_in: MinimalGuest
     source: str  # what findings of it name
     directory: Path
     argv: tuple[str, ...]
@@ -224,7 +224,7 @@ class _Guest(Struct, frozen=True):
 
 
 def _guest(
-    stand_in: TestGuest,
+    stand_in: MinimalGuest,
     source: str,
     directory: Path,
     argv: tuple[str, ...],
@@ -249,7 +249,7 @@ def _let_in(directory: Path, uri: str) -> int:
     return user
 
 
-def _parts(stand_in: TestGuest, source: str) -> Iterator[tuple[TestGuest, str, str]]:
+def _parts(stand_in: MinimalGuest, source: str) -> Iterator[tuple[MinimalGuest, str, str]]:
     """Yield (guest, its directory, its name in findings) of each guest to boot."""
     if len(stand_in.guests) == 1:
         yield stand_in, "", source

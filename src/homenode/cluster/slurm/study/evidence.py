@@ -220,7 +220,7 @@ def mode_of(name: str) -> Sharing | None:
     """Return the queue of a job, a log or a series of logs; None if neither queue matches.
 
     >>> mode_of("exclusive_4gpu"), mode_of("shared_array_2gpu"), mode_of("hgx")
-    (<Mode.EXCLUSIVE: 'exclusive'>, <Mode.TOGETHER: 'together'>, None)
+    (<Sharing.EXCLUSIVE: 'exclusive'>, <Sharing.TOGETHER: 'together'>, None)
     """
     words = name.lower().replace("-", "_").split("_")
     if "exclusive" in words:

@@ -22,7 +22,7 @@ from homenode.machine.tools.numactl import MAX_NODES, NumactlHardware, NumactlNo
 from homenode.units import MIB
 
 TOOL = "xl info -n"
-_HEAD_OF_CPUS = re.compile(r"^cpu: +core +socket +node\s*$", re.MULTILINE)
+_HEAD = re.compile(r"^(?:xen_caps +:|cpu: +core +socket +node\s*$)", re.MULTILINE)
 _ROW = re.compile(r"(\d+): +(\d+) +(\d+) +([0-9,-]+)", re.ASCII)
 _DEVICE = re.compile(r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) +(\d+)", re.ASCII)
 _OTHER = re.compile(r"\w+ *:.*|No device topology data available", re.ASCII)
@@ -38,8 +38,8 @@ class XlInfo(Struct, frozen=True, kw_only=True):
 
 
 def looks_like_xl_info(text: str) -> bool:
-    """Return whether the table of CPUs has its head."""
-    return _HEAD_OF_CPUS.search(text) is not None
+    """Return whether Xen's capabilities or the head of the table of CPUs are in a text."""
+    return _HEAD.search(text) is not None
 
 
 def parse(text: str) -> XlInfo:

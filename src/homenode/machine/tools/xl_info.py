@@ -38,7 +38,7 @@ class XlInfo(Struct, frozen=True, kw_only=True):
 
 
 def looks_like_xl_info(text: str) -> bool:
-    """Return whether Xen's capabilities or the head of the table of CPUs are in a text."""
+    """Return whether a text shows a Xen host."""
     return _HEAD.search(text) is not None
 
 

@@ -237,9 +237,9 @@ COSTLY = {
     "a line of 30,000 joined ones": ("NodeName=n1 \\\n" + "CPUs=8 \\\n" * 30_000, "Name=gpu\n"),
     "500,000 lines": ("#\n" * 500_000, "Name=gpu\n"),
     "names of 100,000 letters": (NODES, f"NodeName={'n' * 100_000}[1-60000] Name=gpu\n"),
-    "one line each of 20,000 nodes": (
+    "one line each of 10,000 nodes": (
         NODES,
-        "".join(f"NodeName=n{n} Name=gpu\n" for n in range(1, 20_001)),
+        "".join(f"NodeName=n{n} Name=gpu\n" for n in range(1, 10_001)),
     ),
 }
 

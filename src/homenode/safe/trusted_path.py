@@ -22,7 +22,7 @@ READ, ENTER = 4, 1
 
 
 def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) -> str | None:
-    """Return which other user could change a path's target, for a message; None = nobody.
+    """Return which other user could change a path's target, for a message; None if no user could.
 
     user: whose files and directories are trusted like root's. sticky: directories like /tmp are
     trusted too, where users cannot rename or remove each other's files: for a path whose last part

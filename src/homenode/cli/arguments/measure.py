@@ -401,7 +401,7 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
         in the first directory.
       host: A capture of a host of these results: its picture, links and findings, for runs that
         name it, or for the one machine that names none. May be repeated. Default: captures stored
-        beside host runs.
+        with host runs.
       title: The page's title. Default: Which layout to run: and the machines.
       appendix: Print in a PDF also every result, caveat and remark of each machine.
       csv: Print every result as a row of CSV.

@@ -86,6 +86,7 @@ def test_equal_layouts_differ_in_at_most_five_and_a_half_of_a_hundred_comparison
     assert _rate(0.0, draws(2000)) <= 0.055
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("noise", [0.05, 0.1])
 def test_equal_layouts_stay_equal_where_one_varies_five_or_ten_times_as_much(noise: float) -> None:
     assert _rate(0.0, draws(1000), noise=noise) <= 0.08
@@ -119,6 +120,7 @@ def _rates_of_several(
     return [hits / count for hits in found]
 
 
+@pytest.mark.nightly
 def test_of_four_equal_layouts_hardly_any_is_distinguished_from_the_first() -> None:
     in_any, *each = _rates_of_several((0, 0, 0, 0), draws(2000))
     assert in_any <= 0.065
@@ -168,6 +170,7 @@ def _rates_of_two_metrics(effects: tuple[float, float], count: int) -> tuple[flo
     return tuple(hits / count for hits in stated.values())
 
 
+@pytest.mark.nightly
 def test_a_difference_on_one_of_two_primary_metrics_is_found() -> None:
     _, changed, equal = _rates_of_two_metrics((0.05, 0.0), draws(1500))
     assert changed >= 0.86
@@ -181,6 +184,7 @@ def test_equal_layouts_are_distinguished_on_neither_of_two_primary_metrics() -> 
     assert max(each) <= 0.04
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("boots", "noise"),
     [
@@ -428,5 +432,6 @@ def test_a_drift_is_no_difference_in_an_order_that_leans(row: str) -> None:
     assert share(row, draws(750)) <= 0.08
 
 
+@pytest.mark.nightly
 def test_a_difference_is_found_under_a_drift_of_a_tenth() -> None:
     assert share("5 % better, three rounds, 10 % drift", 200) >= 0.80

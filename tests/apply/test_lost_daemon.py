@@ -44,6 +44,7 @@ def definition(daemon: TwoNodes) -> str:
     return daemon.virsh("dumpxml", "--inactive", NAME).stdout
 
 
+@pytest.mark.nightly
 def test_a_libvirtd_killed_under_a_change_is_named_with_commands_that_work(
     daemon: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

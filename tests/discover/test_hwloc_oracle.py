@@ -117,7 +117,7 @@ def _both(unpacked: Path, name: str) -> tuple[Host, Host]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.nightly] if "#" in path else [])
+        pytest.param(name, marks=[pytest.mark.nightly] if "#" in path or "x86-4p" in name else [])
         for name, path in TREES.items()
     ],
 )

@@ -108,6 +108,7 @@ def test_libvirt_defines_what_we_write_and_we_keep_what_it_prints(
             for turn in range(3)
         ],
         0,
+        every=8,
     ),
 )
 def test_what_libvirt_prints_of_a_tuned_document_is_distinguished_from_an_edit_of_it(

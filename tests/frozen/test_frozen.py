@@ -35,5 +35,6 @@ def test_every_value_of_a_drawn_answer_is_as_it_was_frozen(kind: str, part: int)
     assert list(differences(kind, answers, is_sample=True)) == []
 
 
+@pytest.mark.nightly
 def test_each_accepted_difference_names_a_frozen_answer() -> None:
     assert all(key in frozen(kind) for kind, key in accepted())

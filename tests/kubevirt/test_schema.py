@@ -162,6 +162,7 @@ def _bench_options() -> list[tuple[str, ...]]:
     return [parameter.opt.names for parameter in BENCH.parameters]
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 def test_the_jobs_of_a_vm_know_its_guest_again_and_refuse_another(tmp_path: Path) -> None:
     """A real sshd in the guest's place. Each job is a new pod: only the volume stays."""

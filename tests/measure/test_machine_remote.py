@@ -231,7 +231,8 @@ def test_an_ssh_that_never_ends_is_left(tmp_path: Path, monkeypatch: pytest.Monk
     stand_in.write_text("#!/bin/sh\nwhile :; do echo y; sleep 0.1; done\n")
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(ssh, "_GRACE_S", -9.5)
+    monkeypatch.setattr(ssh, "_CONNECT_S", 0)
+    monkeypatch.setattr(ssh, "_GRACE_S", 0.5)
     with pytest.raises(ToolTimeoutError):
         SshChannel("vm7", "root", tmp_path / "known").execute("true", 1)
 

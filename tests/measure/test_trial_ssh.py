@@ -26,6 +26,7 @@ def patient(daemon: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest, "DAEMON_S", DAEMON_S)
 
 
+@pytest.mark.nightly
 def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
     daemon: StandIn, tmp_path: Path
 ) -> None:

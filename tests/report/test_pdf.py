@@ -108,6 +108,7 @@ def test_no_page_is_half_empty_and_a_machine_takes_few(whole_pdf: Path) -> None:
         assert stated in text, stated
 
 
+@pytest.mark.nightly
 @pytest.mark.pdf
 @needs_paper
 @needs_poppler

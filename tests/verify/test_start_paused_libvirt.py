@@ -110,12 +110,14 @@ def log_of(name: str, added: str = SERIAL) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_shared_memory_that_the_start_makes_is_removed(name: str) -> None:
     log_of(name, SHARED.replace("{}", name))
     verify_paused(startable(SYSTEM, name), None, None)
     assert not Path("/dev/shm", name).exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("added", [SERIAL, ARGUMENT])
 def test_a_log_that_the_start_makes_is_removed_and_one_that_it_would_empty_refuses_it(
     name: str, added: str
@@ -158,7 +160,7 @@ paused.verify_paused(paused.startable("qemu:///system", sys.argv[1]), None, None
 """It says that the VM is paused, and waits there to be killed."""
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("is_resumed", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_what_a_kill_leaves_is_listed_and_ended_unless_somebody_let_it_run(
     is_resumed: bool, name: str
 ) -> None:
@@ -177,6 +179,7 @@ def test_what_a_kill_leaves_is_listed_and_ended_unless_somebody_let_it_run(
     assert name not in homenode("restore", "--list").stdout
 
 
+@pytest.mark.nightly
 def test_variables_that_a_guest_wrote_after_a_kill_are_left(name: str) -> None:
     words = (sys.executable, "-c", HELD, name)
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Ids of findings, doubts and rejections as the source gives them."""
+"""Ids of findings, caveats and rejections as the source gives them."""
 
 import ast
 from collections.abc import Collection, Iterator

@@ -21,17 +21,17 @@ def document(
     *,
     busy: bool = False,
     emulated: bool = False,
-    doubts: Sequence[dict[str, str]] = (),
+    caveats: Sequence[dict[str, str]] = (),
     **fields: Any,
 ) -> str:
     """The text of one document. fields: what the command adds to the head."""
-    found = list(doubts)
+    found = list(caveats)
     if busy:
         found.append(
             {
                 "id": "busy-neighbour",
                 "detail": "others used 48 % of these CPUs",
-                "remedy": "stop what runs there",
+                "fix": "stop what runs there",
             }
         )
     machine = {
@@ -55,7 +55,7 @@ def document(
                 "steal_ratio": 0.0,
                 "busy_neighbour": busy,
             },
-            "doubts": found,
+            "caveats": found,
         }
     )
 

@@ -106,7 +106,7 @@ class BandwidthRun {
     result_.latency_full_ns = chase_over(1);
     result_.latency_quarter_ns = chase_over(4);
     if (*result_.latency_quarter_ns >= least_quarter_ratio * *result_.latency_full_ns) return;
-    session_.doubt({"arrays-near-caches",
+    session_.add_caveat({"arrays-near-caches",
                     "expected arrays of four times the caches or more; a chase over a quarter of them took " +
                         std::to_string(*result_.latency_quarter_ns) + " ns, over all " +
                         std::to_string(*result_.latency_full_ns) + " ns: caches hold that quarter",

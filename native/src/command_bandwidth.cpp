@@ -75,9 +75,9 @@ BandwidthRequest request_of(const Options& options, const Session& session, cons
 // The kernels as they were run.
 std::vector<Kernel> measure_one(const BandwidthRequest& request, Session& session) {
   const BandwidthResult result = run_bandwidth(request, session);
-  session.doubt_pages(result.pages, request.pages != PageKind::base);
+  session.report_pages(result.pages, request.pages != PageKind::base);
   if (!result.states.transitions.empty()) {
-    session.doubt({"placement-moves",
+    session.add_caveat({"placement-moves",
                    "core-to-core latency changed in " + std::to_string(result.states.transitions.size()) +
                        " samples: the hypervisor moved vCPUs between caches; states are kept apart",
                    "pin the vCPUs on the host; homenode-probe placement shows when they move"});

@@ -121,7 +121,7 @@ class LatencyRun {
           report = buffer.verify();
         });
         mapped = plan.pages;
-        session_.doubt_pages(report, plan.pages != PageKind::base);
+        session_.report_pages(report, plan.pages != PageKind::base);
       }
       Curve curve{plan, node, report, {}};
       for (const auto bytes : sizes) {
@@ -177,7 +177,7 @@ void measure_curves(LatencyRun& run, const Options& options, Session& session) {
   session.json().end();
   write_levels(session.json(), levels);
   if (levels.empty() || levels.back().name != "DRAM") {
-    session.doubt({"no-dram-level", "the curve is not flat at its end: DRAM was not told from the caches",
+    session.add_caveat({"no-dram-level", "the curve is not flat at its end: DRAM was not told from the caches",
                    "use a larger --max-bytes, huge pages, or a quieter machine"});
   }
 }

@@ -81,7 +81,7 @@ class LoadedLatency {
       report_ = chain_.verify();
       at_ = link_chain(chain_.data(), chain_bytes_, line_bytes, Order::random, session_.seed());
     });
-    session.doubt_pages(report_, *pages != PageKind::base);
+    session.report_pages(report_, *pages != PageKind::base);
   }
 
   LoadedPoint measure(std::optional<std::uint64_t> delay_cycles, double seconds) {
@@ -99,7 +99,7 @@ class LoadedLatency {
     });
     require_latency("loaded latency", median(point.pooled(point.latency_ns)), session_.clock_hz());
     if (point.from_disturbed()) {
-      session_.doubt({"load-not-steady",
+      session_.add_caveat({"load-not-steady",
                       "the chase or an injector was off its CPU in " + std::to_string(point.disturbed_count()) +
                           " of " + std::to_string(point.disturbed.size()) + " samples of one point",
                       "stop what runs on CPUs " + session_.pus().text() + ", or allow more --seconds"});

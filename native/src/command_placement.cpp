@@ -59,7 +59,7 @@ Watch watch(const Options& options, Session& session) {
   team.run([&](std::size_t rank) {
     places[rank].arrays = StreamArrays(array_bytes, PageKind::automatic, std::nullopt, session.host());
   });
-  session.doubt_pages(places.front().arrays.verify(), true);
+  session.report_pages(places.front().arrays.verify(), true);
   const auto interval_ns = static_cast<Nanoseconds>(options.number("interval", 0.0, 3600) * 1e9);
   const double seconds = options.number("seconds", 0.01, 86400);
   const Nanoseconds begin = now_ns();
@@ -165,7 +165,7 @@ bool shown_as_siblings(const Host& host, int one, int other) {
 }
 
 // Says where the cores and LLCs that the kernel shows cannot be what these CPUs stand on.
-void doubt_topology(Session& session, const Watch& watch, const StateSeries& series) {
+void report_topology(Session& session, const Watch& watch, const StateSeries& series) {
   const auto& pus = session.pus().indices();
   for (std::size_t state = 0; state < series.signatures.size(); ++state) {
     for (std::size_t pair = 0; pair + 1 < pus.size(); ++pair) {
@@ -175,7 +175,7 @@ void doubt_topology(Session& session, const Watch& watch, const StateSeries& ser
       }
       const std::string names = "CPUs " + std::to_string(pus[pair]) + " and " + std::to_string(pus[pair + 1]);
       if (median(latencies) < sibling_ns && !shown_as_siblings(session.host(), pus[pair], pus[pair + 1])) {
-        session.doubt({"siblings-not-shown",
+        session.add_caveat({"siblings-not-shown",
                        "the kernel shows " + names + " as cores of their own, but a line takes " +
                            std::to_string(median(latencies)) + " ns between them, as between two siblings",
                        "pin each vCPU to a core of its own, or show the guest its siblings"});
@@ -185,7 +185,7 @@ void doubt_topology(Session& session, const Watch& watch, const StateSeries& ser
       if (!llc || !llc->contains(pus[pair + 1]) || ratios.empty()) continue;
       const bool apart = median(latencies) > far_ns && link_use_of(median(ratios)) == LinkUse::apart;
       if (!apart) continue;
-      session.doubt({"llc-not-shared",
+      session.add_caveat({"llc-not-shared",
                      "the kernel shows one LLC for " + names + ", but a line takes " +
                          std::to_string(median(latencies)) + " ns between them and two fill " +
                          std::to_string(median(ratios)) + " times as fast as one",
@@ -193,7 +193,7 @@ void doubt_topology(Session& session, const Watch& watch, const StateSeries& ser
     }
   }
   if (series.transitions.empty()) return;
-  session.doubt({"placement-moves",
+  session.add_caveat({"placement-moves",
                  "core-to-core latency changed " + std::to_string(series.transitions.size()) +
                      " times: the hypervisor moves the vCPUs between caches",
                  "pin the vCPUs on the host (vcpupin), whole LLCs first"});
@@ -239,7 +239,7 @@ std::string run(const Options& options) {
   }
   json.end();
   write_watch(json, seen, series);
-  doubt_topology(session, seen, series);
+  report_topology(session, seen, series);
   return session.finish();
 }
 

@@ -51,7 +51,7 @@ Session::Session(std::string command, const Options& options) : host_(read_host(
   json_.field("pus", pus_.text()).field("seed", seed_);
   watch_.emplace_back(pus_);
   if (host_.emulated.value_or(false)) {
-    doubt({"emulated", "the processor is emulated in software (TCG): no figure here is of hardware",
+    add_caveat({"emulated", "the processor is emulated in software (TCG): no figure here is of hardware",
            "use it to check where pages are, and measure on real processors"});
   }
 }
@@ -64,24 +64,24 @@ StopRule Session::stop_rule(double seconds, std::size_t min_samples) const {
   return rule;
 }
 
-void Session::doubt(Doubt doubt) {
-  for (const auto& known : doubts_) {
-    if (known.id == doubt.id && known.detail == doubt.detail) return;
+void Session::add_caveat(Caveat caveat) {
+  for (const auto& known : caveats_) {
+    if (known.id == caveat.id && known.detail == caveat.detail) return;
   }
-  doubts_.push_back(std::move(doubt));
+  caveats_.push_back(std::move(caveat));
 }
 
-void Session::doubt_pages(const PageReport& report, bool wanted_huge) {
+void Session::report_pages(const PageReport& report, bool wanted_huge) {
   constexpr double enough = 0.95;
   if (wanted_huge && report.huge_ratio() < enough) {
-    doubt({"no-huge-pages",
+    add_caveat({"no-huge-pages",
            "expected huge pages, found " + std::to_string(report.huge_bytes) + " of " +
                std::to_string(report.bytes) + " bytes in them: page walks are in the figures",
            "set /sys/kernel/mm/transparent_hugepage/enabled to madvise, or reserve pages and use "
            "--pages hugetlb"});
   }
   if (report.pages_of_node.empty() && host_.nodes.size() > 1) {
-    doubt({"nodes-not-verified", "the kernel did not say where the pages are: " + report.method,
+    add_caveat({"nodes-not-verified", "the kernel did not say where the pages are: " + report.method,
            "run outside of the container's seccomp filter, or with CAP_SYS_NICE"});
   }
 }
@@ -90,14 +90,14 @@ std::string Session::finish() {
   const Contention contention = watch_.front().read();
   write_contention(json_, contention);
   if (contention.busy_neighbour()) {
-    doubt({"busy-neighbour",
+    add_caveat({"busy-neighbour",
            "others used " + percent(contention.others_ratio) +
                " of these CPUs, and the hypervisor took " + percent(contention.steal_ratio),
            "stop what runs on CPUs " + pus_.text() + " and measure again"});
   }
-  json_.array("doubts");
-  for (const auto& doubt : doubts_) {
-    json_.object().field("id", doubt.id).field("detail", doubt.detail).field("remedy", doubt.remedy).end();
+  json_.array("caveats");
+  for (const auto& caveat : caveats_) {
+    json_.object().field("id", caveat.id).field("detail", caveat.detail).field("fix", caveat.fix).end();
   }
   json_.end().end();
   return json_.text();

@@ -14,10 +14,10 @@
 namespace homenode {
 
 // Something that makes a figure less certain, with what would settle it.
-struct Doubt {
+struct Caveat {
   std::string id;
   std::string detail;
-  std::string remedy;
+  std::string fix;
 };
 
 class Session {
@@ -33,10 +33,10 @@ class Session {
 
   // A stop rule that starts now: --tolerance, and `seconds`.
   StopRule stop_rule(double seconds, std::size_t min_samples = 5) const;
-  void doubt(Doubt doubt);
+  void add_caveat(Caveat caveat);
   // Marks the page sizes and nodes that the kernel gave where they are not what one would want.
-  void doubt_pages(const struct PageReport& report, bool wanted_huge);
-  // Closes the document with who else ran here and with the doubts.
+  void report_pages(const struct PageReport& report, bool wanted_huge);
+  // Closes the document with who else ran here and with the caveats.
   std::string finish();
 
  private:
@@ -46,7 +46,7 @@ class Session {
   double tolerance_ratio_ = 0.01;
   std::uint64_t seed_ = 1;
   Json json_;
-  std::vector<Doubt> doubts_;
+  std::vector<Caveat> caveats_;
   std::vector<ContentionWatch> watch_;
 };
 

@@ -1,4 +1,4 @@
-"""Findings, gaps (unknown facts), rejections and doubts (caveats on results).
+"""Findings, gaps (unknown facts), rejections and caveats on results.
 
 The texts of every finding are in findings/PAGE.toml, a table for each id:
 
@@ -149,7 +149,7 @@ class Rejection(Struct, frozen=True):
         return f"{self.detail} ({self.constraint})"
 
 
-class Doubt(Struct, frozen=True, kw_only=True):
+class Caveat(Struct, frozen=True, kw_only=True):
     """A caveat on a comparison."""
 
     id: str  # stable
@@ -157,7 +157,7 @@ class Doubt(Struct, frozen=True, kw_only=True):
     detail: str
     blocks: bool  # nothing can be concluded before it is resolved
     cause: str  # the likely one
-    remedy: str  # the next thing to do
+    fix: str  # the next thing to do
     system: str = ""  # the machine, where several were compared, each with itself; else ""
 
 

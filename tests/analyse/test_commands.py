@@ -142,7 +142,7 @@ def test_machines_are_never_compared_with_each_other(tmp_path: Path) -> None:
     pairs = {(one["system"], one["baseline"], one["alternative"]) for one in printed["effects"]}
     assert pairs == {("a", "pin", "pin-numa"), ("b", "default", "pin")}
     assert {"subject": "c", "reason": "results of one layout only"} in printed["skipped"]
-    assert not [one for one in printed["doubts"] if one["id"] == "other-host"]
+    assert not [one for one in printed["caveats"] if one["id"] == "other-host"]
 
 
 def test_where_nothing_can_be_told_the_fix_stands_in_place_of_tables(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_each_of_several_machines_is_told_the_fix_that_they_share(tmp_path: Path
     stored = decode(
         call("compare", tmp_path, "--json"), "comparison", RecommendedComparison, "output"
     )
-    assert [(doubt.system, doubt.subject) for doubt in stored.doubts] == [
+    assert [(caveat.system, caveat.subject) for caveat in stored.caveats] == [
         ("b200", "governor"),
         ("h200", "governor"),
     ]

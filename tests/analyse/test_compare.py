@@ -91,7 +91,7 @@ def test_power_is_shown_by_test_and_layout_and_decides_nothing() -> None:
     assert {one.metric for one in found.effects} == {"memory-bandwidth"}
     loud = replace(loud, samples=(*loud.samples, *watts))
     both = compared(replace(quiet, samples=(*quiet.samples, *watts)), loud)
-    assert not [one for one in (*found.doubts, *both.doubts) if one.id == "unknown-metric"]
+    assert not [one for one in (*found.caveats, *both.caveats) if one.id == "unknown-metric"]
     (table,) = power_table({"pin": {}, **found.power})
     assert (table.heads[1:], table.rows) == (("pin", "pin-numa"), (("matmul", "-", "400 W"),))
     assert power_table({}) == ()
@@ -119,13 +119,13 @@ def test_one_boot_of_a_layout_is_provisional_at_most_however_many_samples_it_has
     )
     comparison = compared(simulated_run("pin", TRIAD, rng), one)
     effect = only(comparison)
-    assert (effect.outcome, effect.low, effect.doubts) == (Outcome.BETTER, None, (FEW_BOOTS,))
+    assert (effect.outcome, effect.low, effect.caveats) == (Outcome.BETTER, None, (FEW_BOOTS,))
     assert effect.level is EvidenceLevel.PROVISIONAL
     near = simulated_run("pin-numa", {"memory-bandwidth": ("bytes_per_s", 150e9)}, rng, boots=1)
     assert only(compared(simulated_run("pin", TRIAD, rng), near)).outcome is Outcome.CANNOT_TELL
-    (doubt,) = comparison.doubts
-    assert "and 1 boot" in doubt.detail
-    assert "three times" in doubt.remedy
+    (caveat,) = comparison.caveats
+    assert "and 1 boot" in caveat.detail
+    assert "three times" in caveat.fix
 
 
 def test_two_runs_of_one_boot_are_one_replicate() -> None:
@@ -145,7 +145,7 @@ def _with(run: Run, **changes: object) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("changes", "doubt"),
+    ("changes", "caveat"),
     [
         ({"host": "host-2"}, "other-host"),
         ({"host_kind": "another machine"}, "other-host"),
@@ -157,15 +157,15 @@ def _with(run: Run, **changes: object) -> Run:
     ],
 )
 def test_runs_that_are_not_comparable_are_cannot_tell_with_cause_and_remedy(
-    changes: dict[str, object], doubt: str
+    changes: dict[str, object], caveat: str
 ) -> None:
     first, second = pair(random.Random(5), 1.0)
     comparison = compared(first, _with(second, **changes))
     assert only(comparison).outcome is Outcome.CANNOT_TELL
-    assert only(comparison).doubts == (doubt,)
-    found = next(one for one in comparison.doubts if one.id == doubt)
+    assert only(comparison).caveats == (caveat,)
+    found = next(one for one in comparison.caveats if one.id == caveat)
     assert found.cause
-    assert found.remedy
+    assert found.fix
 
 
 MUST_AGREE = "governor,clock limit,turbo,throttling,driver,tool nvbandwidth,microcode,smt".split(
@@ -186,8 +186,8 @@ def test_a_link_that_trained_slower_blocks_and_another_kernel_is_only_mentioned(
             for run, value in zip((first, second), values, strict=True)
         )
         comparison = compared(one, other)
-        (doubt,) = comparison.doubts
-        assert (doubt.subject, doubt.blocks) == (name, blocks)
+        (caveat,) = comparison.caveats
+        assert (caveat.subject, caveat.blocks) == (name, blocks)
         assert (only(comparison).outcome is Outcome.CANNOT_TELL) is blocks
 
 
@@ -201,12 +201,12 @@ def test_a_control_that_moved_takes_the_other_metrics_with_it() -> None:
     )
     comparison = compared(first, second)
     assert only(comparison).outcome is Outcome.CANNOT_TELL
-    assert only(comparison).doubts == ("control-moved",)
+    assert only(comparison).caveats == ("control-moved",)
     assert only(comparison, "cpu-single").outcome is Outcome.WORSE
-    (doubt,) = [one for one in comparison.doubts if one.id == "control-moved"]
-    assert "idle" in doubt.remedy
+    (caveat,) = [one for one in comparison.caveats if one.id == "control-moved"]
+    assert "idle" in caveat.fix
     ranking, _ = ranking_for(alternatives([first, second]), Objective.MEMORY_BANDWIDTH)
-    assert [one.subject for one in ranking.doubts] == ["cpu-single"]
+    assert [one.subject for one in ranking.caveats] == ["cpu-single"]
 
 
 @pytest.mark.parametrize("later_s", [600_000.0, 1e308])
@@ -273,7 +273,7 @@ def test_dozens_of_controls_do_not_block_equal_layouts_by_their_number() -> None
         return Run(replace(base.head, host_addresses=True), (*base.samples, *controls))
 
     blocked = [
-        any(one.id == "control-moved" for one in compared(run("pin"), run("pin-numa")).doubts)
+        any(one.id == "control-moved" for one in compared(run("pin"), run("pin-numa")).caveats)
         for _ in range(60)
     ]
     assert sum(blocked) <= 6
@@ -295,7 +295,9 @@ def test_single_gpus_do_not_hide_a_control_that_moved_over_all() -> None:
     comparison = compared(run("pin", 3000.0), run("pin-numa", 2880.0))
     effect = only(comparison, "cpu-single")
     assert effect.p is not None and 0.05 / 16 < effect.p < 0.05
-    assert [one.subject for one in comparison.doubts if one.id == "control-moved"] == ["cpu-single"]
+    assert [one.subject for one in comparison.caveats if one.id == "control-moved"] == [
+        "cpu-single"
+    ]
 
 
 @pytest.mark.parametrize("metric", ["memory-bandwidth", "memory-latency"])
@@ -340,7 +342,7 @@ def test_a_gpu_that_fell_behind_by_itself_is_a_control_that_moved() -> None:
         return Run(replace(base.head, host_addresses=True), (*base.samples, *controls))
 
     comparison = compared(run("pin"), run("pin-numa"))
-    assert only(comparison).doubts == ("control-moved",)
+    assert only(comparison).caveats == ("control-moved",)
 
 
 def test_figures_of_other_nodes_are_said_not_to_pair() -> None:
@@ -351,8 +353,8 @@ def test_figures_of_other_nodes_are_said_not_to_pair() -> None:
         samples = tuple(replace(one, node=node) for one in run.samples)
         sides.append(Run(run.head, samples))
     comparison = compared(*sides)
-    (doubt,) = [one for one in comparison.doubts if one.id == "series-without-pair"]
-    assert not comparison.effects and doubt.detail == "memory bandwidth: node 1 against node 0"
+    (caveat,) = [one for one in comparison.caveats if one.id == "series-without-pair"]
+    assert not comparison.effects and caveat.detail == "memory bandwidth: node 1 against node 0"
     assert [gap.reason for gap in left_out(sides, [Objective.MEMORY_BANDWIDTH])] == [
         f"node {node} alone decides nothing" for node in (1, 0)
     ]
@@ -369,7 +371,7 @@ def test_gpu_figures_pair_by_address_and_never_by_index() -> None:
     comparison = compared(first, moved)
     assert {one.device for one in comparison.effects} == {None}
     assert [one.outcome for one in comparison.effects] == [Outcome.CANNOT_TELL]
-    assert {"other-devices", "device-without-pair"} <= {one.id for one in comparison.doubts}
+    assert {"other-devices", "device-without-pair"} <= {one.id for one in comparison.caveats}
 
 
 def test_guest_addresses_do_not_pair_single_gpus_across_two_pcie_trees() -> None:
@@ -380,10 +382,10 @@ def test_guest_addresses_do_not_pair_single_gpus_across_two_pcie_trees() -> None
         for layout in ("pin-numa", "pin-numa-pci")
     )
     by_device = {one.device: one for one in compared(flat, mirrored).effects}
-    assert by_device[GPU].doubts == ("guest-addresses",)
-    assert by_device[None].doubts == ()
+    assert by_device[GPU].caveats == ("guest-addresses",)
+    assert by_device[None].caveats == ()
     same_tree = _with(flat, switches=simulated_run("pin", {}, rng).head.switches)
-    assert not any(one.doubts for one in compared(same_tree, flat).effects)
+    assert not any(one.caveats for one in compared(same_tree, flat).effects)
 
 
 def test_the_slowest_gpu_of_each_boot_stands_for_all_of_them() -> None:
@@ -402,7 +404,7 @@ def test_the_slowest_gpu_of_each_boot_stands_for_all_of_them() -> None:
     assert (slowest.primary, slowest.outcome) == (True, Outcome.BETTER)
     assert slowest.ratio == pytest.approx(4.5, rel=1e-3)
     for gpus, others in ((2, 4), (4, 2)):
-        found = compared(run("pin", 10e9, gpus), run("pin-numa-pci", 45e9, others)).doubts
+        found = compared(run("pin", 10e9, gpus), run("pin-numa-pci", 45e9, others)).caveats
         assert {one.id for one in found} >= {"other-devices", "device-without-pair"}
 
 
@@ -420,7 +422,7 @@ def test_placement_states_are_never_pooled() -> None:
         run("default", [("near", 48e9), ("far", 79e9)]), run("pin", [("far", 79e9)])
     )
     assert {one.state for one in comparison.effects} == {"far"}
-    assert "state-without-pair" in {one.id for one in comparison.doubts}
+    assert "state-without-pair" in {one.id for one in comparison.caveats}
 
 
 def test_zeroes_are_refused_and_said() -> None:
@@ -431,9 +433,9 @@ def test_zeroes_are_refused_and_said() -> None:
     )
     comparison = compared(first, zeroes)
     assert not comparison.effects
-    (doubt,) = comparison.doubts
-    assert doubt.id == "refused-figures"
-    assert "truncated" in doubt.cause
+    (caveat,) = comparison.caveats
+    assert caveat.id == "refused-figures"
+    assert "truncated" in caveat.cause
 
 
 def test_absurd_figures_break_nothing() -> None:
@@ -478,7 +480,7 @@ def test_published_figures_are_distinguished_far_beyond_any_boots_and_are_called
     )
     effect = only(compared(first, printed))
     assert effect.ratio == pytest.approx(5.61, rel=0.05)
-    assert (effect.outcome, effect.doubts) == (Outcome.BETTER, (PRINTED,))
+    assert (effect.outcome, effect.caveats) == (Outcome.BETTER, (PRINTED,))
     assert effect.level is EvidenceLevel.PROVISIONAL
 
 
@@ -488,11 +490,11 @@ def test_bare_metal_is_compared_on_the_same_ground_only() -> None:
     host = _with(simulated_run("default", TRIAD, rng), vantage=Vantage.HOST, **ground)
     guest = _with(simulated_run("pin", {"memory-bandwidth": ("bytes_per_s", 90e9)}, rng), **ground)
     effect = only(compared(host, guest, bare=True))
-    assert effect.ratio == pytest.approx(0.9, abs=0.03) and effect.doubts == ()
+    assert effect.ratio == pytest.approx(0.9, abs=0.03) and effect.caveats == ()
     elsewhere = _with(guest, pus=CpuSet.parse("8-15"))
-    assert only(compared(host, elsewhere, bare=True)).doubts == ("other-ground",)
+    assert only(compared(host, elsewhere, bare=True)).caveats == ("other-ground",)
     unknown = [_with(run, pus=None) for run in (host, guest)]
-    assert only(compared(*unknown, bare=True)).doubts == ("other-ground",)
+    assert only(compared(*unknown, bare=True)).caveats == ("other-ground",)
     with pytest.raises(InputError, match="on the host itself"):
         compared(guest, host, bare=True)
 
@@ -511,15 +513,15 @@ def test_an_unknown_metric_is_named_and_not_compared() -> None:
     ]
     comparison = compared(*runs)
     assert [one.metric for one in comparison.effects] == ["app-rate:epochs"]
-    assert "unknown-metric" in {one.id for one in comparison.doubts}
+    assert "unknown-metric" in {one.id for one in comparison.caveats}
     time = metric_of("app-time:epoch")
     assert time is not None
     assert time.lower_is_better
 
 
-def test_what_the_suite_notes_as_well_is_neither_compared_nor_a_doubt() -> None:
+def test_what_the_suite_notes_as_well_is_neither_compared_nor_a_caveat() -> None:
     rng = random.Random(16)
     figures = {**TRIAD, "cache-capacity": ("bytes", 2.0**25), "smt-gain": ("ratio", 1.2)}
     comparison = compared(*(simulated_run(layout, figures, rng) for layout in ("pin", "default")))
     assert {one.metric for one in comparison.effects} == {"memory-bandwidth"}
-    assert comparison.doubts == ()
+    assert comparison.caveats == ()

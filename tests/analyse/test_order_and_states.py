@@ -125,7 +125,7 @@ def test_noise_within_boots_does_not_hide_that_they_are_in_states() -> None:
             *boots_of("pin-numa", (LOW,) * 5 + (HIGH,), rng, within=0.10),
         ]
         (effect,) = effects(runs)
-        assert effect.doubts == (STATES,)
+        assert effect.caveats == (STATES,)
 
 
 @pytest.mark.parametrize(("boots", "outcome"), [(3, Outcome.CANNOT_TELL), (5, Outcome.BETTER)])
@@ -136,10 +136,10 @@ def test_a_difference_as_large_as_that_of_two_states_takes_five_boots(
     runs = [*boots_of("pin", (LOW,) * boots, rng), *boots_of("pin-numa", (HIGH,) * boots, rng)]
     (effect,) = effects(runs)
     assert effect.outcome is outcome
-    assert (effect.doubts == (FEW_BOOTS,)) is (boots < 5)
+    assert (effect.caveats == (FEW_BOOTS,)) is (boots < 5)
 
 
-def test_boots_far_apart_while_their_samples_agree_are_a_doubt_of_every_comparison_that_near() -> (
+def test_boots_far_apart_while_their_samples_agree_are_a_caveat_of_every_comparison_that_near() -> (
     None
 ):
     rng = random.Random(3)
@@ -152,9 +152,9 @@ def test_boots_far_apart_while_their_samples_agree_are_a_doubt_of_every_comparis
         *boots_of("pin-numa-smt", (LOW / 1.15,) * 5, rng),
     ]
     found = {one.alternative: one for one in effects(runs)}
-    assert found["pin-bound"].doubts == (STATES,)  # states repeat to 10 %
+    assert found["pin-bound"].caveats == (STATES,)  # states repeat to 10 %
     assert found["pin-numa-smt"].outcome is Outcome.WORSE
-    assert found["pin"].doubts == (STATES,) and found["pin"].outcome is Outcome.CANNOT_TELL
+    assert found["pin"].caveats == (STATES,) and found["pin"].outcome is Outcome.CANNOT_TELL
     assert found["pin-numa-pci"].outcome is Outcome.BETTER
     assert found["pin-numa-pci"].level is EvidenceLevel.MEASURED
 
@@ -178,14 +178,14 @@ def test_all_boots_of_one_layout_before_all_of_the_other_is_no_certain_differenc
     for _ in range(100):
         (effect,) = effects(_drifting(rng, ("pin",) * 3 + ("pin-numa",) * 3, 0.10))
         assert effect.outcome is Outcome.CANNOT_TELL
-        assert effect.doubts == (ORDER,)
+        assert effect.caveats == (ORDER,)
 
 
-def test_in_mixed_order_drift_is_noise_and_no_doubt() -> None:
+def test_in_mixed_order_drift_is_noise_and_no_caveat() -> None:
     rng = random.Random(5)
     runs = _drifting(rng, ("pin", "pin-numa", "pin-numa", "pin") * 2, 0.10)
     (effect,) = effects(runs)
-    assert effect.doubts == ()
+    assert effect.caveats == ()
     starts = sorted(run.head.started_s or 0.0 for run in runs)
     placed = [
         replace(run, head=replace(run.head, place=starts.index(run.head.started_s or 0.0)))

@@ -87,12 +87,12 @@ def runs_with(
 
 
 @pytest.mark.parametrize("system", ["H200", "RTX PRO 6000", "MI350X"])
-def test_gpus_without_a_node_make_collectives_a_doubt_with_the_layout_to_measure(
+def test_gpus_without_a_node_make_collectives_a_caveat_with_the_layout_to_measure(
     system: str,
 ) -> None:
     made = published(system, Objective.MULTI_GPU)
     assert made.measure_next == "pin-numa-pci"
-    assert any(doubt.id == "gpus-without-node" for doubt in made.doubts)
+    assert any(caveat.id == "gpus-without-node" for caveat in made.caveats)
 
 
 @pytest.mark.parametrize(("system", "gain"), [("H200", 1.0227), ("MI350X", 1.0263)])
@@ -110,9 +110,9 @@ def test_siblings_are_worth_two_to_three_percent_of_throughput_and_no_more(
 def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     made = published("RTX 4080", Objective.THROUGHPUT)
     assert (made.choice, made.layout, made.avoid) == ("default", "default", ("pin",))
-    (doubt,) = [one for one in made.doubts if one.id == "pin-regression"]
-    assert "homenode doctor" in doubt.remedy
-    assert doubt.detail.startswith("36 % below")
+    (caveat,) = [one for one in made.caveats if one.id == "pin-regression"]
+    assert "homenode doctor" in caveat.fix
+    assert caveat.detail.startswith("36 % below")
     assert first_line("RTX 4080", (made,)).startswith("RTX 4080: review first: check the pins")
 
 
@@ -442,7 +442,7 @@ def test_measured_layouts_with_expander_buses_answer_the_open_question() -> None
         "pin-numa-pci",
         None,
     )
-    assert not [one for one in made.doubts if one.id == "gpus-without-node"]
+    assert not [one for one in made.caveats if one.id == "gpus-without-node"]
 
 
 @pytest.mark.parametrize("connect", ["qemu:///system", "qemu+ssh://node/system"])
@@ -624,7 +624,7 @@ def test_an_unusable_run_is_left_out_and_named_where_others_can_answer() -> None
     marked = Run(replace(runs[1].head, unusable=("siblings are shown",)), runs[1].samples)
     made = measured((runs[0], marked, runs[2]), Objective.MEMORY_BANDWIDTH)
     assert (made.choice, made.avoid) == ("pin-numa", ("default",))
-    assert [doubt.blocks for doubt in made.doubts if doubt.id == "unusable"] == [False]
+    assert [caveat.blocks for caveat in made.caveats if caveat.id == "unusable"] == [False]
     alone = measured((runs[0], marked), Objective.MEMORY_BANDWIDTH)
     assert alone.choice is None and alone.reason_of(ReasonId.UNUSABLE)
 
@@ -682,9 +682,9 @@ def test_a_pair_that_shows_nothing_weakens_no_other_and_each_has_the_word_of_com
 def test_layouts_that_noise_hides_are_not_called_equal() -> None:
     made = _simulated(0.1, {"default": 1e11, "pin": 1e11, "pin-numa": 1e11}, 3)
     assert (made.level, made.avoid) == (EvidenceLevel.RULE, ())
-    (doubt,) = made.doubts
-    assert (doubt.id, doubt.blocks) == ("wide-interval", True)
-    assert "boot each layout more often" in doubt.remedy
+    (caveat,) = made.caveats
+    assert (caveat.id, caveat.blocks) == ("wide-interval", True)
+    assert "boot each layout more often" in caveat.fix
     latencies = {layout: {"memory-latency": ("ns", 100.0)} for layout in ("pin", "pin-numa")}
     slow = [simulated_run(one, latencies[one], random.Random(7), between=0.2) for one in latencies]
     positions = [one.position for one in measured(slow, Objective.LATENCY).results]

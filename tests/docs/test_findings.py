@@ -1,4 +1,4 @@
-"""The pages of findings, results, doubts and published evidence against the program."""
+"""The pages of findings, results, caveats and published evidence against the program."""
 
 import ast
 import re
@@ -264,7 +264,7 @@ def test_the_page_of_results_names_every_metric_with_its_unit_and_direction() ->
             assert f"`{objective}`" in row
 
 
-def test_the_page_of_comparisons_explains_every_doubt() -> None:
+def test_the_page_of_comparisons_explains_every_caveat() -> None:
     sources = (ROOT / "src/homenode/decide").glob("*.py")
     ids = {one for source in sources for one in ids_given(source, {"make_caveat"})}
     assert len(ids) > 12

@@ -82,7 +82,7 @@ def _imported(layout: str, rate: float, started_s: float | None = None) -> Run:
 
 def _outcome(runs: list[Run]) -> tuple[tuple[str, ...], Outcome]:
     (effect,) = compare(alternatives(runs)).effects
-    return effect.doubts, effect.outcome
+    return effect.caveats, effect.outcome
 
 
 RATES = (1.00, 1.02, 1.04, 1.06, 1.08, 1.10)
@@ -90,8 +90,8 @@ RATES = (1.00, 1.02, 1.04, 1.06, 1.08, 1.10)
 
 def test_without_times_and_order_no_winner_is_stated() -> None:
     runs = [_imported("pin" if i < 3 else "pin-numa", rate) for i, rate in enumerate(RATES)]
-    doubts, outcome = _outcome(runs)
-    assert NO_ORDER in doubts
+    caveats, outcome = _outcome(runs)
+    assert NO_ORDER in caveats
     assert outcome is Outcome.CANNOT_TELL
 
 

@@ -26,7 +26,7 @@ from homenode.decide.sentences import (
 from homenode.decide.switch_effects import file_effects, switch_effects
 from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.errors import HomenodeError
-from homenode.findings import Doubt, Finding
+from homenode.findings import Caveat, Finding
 from homenode.machine.topology import CoreId, DomainMark, Host, RunningDomain
 from homenode.measure.results.model import (
     MOVING,
@@ -53,8 +53,8 @@ from homenode.vm.plan_options import EmulatorPolicy, MemoryMode, PciGranularity,
 from tests.plan import test_against_brute_force as hosts
 from tests.small_hosts import asking, floating_domain, pinned_domain
 
-_TEXTS = frozenset({"cause", "command", "cost", "fix", "remedy", "source"})
-"""Fields that say in words what follows from the id of a finding or doubt."""
+_TEXTS = frozenset({"cause", "command", "cost", "fix", "source"})
+"""Fields that say in words what follows from the id of a finding or caveat."""
 
 
 def values_text(value: object) -> str:
@@ -66,7 +66,7 @@ def _words(value: Any) -> Iterator[str]:
     match value:
         case msgspec.Struct():  # what is not there is omitted, so that a new field changes nothing
             fields = {name: getattr(value, name) for name in value.__struct_fields__}
-            omitted = _TEXTS if isinstance(value, Finding | Doubt) else frozenset()
+            omitted = _TEXTS if isinstance(value, Finding | Caveat) else frozenset()
             kept = {n: v for n, v in fields.items() if v not in (None, (), "", {})}
             yield from _words({name: kept[name] for name in kept if name not in omitted})
         case Mapping():

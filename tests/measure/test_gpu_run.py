@@ -133,7 +133,7 @@ def test_products_are_a_control_around_the_round(tmp_path: Path) -> None:
     assert not any(finding.id == "bench-control-moved" for finding in outcome.findings)
 
 
-def test_tools_that_tell_the_machines_own_addresses_leave_no_doubt(tmp_path: Path) -> None:
+def test_tools_that_tell_the_machines_own_addresses_leave_no_caveat(tmp_path: Path) -> None:
     outcome = run(GpuMachine(fails=frozenset({"nvbandwidth"})), tmp_path, Group.GPU_COPY)
     assert not any(gap.subject == "GPU addresses" for gap in outcome.gaps)
 

@@ -12,7 +12,7 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives
-from homenode.decide.doubts import doubts_of
+from homenode.decide.caveats import find_own_caveats
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
@@ -81,9 +81,9 @@ def test_a_busy_neighbour_on_the_same_pu_marks_the_run(tmp_path: Path) -> None:
     assert {"bench-busy", "bench-disturbed"} <= {finding.id for finding in outcome.findings}
     assert all(one.disturbed for one in outcome.run.samples)
     unusable = [
-        doubt
+        caveat
         for one in alternatives((outcome.run,))
-        for doubt in doubts_of(one)
-        if doubt.id == "unusable" and doubt.blocks
+        for caveat in find_own_caveats(one)
+        if caveat.id == "unusable" and caveat.blocks
     ]
     assert unusable, "nothing is concluded from it"

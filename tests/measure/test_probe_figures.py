@@ -117,8 +117,8 @@ def test_an_emulated_machine_is_reported() -> None:
 
 
 def test_an_llc_that_is_not_there_is_a_finding() -> None:
-    doubt = {"id": "llc-not-shared", "detail": "108 ns apart", "remedy": "pin the vCPUs"}
-    (finding,) = figures(probe_documents.placement("0-1", [FAR], doubts=[doubt])).findings
+    caveat = {"id": "llc-not-shared", "detail": "108 ns apart", "fix": "pin the vCPUs"}
+    (finding,) = figures(probe_documents.placement("0-1", [FAR], caveats=[caveat])).findings
     assert (finding.id, finding.severity) == ("bench-hidden-place", "warning")
     assert finding.fix == "pin the vCPUs"
 

@@ -32,7 +32,7 @@ def test_help_lists_each_command_and_each_command_has_help() -> None:
     assert probe("--version").text.startswith("homenode-probe ")
 
 
-def test_a_document_says_its_format_machine_contention_and_doubts() -> None:
+def test_a_document_says_its_format_machine_contention_and_caveats() -> None:
     document = bandwidth("--pus", one_pu())
     assert document["format"] == "homenode.probe/1"
     assert document["command"] == "bandwidth"
@@ -41,8 +41,8 @@ def test_a_document_says_its_format_machine_contention_and_doubts() -> None:
     assert machine["architecture"] in ("x86_64", "aarch64")
     assert machine["clock_hz_measured"] > 1e6
     assert set(document["contention"]) >= {"others_ratio", "steal_ratio", "busy_neighbour"}
-    for doubt in document["doubts"]:
-        assert doubt["id"] and doubt["detail"] and doubt["remedy"]
+    for caveat in document["caveats"]:
+        assert caveat["id"] and caveat["detail"] and caveat["fix"]
 
 
 def test_every_kernel_counts_reported_and_moved_bytes() -> None:
@@ -228,7 +228,7 @@ def test_loaded_latency_begins_without_load_and_ends_with_it() -> None:
     assert all(
         bytes_per_s > 0 for bytes_per_s, calm in zip(injected[1:], steady[1:], strict=True) if calm
     )
-    assert all(steady) or "load-not-steady" in {doubt["id"] for doubt in document["doubts"]}
+    assert all(steady) or "load-not-steady" in {caveat["id"] for caveat in document["caveats"]}
 
 
 SHORT = ("--seconds", "0.05")

@@ -137,7 +137,7 @@ def test_as_init_of_a_guest_with_two_nodes_every_page_of_every_cell_is_on_its_no
     start, end = done.stdout.find("{"), done.stdout.rfind("}")
     assert start >= 0, done.stdout + done.stderr
     document = json.loads(done.stdout[start : end + 1])
-    assert "emulated" in {doubt["id"] for doubt in document["doubts"]}
+    assert "emulated" in {caveat["id"] for caveat in document["caveats"]}
     cells = [(cell["pus"], cell["node"]) for cell in document["runs"]]
     assert cells == [("0-1", 0), ("0-1", 1), ("2-3", 0), ("2-3", 1)]
     for cell in document["runs"]:

@@ -146,7 +146,7 @@ def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
     for one in found:
         assert len({run.head.host for run in one.runs}) == 1
         assert one.comparison is not None
-        assert "other-host" not in {doubt.id for doubt in one.doubts}
+        assert "other-host" not in {caveat.id for caveat in one.caveats}
 
 
 def test_every_figure_of_a_machine_is_drawn(full: tuple[ReportedMachine, ...]) -> None:
@@ -245,12 +245,12 @@ def test_a_named_host_is_drawn_for_the_one_machine_that_names_none(tmp_path: Pat
         assert [one.host is not None for one in made] == [count == 1] * count
 
 
-def test_doubts_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:
+def test_caveats_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:
     run = full_run("pin", 1)
     write_run(tmp_path, Run(replace(run.head, unusable=("throttled",)), run.samples))
     (one,) = machines(tmp_path)
     assert plain(stop_of(one)[0]) == "measure again first"
-    assert [(doubt.id, doubt.detail) for doubt in one.doubts] == [("unusable", "throttled")]
+    assert [(caveat.id, caveat.detail) for caveat in one.caveats] == [("unusable", "throttled")]
 
 
 def test_broken_half_written_and_foreign_directories_are_skipped_with_their_reasons(

@@ -349,7 +349,7 @@ def test_sockets_of_a_listing_alone_may_be_packages_or_nodes() -> None:
     job = Listed(1, ["n"], range(24, 28), (0, 1), cores_per_socket=8)
     host = machine(MI250X)
     (alone,) = owned(LAYOUTS["squeue of 24.05"]([job]), host, None)
-    assert alone.unknown is not None and "--nodes" in str(alone.remedy)
+    assert alone.unknown is not None and "--nodes" in str(alone.fix)
     (stated,) = owned(LAYOUTS["squeue of 24.05"]([job]), host, NodeShape(4, 8, 2, 64))
     assert audit([stated]).findings == ()
 

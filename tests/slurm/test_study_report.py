@@ -446,9 +446,11 @@ def test_a_row_whose_interval_excludes_1_says_why_nothing_can_be_told(gh200: Pat
     report = of_directory(gh200)
     (first, *_) = (e for c in report.comparisons for e in c.effects)
     effect = structs.replace(first, outcome=Outcome.CANNOT_TELL, low=0.5, high=0.76, ratio=0.62)
-    assert effect_cells(structs.replace(effect, doubts=("unusable",)))[1].endswith(": unusable")
-    assert effect_cells(structs.replace(effect, doubts=("unusable",), high=1.1))[1].endswith("tell")
-    assert "several" in effect_cells(structs.replace(effect, doubts=()))[1]
+    assert effect_cells(structs.replace(effect, caveats=("unusable",)))[1].endswith(": unusable")
+    assert effect_cells(structs.replace(effect, caveats=("unusable",), high=1.1))[1].endswith(
+        "tell"
+    )
+    assert "several" in effect_cells(structs.replace(effect, caveats=()))[1]
 
 
 def test_the_report_is_a_page_of_its_own(gh200: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import structs
 
 from homenode.decide.alternative import Alternative, alternatives_of, with_joint_states
+from homenode.decide.caveats import Metrics, concerns, find_caveats
 from homenode.decide.comparison import (
     FEW_BOOTS,
     NO_ORDER,
@@ -22,13 +23,12 @@ from homenode.decide.comparison import (
     metric_of_effect,
     once,
 )
-from homenode.decide.doubts import Metrics, concerns, find_caveats
 from homenode.decide.health import check_results, sweep_fits
 from homenode.decide.intervals import CONFIDENCE, MIN_BOOTS, interval
 from homenode.decide.machine_facts import runs_by_machine
 from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
 from homenode.errors import InputError
-from homenode.findings import Doubt, Gap
+from homenode.findings import Caveat, Gap
 from homenode.measure.results.model import Run, SeriesId
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
@@ -63,9 +63,9 @@ def compare(
     comparison = compare_series(joined, series_by_label, objective, bare=bare)
     by_test = {label: power_by_test(series) for label, series in series_by_label.items()}
     power = {label: watts for label, watts in by_test.items() if watts}
-    doubts = once([*_link_doubts(chosen), *comparison.doubts])
+    caveats = once([*_link_caveats(chosen), *comparison.caveats])
     sweeps = {layout.label: fits for layout in chosen if (fits := sweep_fits(layout.runs))}
-    return structs.replace(comparison, doubts=doubts, power=power, sweeps=sweeps)
+    return structs.replace(comparison, caveats=caveats, power=power, sweeps=sweeps)
 
 
 def alternatives_by_machine(
@@ -113,10 +113,10 @@ def compare_machines(
             for name, comparison in by_machine.items()
             for effect in comparison.effects
         ),
-        doubts=tuple(
-            structs.replace(doubt, system=name)
+        caveats=tuple(
+            structs.replace(caveat, system=name)
             for name, comparison in by_machine.items()
-            for doubt in comparison.doubts
+            for caveat in comparison.caveats
         ),
         skipped=tuple(single),
         power={
@@ -144,11 +144,13 @@ def compare_series(
     metrics: whose caveats count."""
     baseline, *alternatives = chosen
     candidates: list[UnjudgedEffect] = []
-    doubts: list[Doubt] = []
+    caveats: list[Caveat] = []
     for other in alternatives:
-        those, doubted = _compare(baseline, other, series_by_label, objective, metrics, bare=bare)
+        those, more_caveats = _compare(
+            baseline, other, series_by_label, objective, metrics, bare=bare
+        )
         candidates += those
-        doubts += doubted
+        caveats += more_caveats
     return Comparison(
         objective=objective,
         bare=bare,
@@ -156,11 +158,11 @@ def compare_series(
         baseline=baseline.label,
         alternatives=tuple(other.label for other in alternatives),
         effects=tuple(judge_effects(candidates)),
-        doubts=once(doubts),
+        caveats=once(caveats),
     )
 
 
-def _link_doubts(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
+def _link_caveats(chosen: Sequence[Alternative]) -> Iterator[Caveat]:
     """Yield caveats on the machine's links from the results themselves, which no layout fixes."""
     for finding in check_results([run for alternative in chosen for run in alternative.runs]):
         yield make_caveat(
@@ -169,7 +171,7 @@ def _link_doubts(chosen: Sequence[Alternative]) -> Iterator[Doubt]:
             f"{finding.observed}; expected {finding.expected}",
             blocks=False,
             cause="a link that trained low, or shares its lanes: every layout is equally slow",
-            remedy=finding.fix or "homenode doctor",
+            fix=finding.fix or "homenode doctor",
         )
 
 
@@ -181,53 +183,53 @@ def _compare(
     metrics: Metrics,
     *,
     bare: bool,
-) -> tuple[list[UnjudgedEffect], list[Doubt]]:
-    doubts = list(find_caveats(baseline, other, metrics))
+) -> tuple[list[UnjudgedEffect], list[Caveat]]:
+    caveats = list(find_caveats(baseline, other, metrics))
     if bare:
-        doubts += _other_ground(baseline, other)
+        caveats += _other_ground(baseline, other)
     series, theirs = series_by_label[baseline.label], series_by_label[other.label]
-    if any(doubt.id == NO_ORDER for doubt in doubts):
+    if any(caveat.id == NO_ORDER for caveat in caveats):
         series, theirs = (
             {key: structs.replace(series, times=()) for key, series in by_key.items()}
             for by_key in (series, theirs)
         )
-    doubts += _unpaired_caveats(series, theirs, other.label)
+    caveats += _unpaired_caveats(series, theirs, other.label)
     decisive = _deciding_keys(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)
     candidates: list[UnjudgedEffect] = []
-    of_series: list[Doubt] = []
+    of_series: list[Caveat] = []
     for key in sorted(series.keys() & theirs.keys(), key=_order):
         metric = metric_of(key.metric)
         if metric is None:
             continue
         both = f"{baseline.label}, {other.label}"
-        pair_doubts = list(_replication(series[key], theirs[key], both))
-        pair_doubts += _devices(series[key], theirs[key])
+        pair_caveats = list(_replication(series[key], theirs[key], both))
+        pair_caveats += _devices(series[key], theirs[key])
         neighbours = [
             by_key[key]
             for label, by_key in series_by_label.items()
             if label not in (baseline.label, other.label) and key in by_key
         ]
-        pair_doubts += _within_states(series[key], theirs[key], neighbours)
+        pair_caveats += _within_states(series[key], theirs[key], neighbours)
         if key.device is not None and not paired:
-            pair_doubts.append(_GUEST_ADDRESSES)
-        about = (*(doubt for doubt in doubts if concerns(doubt, key.metric)), *pair_doubts)
-        blocking = dict.fromkeys(doubt.id for doubt in about if doubt.blocks)
+            pair_caveats.append(_GUEST_ADDRESSES)
+        about = (*(caveat for caveat in caveats if concerns(caveat, key.metric)), *pair_caveats)
+        blocking = dict.fromkeys(caveat.id for caveat in about if caveat.blocks)
         labels, pair = (baseline.label, other.label), (series[key], theirs[key])
         candidates.append(
             _interval_between(metric, labels, pair, neighbours, key in decisive, tuple(blocking))
         )
-        of_series += pair_doubts
-    doubts += of_series
+        of_series += pair_caveats
+    caveats += of_series
     moved = list(_moved_controls([candidate.effect for candidate in candidates]))
-    doubts += moved
+    caveats += moved
     if moved:
         for n, candidate in enumerate(candidates):
             if not metric_of_effect(candidate.effect).control:
-                doubted = (*candidate.effect.doubts, "control-moved")
-                effect = structs.replace(candidate.effect, doubts=doubted)
+                more_caveats = (*candidate.effect.caveats, "control-moved")
+                effect = structs.replace(candidate.effect, caveats=more_caveats)
                 candidates[n] = candidate._replace(effect=effect)
-    return candidates, doubts
+    return candidates, caveats
 
 
 def series_key(effect: Effect) -> SeriesKey:
@@ -281,7 +283,7 @@ def _interval_between(
         samples=(first.samples, second.samples),
         level=EvidenceLevel.MEASURED,
         outcome=Outcome.CANNOT_TELL,
-        doubts=blocking,
+        caveats=blocking,
     )
     return UnjudgedEffect(
         effect, bounds, _boot_gap(first, second), _imbalance_ratio(first, second, metric)
@@ -336,7 +338,7 @@ def gap_between_boots(series: Series) -> float:
     return gap if gap > STATE_GAP and math.log(gap) > STATE_SPREADS * spread else 1.0
 
 
-def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) -> Iterator[Doubt]:
+def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) -> Iterator[Caveat]:
     """A difference no larger than that between boots of one alternative can be chance."""
     if not (first.replicated and second.replicated):
         return
@@ -354,7 +356,7 @@ STATE_MARGIN = 0.10
 """States repeat to a few per cent."""
 
 
-def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]:
+def _replication(first: Series, second: Series, subject: str) -> Iterator[Caveat]:
     if not (first.replicated and second.replicated):
         yield make_caveat(
             PRINTED,
@@ -379,7 +381,7 @@ def _replication(first: Series, second: Series, subject: str) -> Iterator[Doubt]
             subject,
             f"{boots}: expected five or more each for a difference of {ratio:.2f} x",
             cause="boots of one layout have been seen in two states, so far apart",
-            remedy="boot each layout five times or more, in mixed order",
+            fix="boot each layout five times or more, in mixed order",
         )
 
 
@@ -400,7 +402,7 @@ def chance_of_states(first: int, second: int) -> float:
     return 4 / math.comb(first + second, first)
 
 
-def _devices(first: Series, second: Series) -> Iterator[Doubt]:
+def _devices(first: Series, second: Series) -> Iterator[Caveat]:
     if first.devices != second.devices:
         yield make_caveat(
             "other-devices", first.key.metric, f"{_addresses(first)} against {_addresses(second)}"
@@ -430,7 +432,7 @@ def _addresses(series: Series) -> str:
 
 def _unpaired_caveats(
     first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
-) -> Iterator[Doubt]:
+) -> Iterator[Caveat]:
     """Yield caveats on states and devices of one side only, which are omitted."""
     unpaired_keys = first.keys() ^ second.keys()
     if states := sorted({key.state for key in unpaired_keys if key.state is not None}):
@@ -453,7 +455,7 @@ def _unpaired_caveats(
         yield make_caveat("unknown-metric", label, f"{', '.join(unknown)}: not compared")
 
 
-def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Doubt]:
+def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Caveat]:
     """Yield the caveat on a host run that was not confined to the guest's CPUs and nodes."""
     for field in ("pus", "nodes"):
         host_values = {getattr(run.head, field) for run in host.runs}
@@ -471,7 +473,7 @@ def _join_values(values: Iterable[object]) -> str:
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
 
 
-def _moved_controls(effects: Sequence[Effect]) -> Iterator[Doubt]:
+def _moved_controls(effects: Sequence[Effect]) -> Iterator[Caveat]:
     """Yield caveats on controls that differ, corrected for their number: eight GPUs have dozens.
     Single GPUs are corrected separately, so that they do not hide a common change."""
     controls = [effect for effect in effects if metric_of_effect(effect).control]

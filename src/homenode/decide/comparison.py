@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from homenode.decide.distributions import f_upper_p
 from homenode.decide.intervals import CONFIDENCE, Interval
-from homenode.findings import Doubt, Gap
+from homenode.findings import Caveat, Gap
 from homenode.measure.results.model import SeriesId
 from homenode.measure.results.sweep import SweepFit
 from homenode.metrics import Metric, metric_of
@@ -53,20 +53,20 @@ FEW_BOOTS, PRINTED, ORDER, NO_ORDER, STATES = (
     "boots-apart",
 )
 WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER, NO_ORDER})
-"""Doubts that leave no interval to trust, but differences far beyond any between boots."""
+"""Caveats that leave no interval to trust, but differences far beyond any between boots."""
 
 SLOW_IN_ONE, NODELESS = "slow-in-one-layout", "gpus-without-node"
 
 
-class DoubtTexts(Struct, frozen=True, forbid_unknown_fields=True):
+class CaveatTexts(Struct, frozen=True, forbid_unknown_fields=True):
     """Default texts of the caveats with an id."""
 
     blocks: bool
     cause: str = ""
-    remedy: str = ""
+    fix: str = ""
 
 
-_TEXTS = toml.decode(package_text("decide", "doubts.toml"), type=dict[str, DoubtTexts])
+_TEXTS = toml.decode(package_text("decide", "caveats.toml"), type=dict[str, CaveatTexts])
 
 
 def make_caveat(
@@ -76,26 +76,26 @@ def make_caveat(
     *,
     blocks: bool | None = None,
     cause: str | None = None,
-    remedy: str | None = None,
-) -> Doubt:
+    fix: str | None = None,
+) -> Caveat:
     """Return a caveat with the texts of its id, except the given ones."""
-    texts = _TEXTS.get(id) or DoubtTexts(blocks=False)
-    return Doubt(
+    texts = _TEXTS.get(id) or CaveatTexts(blocks=False)
+    return Caveat(
         id=id,
         subject=subject,
         detail=detail,
         blocks=texts.blocks if blocks is None else blocks,
         cause=texts.cause if cause is None else cause,
-        remedy=texts.remedy if remedy is None else remedy,
+        fix=texts.fix if fix is None else fix,
     )
 
 
-def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
+def once(caveats: Iterable[Caveat]) -> tuple[Caveat, ...]:
     """Join equal caveats on several subjects into one."""
-    subjects: dict[Doubt, dict[str, None]] = {}
-    for doubt in doubts:
-        subjects.setdefault(replace(doubt, subject=""), {})[doubt.subject] = None
-    return tuple(replace(doubt, subject="; ".join(named)) for doubt, named in subjects.items())
+    subjects: dict[Caveat, dict[str, None]] = {}
+    for caveat in caveats:
+        subjects.setdefault(replace(caveat, subject=""), {})[caveat.subject] = None
+    return tuple(replace(caveat, subject="; ".join(named)) for caveat, named in subjects.items())
 
 
 class Effect(SeriesId, frozen=True, kw_only=True, gc=False):
@@ -119,7 +119,7 @@ class Effect(SeriesId, frozen=True, kw_only=True, gc=False):
     samples: tuple[int, int]  # (baseline, other)
     level: EvidenceLevel
     outcome: Outcome
-    doubts: tuple[str, ...]  # ids of effects that block this effect
+    caveats: tuple[str, ...]  # ids of effects that block this effect
     system: str = ""  # the machine, where several were compared, each with itself; else ""
 
     @property
@@ -139,7 +139,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     baseline: str  # of the first machine; effects name the others
     alternatives: tuple[str, ...]  # of the first machine; of others their effects name them
     effects: tuple[Effect, ...]
-    doubts: tuple[Doubt, ...]
+    caveats: tuple[Caveat, ...]
     skipped: tuple[Gap, ...] = ()  # directories that were omitted
     power: Mapping[str, Mapping[str, float]] = {}  # median watts of a GPU, by alternative and test
     # of rates over sizes, by alternative and metric
@@ -198,10 +198,10 @@ def judge_effects(candidates: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
 
 
 def _outcome(effect: Effect, p: float | None, candidate: UnjudgedEffect) -> Outcome:
-    if set(effect.doubts) - WEAKENING:
+    if set(effect.caveats) - WEAKENING:
         return Outcome.CANNOT_TELL
     direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
-    if effect.doubts:
+    if effect.caveats:
         is_within = candidate.within > 1 if direction is Outcome.BETTER else candidate.within < 1
         is_apart = candidate.apart >= metric_of_effect(effect).boot_variation
         return direction if is_apart or is_within else Outcome.CANNOT_TELL
@@ -216,7 +216,7 @@ def _outcome(effect: Effect, p: float | None, candidate: UnjudgedEffect) -> Outc
 
 
 def _level(effect: Effect) -> EvidenceLevel:
-    return EvidenceLevel.PROVISIONAL if WEAKENING & set(effect.doubts) else EvidenceLevel.MEASURED
+    return EvidenceLevel.PROVISIONAL if WEAKENING & set(effect.caveats) else EvidenceLevel.MEASURED
 
 
 ALIKE_FROM = 0.15

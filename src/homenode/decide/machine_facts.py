@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homenode.check.doctor.links import link_health
 from homenode.decide.comparison import make_caveat, once
-from homenode.findings import Doubt, Finding
+from homenode.findings import Caveat, Finding
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, hardware_of, host_kind
 from homenode.measure.results.vantage import Vantage
@@ -101,20 +101,20 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     )
 
 
-def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Doubt, ...]:
+def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Caveat, ...]:
     """Return caveats on runs without a host name that are not counted, if the machine is known."""
     if machine.fingerprint is None or machine.nodes is None:
         return ()
-    return once(_other_machine_doubt(run.head, machine) for run in runs if run.head.host is None)
+    return once(_other_machine_caveat(run.head, machine) for run in runs if run.head.host is None)
 
 
 NOT_OF_MACHINE = ("other-machine", "machine-unknown")
 """Caveats on runs that do not count."""
 
 
-def _other_machine_doubt(head: RunHead, machine: MachineFacts) -> Doubt:
+def _other_machine_caveat(head: RunHead, machine: MachineFacts) -> Caveat:
     named = ", ".join(head.hardware or (head.system,))
-    detail, cause, remedy = {
+    detail, cause, fix = {
         MachineMatch.OTHER: (
             f"these runs name {named}, which {machine.name} does not have: they do not count here",
             "the runs were measured on another machine",
@@ -138,7 +138,7 @@ def _other_machine_doubt(head: RunHead, machine: MachineFacts) -> Doubt:
         detail,
         blocks=False,
         cause=cause,
-        remedy=remedy,
+        fix=fix,
     )
 
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from homenode.decide.alternative import Alternative
+from homenode.decide.caveats import concerns
 from homenode.decide.compare import compare_series, series_key
 from homenode.decide.comparison import (
     STATES,
@@ -17,10 +18,9 @@ from homenode.decide.comparison import (
     Outcome,
     make_caveat,
 )
-from homenode.decide.doubts import concerns
 from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.words import range_text
-from homenode.findings import Doubt
+from homenode.findings import Caveat
 from homenode.metrics import METRICS, Metric, primaries
 from homenode.objective import Objective
 
@@ -37,7 +37,7 @@ class MetricRank(StrEnum):
     # no interval that could exclude one
     UNDECIDED = "undecided"  # its interval holds both no loss and a large one
     WORSE = "worse"
-    UNKNOWN = "unknown"  # cannot tell, with the reason among the doubts
+    UNKNOWN = "unknown"  # cannot tell, with the reason among the caveats
 
 
 class RankedResult(Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Ranking(Struct, frozen=True):
     """Basis of a recommendation: results by metric, best first, and caveats."""
 
     results: tuple[RankedResult, ...]
-    doubts: tuple[Doubt, ...]
+    caveats: tuple[Caveat, ...]
 
     def like(self) -> tuple[str, ...]:
         """Alternatives that are close to the best on every metric; empty if nothing can be
@@ -132,7 +132,7 @@ def ranking_for(
     }
     metrics = [metric for metric in primaries(objective) if figures[metric.id]] or stand_ins
     results: list[RankedResult] = []
-    doubts: list[Doubt] = []
+    caveats: list[Caveat] = []
     used: dict[str, Alternative] = {}
     metric_ids = frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
     for metric in metrics:
@@ -148,10 +148,10 @@ def ranking_for(
                 pair[0].label,  # the same answer in whatever order the runs are read
             ),
         )
-        metric_results, doubted = _results(ordered, metric, metric_ids, objective)
+        metric_results, more_caveats = _results(ordered, metric, metric_ids, objective)
         results += metric_results
-        doubts += doubted
-    return Ranking(tuple(results), tuple(dict.fromkeys(doubts))), tuple(used.values())
+        caveats += more_caveats
+    return Ranking(tuple(results), tuple(dict.fromkeys(caveats))), tuple(used.values())
 
 
 def _results(
@@ -159,7 +159,7 @@ def _results(
     metric: Metric,
     metric_ids: frozenset[str],
     objective: Objective,
-) -> tuple[list[RankedResult], list[Doubt]]:
+) -> tuple[list[RankedResult], list[Caveat]]:
     (best, best_series), *slower = ordered
 
     def result(
@@ -200,10 +200,10 @@ def _results(
         level = EvidenceLevel.MEASURED if effect is None else effect.level
         ratio = series.value / best_series.value if effect is None else effect.ratio
         results.append(result(alternative, series, bounds, position, level, ratio))
-    return results, [*_select(comparison.doubts, metric), *_wide_doubts(results, metric)]
+    return results, [*_select(comparison.caveats, metric), *_wide_caveats(results, metric)]
 
 
-def _wide_doubts(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:
+def _wide_caveats(results: Sequence[RankedResult], metric: Metric) -> Iterator[Caveat]:
     """Yield caveats on alternatives whose intervals are too wide for a conclusion."""
     ranges = [
         f"{result.alternative} {range_text(result.low, result.high)}"
@@ -230,12 +230,12 @@ def _bounds(
     return None, None
 
 
-def _select(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
+def _select(caveats: Sequence[Caveat], metric: Metric) -> Iterator[Caveat]:
     """Yield whether a caveat concerns the deciding metric: it names it, or names no metric."""
-    for doubt in doubts:
-        is_own = doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks
-        if is_own and concerns(doubt, metric.id):
-            yield doubt
+    for caveat in caveats:
+        is_own = caveat.subject not in METRICS or caveat.subject == metric.id or caveat.blocks
+        if is_own and concerns(caveat, metric.id):
+            yield caveat
 
 
 def _effect(comparison: Comparison, label: str, key: SeriesKey) -> Effect | None:
@@ -244,15 +244,15 @@ def _effect(comparison: Comparison, label: str, key: SeriesKey) -> Effect | None
 
 
 def _position(effect: Effect | None, metric: Metric) -> MetricRank:
-    doubts = frozenset(effect.doubts) - WEAKENING if effect is not None else frozenset()
-    if effect is None or doubts - {STATES}:
+    caveats = frozenset(effect.caveats) - WEAKENING if effect is not None else frozenset()
+    if effect is None or caveats - {STATES}:
         return MetricRank.UNKNOWN
-    if doubts:
+    if caveats:
         return MetricRank.UNDECIDED
     loss = 1 - effect.gain
     if effect.outcome is Outcome.WORSE and loss >= metric.matters:
         return MetricRank.WORSE
-    if effect.doubts:
+    if effect.caveats:
         return MetricRank.UNSHOWN
     if effect.low is None or effect.high is None:
         return MetricRank.UNKNOWN

@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.decide.alternative import CONSERVATIVE, Alternative, alternatives, preset_of
+from homenode.decide.caveats import find_own_caveats
 from homenode.decide.comparison import Comparison, EvidenceLevel, make_caveat, once
-from homenode.decide.doubts import doubts_of
 from homenode.decide.health import blocking_findings, check_results
 from homenode.decide.machine_facts import (
     MachineFacts,
@@ -24,7 +24,7 @@ from homenode.decide.machine_facts import (
     runs_of_kind,
 )
 from homenode.decide.ranking import MetricRank, RankedResult, Ranking, is_like_best, ranking_for
-from homenode.findings import Doubt, Finding, Severity
+from homenode.findings import Caveat, Finding, Severity
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.metrics import primaries
@@ -71,7 +71,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     boots: tuple[int, int] | None = None  # fewest and most of an alternative; None: printed values
     reasons: tuple[Reason, ...] = ()
     findings: tuple[Finding, ...] = ()  # that block the objective
-    doubts: tuple[Doubt, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
     measure_next: str | None = None  # the layout without results that could change the answer
     sources: tuple[str, ...] = ()
 
@@ -191,7 +191,7 @@ def decide_all(
         else:
             answer = _strongest_answer(machine, objective, machine_alternatives, like, inputs)
             answer = _with_memory_bound(_with_needs(answer, inputs))
-        answers.append(replace(answer, doubts=(*answer.doubts, *strangers)))
+        answers.append(replace(answer, caveats=(*answer.caveats, *strangers)))
     return tuple(answers)
 
 
@@ -234,16 +234,22 @@ def recommend(
     usable_runs = [run for run in runs if not run.head.unusable]
     if len(usable_runs) < len(runs) and len(usable := alternatives(usable_runs)) > 1:
         answer = recommend(system, usable, objective, inputs)
-        all_doubts = (doubt for alternative in all_alternatives for doubt in doubts_of(alternative))
-        unused = (replace(doubt, blocks=False) for doubt in all_doubts if doubt.id == "unusable")
-        return replace(answer, doubts=once((*unused, *answer.doubts)))
+        all_caveats = (
+            caveat for alternative in all_alternatives for caveat in find_own_caveats(alternative)
+        )
+        unused = (
+            replace(caveat, blocks=False) for caveat in all_caveats if caveat.id == "unusable"
+        )
+        return replace(answer, caveats=once((*unused, *answer.caveats)))
     candidates = [
         alternative
         for alternative in all_alternatives
         if alternative.switches != UNKNOWN_SWITCHES or alternative.arrangement is not None
     ]
     ranking, used = ranking_for(candidates, objective)
-    own_doubts = once(doubt for alternative in all_alternatives for doubt in doubts_of(alternative))
+    own_caveats = once(
+        caveat for alternative in all_alternatives for caveat in find_own_caveats(alternative)
+    )
     empty = Recommendation(
         objective=objective,
         system=system,
@@ -254,15 +260,21 @@ def recommend(
     if blocks := tuple(_blocks(runs)):
         marks = ("unusable", "no-real-machine")
         return replace(
-            empty, reasons=blocks, doubts=tuple(doubt for doubt in own_doubts if doubt.id in marks)
+            empty,
+            reasons=blocks,
+            caveats=tuple(caveat for caveat in own_caveats if caveat.id in marks),
         )
     impossible = {sample.metric for run in runs for sample in run.impossible_samples}
     refused = [metric for metric in primaries(objective) if metric.id in impossible]
     of_objective = tuple(
-        doubt for doubt in own_doubts if doubt.blocks or (doubt.id == "refused-figures" and refused)
+        caveat
+        for caveat in own_caveats
+        if caveat.blocks or (caveat.id == "refused-figures" and refused)
     )
-    doubts = (*ranking.doubts, *of_objective)
-    empty = replace(empty, doubts=once(doubt for doubt in doubts if _fits(doubt, objective, used)))
+    caveats = (*ranking.caveats, *of_objective)
+    empty = replace(
+        empty, caveats=once(caveat for caveat in caveats if _fits(caveat, objective, used))
+    )
     if len(used) < 2:
         if refused and not used:
             return replace(empty, reasons=(Reason(id=ReasonId.REFUSED, metric=refused[0].id),))
@@ -292,7 +304,7 @@ def _choose(
     if _pins_are_worse(choice, used, like):
         floating = (Reason(id=ReasonId.FLOATING, alternative=choice.label),)
     regressions = tuple(_pin_regressions(ranking, used))
-    doubts = (
+    caveats = (
         make_caveat(
             "pin-regression",
             regression.alternative or "",
@@ -307,7 +319,7 @@ def _choose(
         layout=preset_of(choice.switches),
         avoid=tuple(alternative.label for alternative in used if alternative.label in worse),
         reasons=(reason, *floating, *regressions),
-        doubts=(*empty.doubts, *doubts),
+        caveats=(*empty.caveats, *caveats),
         measure_next=_next_layout(used, choice, objective),
     )
 
@@ -352,9 +364,9 @@ def _pins_are_worse(
     return bool(pinned) and not any(alternative in like for alternative in pinned)
 
 
-def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bool:
+def _fits(caveat: Caveat, objective: Objective, used: Sequence[Alternative]) -> bool:
     """Return whether GPUs without a node matter: GPUs communicate, and no layout gave them one."""
-    if doubt.id != "gpus-without-node":
+    if caveat.id != "gpus-without-node":
         return True
     tried = any(alternative.switches.pcie is GuestPcie.HOST for alternative in used)
     return not tried and objective in _OF_GPUS
@@ -495,11 +507,11 @@ def _passed_reason(system: str, detail: str) -> Reason:
 def _obstacle(answer: Recommendation) -> str:
     """Return why results that are stronger than the deciding ones are inconclusive."""
     details = dict.fromkeys(
-        f"{doubt.subject.removeprefix('tool ')}: {doubt.detail}"
-        if doubt.id == "other-conditions"
-        else doubt.detail
-        for doubt in answer.doubts
-        if doubt.blocks
+        f"{caveat.subject.removeprefix('tool ')}: {caveat.detail}"
+        if caveat.id == "other-conditions"
+        else caveat.detail
+        for caveat in answer.caveats
+        if caveat.blocks
     )
     return "; ".join(details) or "the results recommend a layout that this VM does not support"
 

@@ -109,15 +109,19 @@ def _compared_labels(answer: Recommendation) -> tuple[str, ...]:
 
 
 def _obstacle(answers: Sequence[Recommendation]) -> str:
-    doubts = {doubt.id: doubt for answer in answers for doubt in answer.doubts if doubt.blocks}
-    all_doubts = (doubt for answer in answers for doubt in answer.doubts)
-    few = {doubt.detail.partition(":")[0] for doubt in all_doubts if doubt.id == FEW_BOOTS}
+    caveats = {
+        caveat.id: caveat for answer in answers for caveat in answer.caveats if caveat.blocks
+    }
+    all_caveats = (caveat for answer in answers for caveat in answer.caveats)
+    few = {caveat.detail.partition(":")[0] for caveat in all_caveats if caveat.id == FEW_BOOTS}
     if len(few) == 1:
         return few.pop()
-    if FEW_BOOTS in doubts or PRINTED in doubts:
+    if FEW_BOOTS in caveats or PRINTED in caveats:
         counts = [count for answer in answers for count in answer.boots or ()] or [1]
         return boots_text(min(counts), max(counts))
-    return next((doubt.detail for doubt in doubts.values()), "they are within noise of each other")
+    return next(
+        (caveat.detail for caveat in caveats.values()), "they are within noise of each other"
+    )
 
 
 def sentence_of(answer: Recommendation, *, brief: bool = False) -> str:
@@ -228,7 +232,7 @@ def ground_of(answer: Recommendation) -> str:
 def _place_text(answer: Recommendation) -> str:
     """Return the machine of an answer: runs without a host name belong to the machine of their
     directory."""
-    if any(doubt.id == "host-unknown" for doubt in answer.doubts):
+    if any(caveat.id == "host-unknown" for caveat in answer.caveats):
         return "on an unnamed host"
     return "here" if answer.this_machine else "on this kind of machine"
 
@@ -268,7 +272,7 @@ def _no_answer_text(reason: Reason, answer: Recommendation) -> str:
         case ReasonId.NO_RESULTS:
             subject = "no layout" if reason.alternative is None else f"only {reason.alternative}"
             return f"{subject} has results of {titles_of(answer.objective)}"
-    blocking = dict.fromkeys(f"{d.detail}: {d.remedy}" for d in answer.doubts if d.blocks)
+    blocking = dict.fromkeys(f"{d.detail}: {d.fix}" for d in answer.caveats if d.blocks)
     return "cannot tell: " + ("; ".join(blocking) or "the layouts have no results in common")
 
 
@@ -278,7 +282,7 @@ def by_results(runs: Sequence[Run]) -> Choose:
 
     def choose(host: Host, objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
         answer = decide(of_host(runs, host), facts_of_host(host), objective, inputs)
-        caveats = tuple(f"{doubt.detail}; {doubt.remedy}." for doubt in answer.doubts)
+        caveats = tuple(f"{caveat.detail}; {caveat.fix}." for caveat in answer.caveats)
         if answer.layout is None or not answer.tells:
             silent = [reason.detail for reason in answer.reasons if reason.id is ReasonId.PASSED]
             if answer.results or answer.layout is None:

@@ -39,7 +39,7 @@ from homenode.decide.sentences import (
 from homenode.decide.summary import Series, SeriesKey, headline
 from homenode.decide.words import change_text, format_value, range_text
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
-from homenode.findings import Doubt, Gap
+from homenode.findings import Caveat, Gap
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu_tests import TOPOLOGY_FILE
 from homenode.measure.options import BenchOutcome
@@ -164,7 +164,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
         parts.append(Section(first_line(name, answers), (Text(""), *table, *reasons), look="bold"))
     if everything or not is_shown:
         parts += _effect_tables(comparison, everything)
-        parts.append(Section("", tuple(_doubts(comparison.doubts))))
+        parts.append(Section("", tuple(_caveats(comparison.caveats))))
     parts += power_table(comparison.power)
     if everything:
         about = f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians)"
@@ -273,16 +273,16 @@ def _reasons(
     is_single = len({answer.system for answer in comparison.recommendations}) < 2
     lines += _sweep_lines(comparison, "" if is_single else f"{answers[0].system}: ", everything)
     if not everything and _is_passed(answers, comparison):
-        blocking = (doubt for doubt in comparison.doubts if doubt.blocks)
-        fixes = (d.remedy for d in blocking if is_single or d.system == answers[0].system)
+        blocking = (caveat for caveat in comparison.caveats if caveat.blocks)
+        fixes = (d.fix for d in blocking if is_single or d.system == answers[0].system)
         lines += [("fix", fix, "") for fix in dict.fromkeys(fixes)]
         lines.append(("", "effects with intervals, and caveats in full: --explain", "dim"))
-    doubts = (doubt for answer in answers for doubt in answer.doubts)
-    links_first = sorted(doubts, key=lambda doubt: doubt.id != SLOW_IN_ONE)
-    caveats = list(dict.fromkeys(_caveats_of(links_first, answers, everything)))
+    caveats = (caveat for answer in answers for caveat in answer.caveats)
+    links_first = sorted(caveats, key=lambda caveat: caveat.id != SLOW_IN_ONE)
+    texts = list(dict.fromkeys(_caveats_of(links_first, answers, everything)))
     if not everything:
-        caveats = [first_few(caveats, _MAX_CAVEATS, "; ")] if caveats else []
-    lines += [("caveat", caveat, "") for caveat in caveats]
+        texts = [first_few(texts, _MAX_CAVEATS, "; ")] if texts else []
+    lines += [("caveat", text, "") for text in texts]
     if not everything and answers[0] is comparison.recommendations[0]:
         lines += [("not read", line, "warn") for line in _skipped_texts(comparison.skipped)]
     sources = dict.fromkeys(s for answer in answers if everything for s in answer.sources)
@@ -331,25 +331,25 @@ def file_text(effect: Effect) -> str:
 
 
 def _caveats_of(
-    doubts: Iterable[Doubt], answers: Sequence[Recommendation], everything: bool
+    caveats: Iterable[Caveat], answers: Sequence[Recommendation], everything: bool
 ) -> Iterator[str]:
-    if any(doubt.id == PRINTED for answer in answers for doubt in answer.doubts):
+    if any(caveat.id == PRINTED for answer in answers for caveat in answer.caveats):
         yield "one printed value for each, no samples"
-    for doubt in doubts:
-        if doubt.id == NODELESS and not everything:
-            changes = {a.measure_next: a.objective for a in answers if doubt in a.doubts}
+    for caveat in caveats:
+        if caveat.id == NODELESS and not everything:
+            changes = {a.measure_next: a.objective for a in answers if caveat in a.caveats}
             named = [
                 f"{name} may change {goal}" for name, goal in changes.items() if name is not None
             ]
-            yield ": ".join((doubt.detail, *named[:1]))
-        elif doubt.id in NOT_OF_MACHINE and not everything:
+            yield ": ".join((caveat.detail, *named[:1]))
+        elif caveat.id in NOT_OF_MACHINE and not everything:
             if not any(answer.results for answer in answers):
                 yield "runs that do not name this machine do not count (--explain)"
-        elif doubt.id not in SAID_BY_LEVEL:
-            fix = f": {doubt.remedy}" if doubt.id == NO_ORDER else ""  # a call; no trial needed
+        elif caveat.id not in SAID_BY_LEVEL:
+            fix = f": {caveat.fix}" if caveat.id == NO_ORDER else ""  # a call; no trial needed
             if everything:
-                fix = f"; fix: {doubt.remedy}; likely cause: {doubt.cause} ({doubt.id})"
-            yield doubt.detail + fix
+                fix = f"; fix: {caveat.fix}; likely cause: {caveat.cause} ({caveat.id})"
+            yield caveat.detail + fix
 
 
 def _next_trial(answers: Sequence[Recommendation]) -> str:
@@ -396,20 +396,20 @@ def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
     return (Table(heads=heads, rows=rows, numeric=tuple(power)),) if rows else ()
 
 
-def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:
+def _caveats(caveats: Iterable[Caveat]) -> Iterator[Text]:
     """Yield each caveat with its likely cause and its fix, once for all machines that have it."""
-    for doubt in once(map(_with_system, doubts)):
-        head = "cannot tell" if doubt.blocks and doubt.id not in WEAKENING else "caveat"
-        yield Text(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")
-        yield Text(f"likely cause  {doubt.cause}", indent=2)
-        yield Text(f"fix           {doubt.remedy}", indent=2)
+    for caveat in once(map(_with_system, caveats)):
+        head = "cannot tell" if caveat.blocks and caveat.id not in WEAKENING else "caveat"
+        yield Text(f"{head}: {caveat.subject}: {caveat.detail}  ({caveat.id})")
+        yield Text(f"likely cause  {caveat.cause}", indent=2)
+        yield Text(f"fix           {caveat.fix}", indent=2)
 
 
-def _with_system(doubt: Doubt) -> Doubt:
+def _with_system(caveat: Caveat) -> Caveat:
     """Return the caveat with its machine added to its subject."""
-    if not doubt.system:
-        return doubt
-    return replace(doubt, system="", subject=f"{doubt.system}: {doubt.subject}")
+    if not caveat.system:
+        return caveat
+    return replace(caveat, system="", subject=f"{caveat.system}: {caveat.subject}")
 
 
 def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool) -> Iterator[Part]:
@@ -451,11 +451,11 @@ def _outcome(effect: Effect) -> str:
     if effect.outcome in (Outcome.BETTER, Outcome.WORSE) and not is_large(effect):
         text += ", less than matters"
     if effect.outcome is not Outcome.CANNOT_TELL and effect.level is not EvidenceLevel.MEASURED:
-        is_printed = PRINTED in effect.doubts
+        is_printed = PRINTED in effect.caveats
         counts = "one result each" if is_printed else boots_text(*sorted(effect.boots))
         return f"{text} ({effect.level}, {counts})"
-    if effect.doubts:
-        return f"{text}: {', '.join(effect.doubts)}"
+    if effect.caveats:
+        return f"{text}: {', '.join(effect.caveats)}"
     if effect.p_adjusted is not None:
         return f"{text} (p {effect.p_adjusted:.2g})"
     return text
@@ -486,13 +486,13 @@ SAID_BY_LEVEL = frozenset({PRINTED})
 """Caveats that the level of the evidence, or the answer itself, implies."""
 
 
-def doubts_of(recommendation: Recommendation, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
+def list_caveats(recommendation: Recommendation, listed: Sequence[Caveat] = ()) -> tuple[str, ...]:
     """Return caveats that the level does not imply, with fixes. listed: shown elsewhere."""
-    doubts = [doubt for doubt in recommendation.doubts if doubt.id not in SAID_BY_LEVEL]
-    listed_ids = {doubt.id for doubt in listed}
+    caveats = [caveat for caveat in recommendation.caveats if caveat.id not in SAID_BY_LEVEL]
+    listed_ids = {caveat.id for caveat in listed}
     return tuple(
-        f"{doubt.id}: {doubt.detail}"
-        if doubt.id in listed_ids
-        else f"{doubt.detail}; {doubt.remedy}; likely cause: {doubt.cause}"
-        for doubt in doubts
+        f"{caveat.id}: {caveat.detail}"
+        if caveat.id in listed_ids
+        else f"{caveat.detail}; {caveat.fix}; likely cause: {caveat.cause}"
+        for caveat in caveats
     )

@@ -24,7 +24,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
     for allocation in allocations:
         if allocation.unknown is not None:
-            unknown.setdefault((allocation.unknown, allocation.remedy), []).append(allocation)
+            unknown.setdefault((allocation.unknown, allocation.fix), []).append(allocation)
             continue
         if not allocation.gpus:
             without += 1
@@ -71,7 +71,7 @@ def _unreadable_jobs(jobs: Iterable[Job]) -> Iterator[Finding]:
 
 
 def _unjudged_finding(
-    reason: str, remedy: str | None, allocations: Sequence[JobAllocation]
+    reason: str, fix: str | None, allocations: Sequence[JobAllocation]
 ) -> Finding:
     """Return one finding for all jobs that cannot be judged for the same reason."""
     jobs = first_few(dict.fromkeys(allocation.job for allocation in allocations), MAX_NAMED)
@@ -81,7 +81,7 @@ def _unjudged_finding(
         f"{'job' if len(allocations) == 1 else 'jobs'} {jobs} on {nodes}",
         expected="CPUs and GPUs that can be found on the node's machine",
         observed=reason,
-        fix=remedy or UNSET,
+        fix=fix or UNSET,
         source=_SLURM,
     )
 

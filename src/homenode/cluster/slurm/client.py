@@ -214,8 +214,8 @@ def _record_allocation(path: Path, order: DeviceOrder | None) -> JobAllocation:
         )
     except InputError as error:
         job, _, node = path.name.removesuffix(".rec").partition(".")
-        remedy = error.hint or "it may be cut off, or edited: omit it"
-        return JobAllocation(job=job, node=node, unknown=error.message, remedy=remedy)
+        fix = error.hint or "it may be cut off, or edited: omit it"
+        return JobAllocation(job=job, node=node, unknown=error.message, fix=fix)
 
 
 def _read(path: Path) -> str:

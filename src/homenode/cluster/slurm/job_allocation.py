@@ -72,7 +72,7 @@ class JobAllocation(Struct, frozen=True, kw_only=True):
     # to which a memory policy binds every task; None if none does or none was recorded
     bound_nodes: frozenset[NodeIndex] | None = None
     unknown: str | None = None  # reason why the allocation is unknown; None if it is known
-    remedy: str | None = None  # fix for an unknown allocation; None = name the node's machine
+    fix: str | None = None  # fix for an unknown allocation; None = name the node's machine
     restart: int = 0  # how often Slurm had started it again by then
 
     @property
@@ -131,8 +131,8 @@ def allocation_on(
     (gres.py); None = by address, () = unknown."""
 
     # Long because it checks each reason, in the order in which they decide.
-    def unknown(reason: str, remedy: str | None = None) -> JobAllocation:
-        return unknown_allocation(job, share.node, reason, remedy)
+    def unknown(reason: str, fix: str | None = None) -> JobAllocation:
+        return unknown_allocation(job, share.node, reason, fix)
 
     if not share.gpus.count and share.gpus.indices is not None:
         return _allocation(job, share.node)
@@ -221,11 +221,9 @@ def allocation_by_gres(
     )
 
 
-def unknown_allocation(
-    job: Job, node: str, reason: str, remedy: str | None = None
-) -> JobAllocation:
+def unknown_allocation(job: Job, node: str, reason: str, fix: str | None = None) -> JobAllocation:
     """Return the allocation of a job whose resources on a node are unknown."""
-    return replace(_allocation(job, node), unknown=reason, remedy=remedy)
+    return replace(_allocation(job, node), unknown=reason, fix=fix)
 
 
 def _allocation(job: Job, node: str) -> JobAllocation:

@@ -186,20 +186,20 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
         return replace(
             owned,
             unknown=f"the record has no address of GPU {max(record.owned)}",
-            remedy="--gres gres.conf, if its lines name the GPUs' files",
+            fix="--gres gres.conf, if its lines name the GPUs' files",
         )
     if any(other is None or _nodes(other) != _nodes(gpus) for other in candidates[1:]):
         return replace(
             owned,
             unknown="the driver's order of GPUs is not that of their addresses, or some are cut "
             "into slices: which of them Slurm means depends on gres.conf",
-            remedy="--gres gres.conf, if its lines name the GPUs' files",
+            fix="--gres gres.conf, if its lines name the GPUs' files",
         )
     if record.owned and not record.tasks:
         return replace(
             owned,
             unknown="no task of it was recorded: no TaskProlog, or none had started",
-            remedy="set TaskProlog=, as in the README of the hooks",
+            fix="set TaskProlog=, as in the README of the hooks",
         )
     return with_tasks(replace(owned, gpus=gpus), record.tasks)
 

@@ -28,7 +28,7 @@ class ProbeCaveat(Struct, frozen=True):
 
     id: str
     detail: str
-    remedy: str
+    fix: str
 
 
 class Contention(Struct, frozen=True):
@@ -166,7 +166,7 @@ class ProbeDocument(Struct, frozen=True, kw_only=True):
     machine: ProbeMachine
     pus: str
     contention: Contention
-    doubts: tuple[ProbeCaveat, ...]
+    caveats: tuple[ProbeCaveat, ...]
     instruction_set: str | None = None
     runs: tuple[BandwidthRun, ...] = ()
     curves: tuple[LatencyCurve, ...] = ()
@@ -180,7 +180,7 @@ class ProbeDocument(Struct, frozen=True, kw_only=True):
     series: tuple[PairLatency, ...] = ()
 
 
-_OF_EVERY_COMMAND = "command probe_version machine pus contention doubts instruction_set".split()
+_OF_EVERY_COMMAND = "command probe_version machine pus contention caveats instruction_set".split()
 _FIELDS = {
     "bandwidth": (("runs", "runs"),),
     "latency": (("curves", "curves"),),

@@ -38,7 +38,7 @@ class StepReading(Struct, frozen=True):
     placed: tuple[BracketedSample, ...]  # in the order of time where brackets are
     conditions: tuple[Condition, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    findings: tuple[Finding, ...] = ()  # the probe's own doubts among them
+    findings: tuple[Finding, ...] = ()  # the probe's own caveats among them
     busy: str | None = None  # other programs that ran; None = unknown, or not counted
     emulated: bool | None = None  # None if it was not requested, or is not available
 
@@ -57,33 +57,35 @@ def read_probe_results(document: ProbeDocument) -> StepReading:
     placed = tuple(sorted(read_samples, key=lambda placed: placed.at_ns))
     if not placed:
         raise ParseError(SOURCE, f"samples of {document.command}")
-    busy = next((doubt.detail for doubt in document.doubts if doubt.id == "busy-neighbour"), None)
+    busy = next(
+        (caveat.detail for caveat in document.caveats if caveat.id == "busy-neighbour"), None
+    )
     if busy is None and document.contention.busy_neighbour:
         busy = f"other processes ran on CPUs {document.pus}"
     return StepReading(
         placed,
         tuple(dict.fromkeys(_conditions(document))),
         (),
-        tuple(_doubts(document)),
+        tuple(_caveat_findings(document)),
         busy,
         document.machine.emulated,
     )
 
 
-def _doubts(document: ProbeDocument) -> Iterator[Finding]:
+def _caveat_findings(document: ProbeDocument) -> Iterator[Finding]:
     """Yield the probe's caveats, except those that are judged over the whole run."""
-    for doubt in document.doubts:
-        if doubt.id in _SAID_OF_THE_RUN:
+    for caveat in document.caveats:
+        if caveat.id in _SAID_OF_THE_RUN:
             continue
-        bad = doubt.id in _HIDDEN_PLACES
+        bad = caveat.id in _HIDDEN_PLACES
         yield finding(
-            "bench-hidden-place" if bad else "bench-doubt",
-            f"{document.command}: {doubt.id}",
+            "bench-hidden-place" if bad else "bench-caveat",
+            f"{document.command}: {caveat.id}",
             expected="caches and siblings as the kernel shows them"
             if bad
             else "results without a caveat",
-            observed=doubt.detail,
-            fix=doubt.remedy,
+            observed=caveat.detail,
+            fix=caveat.fix,
             source=SOURCE,
         )
 

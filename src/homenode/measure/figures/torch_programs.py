@@ -31,7 +31,7 @@ def _read_run_results(run: TorchRun) -> MeasuredSamples:
     if any(device.address is None for device in run.devices):
         gaps.append(Gap("GPU addresses", "PyTorch reports none: results cannot be paired"))
     samples = tuple(figures for figure in run.figures for figures in _samples(figure, run))
-    gaps += [gap for figure in run.figures for gap in _doubts(figure, run)]
+    gaps += [gap for figure in run.figures for gap in _result_gaps(figure, run)]
     if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.figures):
         reason = "the driver does not report the buffer's node: unconfirmed"
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
@@ -114,7 +114,7 @@ def _place(figure: TorchResult, run: TorchRun) -> dict[str, Any]:
     return {"device": Bdf.parse(address), "peer": Bdf.parse(other)}
 
 
-def _doubts(figure: TorchResult, run: TorchRun) -> Iterator[Gap]:
+def _result_gaps(figure: TorchResult, run: TorchRun) -> Iterator[Gap]:
     device = run.devices[figure.device]
     name = " ".join(filter(None, (figure.metric, figure.variant, device.address)))
     if not figure.steady:

@@ -25,7 +25,7 @@ from homenode.metrics import Metric, primaries, titles_of
 from homenode.objective import Objective
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_dots, has_lines
 from homenode.show.report.machine import ReportedMachine
-from homenode.show.results_text import doubts_of
+from homenode.show.results_text import list_caveats
 from homenode.show.svg_canvas import series_number
 from homenode.text import plural
 from homenode.vm.layout import PRESETS, SUMMARIES
@@ -337,7 +337,7 @@ def answers_table(machine: ReportedMachine) -> Table:
     rows = []
     for answer in machine.recommendations:
         if _has_enough_gpus(machine, answer):
-            caveats = dict.fromkeys(doubts_of(answer, machine.doubts))
+            caveats = dict.fromkeys(list_caveats(answer, machine.caveats))
             if answer.measure_next is not None:
                 caveats = {f"measure next: {answer.measure_next}": None, **caveats}
             layout = layout_named(answer) if answer.choice else "no answer"

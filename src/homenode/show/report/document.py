@@ -11,7 +11,7 @@ from homenode.decide.summary import power_by_test
 from homenode.decide.switch_effects import file_effects
 from homenode.decide.words import format_value
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
-from homenode.findings import Doubt, Gap
+from homenode.findings import Caveat, Gap
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS
 from homenode.show.report.across import across_pictures, effects_table, link_speeds, summary_table
@@ -137,11 +137,11 @@ def _caveats(machines: Sequence[ReportedMachine]) -> Section:
     """Return each caveat once with its machines; then the method of the intervals."""
     names: dict[tuple[str, str, str], dict[str, None]] = {}
     for machine in machines:
-        for doubt in _own_doubts(machine):
-            names.setdefault((doubt.id, doubt.detail, doubt.remedy), {})[machine.name] = None
+        for caveat in _own_caveats(machine):
+            names.setdefault((caveat.id, caveat.detail, caveat.fix), {})[machine.name] = None
     items = tuple(
-        (Span(", ".join(subjects), "bold"), f": {detail}. Fix: {remedy}. ", Span(name, "dim small"))
-        for (name, detail, remedy), subjects in islice(names.items(), MAX_CAVEATS)
+        (Span(", ".join(subjects), "bold"), f": {detail}. Fix: {fix}. ", Span(name, "dim small"))
+        for (name, detail, fix), subjects in islice(names.items(), MAX_CAVEATS)
     )
     parts: list[Part] = [Items(items)] if items else []
     if len(names) > MAX_CAVEATS:
@@ -226,7 +226,7 @@ def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) 
     if host.findings is not None:
         yield host.findings
     yield from _printed_results(machine)
-    yield from _doubts(machine)
+    yield from _machine_caveats(machine)
     yield from _environment(machine)
     if sources := _references([machine]):
         yield Section("Sources", (Items(sources),), is_open=False)
@@ -256,22 +256,22 @@ def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
         yield Section(f"Printed results ({len(rows)})", (table,), is_open=False)
 
 
-def _own_doubts(machine: ReportedMachine) -> list[Doubt]:
+def _own_caveats(machine: ReportedMachine) -> list[Caveat]:
     """Remove caveats of published results that their strength implies."""
     is_said = SAID_BY_LEVEL if machine.is_published else frozenset()
-    return [doubt for doubt in machine.doubts if doubt.id not in is_said]
+    return [caveat for caveat in machine.caveats if caveat.id not in is_said]
 
 
-def _doubts(machine: ReportedMachine) -> Iterator[Section]:
-    if doubts := _own_doubts(machine):
-        items = Items(tuple(map(_doubt, doubts)))
-        yield Section(f"Caveats ({len(doubts)})", (items,), is_open=True)
+def _machine_caveats(machine: ReportedMachine) -> Iterator[Section]:
+    if caveats := _own_caveats(machine):
+        items = Items(tuple(map(_caveat_item, caveats)))
+        yield Section(f"Caveats ({len(caveats)})", (items,), is_open=True)
 
 
-def _doubt(doubt: Doubt) -> tuple[str | Span, ...]:
-    text = f"{' (blocks)' if doubt.blocks else ''}, {doubt.subject}: {doubt.detail}. "
-    remedy = Span(f"Likely cause: {doubt.cause}. Fix: {doubt.remedy}.", "dim")
-    return Span(doubt.id, "bold"), text, remedy
+def _caveat_item(caveat: Caveat) -> tuple[str | Span, ...]:
+    text = f"{' (blocks)' if caveat.blocks else ''}, {caveat.subject}: {caveat.detail}. "
+    fix = Span(f"Likely cause: {caveat.cause}. Fix: {caveat.fix}.", "dim")
+    return Span(caveat.id, "bold"), text, fix
 
 
 def _tests(machines: Sequence[ReportedMachine]) -> Section:

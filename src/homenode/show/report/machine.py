@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.decide.alternative import Alternative, alternatives
+from homenode.decide.caveats import find_own_caveats
 from homenode.decide.compare import compare_series
 from homenode.decide.comparison import Comparison, once
-from homenode.decide.doubts import doubts_of
 from homenode.decide.machine_facts import (
     facts_of_host,
     facts_of_runs,
@@ -26,7 +26,7 @@ from homenode.decide.recommendation import (
 from homenode.decide.summary import Series, SeriesKey
 from homenode.decide.switch_effects import SwitchEffect, switch_effects
 from homenode.doc import Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
-from homenode.findings import Doubt, Finding, Severity
+from homenode.findings import Caveat, Finding, Severity
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
@@ -67,7 +67,7 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
     comparison: Comparison | None  # None with fewer than two
     bare: Comparison | None  # with a run on the host itself, if both exist
     effects: tuple[SwitchEffect, ...]
-    doubts: tuple[Doubt, ...]
+    caveats: tuple[Caveat, ...]
     host: Host | None  # its topology, if known
     plans: Mapping[str, Plan]  # by alternative
     guests: Mapping[str, Host]  # by alternative
@@ -136,10 +136,10 @@ def _machine(
     if on_host is not None and chosen:
         bare = compare_series((on_host, *chosen), series, bare=True)
     alone = others_of_machine if comparison is not None else (*chosen, *others_of_machine)
-    doubts = (
-        *(comparison.doubts if comparison is not None else ()),
-        *(bare.doubts if bare is not None else ()),
-        *(doubt for alternative in alone for doubt in doubts_of(alternative)),
+    caveats = (
+        *(comparison.caveats if comparison is not None else ()),
+        *(bare.caveats if bare is not None else ()),
+        *(caveat for alternative in alone for caveat in find_own_caveats(alternative)),
     )
     directories = _neighbours_of(chosen, runs, named_runs, neighbours)
     return ReportedMachine(
@@ -152,7 +152,7 @@ def _machine(
         comparison=comparison,
         bare=bare,
         effects=switch_effects(name, chosen),
-        doubts=once(dict.fromkeys(doubts)),
+        caveats=once(dict.fromkeys(caveats)),
         host=host,
         plans={label: results.plan for label, results in directories if results.plan is not None},
         guests={

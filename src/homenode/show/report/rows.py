@@ -23,7 +23,7 @@ COLUMNS = tuple(
     machine system layout pinning siblings cells pcie memory arrangement memory_mode
     page_bytes vcpus origin vantage metric unit variant size_bytes node peer_node device
     peer state slowest_device value low high boots samples baseline ratio ratio_low
-    ratio_high p p_adjusted outcome level doubts
+    ratio_high p p_adjusted outcome level caveats
 """.split()
 )
 """Columns of a row. See docs/reference/formats/rows.md."""
@@ -113,5 +113,5 @@ def _effect_columns(effect: Effect | None) -> dict[str, Any]:
         "p_adjusted": effect.p_adjusted,
         "outcome": str(effect.outcome),
         "level": str(effect.level),
-        "doubts": ", ".join(effect.doubts) or None,
+        "caveats": ", ".join(effect.caveats) or None,
     }

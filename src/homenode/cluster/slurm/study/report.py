@@ -286,8 +286,8 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         multiple = multiple_text(effect.ratio)
         evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
         if effect.outcome is Outcome.CANNOT_TELL:
-            doubts = ", ".join(effect.doubts) or "its interval is wide"
-            return _unknown_answer(f"measure more jobs of each: {doubts}", evidence)
+            caveats = ", ".join(effect.caveats) or "its interval is wide"
+            return _unknown_answer(f"measure more jobs of each: {caveats}", evidence)
         if effect.outcome is Outcome.NO_DIFFERENCE:
             reason = "your program runs as fast in a part of a node"
             return Queue.SHARED, reason, (evidence,), True

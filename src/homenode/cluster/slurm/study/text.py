@@ -190,7 +190,7 @@ def effect_cells(effect: Effect) -> tuple[str, str, str]:
         text += f" [{range_text(effect.low, effect.high, lower_is_better=lower)}]"
         is_clear = not effect.low <= 1 <= effect.high
     if effect.outcome is Outcome.CANNOT_TELL:
-        reason = ", ".join(effect.doubts) or "corrected for several comparisons"
+        reason = ", ".join(effect.caveats) or "corrected for several comparisons"
         text += f", cannot tell: {reason}" if is_clear else ", cannot tell"
     return format_value(effect.value, effect.unit), text, str(effect.boots[1])
 

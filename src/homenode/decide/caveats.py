@@ -1,4 +1,4 @@
-"""Doubts: caveats that make two alternatives incomparable, or weaken a result."""
+"""Caveats: reasons that make two alternatives incomparable, or weaken a result."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, pairwise
@@ -8,7 +8,7 @@ from homenode.decide.comparison import NO_ORDER, NODELESS, ORDER, SLOW_IN_ONE, m
 from homenode.decide.health import slow_in_one
 from homenode.decide.machine_facts import unlike_hardware
 from homenode.decide.matrices import far_copies
-from homenode.findings import Doubt
+from homenode.findings import Caveat
 from homenode.measure.results.model import Origin, RunHead
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS
@@ -32,29 +32,29 @@ Metrics = frozenset[str] | None
 
 def find_caveats(
     first: Alternative, second: Alternative, metrics: Metrics = None
-) -> tuple[Doubt, ...]:
+) -> tuple[Caveat, ...]:
     """Return caveats on comparing two alternatives on these metrics; None = on all."""
     subject = f"{first.label} and {second.label}"
     heads = [[run.head for run in alternative.runs] for alternative in (first, second)]
-    all_doubts = chain(
+    all_caveats = chain(
         _slow_in_one(first, second, metrics),
         _slow_in_one(second, first, metrics),
         _other_machine(subject, *heads),
         _other_conditions(subject, *heads),
         _other_vcpus(subject, first, second),
         _order(subject, *heads),
-        *(doubts_of(alternative, metrics) for alternative in (first, second)),
+        *(find_own_caveats(alternative, metrics) for alternative in (first, second)),
     )
-    return tuple(dict.fromkeys(all_doubts))
+    return tuple(dict.fromkeys(all_caveats))
 
 
-def concerns(doubt: Doubt, metric: str) -> bool:
-    """Whether a doubt is about a metric: conditions of a collective change no other figure."""
-    is_condition = doubt.id == "other-conditions" and doubt.subject.startswith(_OF_COLLECTIVES)
+def concerns(caveat: Caveat, metric: str) -> bool:
+    """Whether a caveat is about a metric: conditions of a collective change no other figure."""
+    is_condition = caveat.id == "other-conditions" and caveat.subject.startswith(_OF_COLLECTIVES)
     return not is_condition or metric not in METRICS or metric.startswith("allreduce-")
 
 
-def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Doubt]:
+def find_own_caveats(alternative: Alternative, metrics: Metrics = None) -> Iterator[Caveat]:
     """Yield caveats on an alternative's own results of these metrics; None = of all."""
     for run in alternative.runs:
         head = run.head
@@ -72,7 +72,7 @@ def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Dou
     yield from _far_copies(alternative, metrics)
 
 
-def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
+def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Caveat]:
     """Yield the caveat on copies of one table that fall into two groups: some came from another
     node."""
     for metric, detail in far_copies(alternative):
@@ -80,7 +80,7 @@ def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
             yield make_caveat("far-copies", alternative.label, detail)
 
 
-def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Doubt]:
+def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Caveat]:
     """Yield caveats on GPU links that are slow in only one of two layouts."""
     if metrics is None or any(metric.startswith(_GPU_METRICS) for metric in metrics):
         for detail in slow_in_one(slow.links, other.links):
@@ -88,7 +88,7 @@ def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Ite
             yield make_caveat(SLOW_IN_ONE, slow.label, detail)
 
 
-def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Caveat]:
     hosts = [{head.host for head in heads if head.host is not None} for heads in (first, second)]
     kinds = [{head.host_kind for head in heads if head.host_kind} for heads in (first, second)]
     systems = {head.system for head in (*first, *second)}
@@ -111,7 +111,9 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
     yield make_caveat("other-host", subject, detail)
 
 
-def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+def _other_conditions(
+    subject: str, first: list[RunHead], second: list[RunHead]
+) -> Iterator[Caveat]:
     values: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
     for values_of, heads in zip(values, (first, second), strict=True):
         for condition in chain.from_iterable(head.conditions for head in heads):
@@ -123,13 +125,11 @@ def _other_conditions(subject: str, first: list[RunHead], second: list[RunHead])
             continue
         blocks = name.split()[0] in _MUST_AGREE
         detail = f"{_join_names(a)} against {_join_names(b)}"
-        cause, remedy = _OF_SWEEPS if name == "tool largest message" else (None, None)
-        yield make_caveat(
-            "other-conditions", name, detail, blocks=blocks, cause=cause, remedy=remedy
-        )
+        cause, fix = _OF_SWEEPS if name == "tool largest message" else (None, None)
+        yield make_caveat("other-conditions", name, detail, blocks=blocks, cause=cause, fix=fix)
 
 
-def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Doubt]:
+def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Caveat]:
     counts = [
         {run.head.vcpus for run in alternative.runs if run.head.vcpus is not None}
         for alternative in (first, second)
@@ -146,7 +146,7 @@ def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Itera
     )
 
 
-def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
+def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Caveat]:
     """Yield the caveat on a blocked order: drift then looks like the layout. If the order of
     imported runs is unknown, it may have been blocked."""
     heads = (*first, *second)
@@ -186,7 +186,7 @@ def _are_together(places: Sequence[Sequence[float]]) -> bool:
     return any(later - earlier < _COPIED_TOGETHER_S for earlier, later in pairwise(ordered))
 
 
-def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
+def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[Caveat]:
     if alternative.switches.cells is not GuestCells.HOST:
         return
     nodeless = any(

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.decide.alternative import Alternative, alternatives
+from homenode.decide.caveats import find_caveats, find_own_caveats
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome, make_caveat
-from homenode.decide.doubts import doubts_of, find_caveats
 from homenode.decide.health import check_results, sweep_fits
 from homenode.decide.machine_facts import of_host
 from homenode.decide.matrices import (
@@ -28,7 +28,7 @@ from homenode.decide.matrices import (
 from homenode.decide.recommendation import decide_for_machines
 from homenode.decide.sentences import first_line
 from homenode.decide.summary import series_of
-from homenode.findings import Doubt, Severity
+from homenode.findings import Caveat, Severity
 from homenode.measure.results.model import (
     COLLECTIVE_GPUS,
     Condition,
@@ -49,9 +49,9 @@ from tests.simulated_runs import simulated_run
 FIGURES = {"triad": ("bytes_per_s", 1e10)}
 
 
-def doubts(first: Run, second: Run) -> dict[str, Doubt]:
+def caveats(first: Run, second: Run) -> dict[str, Caveat]:
     one, other = alternatives([first, second])
-    return {doubt.id: doubt for doubt in find_caveats(one, other)}
+    return {caveat.id: caveat for caveat in find_caveats(one, other)}
 
 
 def run_of(layout: str, *, origin: Origin = Origin.MEASURED, host: str | None = "a") -> Run:
@@ -60,16 +60,16 @@ def run_of(layout: str, *, origin: Origin = Origin.MEASURED, host: str | None = 
 
 
 def test_runs_without_a_host_are_named() -> None:
-    nameless = doubts(run_of("default", origin=Origin.IMPORTED), run_of("pin", host=None))
-    assert nameless["host-unknown"].remedy
-    assert "host-unknown" not in doubts(run_of("default"), run_of("pin"))
+    nameless = caveats(run_of("default", origin=Origin.IMPORTED), run_of("pin", host=None))
+    assert nameless["host-unknown"].fix
+    assert "host-unknown" not in caveats(run_of("default"), run_of("pin"))
 
 
-def test_every_doubt_has_a_cause_a_fix_and_a_line_in_the_documents() -> None:
+def test_every_caveat_has_a_cause_a_fix_and_a_line_in_the_documents() -> None:
     page = Path("docs/reference/formats/comparison.md").read_text()
-    for name in tomllib.loads(package_text("decide", "doubts.toml")):
+    for name in tomllib.loads(package_text("decide", "caveats.toml")):
         made = make_caveat(name, "x", "y")
-        assert made.cause and made.remedy and f"`{name}`" in page, name
+        assert made.cause and made.fix and f"`{name}`" in page, name
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_link_that_is_slow_in_one_layout_only_is_named_and_blocks_nothing(
         peak = Sample("allreduce-busbw-peak", "bytes_per_s", max(rates))
         return replace(run_of(layout), samples=(*samples, peak))
 
-    found = [doubts(measured("default", good), measured("pin", bad))]
-    found.append(doubts(measured("pin", bad), measured("default", good)))
+    found = [caveats(measured("default", good), measured("pin", bad))]
+    found.append(caveats(measured("pin", bad), measured("default", good)))
     for each in found:
         detail = each["slow-in-one-layout"].detail if "slow-in-one-layout" in each else ""
         assert (
@@ -112,7 +112,7 @@ def test_a_link_that_is_slow_in_one_layout_only_is_named_and_blocks_nothing(
     (answer,) = decide_for_machines(
         [measured("default", good), measured("pin", bad)], (Objective.MULTI_GPU,)
     )
-    assert ("slow-in-one-layout" in {doubt.id for doubt in answer.doubts}) == bool(named)
+    assert ("slow-in-one-layout" in {caveat.id for caveat in answer.caveats}) == bool(named)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_runs_of_one_directory_that_name_other_hardware_are_of_other_hosts(
         replace(run, head=replace(run.head, hardware=hardware))
         for run, hardware in ((run_of("default"), first), (run_of("pin"), second))
     )
-    found = doubts(default, pin)
+    found = caveats(default, pin)
     assert (found["other-host"].detail if "other-host" in found else "") == detail
 
 
@@ -161,7 +161,7 @@ def _governors(*values: str) -> list[dict[str, object]]:
         ([{"place": 1}, {"place": 3}], [{"place": 2}], set()),
     ],
 )
-def test_two_alternatives_have_the_doubts_of_how_their_runs_were_made(
+def test_two_alternatives_have_the_caveats_of_how_their_runs_were_made(
     first: Sequence[dict[str, object]], second: Sequence[dict[str, object]], expected: set[str]
 ) -> None:
     sides = [
@@ -175,7 +175,7 @@ def test_two_alternatives_have_the_doubts_of_how_their_runs_were_made(
     one, other = (
         replace(made, runs=tuple(runs)) for runs in sides for made in alternatives(runs[:1])
     )
-    assert {doubt.id for doubt in find_caveats(one, other)} == expected
+    assert {caveat.id for caveat in find_caveats(one, other)} == expected
 
 
 @pytest.mark.parametrize(
@@ -225,12 +225,12 @@ def test_the_start_up_time_of_a_sweep_counts_the_gpus_of_its_tool() -> None:
     assert fit.start_s == pytest.approx(20e-6, rel=0.01)
 
 
-def test_doubts_of_some_metrics_leave_out_what_was_refused_of_others() -> None:
+def test_caveats_of_some_metrics_leave_out_what_was_refused_of_others() -> None:
     run = run_of("pin")
     refused = Sample("memory-latency", "ns", 0.0)
     (one,) = alternatives([replace(run, samples=(*run.samples, refused))])
     for metric, number in (("memory-latency", 1), (run.samples[0].metric, 0)):
-        found = [doubt.id for doubt in doubts_of(one, frozenset({metric}))]
+        found = [caveat.id for caveat in find_own_caveats(one, frozenset({metric}))]
         assert found.count("refused-figures") == number
 
 
@@ -365,7 +365,7 @@ def test_before_and_after_are_compared_whatever_node_the_threads_chose() -> None
     (effect,) = (one for one in found.effects if one.primary)
     assert effect.slowest_device
     assert effect.outcome is Outcome.BETTER
-    assert [one.subject for one in found.doubts if one.id == "far-copies"] == ["default"]
+    assert [one.subject for one in found.caveats if one.id == "far-copies"] == ["default"]
 
 
 def test_cells_that_bench_bound_to_the_other_node_are_no_far_copies() -> None:
@@ -387,7 +387,7 @@ def test_cells_that_bench_bound_to_the_other_node_are_no_far_copies() -> None:
         whole[0].head,
         gpus=tuple(GpuPlace(gpu, place // 2) for place, gpu in enumerate(gpus)),
     )
-    assert not list(doubts_of(alternatives([Run(head, samples)])[0]))
+    assert not list(find_own_caveats(alternatives([Run(head, samples)])[0]))
     astray = alternative("pin-numa-pci", (*far[:2], *near[2:]), (1,) * 4, gpus=gpus).runs[0]
-    (doubt,) = doubts_of(alternatives([astray])[0])
-    assert doubt.id == "far-copies" and "2 of 4 GPUs 41.2 GB/s" in doubt.detail
+    (caveat,) = find_own_caveats(alternatives([astray])[0])
+    assert caveat.id == "far-copies" and "2 of 4 GPUs 41.2 GB/s" in caveat.detail

@@ -153,6 +153,8 @@ def test_a_redacted_capture_keeps_which_vm_has_which_part_and_no_uuid() -> None:
             "driver: expected 'nvidia'",
         ),
         ("vfs = 3", "vfs = 1", "parts: expected at most 1"),
+        ('"mdev", "t4"', '{ model = "mdev", vfs = 1 }, "t4"', "parts: expected at most 1"),
+        ('"vgpu", "mdev"', '{ model = "vgpu", vfs = 1 }, "mdev"', "parts: expected at most 1"),
         ("vendor = 0x1002", "vendor = 0x10de", "divided_by: expected what GPUs of its vendor can"),
         ('class = "gpu"', 'class = "nic"', "on a GPU"),
     ],

@@ -51,12 +51,9 @@ class DeviceModel(Struct, frozen=True):
     memory_mode: str | None = None
 
 
-class _Table(Struct, forbid_unknown_fields=True):
-    model: tuple[DeviceModel, ...]
-
-
 _TEXT = package_text("machine", "description", "widespread.toml")
-_BY_CLASS = {row.name: row for row in toml.decode(_TEXT, type=_Table).model}
+_ROWS = toml.decode(_TEXT, type=dict[str, tuple[DeviceModel, ...]])["model"]
+_BY_CLASS = {row.name: row for row in _ROWS}
 """Defaults by class: a widespread part."""
 
 ROOT_PORT, SWITCH_PORT = "root-port", "switch-port"
@@ -73,7 +70,7 @@ _SWITCH_PORT_IDS = (0x1000, 0xC030)
 
 
 def parse_models(file: HostDocument, cpu_vendor: str | None) -> Mapping[str, DeviceModel]:
-    """Every model by name: the classes themselves, the bridges, and the file's [model.NAME]."""
+    """Return every model by name: the classes, the bridges, and the file's [model.NAME]."""
     root = _ROOT_PORT_IDS.get(cpu_vendor or "", _GENERIC_ROOT_PORT_IDS)
     models = {name: replace(model, name=name) for name, model in _BY_CLASS.items()}
     for name, label, ids in (
@@ -132,17 +129,23 @@ def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> D
 
 
 def check_division(table: ModelTable | ElementTable, kind: DeviceKind, vfs: int) -> tuple[str, ...]:
-    """The parts into which a GPU is divided, by their profiles. Raises InputError."""
+    """Return the parts into which a GPU is divided, by their profiles. Raises InputError."""
     divided_by, parts = table.divided_by, tuple(table.parts or ())
     for part in parts:
         if not 0 < len(part) <= 80 or not part.isascii() or not part.isprintable():
             raise table.refusal("parts", "names of profiles, at most 80 letters", part)
     if bool(parts) != (divided_by is not None) or (parts and kind is not DeviceKind.GPU):
         raise table.refusal("parts", "profiles and `divided_by`, on a GPU", list(parts))
+    _check_part_count(table, divided_by, parts, vfs)
+    return parts
+
+
+def _check_part_count(
+    table: ModelTable | ElementTable, divided_by: PartKind | None, parts: Sequence[str], vfs: int
+) -> None:
     limits = {PartKind.VIRTUAL_FUNCTION: vfs, PartKind.MEDIATED: vfs or 64, PartKind.PARTITION: 1}
     if divided_by is not None and len(parts) > limits.get(divided_by, 14):
         raise table.refusal("parts", f"at most {limits.get(divided_by, 14)}", list(parts))
-    return parts
 
 
 def _link(text: LinkText | None) -> PciLink | None:
@@ -268,7 +271,7 @@ def _node(table: RootTable | ElementTable, value: object, nodes: Sequence[int]) 
 def _elements(
     table: TomlTable, key: str, listed: Sequence[str | ElementTable]
 ) -> tuple[ElementTable, ...]:
-    """The entries of a list as tables: "gpu" is short for { model = "gpu" }."""
+    """Return the entries of a list as tables: "gpu" is short for { model = "gpu" }."""
     return tuple(
         decode_value(_from_text(element), ElementTable, table.source, f"{table.name_of(key)}[{i}]")
         if isinstance(element, str)
@@ -333,6 +336,7 @@ class _Elements(Struct, frozen=True):
                 parts=parts,
                 memory_mode=table.memory_mode,
             )
+        _check_part_count(table, model.divided_by, model.parts, vfs)
         return Endpoint(
             location=table.location,
             model=replace(

@@ -188,7 +188,12 @@ def test_nodes_of_gpu_memory_name_their_gpu() -> None:
             InputError,
             "expected hwloc XML version 1, 2 or 3, found 4.0",
         ),
-        ('<topology version="2.0"/>', InputError, "expected one object of type Machine"),
+        ('<topology version="2.0"/>', InputError, "one object of type Machine, found no object"),
+        (
+            '<topology version="2.0"><object type="System"/></topology>',
+            InputError,
+            "one object of type Machine, found System",
+        ),
         (_document(""), InputError, "no CPU in the topology"),
         (_document(_pu(0).replace('os_index="0"', "")), ParseError, "PU with an os_index"),
         (_document(_pu(0).replace("0x1", "0xzz") + "<object/>"), ParseError, "with a type"),

@@ -36,7 +36,7 @@ def host_from_lspci(text: str, name: str) -> Host:
 
 
 def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
-    """The host with the PCI part that a listing gives.
+    """Return the host with the PCI part that a listing gives.
 
     The listing decides the functions and their places; a function that the host's own source has
     too (same address, class and ids) keeps values that the listing lacks. There is a gap if both
@@ -68,8 +68,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     pairs = [(device_of[device.bdf], device) for device in devices if device.bdf in device_of]
     if device_of and not any(_may_be_equal(*pair) for pair in pairs):
         raise InputError(
-            f"{source}: expected PCI functions of {host.name}, found none of its "
-            f"{plural(len(device_of), 'function')}",
+            f"{source}: lists none of the {plural(len(device_of), 'PCI function')} of {host.name}",
             hint="name the host of the listing with --host",
         )
     if lost:
@@ -140,7 +139,7 @@ def _silent_gaps(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
 def add_lspci(
     devices: tuple[PciDevice, ...], text: str, source: str
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
-    """Functions of sysfs with the names and port types of the same host's listing.
+    """Return functions of sysfs with the names and port types of the same host's listing.
 
     sysfs decides; the listing adds names, and port types if the config space could not be read.
     Functions in only one of the two, and different nodes, are gaps.
@@ -263,7 +262,7 @@ def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int],
 
 
 def _root_of(bdf: Bdf, parent_of: dict[Bdf, Bdf | None]) -> str:
-    """Name of the root complex above a function. Each step up leads to a lower bus, so it ends."""
+    """Return the name of the root complex above. Each step leads to a lower bus, so it ends."""
     top = bdf
     while (above := parent_of.get(top)) is not None:
         top = above
@@ -323,7 +322,7 @@ def _may_be_equal(own: PciDevice, listed: PciDevice) -> bool:
 
 
 def _other_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
-    """Gaps of the host that a listing does not close."""
+    """Return gaps of the host that a listing does not close."""
     closed = {"PCI functions"} if devices else set()
     closed |= {f"node of {device.bdf}" for device in devices if device.node is not None}
     return tuple(gap for gap in host.gaps if gap.subject not in closed)

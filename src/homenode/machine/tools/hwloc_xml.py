@@ -42,22 +42,17 @@ class HwlocDistances(Struct, frozen=True):
     values: tuple[tuple[int, ...], ...]  # shape (objects, objects), [from][to]
 
 
-class HwlocCpuKind(Struct, frozen=True):
-    cpuset: str
-    infos: dict[str, str]
-
-
 class HwlocTopology(Struct, frozen=True):
     machine: HwlocObject
     distances: tuple[HwlocDistances, ...]
-    cpu_kinds: tuple[HwlocCpuKind, ...]
+    cpu_kinds: tuple[tuple[str, dict[str, str]], ...]  # (cpuset, infos)
     # of the machine and, in version 3, of the topology
     infos: dict[str, str] = field(default_factory=dict)
 
 
 def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
-    """The records of a document. Raises InputError for an unknown version and for a document that
-    is too large, and ParseError for other XML, entities and malformed values."""
+    """Return the records of a document. Raises InputError for an unknown version and for a document
+    that is too large, and ParseError for other XML, entities and malformed values."""
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8-sig")
@@ -73,7 +68,8 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
     is_old = version.startswith("1.")
     machines = [child for child in root if child.tag == "object"]
     if len(machines) != 1 or machines[0].get("type") not in _MACHINE_TYPES[is_old]:
-        raise InputError(f"{source}: expected one object of type Machine, found {len(machines)}")
+        found = ", ".join(str(machine.get("type")) for machine in machines[:4]) or "no object"
+        raise InputError(f"{source}: expected one object of type Machine, found {found}")
     machine = _object(machines[0], source)
     if is_old:
         return HwlocTopology(
@@ -90,9 +86,7 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
             if child.tag in ("distances2", "distances2hetero")
         ),
         cpu_kinds=tuple(
-            HwlocCpuKind(child.get("cpuset", "0x0"), _infos(child))
-            for child in root
-            if child.tag == "cpukind"
+            (child.get("cpuset", "0x0"), _infos(child)) for child in root if child.tag == "cpukind"
         ),
         infos={**machine.infos, **_infos(root)},
     )
@@ -168,7 +162,7 @@ _LATENCY = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 
 
 def _in_new_form(obj: HwlocObject) -> HwlocObject:
-    """An object of version 1, and those below it, by the types of version 2."""
+    """Return an object of version 1, and those below it, by the types of version 2."""
     of_type = _NEW_TYPES.get(obj.type, obj.type)
     if of_type == "Cache":
         holds = "i" if obj.attributes.get("cache_type") == _INSTRUCTIONS else ""
@@ -195,7 +189,7 @@ def _with_a_node(machine: HwlocObject) -> HwlocObject:
 
 
 def _old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]:
-    """The matrices of the NUMA nodes: multiples of `latency_base`, in the order of the document.
+    """Return matrices of the NUMA nodes: multiples of `latency_base`, in the document's order.
 
     Version 1 does not name what a matrix compares. As in hwloc's own import, one of the whole
     machine with as many rows as it has nodes is theirs; others, which groups are made of, are left
@@ -228,13 +222,13 @@ def _latency(text: str, element: etree._Element, source: str) -> float:
 
 
 def pus_of(obj: HwlocObject, attribute: str, source: str) -> CpuSet:
-    """The CPUs of an attribute such as cpuset; empty if it is absent. Raises ParseError."""
+    """Return the CPUs of an attribute such as cpuset; empty if it is absent. Raises ParseError."""
     text = obj.attributes.get(attribute)
     return CpuSet() if text is None else CpuSet.parse_mask(text, f"{source}: {attribute}")
 
 
 def os_index(obj: HwlocObject, source: str) -> int:
-    """The OS index of an object that must have one. Raises ParseError."""
+    """Return the OS index of an object that must have one. Raises ParseError."""
     index = whole_number(obj.attributes.get("os_index"))
     if index is None:
         raise ParseError(source, f"{obj.type} with an os_index", str(obj.attributes))

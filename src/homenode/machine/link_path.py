@@ -168,7 +168,7 @@ class Link(Struct, frozen=True, kw_only=True):
 
 
 def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Link, ...]:
-    """Every link from the function to its root port, the nearest first.
+    """Return every link from the function to its root port, the nearest first.
 
     A switch's upstream and downstream ports are one chip: no link is between them. Two ports of the
     same direction have no link either: the source lacks the port between them.
@@ -244,7 +244,7 @@ JUDGED = {
     DeviceKind.NIC: "NIC",
     DeviceKind.NVME: "NVMe drive",
 }
-"""The kinds of device whose links are looked at, as people call them."""
+"""Kinds of device whose links are checked, and their names in messages."""
 
 
 class DevicePath(Struct, frozen=True, kw_only=True):
@@ -258,8 +258,8 @@ class DevicePath(Struct, frozen=True, kw_only=True):
 def device_paths(
     host: Host, known_widths: Mapping[Bdf, int] | None = None
 ) -> tuple[DevicePath, ...]:
-    """Paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address. known_widths: lanes of
-    slots that are wired narrower than their ports report, by device."""
+    """Return paths of GPUs, NVSwitches, NICs and NVMe drives, ascending by address. known_widths:
+    lanes of slots that are wired narrower than their ports report, by device."""
     # A dozen checks of one host read them: they hang on it, as its cached properties do.
     if "device_paths" not in host.__dict__:
         host.__dict__["device_paths"] = _device_paths(host)
@@ -323,7 +323,7 @@ def describe_paths(host: Host) -> Iterator[str]:
 
 
 def _isolation(gpu: PciDevice, host: Host) -> str:
-    """ACS of each port above, the nearest first, ATS and the IOMMU's mode, if known."""
+    """Return ACS of each port above, the nearest first, ATS and the IOMMU's mode, if known."""
     acs_of_ports = [
         f"{port.bdf} {'+'.join(port.acs) or 'none'}"
         for port in host.bridges_above(gpu.bdf)

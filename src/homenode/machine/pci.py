@@ -201,14 +201,14 @@ class PciDevice(Struct, frozen=True):
 
 
 def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
-    """Key of identical devices, except their boards. Listings without -n have names, not ids."""
+    """Return the key of devices equal but for their boards. Listings without -n have names."""
     name = device.name if device.device_id is None else device.device_id
     is_known = device.vendor_id is not None and name is not None
     return (device.kind, device.vendor_id, name, device.bdf.function) if is_known else None
 
 
 def are_models_known(devices: Iterable[PciDevice]) -> bool:
-    """Whether the model of each function except bridges is known: else a peer may be missed."""
+    """Return whether each function but bridges has a known model: else peers may be missed."""
     return all(
         model_of(device) is not None or device.kind is DeviceKind.BRIDGE for device in devices
     )
@@ -330,7 +330,7 @@ _NIC_CLASSES = {
 
 
 def device_kind(class_code: int, vendor_id: int | None, device_id: int | None) -> DeviceKind:
-    """The kind of a function; class_code has 24 bits.
+    """Return the kind of a function; class_code has 24 bits.
 
     >>> device_kind(0x030200, 0x10DE, 0x2330), device_kind(0x030000, 0x1A03, 0x2000)
     (<DeviceKind.GPU: 'gpu'>, <DeviceKind.OTHER: 'other'>)
@@ -353,7 +353,7 @@ def device_kind(class_code: int, vendor_id: int | None, device_id: int | None) -
 def port_types_by_structure(
     bridges: Mapping[Bdf, int], parent_of: Mapping[Bdf, Bdf | None]
 ) -> dict[Bdf, PortType]:
-    """Port types of PCI bridges from their place in the tree, if nothing better is known.
+    """Return port types of PCI bridges from their place in the tree, if nothing better is known.
 
     bridges: class code of each bridge. parent_of: bridge above each function, all functions.
     PCIe alternates: root port, then a switch's upstream port, its downstream ports, perhaps the
@@ -393,6 +393,6 @@ _MI300A = 0x74A0
 
 
 def partition_count(mode: str, device_id: int | None) -> int:
-    """Accelerator partitions of an AMD GPU in a mode; 0 for a mode that is not known. Source: ROCm
-    documentation, "GPU partitioning"."""
+    """Return accelerator partitions of an AMD GPU in a mode; 0 for a mode that is not known.
+    Source: ROCm documentation, "GPU partitioning"."""
     return 6 if (mode, device_id) == ("CPX", _MI300A) else _PARTITIONS_OF_MODE.get(mode, 0)

@@ -157,8 +157,8 @@ def peer_route(host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bo
 
 
 def _control_of(host: Host, device: PciDevice) -> PciRegisters | None:
-    """A virtual function's own bits are reserved and read as 0: those of its physical function
-    count for it. Source: PCIe 6.0, 9.3.5.4."""
+    """Return Device Control of a function; for a virtual function, whose own bits are reserved,
+    that of its physical function. Source: PCIe 6.0, 9.3.5.4."""
     physical = device.physical_function
     if physical is None:
         return device.device_control
@@ -184,7 +184,7 @@ def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
     Without ATS the IOMMU translates a VM's addresses, and the host's in a domain of type DMA."""
     ats = requester.ats_enabled
     if ats is None and requester.device_control is not None:
-        ats = False  # what its Device Control is printed of has no ATS capability
+        ats = False  # its listing has capabilities, and ATS is not among them
     translates = in_vm or (requester.iommu_domain or "").startswith("DMA")
     plain = AddressType.IOVA if translates else AddressType.BUS
     if ats is None:

@@ -362,8 +362,8 @@ class Host(Struct, frozen=True, dict=True):
         return self.device_at.get(bdf)
 
     def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
-        """SLIT distance from node a to node b, or None if the host gives no distances. Raises
-        KeyError for a node that the host does not have."""
+        """Return SLIT distance from node a to node b, or None if the host gives no distances.
+        Raises KeyError for a node that the host does not have."""
         row, column = self.row_of_node[a], self.row_of_node[b]
         return None if self.distances is None else self.distances[row][column]
 
@@ -381,8 +381,8 @@ class Host(Struct, frozen=True, dict=True):
         return tuple(gpu for gpu in gpus if gpu.physical_function is None)
 
     def bridges_above(self, bdf: Bdf) -> tuple[PciDevice, ...]:
-        """The bridges above a function, from the nearest up to its root port. Raises KeyError
-        for a function that the host does not have."""
+        """Return the bridges above a function, from the nearest up to its root port. Raises
+        KeyError for a function that the host does not have."""
         path: list[PciDevice] = []
         parent = self.device_at[bdf].parent
         while parent is not None and parent in self.device_at and len(path) < 32:
@@ -397,8 +397,8 @@ class Host(Struct, frozen=True, dict=True):
         return self.bridges_above(physical if physical is not None and shown else device.bdf)
 
     def switch_above(self, bdf: Bdf) -> Bdf | None:
-        """The upstream port of the lowest PCIe switch above a function, else None. Functions with
-        the same answer talk to each other without passing a root complex."""
+        """Return the upstream port of the lowest PCIe switch above a function, else None. Functions
+        with the same answer talk to each other without passing a root complex."""
         for bridge in self.bridges_above(bdf):
             if bridge.bridge and bridge.bridge.port_type is PortType.SWITCH_UPSTREAM:
                 return bridge.bdf
@@ -418,7 +418,7 @@ def assemble_pus(
     isolated: CpuSet = CpuSet(),
     nohz_full: CpuSet = CpuSet(),
 ) -> tuple[Pu, ...]:
-    """Every CPU, ascending, with the core, LLC, node, package and die it is in."""
+    """Return every CPU, ascending, with the core, LLC, node, package and die it is in."""
     core_of = {pu: core.index for core in cores for pu in core.pus}
     llc_of = {pu: llc.index for llc in llcs for pu in llc.pus}
     node_of = {pu: node.index for node in nodes for pu in node.pus}
@@ -460,7 +460,7 @@ class HostSummary(Struct, frozen=True):
 
 
 def summarise(host: Host) -> HostSummary:
-    """Counts of a host. memory_bytes is None if any node's is unknown, or no node is."""
+    """Return counts of a host. memory_bytes is None if any node's is unknown, or no node is."""
     sizes = [node.memory_bytes for node in host.nodes]
     known_sizes = [size for size in sizes if size is not None]
     kinds = [device.kind for device in host.pci_devices if device.physical_function is None]
@@ -482,7 +482,7 @@ def summarise(host: Host) -> HostSummary:
 
 
 def with_certain_nodes(host: Host) -> Host:
-    """The host with every device of a one-node host on that node.
+    """Return the host with every device of a one-node host on that node.
 
     Firmware of one-node hosts often reports none (numa_node is -1), although there is no other
     node. The Host keeps the read value; planning uses this one.

@@ -460,16 +460,16 @@ MIN_DRAM_BYTES = 256 * MIB
 """A curve's last point counts as memory from here on; below, an LLC may hold it."""
 
 
-def read_chase_results(points: Sequence[study_programs.ChasePoint]) -> MeasuredSamples:
+def read_chase_results(points: Sequence[tuple[int, float]]) -> MeasuredSamples:
     """Return the latency by size; that of the largest size, if large enough, as the memory's."""
     figures = SampleBuilder("chase", "8-byte slots, random cycle, ordinary pages")
-    for point in points:
-        figures.add("memory-latency", "ns", point.latency_ns, size_bytes=point.size_bytes)
-    last = points[-1]
-    if last.size_bytes >= MIN_DRAM_BYTES:
-        figures.add("memory-latency", "ns", last.latency_ns, variant="dram")
+    for size_bytes, latency_ns in points:
+        figures.add("memory-latency", "ns", latency_ns, size_bytes=size_bytes)
+    size_bytes, latency_ns = points[-1]
+    if size_bytes >= MIN_DRAM_BYTES:
+        figures.add("memory-latency", "ns", latency_ns, variant="dram")
     else:
-        reason = f"the curve ends at {last.size_bytes} bytes, which an LLC may hold"
+        reason = f"the curve ends at {size_bytes} bytes, which an LLC may hold"
         figures.gap("memory latency", reason)
     return figures.figures()
 

@@ -213,7 +213,7 @@ class TopologyFile(Struct, frozen=True, kw_only=True):
 def assemble_topology(
     host: Host, guest: GuestSide, flavour: NcclVariant, source: str
 ) -> TopologyFile:
-    """The topology of a guest on a host.
+    """Return the topology of a guest on a host.
 
     It has a <cpu> for each host node that runs vCPUs or holds a device, a virtual switch for each
     host PCIe switch, and each GPU and NIC of the guest once. A device of unknown host node is
@@ -370,7 +370,7 @@ class _Tree(Struct, kw_only=True):
         return NcclPci(bus_id=bus_id, class_code=device.class_code, gt_per_s=speed, width=width)
 
     def _switch_link(self, switch: PciDevice, children: tuple[NcclPci, ...]) -> tuple[float, int]:
-        """The switch's link up to the root; else that of the fastest device, with a finding."""
+        """Return a switch's link to the root; else the fastest device's, with a finding."""
         speed, width = _link(self.host, switch)
         if speed is not None and width is not None:
             return speed, width

@@ -105,7 +105,7 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
     if read.ignored:
         yield finding(
             "nccl-ignored",
-            first_few((f"<{ignored.name}> in line {ignored.line}" for ignored in read.ignored), 8),
+            first_few((f"<{name}> in line {line}" for name, line in read.ignored), 8),
             expected="elements that NCCL reads there",
             observed="ignored, with all that is in it",
         )

@@ -213,7 +213,7 @@ def _reject_other_plan(plan: Plan, facts: Vm) -> None:
 
 
 def nodes_in_order(cells: Sequence[VmCell]) -> tuple[int, ...]:
-    """The guest's node of each cell: Linux numbers nodes by their vCPUs, then the others."""
+    """Return the guest's node of each cell: Linux numbers nodes by their vCPUs, then the others."""
     order = sorted(
         range(len(cells)), key=lambda i: (not cells[i].vcpus, cells[i].vcpus.first() or 0, i)
     )
@@ -325,7 +325,7 @@ def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
 
 
 def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, CpuSet]) -> CpuSet:
-    """vCPUs of the nodes nearest to a node without vCPUs; all if the host reports no distances."""
+    """Return vCPUs of the nodes nearest to a node without vCPUs; all vCPUs without distances."""
     distance_of_node = {other: host.distance(node, other) or 0 for other in vcpus_of_node}
     least = min(distance_of_node.values(), default=0)
     bits = 0

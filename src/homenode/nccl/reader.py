@@ -59,19 +59,12 @@ class XmlNode(Struct, frozen=True, kw_only=True):
             yield from child.walk()
 
 
-class IgnoredElement(Struct, frozen=True):
-    """An element that NCCL ignores."""
-
-    name: str
-    line: int
-
-
 class ReadTopology(Struct, frozen=True, kw_only=True):
     """The file as NCCL keeps it."""
 
     source: str
     systems: tuple[XmlNode, ...]  # usually one
-    ignored: tuple[IgnoredElement, ...]
+    ignored: tuple[tuple[str, int], ...]  # elements that NCCL ignores: (name, line)
     nodes: int  # elements kept
     single_quotes: tuple[int, ...] = ()  # lines with values in single quotes, ascending
 
@@ -134,7 +127,7 @@ class _Reader(Struct, kw_only=True):
     at: int = 0
     line: int = 1
     nodes: int = 0
-    ignored: list[IgnoredElement] = field(default_factory=list)
+    ignored: list[tuple[str, int]] = field(default_factory=list)
     single_quotes: list[int] = field(default_factory=list)
     most_nodes: int = NcclVariant.NCCL.most_nodes
 
@@ -156,7 +149,7 @@ class _Reader(Struct, kw_only=True):
                     raise self.error(expected, f"</{tag.name}>")
                 return tuple(nodes)
             if tag.name not in names:
-                self.ignored.append(IgnoredElement(tag.name, tag.line))
+                self.ignored.append((tag.name, tag.line))
                 self.skip(tag)
                 continue
             if len(nodes) == MAX_CHILDREN:

@@ -43,7 +43,7 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
 
 
 def _trusted_users(user: int) -> frozenset[int]:
-    """Root and the owner of /, who can replace everything; in a user namespace that is root."""
+    """Return root, the user and the owner of /, who can replace everything (user namespaces)."""
     return frozenset((0, user, os.lstat("/").st_uid))
 
 

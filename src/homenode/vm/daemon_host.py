@@ -130,7 +130,8 @@ def _reject_unlike(planned: Host, virsh: Virsh) -> None:
     cells = virsh_capabilities.parse(virsh.capabilities())
     # libvirt gives no siblings of CPUs that are offline.
     theirs = {
-        cell.node: CpuSet(c.pu for c in cell.cpus if c.siblings is not None) for cell in cells
+        cell.node: CpuSet(pu for pu, pus in cell.siblings_of_pu.items() if pus is not None)
+        for cell in cells
     }
     ours = {node.index: node.pus for node in planned.nodes if node.pus or node.memory_bytes}
     expected = {device.bdf for device in planned.pci_devices if device.physical_function is None}

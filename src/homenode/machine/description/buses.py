@@ -54,7 +54,7 @@ class PlacedFunction(Struct, frozen=True):
 def _divide_gpu(
     numbering: "_Numbering", endpoint: Endpoint, gpu: PciDevice, virtual: Sequence[Bdf]
 ) -> PciDevice:
-    """The GPU with its parts; virtual: addresses of its virtual functions."""
+    """Return the GPU with its parts; virtual: addresses of its virtual functions."""
     model = endpoint.model
     if gpu.kind is not DeviceKind.GPU:
         return gpu
@@ -149,8 +149,8 @@ def address(
     *,
     iommu: bool,
 ) -> DescribedPci:
-    """The PCI tree of described roots. pus_of_node: None = CPUs local to no known node. Raises
-    InputError if windows of buses overlap, run out, or an address contradicts its place."""
+    """Return the PCI tree of described roots. pus_of_node: None = CPUs local to no known node.
+    Raises InputError if windows of buses overlap, run out, or an address contradicts its place."""
     # Long because each root's buses depend on those of the roots before it.
     placed: list[PlacedFunction] = []
     complexes: list[RootComplex] = []
@@ -222,13 +222,13 @@ def _names(
 
 
 def _stated_node(placed: Sequence[PlacedFunction]) -> NodeIndex | None:
-    """The node of a root complex, which only the functions on its own bus show."""
+    """Return the node of a root complex, which only the functions on its own bus show."""
     nodes = {function.device.node for function in placed if function.device.parent is None} - {None}
     return nodes.pop() if len(nodes) == 1 else None
 
 
 def _assign_groups(placed: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
-    """The devices with IOMMU groups: one per slot and per virtual function, unless set."""
+    """Return the devices with IOMMU groups: one per slot and per virtual function, unless set."""
     used = {function.iommu_group for function in placed}
     group_of_slot: dict[tuple[int, int, int], int] = {}
     grouped: list[PciDevice] = []
@@ -299,7 +299,7 @@ class _Numbering(Struct):
     def _add_switch(
         self, switch: Switch, parent: Bdf, bus: int, port_link: PciLink | None
     ) -> PciLink:
-        """A switch whose upstream port is on a bus; the link as the port above it reports it."""
+        """Add a switch, its upstream port on `bus`; return the link that the port above reports."""
         if len(switch.children) > 32:
             count = len(switch.children)
             raise self.error(switch.location, "at most 32 ports of a switch", count)
@@ -325,7 +325,7 @@ class _Numbering(Struct):
     def _add_endpoint(
         self, endpoint: Endpoint, bdf: Bdf, parent: Bdf | None, link: PciLink | None
     ) -> None:
-        """Every function of a device, its virtual ones too. bdf: function 0."""
+        """Add every function of a device, its virtual ones too. bdf: function 0."""
         if bdf.function:
             raise self.error(f"{endpoint.location}.bdf", "function 0 of the device", str(bdf))
         node = self.node
@@ -399,7 +399,7 @@ class _Numbering(Struct):
         )
 
     def _endpoint_address(self, endpoint: Endpoint, bus: int) -> Bdf:
-        """The address of a device below a port: as given, else the first of the next free bus."""
+        """Return a device's address below a port: as given, else the first of the next free bus."""
         bdf = endpoint.bdf or Bdf(self.domain, bus, 0, 0)
         if bdf.domain != self.domain or bdf.bus < bus or bdf.device:
             raise self.error(
@@ -421,7 +421,7 @@ _VENDOR_OF_KIND = {LinkKind.NVLINK: NVIDIA, LinkKind.C2C: NVIDIA, LinkKind.XGMI:
 
 
 def parse_links(file: HostDocument, tree: DescribedPci) -> tuple[DeviceLink, ...]:
-    """Every link of [[link]], each pair once, ascending by address.
+    """Return every link of [[link]], each pair once, ascending by address.
 
     between: a model (each of its devices with each other) or names of devices; C2C joins each of
     them with the CPU of its own node. Only links that the vendor's tools show may be described:

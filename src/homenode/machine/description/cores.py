@@ -48,8 +48,8 @@ class CoreSlot(Struct, frozen=True):
 
 
 def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[CoreSlot, ...]:
-    """The cores in package order, numbered. nodes: [[node]] by number, for their `cores`. Raises
-    InputError if counts do not divide, or cores of nodes do not sum to the package's."""
+    """Return the cores in package order, numbered. nodes: [[node]] by number, for their `cores`.
+    Raises InputError if counts do not divide, or cores of nodes do not sum to the package's."""
     package_numbers = _numbers(file, "package_numbers", file.package_numbers, file.packages)
     overrides = _overrides(file)
     per_package = file.nodes_per_package
@@ -99,7 +99,7 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
 def _numbers(
     file: HostDocument, key: str, listed: int | tuple[int, ...] | None, count: int
 ) -> tuple[int, ...]:
-    """The numbers that sysfs gives to `count` packages or nodes: 0, 1, 2 ... unless listed."""
+    """Return the numbers in sysfs of `count` packages or nodes: 0, 1, 2 ... unless listed."""
     if listed is None:
         return tuple(range(count))
     numbers = listed if isinstance(listed, tuple) else (listed,)
@@ -153,7 +153,7 @@ def _node_counts(
     *,
     alone: bool,
 ) -> list[int]:
-    """The cores of each of a package's nodes: as in [[node]]; other nodes share the rest."""
+    """Return the cores of each of a package's nodes: as in [[node]]; other nodes share the rest."""
     if not alone:
         return [cores]
     cores_of_node = {node: shares[node] for node in nodes if node in shares}
@@ -170,7 +170,7 @@ def _node_counts(
 
 
 def _number_pus(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ...]:
-    """The cores, in the order given, with their CPUs.
+    """Return the cores, in the order given, with their CPUs.
 
     >>> pair = [CoreSlot(0, 0, i, 0, None, None, 2) for i in range(2)]
     >>> [core.pus for core in _number_pus(pair, "siblings-far")]
@@ -229,7 +229,7 @@ def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
 def packages_of_nodes(
     tables: Mapping[int, NodeTable], cores: Sequence[CoreSlot]
 ) -> dict[int, PackageIndex | None]:
-    """The package of each node with cores or a [[node]], None = unknown; ascending."""
+    """Return the package of each node with cores or a [[node]], None = unknown; ascending."""
     of_cores: dict[int, set[int]] = {index: set() for index in tables}
     for core in cores:
         of_cores.setdefault(core.node, set()).add(core.package)
@@ -253,7 +253,7 @@ def parse_node(
     pus: CpuSet | None,
     bdf_of_name: Mapping[str, Bdf],
 ) -> NumaNode:
-    """A node. pus: the online ones of its cores, None = it has no cores."""
+    """Return a node. pus: the online ones of its cores, None = it has no cores."""
     memory: int | None = table.memory
     if memory is None:
         memory = 0 if pus is None else file.memory_per_node
@@ -367,7 +367,7 @@ def _distance(
 
 
 def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
-    """All CPUs but `offline_pus`. Raises InputError if none is left or one does not exist."""
+    """Return all CPUs but `offline_pus`. Raises InputError if none is left or one is missing."""
     pus = CpuSet(pu for core in cores for pu in core.pus)
     offline = file.offline_pus
     if not offline <= pus or offline == pus:

@@ -67,7 +67,7 @@ def parse_reserve(file: HostDocument) -> HostReserve | None:
 
 
 def parse_housekeeping(file: HostDocument, online: CpuSet) -> CpuSet:
-    """CPUs for the emulators of several VMs."""
+    """Return CPUs for the emulators of several VMs."""
     return _online_pus(file.reserve, "housekeeping_pus", file.reserve.housekeeping_pus, online)
 
 
@@ -168,7 +168,7 @@ def _nodes_of(
 def _memory(
     table: VmTable, host_nodes: Sequence[int], nodes: Sequence[int]
 ) -> tuple[int, dict[int, int]]:
-    """Bytes in all, and on each node: as listed, or the whole in equal parts on the VM's nodes."""
+    """Return bytes in all and by node: as listed, or in equal parts on the VM's nodes."""
     value, key_name = table.memory, table.name_of("memory")
     if isinstance(value, dict):
         sizes: dict[int, int] = {}
@@ -201,7 +201,7 @@ def _online_pus(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuS
 
 
 def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
-    """Functions by the name of the device or by address."""
+    """Return functions by the name of the device or by address."""
     bdfs: set[Bdf] = set()
     for name in table.devices:
         if is_uuid(name):
@@ -244,8 +244,8 @@ def _check_pus(file: HostDocument, online: CpuSet) -> None:
 
 
 def parse_settings(file: HostDocument, online: CpuSet, *, smt: bool) -> HostSettings:
-    """The settings; SMT's and the kernel's command line follow from the rest where not given.
-    online: the CPUs that have the governor. smt: whether some core has online siblings."""
+    """Return the settings; SMT's and the kernel's command line follow from the rest where not
+    given. online: the CPUs that have the governor. smt: whether some core has online siblings."""
     table = file.settings
     governor = table.governor
     words = [
@@ -270,7 +270,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
 
 def parse_description(text: str, source: str) -> HostDescription:
-    """The machine that a host.toml describes. source: the file's name, for messages. Raises
+    """Return the machine that a host.toml describes. source: the file's name, for messages. Raises
     InputError, with the file, the key, what was expected and what was found."""
     # Long because it fills the record of a host, a field a line.
     file = decode_toml(text, HostDocument, source)
@@ -346,7 +346,7 @@ def _check_counts(file: HostDocument, host: Host) -> None:
 
 
 def _at_cpus(host: Host, online: CpuSet) -> Host:
-    """The host with devices of a GPU's node (GB200) on the nearest node with CPUs."""
+    """Return the host with devices of a GPU's node (GB200) on the nearest node with CPUs."""
     of_gpus = [node.index for node in host.nodes if node.gpu is not None]
     cpu_node_of = Locality.from_nodes(host.nodes, online, host.distances, of_gpus).cpu_node
     if all(node == cpus for node, cpus in cpu_node_of.items()):
@@ -423,13 +423,13 @@ _SHAPE = re.compile(r"-(?:\d+p)?\d+n\d+c|-2p-cpus\Z", re.ASCII)
 
 
 def shipped_hosts() -> tuple[str, ...]:
-    """Names of the hosts that come with homenode, sorted."""
+    """Return names of the hosts that come with homenode, sorted."""
     names = package_names(*_DIRECTORY)
     return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
 
 
 def is_made_up(name: str) -> bool:
-    """Whether a shipped host is synthetic: named by its shape, such as 2 packages and 4 nodes."""
+    """Return whether a shipped host is synthetic: named by its shape, such as 2p4n48c."""
     return _SHAPE.search(name) is not None
 
 

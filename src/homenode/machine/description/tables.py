@@ -7,7 +7,7 @@ key: file: key: expected, found.
 import re
 import tomllib
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, defstruct, field
@@ -17,6 +17,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.json_text import TYPES
+from homenode.machine.link_path import SPEEDS
 from homenode.machine.pci import LinkKind, PartKind, PciLink
 from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, Host, HostSummary
 from homenode.text import did_you_mean
@@ -47,32 +48,22 @@ class Size(int):
     """Bytes of a text such as "512GiB"; only 0 may be a number: 512 could mean bytes or GiB."""
 
 
-class _Place(NamedTuple):
-    source: str
-    location: str
-
-
 class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
     """A table with its location in the file."""
 
     @property
-    def _place(self) -> _Place:
-        place: _Place = self.__dict__["place"]
-        return place
-
-    @property
     def source(self) -> str:
         """The name of the file, for messages."""
-        return self._place.source
+        return str(self.__dict__["source"])
 
     @property
     def location(self) -> str:
         """The table's key in the file; "" for the file itself."""
-        return self._place.location
+        return str(self.__dict__["location"])
 
     def locate(self, source: str, location: str) -> None:
         """Record the location of the table and its subtables."""
-        self.__dict__["place"] = _Place(source, location)
+        self.__dict__.update(source=source, location=location)
         for name, key in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
             value = getattr(self, name)
             for i, element in enumerate(value if isinstance(value, tuple) else (value,)):
@@ -81,21 +72,21 @@ class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
                     element.locate(source, f"{self.name_of(key)}{index}")
 
     def name_of(self, key: str) -> str:
-        """The whole name of a key, as messages give it."""
+        """Return the whole name of a key, as messages give it."""
         return _join(self.location, key)
 
     def refusal(self, key: str, expected: str, value: object) -> InputError:
         return refusal(self.source, self.name_of(key), expected, value)
 
     def check_bounds(self, key: str, value: int, least: int, limit: int) -> int:
-        """The value of a key whose limits depend on other keys. Raises InputError."""
+        """Return the value of a key whose limits depend on other keys. Raises InputError."""
         if not least <= value <= limit:
             raise self.refusal(key, f"a whole number, {least} to {limit}", value)
         return value
 
 
 def decode_toml(text: str, table_type: type[T], source: str) -> T:
-    """The table of a whole file. source: its name, for messages. Raises InputError."""
+    """Return the table of a whole file. source: its name, for messages. Raises InputError."""
     try:
         values = read_toml(text)
     except ValueError as error:
@@ -118,7 +109,7 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def decode_value(value: object, value_type: type[T], source: str, location: str) -> T:
-    """The value of a key, as a table or another type. Raises InputError."""
+    """Return the value of a key, as a table or another type. Raises InputError."""
     try:
         with TYPES:
             decoded = msgspec.convert(value, value_type, dec_hook=_from_text)
@@ -197,7 +188,7 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
 
 
 def _keys(table: type[Struct]) -> Iterator[str]:
-    """All allowed keys of any table."""
+    """Yield all allowed keys of any table."""
     yield from table.__struct_encode_fields__
     for below in table.__subclasses__():
         yield from _keys(below)
@@ -216,8 +207,6 @@ MAX_PUS = 8192
 """Most CPUs of a described host. Source: NR_CPUS_RANGE_END of arch/x86/Kconfig."""
 MAX_NODES = 1024
 """Source: NODES_SHIFT up to 10 in arch/x86/Kconfig."""
-LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
-"""GT/s a lane. Source: PCIe 6.0, 7.5.3.18 Link Capabilities 2."""
 UNKNOWN_NODE = "unknown"
 
 _MAX_DISTANCE = 255  # ACPI 6.5, 5.2.17: 255 = unreachable
@@ -239,8 +228,8 @@ class LinkText:
             return cls(None)
         match = _LINK.match(value) if isinstance(value, str) else None
         speed, width = (float(match[1]), int(match[2])) if match else (0.0, 0)
-        if speed not in LINK_SPEEDS or not 1 <= width <= 32:
-            speeds = ", ".join(f"{speed_choice:g}" for speed_choice in LINK_SPEEDS)
+        if speed not in SPEEDS or not 1 <= width <= 32:
+            speeds = ", ".join(f"{speed_choice:g}" for speed_choice in SPEEDS)
             raise ValueError(f"a link such as 32GT/s x16 ({speeds} GT/s)")
         return cls(PciLink(speed, width, speed, width))
 

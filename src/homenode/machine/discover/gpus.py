@@ -110,7 +110,7 @@ def read_device_links(
 
 
 def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:
-    """GPUs of `nvidia-smi -q -x` by address, in the order of their numbers."""
+    """Return GPUs of `nvidia-smi -q -x` by address, in the order of their numbers."""
     text = snapshot.command_output("nvidia-smi-query")
     if text is None:
         return {}
@@ -135,7 +135,7 @@ def _has_c2c(gpu: PciDevice, queried: NvidiaGpu | None) -> bool:
 def _order_gpus(
     matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], driver_gpus: tuple[Bdf, ...]
 ) -> list[PciDevice]:
-    """The GPUs in the order of the tool's numbers. driver_gpus: () = unknown."""
+    """Return the GPUs in the order of the tool's numbers. driver_gpus: () = unknown."""
     by_bdf = {gpu.bdf: gpu for gpu in gpus}
     if driver_gpus:
         return [by_bdf[bdf] for bdf in driver_gpus if bdf in by_bdf]
@@ -248,7 +248,7 @@ def _amd_links(
 
 
 def _amd_gpus(topology: AmdTopology, gpus: list[PciDevice]) -> dict[int, PciDevice]:
-    """The GPU of each number. Partitions may be separate functions, which no PCI tree has."""
+    """Return the GPU of each number. Partitions may be functions that no PCI tree has."""
     by_bdf = {gpu.bdf: gpu for gpu in gpus}
     gpu_of_number = {
         number: by_bdf.get(bdf) or by_bdf.get(Bdf(bdf.domain, bdf.bus, bdf.device, 0))
@@ -268,7 +268,7 @@ _TYPE_NAME = re.compile(r"\s*(\d{1,6})\s*:\s*(\S.{0,79})", re.ASCII)
 def with_parts(
     snapshot: Snapshot, devices: tuple[PciDevice, ...], queried: Mapping[Bdf, NvidiaGpu]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
-    """The functions, GPUs with their parts. queried: GPUs of nvidia-smi in its order."""
+    """Return the functions, GPUs with their parts. queried: GPUs of nvidia-smi in its order."""
     gpus = {
         device.bdf: device
         for device in devices

@@ -46,10 +46,10 @@ from homenode.machine.topology import (
 
 
 def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
-    """Gaps for nodes, CPUs of nodes, SMT siblings and distances that `virsh capabilities` gives
-    otherwise. Our values are kept: libvirt reads the same /sys, but at an earlier time. Nothing is
-    compared if virsh was not run. A host of one node is not checked: libvirtd may take seconds to
-    answer, because it probes every emulator first."""
+    """Return gaps for nodes, CPUs of nodes, SMT siblings and distances that `virsh capabilities`
+    gives otherwise. Our values are kept: libvirt reads the same /sys, but at an earlier time.
+    Nothing is compared if virsh was not run. A host of one node is not checked: libvirtd may take
+    seconds to answer, because it probes every emulator first."""
     if len(host.nodes) < 2:
         return ()
     text = snapshot.command_output("virsh-capabilities")
@@ -68,15 +68,15 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
         gaps.append(Gap("NUMA nodes", f"libvirt has {cell_list}; used the cells of sysfs"))
     for index in sorted(set(cells) & set(ours)):
         cell, node = cells[index], ours[index]
-        pus = CpuSet(cpu.pu for cpu in cell.cpus) & host.online_pus
+        pus = CpuSet(cell.siblings_of_pu) & host.online_pus
         if pus != node.pus:
             gaps.append(_gap(f"CPUs of node {index}", pus, node.pus))
-        for cpu in cell.cpus:
-            core = host.core_at.get(cpu.pu)
-            if cpu.siblings is None or core is None:
+        for pu, siblings in cell.siblings_of_pu.items():
+            core = host.core_at.get(pu)
+            if siblings is None or core is None:
                 continue
-            if cpu.siblings & host.online_pus != core.pus:
-                gaps.append(_gap(f"SMT siblings of CPU {cpu.pu}", cpu.siblings, core.pus))
+            if siblings & host.online_pus != core.pus:
+                gaps.append(_gap(f"SMT siblings of CPU {pu}", siblings, core.pus))
                 break  # the first of a node is sufficient; there may be hundreds
         for other, distance in cell.distances:
             own_distance = host.distance(index, other) if other in ours else None
@@ -96,8 +96,8 @@ messages: read_running_domain of vm/domain/read.py. May raise HomenodeError."""
 
 
 def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
-    """The host of a snapshot. read_domain: reads the XML of one libvirt domain; without it the host
-    has no running domains, and a gap.
+    """Return the host of a snapshot. read_domain: reads the XML of one libvirt domain; without it
+    the host has no running domains, and a gap.
 
     Raises InputError if the snapshot holds no CPUs or is incomplete, ParseError if a file is
     malformed. Other unknown facts are None, with the reason in `gaps`.
@@ -217,8 +217,8 @@ def _as_driver_says(
 def read_running_domains(
     snapshot: BoundedSnapshot, read_domain: ReadDomain | None
 ) -> tuple[tuple[RunningDomain, ...], tuple[Gap, ...]]:
-    """The domains of a snapshot, running and defined, by name; none with a gap if they cannot
-    be known. An unreadable domain is a gap: its resources are unknown."""
+    """Return the domains of a snapshot, running and defined, by name; none with a gap if they
+    cannot be known. An unreadable domain is a gap: its resources are unknown."""
     output = snapshot.command_output("virsh-domains")
     if output is None:
         reason = snapshot.failure("virsh-domains")

@@ -13,7 +13,6 @@ from homenode.machine.discover.nodes import Distances, package_of
 from homenode.machine.discover.processors import kinds_by_speed
 from homenode.machine.settings import HostSettings
 from homenode.machine.tools.hwloc_xml import (
-    HwlocCpuKind,
     HwlocDistances,
     HwlocObject,
     os_index,
@@ -109,7 +108,7 @@ def read_hwloc_nodes(
 
 
 def _special_kind(obj: HwlocObject) -> MemoryKind | None:
-    """The kind of memory other than DRAM, by subtype ("GPUMemory", "NVM", "HBM", "CXL-DRAM")."""
+    """Return the kind of memory by subtype ("GPUMemory", "NVM", "HBM"); None for DRAM."""
     subtype = obj.attributes.get("subtype", "") or obj.infos.get("DAXType", "")
     if subtype.startswith("GPUMemory"):
         return MemoryKind.GPU
@@ -122,7 +121,7 @@ def _gpu_of(obj: HwlocObject) -> Bdf | None:
 
 
 def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
-    """Empty pools of huge pages, and other page sizes: hwloc does not show the free pages."""
+    """Return empty pools of huge pages, and sizes of others: hwloc does not show free pages."""
     empty: list[PagePool] = []
     unknown: list[int] = []
     for key, count in obj.infos.items():
@@ -139,7 +138,7 @@ def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
 def node_distances(
     matrices: tuple[HwlocDistances, ...], nodes: tuple[NumaNode, ...]
 ) -> tuple[Distances | None, tuple[Gap, ...]]:
-    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if all are missing."""
+    """Return SLIT distances, shape (nodes, nodes), [from][to]; None with a gap without any."""
     if len(nodes) == 1:
         return ((LOCAL_DISTANCE,),), ()
     names = [f"NUMANode:{node.index}" for node in nodes]
@@ -287,7 +286,7 @@ def _llcs(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Ll
 def _cores(
     objects: _MachineObjects,
     packages: tuple[Package, ...],
-    kinds: tuple[HwlocCpuKind, ...],
+    kinds: tuple[tuple[str, dict[str, str]], ...],
     source: str,
     gaps: list[Gap],
 ) -> tuple[Core, ...]:
@@ -306,16 +305,18 @@ def _cores(
     return tuple(cores)
 
 
-def _kind_of_pu(kinds: tuple[HwlocCpuKind, ...], source: str) -> dict[PuIndex, CoreKind]:
-    """P and E by the type of core that CPUID gives, else by speed as on Linux."""
-    sets = [CpuSet.parse_mask(kind.cpuset, f"{source}: cpukind") for kind in kinds]
-    types = [kind.infos.get("CoreType") for kind in kinds]
+def _kind_of_pu(
+    kinds: tuple[tuple[str, dict[str, str]], ...], source: str
+) -> dict[PuIndex, CoreKind]:
+    """Return P and E by the type of core that CPUID gives, else by speed as on Linux."""
+    sets = [CpuSet.parse_mask(cpuset, f"{source}: cpukind") for cpuset, _ in kinds]
+    types = [infos.get("CoreType") for _, infos in kinds]
     chosen: tuple[CoreKind | None, ...] = (None,) * len(kinds)
     if set(types) == set(_KIND_OF_CORE_TYPE):
         chosen = tuple(_KIND_OF_CORE_TYPE[str(core_type)] for core_type in types)
     else:
         for info in ("LinuxCapacity", "FrequencyMaxMHz", "FrequencyBaseMHz"):
-            speeds = [speed for kind in kinds if (speed := whole_number(kind.infos.get(info)))]
+            speeds = [speed for _, infos in kinds if (speed := whole_number(infos.get(info)))]
             if speeds and len(speeds) == len(kinds):
                 chosen = kinds_by_speed(speeds)
                 break
@@ -339,7 +340,7 @@ def _architecture(machine: HwlocObject) -> str | None:
 
 
 def _first_package(machine: HwlocObject) -> HwlocObject:
-    """The first package, also one within a group or (in version 1) a node; else the machine."""
+    """Return the first package, also in a group or (version 1) a node; else the machine."""
     level = machine.children
     while level:
         for child in level:

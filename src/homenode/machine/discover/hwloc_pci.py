@@ -57,7 +57,7 @@ def read_hwloc_pci(
     listed: CpuSet,
     source: str,
 ) -> Pci:
-    """Root complexes, functions, links and gaps of a document."""
+    """Return root complexes, functions, links and gaps of a document."""
     walked = _Walk(source)
     walked.read_children(machine, machine, None, None)
     functions = walked.functions
@@ -220,8 +220,8 @@ def _device(
 def _links(
     matrices: tuple[HwlocDistances, ...], bdf_of_object: dict[str, Bdf]
 ) -> tuple[DeviceLink, ...]:
-    """Links by matrices of bandwidth; 0 is not a link. XGMI gives every pair of a hive a bandwidth,
-    so that only pairs one hop apart count where hops are given."""
+    """Return links by matrices of bandwidth; 0 is not a link. XGMI gives every pair of a hive a
+    bandwidth, so that only pairs one hop apart count where hops are given."""
     hops = {
         frozenset((a, b)): matrix.values[i][j]
         for matrix in matrices

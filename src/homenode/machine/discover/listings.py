@@ -31,7 +31,7 @@ Key = TypeVar("Key", int, tuple[int, int])
 
 
 def host_from_numactl(read: NumactlHardware, name: str) -> Host:
-    """The host that `numactl -H` shows: nodes with CPUs, memory and distances."""
+    """Return the host that `numactl -H` shows: nodes with CPUs, memory and distances."""
     nodes = tuple(
         NumaNode(
             index=node.index,
@@ -52,8 +52,8 @@ def host_from_numactl(read: NumactlHardware, name: str) -> Host:
 
 
 def host_from_lscpu(read: LscpuTable, name: str) -> Host:
-    """The host that `lscpu -e` shows: CPUs with their cores, LLCs, packages and nodes. Without a
-    NODE column the kernel has no NUMA, and the host counts as one node."""
+    """Return the host that `lscpu -e` shows: CPUs with their cores, LLCs, packages and nodes.
+    Without a NODE column the kernel has no NUMA, and the host counts as one node."""
     online = [cpu for cpu in read.cpus if cpu.is_online]
     pus = CpuSet(cpu.index for cpu in online)
     has_nodes = "NODE" in read.columns
@@ -107,7 +107,7 @@ def host_from_lscpu(read: LscpuTable, name: str) -> Host:
 
 
 def host_from_xl(read: XlInfo, name: str) -> Host:
-    """The host that `xl info -n` shows: CPUs, nodes, and nodes of functions that lspci names."""
+    """Return the host that `xl info -n` shows: CPUs, nodes, and nodes of PCI functions."""
     nodes = host_from_numactl(read.nodes, name)
     host = complement(host_from_lscpu(read.cpus, name), nodes)
     devices = tuple(
@@ -130,8 +130,8 @@ def host_from_xl(read: XlInfo, name: str) -> Host:
 
 
 def host_from_topology(read: TopoMatrix, name: str) -> Host:
-    """The host that `nvidia-smi topo -m` shows: GPUs without addresses, as gaps. It shows neither
-    nodes without GPUs nor CPUs outside the caller's cpuset, so no node counts as known."""
+    """Return the host that `nvidia-smi topo -m` shows: GPUs without addresses, as gaps. It shows
+    neither nodes without GPUs nor CPUs outside the caller's cpuset, so no node counts as known."""
     tool = "nvidia-smi topo -m"
     names_at: dict[str, list[str]] = {}
     for device in read.devices:
@@ -211,7 +211,7 @@ def _with_missing(host: Host, tool: str) -> Host:
 
 
 def _groups(numbered: Iterable[tuple[Key | None, LscpuCpu]]) -> list[tuple[Key, CpuSet]]:
-    """The CPUs of each number, ascending; CPUs without one are in no group."""
+    """Return the CPUs of each number, ascending; CPUs without one are in no group."""
     pus_of: dict[Key, list[PuIndex]] = {}
     for number, cpu in numbered:
         if number is not None:

@@ -110,7 +110,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
 
 
 def package_of(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | None:
-    """The package that holds all the CPUs; None for no CPUs and for CPUs of several packages."""
+    """Return the package that holds all the CPUs; None for no CPUs and for several packages."""
     if not pus:
         return None
     return next((package.index for package in packages if pus <= package.pus), None)
@@ -208,7 +208,7 @@ Distances = tuple[tuple[int, ...], ...]
 
 
 def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
-    """Distances from one NUMA node to every online node, in node order.
+    """Return distances from one NUMA node to every online node, in node order.
 
     Shape (nodes,); SLIT units, dimensionless, 10 = the node itself.
     Raises ParseError if a field is not an integer or the line is empty.
@@ -226,8 +226,8 @@ def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
 def read_distances(
     snapshot: Snapshot, nodes: tuple[NumaNode, ...], online: tuple[int, ...]
 ) -> tuple[Distances | None, tuple[Gap, ...]]:
-    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if they do not fit. online:
-    the numbers of all online nodes, which are the columns of the kernel's table."""
+    """Return SLIT distances, shape (nodes, nodes), [from][to]; None with a gap if they do not fit.
+    online: the numbers of all online nodes, which are the columns of the kernel's table."""
     if len(nodes) == 1:
         return ((LOCAL_DISTANCE,),), ()
     rows: list[tuple[int, ...]] = []
@@ -257,7 +257,7 @@ _DAX = "/sys/bus/dax/devices"
 
 
 def read_driver_gpus(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bdf, ...]]:
-    """GPUs by the node of their memory, and every GPU that the NVIDIA driver has, ascending.
+    """Return GPUs by the node of their memory, and every GPU that the NVIDIA driver has, ascending.
 
     Source: numa_status of NVIDIA's driver, such as "Node: 4" and "Status: online" on lines; seen on
     a POWER9 with V100s, documented for GH200. "Status: offline" or node -1 means no node.
@@ -286,8 +286,8 @@ def name_memory(
     by_driver: Mapping[NodeIndex, Bdf],
     by_tool: Mapping[NodeIndex, Bdf],
 ) -> tuple[tuple[NumaNode, ...], tuple[Gap, ...]]:
-    """The nodes with the kind of their memory. by_driver, by_tool: GPU by node, of numa_status and
-    of nvidia-smi; the driver decides.
+    """Return the nodes with the kind of their memory. by_driver, by_tool: GPU by node, of
+    numa_status and of nvidia-smi; the driver decides.
 
     A node with CPUs has DRAM unless another kind is known. A node without CPUs has an unknown kind
     unless a GPU's driver or a DAX device names it.
@@ -319,7 +319,7 @@ def name_memory(
 
 
 def _dax_nodes(snapshot: Snapshot) -> set[int]:
-    """Nodes whose memory came online from a DAX device: persistent, CXL or high-bandwidth."""
+    """Return nodes with memory of a DAX device: persistent, CXL or high-bandwidth."""
     words = (
         read_word(snapshot, f"{_DAX}/{device}/target_node") for device in snapshot.list(_DAX) or ()
     )

@@ -83,7 +83,7 @@ class Locality(Struct, frozen=True):
         return NodeIndex(numa_node)
 
     def gaps(self, snapshot: Snapshot, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
-        """A gap for each function without a node that a VM may get, and one for all others."""
+        """Return a gap for each function without a node that a VM may get, one for all others."""
         gaps: list[Gap] = []
         other_bdfs: list[Bdf] = []
         for device in devices:
@@ -178,7 +178,7 @@ def nodes_of_root_complexes(
 def root_complexes(
     devices: Iterable[PciDevice],
 ) -> tuple[tuple[RootComplex, ...], tuple[Gap, ...]]:
-    """The root complexes of functions, by domain and bus, with their nodes."""
+    """Return the root complexes of functions, by domain and bus, with their nodes."""
     node_of_root, gaps = nodes_of_root_complexes(devices)
     roots: list[RootComplex] = []
     for name, node in node_of_root.items():
@@ -198,7 +198,7 @@ def functions_text(bdfs: Sequence[Bdf]) -> str:
 
 
 def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
-    """A gap for each field that some functions lack. Links, BARs and IOMMU groups count only for
+    """Return gaps for fields that some functions lack. Links, BARs and IOMMU groups count only for
     kinds that a VM may get, and for physical functions: virtual ones have no link of their own."""
     physical = [d for d in devices if d.kind in NAMED_KINDS and d.physical_function is None]
     has_groups = any(device.iommu_group is not None for device in devices)
@@ -223,7 +223,7 @@ def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
 def functions_off_the_bus(
     snapshot: Snapshot, directories: Sequence[str], listed: frozenset[Bdf]
 ) -> tuple[Gap, ...]:
-    """Functions with a directory below a root complex or bridge that /sys/bus/pci does not list."""
+    """Return functions with a directory below a port that /sys/bus/pci does not list."""
     mismatched_functions: list[Bdf] = []
     for directory in directories:
         for name in snapshot.list(directory) or ():

@@ -40,6 +40,7 @@ from homenode.machine.discover.readings import (
 from homenode.machine.pci import (
     NVIDIA,
     PCI_BRIDGE_CLASS,
+    UNASSIGNED_CLASS,
     PciBridge,
     PciDevice,
     PciLink,
@@ -76,7 +77,7 @@ class ConfigHeader(Struct, frozen=True):
 
 
 def parse_config(config: bytes) -> ConfigHeader | None:
-    """The fields of a configuration space of 64, 256 or 4096 bytes; None if it is too short.
+    """Return the fields of a configuration space of 64, 256 or 4096 bytes; None if it is too short.
 
     Source: PCI Local Bus 3.0, 6.1 and 6.7 (capabilities list); PCI-to-PCI Bridge 1.2, 3.2; PCIe
     6.0, 7.5.3.2 (Device/Port Type), 7.5.3.19 (Link Control 2).
@@ -103,7 +104,7 @@ def parse_config(config: bytes) -> ConfigHeader | None:
 
 
 def _express(config: bytes) -> int | None:
-    """The offset of the PCI Express capability; None without one, or if it is not visible."""
+    """Return the offset of the PCI Express capability; None if it is missing or not visible."""
     has_capabilities = config[0x06] & 0x10
     offset = config[0x34] & 0xFC if has_capabilities else 0
     seen: set[int] = set()
@@ -116,7 +117,7 @@ def _express(config: bytes) -> int | None:
 
 
 def _target_speed(config: bytes, express: int) -> float | None:
-    """GT/s; None of capabilities of version 1, which have no such register."""
+    """Return GT/s; None of capabilities of version 1, which have no such register."""
     at = express + _LINK_CONTROL_2
     if config[express + 2] & 0xF < 2 or at >= len(config):
         return None
@@ -126,7 +127,6 @@ def _target_speed(config: bytes, express: int) -> float | None:
 PCI = "/sys/bus/pci/devices"
 
 _ROOT = re.compile(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})", re.ASCII)
-_UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 
 _Value = TypeVar("_Value")
 
@@ -266,8 +266,8 @@ def _bridges_not_listed(places: Mapping[Bdf, TreePlace]) -> dict[Bdf, TreePlace]
 
 
 def place_by_path(real: str) -> TreePlace | None:
-    """Place of a function by its real path. The last root counts: a VMD's domain (10000) hangs
-    below a function of domain 0."""
+    """Return place of a function by its real path. The last root counts: a VMD's domain (10000)
+    hangs below a function of domain 0."""
     names = real.split("/")
     for position in range(len(names) - 1, -1, -1):
         if _ROOT.fullmatch(names[position]):
@@ -294,7 +294,7 @@ def _class_codes(
         if code is None and bdf not in above:
             unknown.append(bdf)
         if code is None:
-            code = PCI_BRIDGE_CLASS << 8 if bdf in above else _UNASSIGNED_CLASS
+            code = PCI_BRIDGE_CLASS << 8 if bdf in above else UNASSIGNED_CLASS
         codes[bdf] = code
     if unknown:
         reason = "neither a class file nor configuration space: counted as of no known kind"

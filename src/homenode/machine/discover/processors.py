@@ -178,9 +178,9 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
 def _groups(
     pus: CpuSet, group_of: Callable[[int], CpuSet | None], subject: str, gaps: list[Gap]
 ) -> list[CpuSet]:
-    """The disjoint groups of CPUs, by lowest CPU. A CPU's own file decides unless it disagrees with
-    that of the lowest CPU in its group: then the lowest CPU's file counts, as in hwloc, and there
-    is a gap."""
+    """Return the disjoint groups of CPUs, by lowest CPU. A CPU's own file decides unless it
+    disagrees with that of the lowest CPU in its group: then the lowest CPU's file counts, as in
+    hwloc, and there is a gap."""
     groups: list[CpuSet] = []
     group_of_pu: dict[int, CpuSet] = {}
     in_use = CpuSet()
@@ -308,8 +308,8 @@ def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[Pu
 
 
 def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
-    """CPUs in clusters (arm64's groups of cores, x86's with one L2) that are no set of CPUs with a
-    name and have no cache: hwloc shows these as groups."""
+    """Return CPUs in clusters (arm64's groups of cores, x86's with one L2) that are no set of CPUs
+    with a name and have no cache: hwloc shows these as groups."""
     clusters = CpuSet()
     in_use = CpuSet()
     for pu in online:
@@ -334,8 +334,8 @@ def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
 def _read_llcs(
     snapshot: Snapshot, online: CpuSet, siblings_of_pu: dict[PuIndex, CpuSet], gaps: list[Gap]
 ) -> tuple[Llc, ...]:
-    """The last-level cache of each CPU: the highest level that holds data. LLCs may differ in
-    level: the low-power E cores of a Meteor Lake are outside the L3."""
+    """Return the last-level cache of each CPU: the highest level that holds data. LLCs may differ
+    in level: the low-power E cores of a Meteor Lake are outside the L3."""
     caches: list[tuple[CpuSet, int, int | None]] = []
     in_use = CpuSet()
     unknown = CpuSet()
@@ -371,7 +371,7 @@ def _read_llcs(
 
 
 def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
-    """CPUs that share it (none if its list is empty), level and bytes of the highest data or
+    """Return CPUs that share it (none if its list is empty), level and bytes of the highest data or
     unified cache of a CPU."""
     directory = f"{CPU}/cpu{pu}/cache"
     best: tuple[CpuSet, int, int | None] | None = None
@@ -391,7 +391,7 @@ def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None
 
 
 def _cache_bytes(snapshot: Snapshot, path: str) -> int | None:
-    """Bytes of a size such as "32768K"."""
+    """Return bytes of a size such as "32768K"."""
     word = read_word(snapshot, path)
     if word is None:
         return None

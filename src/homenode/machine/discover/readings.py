@@ -23,15 +23,15 @@ def read_lines(snapshot: Snapshot, path: str) -> list[str]:
 
 
 def read_word(snapshot: Snapshot, path: str) -> str | None:
-    """The stripped text of a file; None if it is absent, empty or "(null)". Kernels before 6.2
-    print an empty nohz_full as "(null)"."""
+    """Return the stripped text of a file; None if it is absent, empty or "(null)". Kernels before
+    6.2 print an empty nohz_full as "(null)"."""
     text = snapshot.read_text(path)
     word = None if text is None else text.strip(PADDING)
     return None if word in (None, "", "(null)") else word
 
 
 def read_number(snapshot: Snapshot, path: str, radix: int = 10) -> int | None:
-    """The whole number in a file; with radix 16 an "0x" before it is fine. Raises ParseError."""
+    """Return the whole number in a file; with radix 16 also after "0x". Raises ParseError."""
     word = read_word(snapshot, path)
     if word is None:
         return None
@@ -44,8 +44,8 @@ def read_number(snapshot: Snapshot, path: str, radix: int = 10) -> int | None:
 
 
 def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -> CpuSet | None:
-    """The CPUs of a list file such as "0-3,8", else of its mask file; None if both are absent. An
-    empty list file is the empty set: a node without CPUs has one. Raises ParseError."""
+    """Return the CPUs of a list file such as "0-3,8", else of its mask file; None if both are
+    absent. An empty list file is the empty set: a node without CPUs has one. Raises ParseError."""
     text = snapshot.read_text(list_path)
     if text is not None:
         stripped = text.strip(PADDING)
@@ -56,7 +56,7 @@ def read_pus(snapshot: Snapshot, list_path: str, mask_path: str | None = None) -
 
 
 def read_mask(snapshot: Snapshot, path: str) -> CpuSet | None:
-    """The CPUs of a mask file such as "00000000,ff"; None if it is absent. Raises ParseError."""
+    """Return the CPUs of a mask such as "00000000,ff"; None if absent. Raises ParseError."""
     mask = snapshot.read_text(path)
     if mask is None:
         return None
@@ -70,7 +70,7 @@ def link_name(snapshot: Snapshot, path: str) -> str | None:
 
 
 def list_readable(snapshot: Snapshot, directory: str) -> tuple[str, ...] | None:
-    """The names in a directory, else None. Raises HostError if there is or may be an
+    """Return the names in a directory, else None. Raises HostError if there is or may be an
     unreadable one: hidden names must not count as absent."""
     names = snapshot.list(directory)
     if names is None and is_hidden(snapshot, directory):
@@ -87,7 +87,7 @@ def is_hidden(snapshot: Snapshot, directory: str) -> bool:
 
 
 def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
-    """The numbers N of the names prefixN, ascending; other names are passed over.
+    """Return the numbers N of the names prefixN, ascending; other names are passed over.
 
     >>> list_numbers(("cpu10", "cpu2", "cpufreq", "cpuidle"), "cpu")
     (2, 10)
@@ -116,7 +116,7 @@ _ROM = 6
 
 
 def parse_link_speed(text: str | None) -> float | None:
-    """GT/s of "32.0 GT/s PCIe" or "8 GT/s"; None of "Unknown" and "Unknown speed".
+    """Return GT/s of "32.0 GT/s PCIe" or "8 GT/s"; None of "Unknown" and "Unknown speed".
 
     >>> parse_link_speed("32.0 GT/s PCIe"), parse_link_speed("Unknown")
     (32.0, None)
@@ -132,8 +132,8 @@ def read_link_width(snapshot: Snapshot, path: str) -> int | None:
 
 
 def read_resource(snapshot: Snapshot, path: str, *, is_bridge: bool) -> tuple[PciBar, ...]:
-    """The regions of a `resource` file, unused ones omitted. Lines "0x<first> 0x<last> 0x<flags>",
-    by index. Raises ParseError. Source: Documentation/PCI/sysfs-pci.rst."""
+    """Return the regions of a `resource` file, unused ones omitted. Lines "0x<first> 0x<last>
+    0x<flags>", by index. Raises ParseError. Source: Documentation/PCI/sysfs-pci.rst."""
     bars: list[PciBar] = []
     for index, line in enumerate(read_lines(snapshot, path)):
         if index > (_ROM if is_bridge else _LAST_BAR):
@@ -201,8 +201,8 @@ def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
 
 
 def read_interrupts(snapshot: Snapshot, directory: str) -> tuple[PciInterrupt, ...] | None:
-    """The function's message-signalled interrupts, ascending; None if the source has none. The CPUs
-    are the effective ones, else the allowed ones. Raises ParseError."""
+    """Return the function's message-signalled interrupts, ascending; None if the source has none.
+    The CPUs are the effective ones, else the allowed ones. Raises ParseError."""
     numbers = list_numbers(snapshot.list(f"{directory}/msi_irqs"), "")
     interrupts: list[PciInterrupt] = []
     for number in numbers:

@@ -57,7 +57,7 @@ class PuStates(Struct, frozen=True):
 
 
 def read_states(snapshot: Snapshot) -> PuStates:
-    """The CPUs of a snapshot.
+    """Return the CPUs of a snapshot.
 
     Raises InputError if there is no CPU tree, or if an online CPU has no directory: a host with
     missing CPUs must not count as a smaller host. Raises HostError if the CPU tree cannot be read.
@@ -179,8 +179,8 @@ def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _from_command_line(command_line: str, key: str, source: str) -> CpuSet:
-    """CPUs of isolcpus= or nohz_full= for kernels without the files; empty where not given. Source:
-    Documentation/admin-guide/kernel-parameters.txt: isolcpus=[flag-list,]<cpu-list>."""
+    """Return CPUs of isolcpus= or nohz_full= for kernels without the files; empty where not given.
+    Source: Documentation/admin-guide/kernel-parameters.txt: isolcpus=[flag-list,]<cpu-list>."""
     for word in command_line.split():
         name, _, value = word.partition("=")
         if name == key and value:
@@ -243,7 +243,7 @@ def read_versions(
 
 
 def read_cpu_fields(snapshot: Snapshot) -> Mapping[str, str]:
-    """The first value of each key in /proc/cpuinfo; the CPUs of a hybrid host differ in a few."""
+    """Return the first value of each key in /proc/cpuinfo; hybrid hosts differ in a few."""
     fields: dict[str, str] = {}
     for line in read_lines(snapshot, "/proc/cpuinfo"):
         key, colon, value = line.partition(":")
@@ -253,7 +253,7 @@ def read_cpu_fields(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def cpu_model(fields: Mapping[str, str]) -> CpuModel:
-    """The CPU model of /proc/cpuinfo's fields: x86, arm64 and POWER spell them differently."""
+    """Return the CPU model in /proc/cpuinfo, which x86, arm64 and POWER spell differently."""
     if "vendor_id" in fields:
         return CpuModel(
             vendor=fields["vendor_id"] or None,
@@ -290,7 +290,7 @@ def read_architecture(snapshot: Snapshot, fields: Mapping[str, str]) -> str | No
 def read_settings(
     snapshot: Snapshot, online: CpuSet, libvirt: Version | None, qemu: Version | None
 ) -> HostSettings:
-    """The settings of the running system; None if the source does not report it."""
+    """Return the settings of the running system; None if the source does not report it."""
     release = read_word(snapshot, "/proc/sys/kernel/osrelease")
     if release is None:
         words = (snapshot.read_text("/proc/version") or "").split()
@@ -355,7 +355,7 @@ def _frequency_limits(snapshot: Snapshot, online: CpuSet) -> tuple[FrequencyLimi
 
 
 def _scaling_drivers(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | None:
-    """The different drivers of all frequency policies, sorted; None without any."""
+    """Return the different drivers of all frequency policies, sorted; None without any."""
     policies = snapshot.list(f"{CPU}/cpufreq") or ()
     words = {
         read_word(snapshot, f"{CPU}/cpufreq/{policy}/scaling_driver")

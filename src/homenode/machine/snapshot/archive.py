@@ -104,7 +104,7 @@ class ArchiveTree(Struct, frozen=True):
 
 
 def read_archive(path: Path) -> ArchiveTree:
-    """The members of a tar. If a name occurs twice, the last member counts, as in tar itself.
+    """Return the members of a tar. Of members of one name the last counts, as in tar itself.
 
     Raises InputError if the file is not a tar, is cut short, names something outside of itself, or
     exceeds a limit above.
@@ -163,7 +163,7 @@ class _UnpackedStream:
         self._at = 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes. Raises EOFError if there are fewer."""
+        """Return the next bytes. Raises EOFError if there are fewer."""
         end = self._at + size
         if end > len(self._buffer):
             pieces = [self._buffer[self._at :]]
@@ -185,7 +185,7 @@ class _UnpackedStream:
             pass
 
     def _piece(self) -> bytes:
-        """Some more bytes; none at the end."""
+        """Return some more bytes; none at the end."""
         piece = self._unpack() if self._compression is not None else self._next_packed()
         self._left -= len(piece)
         if self._left < 0:
@@ -334,7 +334,7 @@ class _Tar:
             directory = directory.rpartition("/")[0]
 
     def _inner_path(self, name: str) -> str:
-        """A member's name as a clean path inside the archive; "" for the top itself."""
+        """Return a member's name as a clean path inside the archive; "" for the top itself."""
         if len(name) > MAX_PATH_CHARS:
             raise self._too_much(f"names of at most {MAX_PATH_CHARS} characters", f"{name[:60]}...")
         parts = [part for part in name.split("/") if part not in ("", ".")]

@@ -115,7 +115,7 @@ def _user_part(ssh: str) -> tuple[str, ...]:
 
 
 def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
-    """A tar.gz with sorted names and neither times nor owners."""
+    """Return a tar.gz with sorted names and neither times nor owners."""
     files = {path.lstrip("/"): text for path, text in snapshot.files.items()}
     files |= {f"commands/{name}": text for name, text in snapshot.commands.items()}
     files[MANIFEST] = encode_manifest(manifest)

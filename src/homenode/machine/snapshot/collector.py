@@ -119,7 +119,7 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
 
 
 def _relative_glob(glob: str) -> str:
-    """A glob of the table below the current directory; it goes to the shell unquoted."""
+    """Return a glob of the table below the current directory; it goes to the shell unquoted."""
     assert _SAFE_GLOB.match(glob), glob
     return glob.lstrip("/")
 

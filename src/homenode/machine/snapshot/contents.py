@@ -110,7 +110,7 @@ _LINES = re.compile(r'"([^"]+)"')
 
 
 def table(name: str) -> list[str]:
-    """The rows of one of this directory's tables."""
+    """Return the rows of one of this directory's tables."""
     lines = package_text("machine", "snapshot", name).splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 

@@ -62,7 +62,7 @@ class _FormError(Exception):
 
 
 def gather(snapshot: Snapshot) -> GatheredFiles:
-    """The part of a snapshot that the contents table names, at real paths under /sys.
+    """Return the part of a snapshot that the contents table names, at real paths under /sys.
 
     Empty files are omitted. Texts end with one line end, so that
     a capture over ssh and one on the spot are equal.
@@ -103,7 +103,7 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
 
 
 def paths_of(snapshot: Snapshot, glob: str) -> Iterator[str]:
-    """Paths that a glob names, sorted; a literal last part is given without looking for it."""
+    """Yield paths that a glob names, sorted; a literal last part is not looked for."""
     directories = [""]
     *above, last = glob.strip("/").split("/")
     for part in above:
@@ -169,7 +169,7 @@ def _directory(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
 
 
 def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
-    """The configuration space of a bridge; nothing is read from that of other functions."""
+    """Return the configuration space of a bridge; nothing is read from that of other functions."""
     class_code = snapshot.read_text(path.removesuffix("config") + "class")
     if class_code is None or not class_code.startswith(BRIDGE_CLASS):
         return None

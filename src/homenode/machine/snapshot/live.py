@@ -62,7 +62,7 @@ class LiveSnapshot(QuietSnapshot):
             return None
 
     def _run_each(self, command: ToolCommand, words: Sequence[str]) -> str:
-        """The outputs for each word, in <wrapped> tags."""
+        """Return the outputs for each word, in <wrapped> tags."""
         outputs: list[str] = []
         for word in words:
             completed = run((*command.spellings[0], word), command.timeout_s)
@@ -81,7 +81,7 @@ OF_NAME = {**COMMAND_OF_NAME, **{command.name: command for command in IDENTITY_C
 
 
 def _run_first_installed(command: ToolCommand) -> ProgramResult:
-    """The first spelling whose program is installed. Raises ToolError."""
+    """Return the first spelling whose program is installed. Raises ToolError."""
     missing: ToolMissingError | None = None
     for argv in command.spellings:
         try:

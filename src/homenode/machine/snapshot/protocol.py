@@ -25,16 +25,16 @@ class Snapshot(Protocol):
         """The name in messages: a file name, or "this machine"."""
 
     def read_text(self, path: str) -> str | None:
-        """The text of a file; None if it is absent or unreadable."""
+        """Return the text of a file; None if it is absent or unreadable."""
 
     def list(self, path: str) -> tuple[str, ...] | None:
-        """Names in a directory, sorted; None if there is no such directory."""
+        """Return names in a directory, sorted; None if there is no such directory."""
 
     def read_link(self, path: str) -> str | None:
         """Return a symbolic link's target, as stored; None if the path is not a link."""
 
     def real_path(self, path: str) -> str | None:
-        """The path with every link resolved; None if nothing is there.
+        """Return the path with every link resolved; None if nothing is there.
 
         /sys/bus/pci/devices/0000:19:00.0 becomes /sys/devices/pci0000:15/.../0000:19:00.0: this is
         where the PCI tree is given.
@@ -132,7 +132,7 @@ def follow(
     target_of: Callable[[str], str | None],
     is_there: Callable[[str], bool],
 ) -> str | None:
-    """The real path of names below a real directory; None if nothing is there, or a loop.
+    """Return the real path of names below a real directory; None if nothing is there, or a loop.
 
     target_of: a link's target, None if the path is not a link. Too many ".." end at the top. Links
     are counted over the whole path, as the kernel does: links that each name the next one twice
@@ -170,7 +170,7 @@ def follow(
 
 
 def join(directory: str, name: str) -> str:
-    """A name below a directory, the top included."""
+    """Return a name below a directory, the top included."""
     return f"{directory}{name}" if directory == "/" else f"{directory}/{name}"
 
 
@@ -301,7 +301,7 @@ class MemorySnapshot:
 def _names_of_directory(
     files: Mapping[str, str], links: Mapping[str, str], directories: tuple[str, ...]
 ) -> dict[str, set[str]]:
-    """Every directory that the paths imply, with the names in it."""
+    """Return every directory that the paths imply, with the names in it."""
     names: dict[str, set[str]] = {"/": set()}
     for directory in directories:
         names.setdefault(directory, set())

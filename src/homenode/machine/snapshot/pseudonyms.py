@@ -119,7 +119,7 @@ class Pseudonyms:
         return self.scrub_words(self.scrub_forms(text))
 
     def scrub_words(self, text: str) -> str:
-        """The text with pseudonyms for the names and serials that are known by now."""
+        """Return the text with pseudonyms for the names and serials that are known by now."""
         text = _MAIL.sub(lambda found: self.pseudonym("mail", found[0].lower()), text)
         text = _HOME.sub(lambda found: found[1] + self.pseudonym("user", found[2].lower()), text)
         for word, pseudonym in self._placed.items():

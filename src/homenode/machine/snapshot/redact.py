@@ -16,7 +16,7 @@ nvsmi_device_v12.dtd.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from lxml import etree
 from msgspec import Struct
@@ -84,7 +84,7 @@ class Identities(Struct, frozen=True):
 
 
 def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identities:
-    """The names of a host and of the user who reads it; `also` adds to them."""
+    """Return the names of a host and of the user who reads it; `also` adds to them."""
     also = also or Identities()
     words = [snapshot.read_text(path) for path in IDENTITY_PATHS]
     users = [snapshot.command_output(command.name) for command in IDENTITY_COMMANDS]
@@ -100,8 +100,8 @@ def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identit
 def redact(
     snapshot: MemorySnapshot, identities: Identities, notes: tuple[tuple[str, str], ...] = ()
 ) -> RedactedSnapshot:
-    """The snapshot under the name "host", without anything of its owner. notes: (path or tool,
-    remark), redacted too, at the head of left_out."""
+    """Return the snapshot under the name "host", without anything of its owner. notes: (path or
+    tool, remark), redacted too, at the head of left_out."""
     names = Pseudonyms(identities.hosts, identities.users)
     for serial in identities.serials:
         names.serial(serial)
@@ -194,7 +194,7 @@ def _file(path: str, text: str, names: Pseudonyms) -> str:
 
 
 def redact_release(text: str, names: Pseudonyms) -> str:
-    """A kernel's or tool's version, without the words that whoever built it put there.
+    """Return a kernel's or tool's version, without the words that whoever built it put there.
 
     >>> redact_release("6.8.0-45-acme+gpu7-generic", Pseudonyms())
     '6.8.0-45-redacted+redacted-generic'
@@ -253,7 +253,7 @@ def _lspci(text: str, names: Pseudonyms) -> str:
 
 
 def _serial(text: str, names: Pseudonyms) -> str:
-    """A serial's pseudonym; one like b8-ce-f6-ff-ff-12-34-56 is found by its form later on."""
+    """Return a serial's pseudonym; b8-ce-f6-ff-ff-12-34-56 is found by its form later."""
     return text if names.scrub(text) != text or text == "redacted" else names.serial(text)
 
 
@@ -351,7 +351,7 @@ def _remove(parent: etree._Element, child: etree._Element) -> None:
 
 
 def _pseudonym(uuid: etree._Element | None, names: Pseudonyms) -> None:
-    """A pseudonym for a value without a recognisable form. UUIDs have been replaced already."""
+    """Replace a value without a recognisable form. UUIDs have been replaced already."""
     text = "" if uuid is None else (uuid.text or "").strip()
     if uuid is not None and text and _OF_SCRUBBED_UUID not in text:
         uuid.text = names.uuid(text)
@@ -372,7 +372,7 @@ def _document(root: etree._Element) -> str:
 
 
 def _local_name(tag: str) -> str:
-    """The name without its namespace: {http://libvirt.org/schemas/domain/qemu/1.0}arg is arg."""
+    """Return the name without its namespace: {http://libvirt.org/schemas/...}arg is arg."""
     return tag.rpartition("}")[2]
 
 
@@ -424,20 +424,13 @@ _FORMS = {
 """Valid forms of a value, besides the words in its row."""
 
 
-class DomainRule(NamedTuple):
-    """An element that stays."""
-
-    attributes: dict[str, re.Pattern[str]]  # name -> form
-    text: re.Pattern[str] | None  # its form, None = no text stays
-
-
-def _parse_rule(row: str) -> DomainRule:
-    """The rule of a row such as "unit=unit type=a|b =number"."""
+def _parse_rule(row: str) -> dict[str, re.Pattern[str]]:
+    """Return the form of each attribute in a row "unit=unit type=a|b =number"; "" is its text."""
     forms = {}
     for item in row.split():
         name, _, form = item.partition("=")
         forms[name] = _FORMS.get(form) or _word_pattern(*form.split("|"))
-    return DomainRule({name: form for name, form in forms.items() if name}, forms.get(""))
+    return forms
 
 
 _DOMAIN = {
@@ -490,13 +483,13 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
 def _copy(element: etree._Element, path: str) -> etree._Element:
     """Return the element with the content that its row allows, without namespaces and comments."""
     copied = etree.Element(str(element.tag))
-    row = _DOMAIN[path]
-    for name, form in row.attributes.items():
-        value = element.get(name)
-        if value is not None and form.fullmatch(value):
-            copied.set(name, value)
-    if row.text is not None and element.text and row.text.fullmatch(element.text.strip()):
-        copied.text = element.text.strip()
+    for name, form in _DOMAIN[path].items():
+        value = element.get(name) if name else (element.text or "").strip()
+        if value and form.fullmatch(value):
+            if name:
+                copied.set(name, value)
+            else:
+                copied.text = value
     for child in element:
         # Comments and entities are nodes without a name.
         below = f"{path}/{child.tag}".lstrip("/") if isinstance(child.tag, str) else ""

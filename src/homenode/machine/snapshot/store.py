@@ -25,7 +25,7 @@ _MAX_DIRECTORIES_SEARCHED = 2000
 
 
 def open_snapshot(path: Path) -> Snapshot:
-    """The host in a directory or a tar (plain, gzip, bzip2, xz).
+    """Return the host in a directory or a tar (plain, gzip, bzip2, xz).
 
     The top may be sys/ itself (or its content), or have sys/ below it by a few directories.
     Archives are read whole into memory, directories when asked.
@@ -167,7 +167,7 @@ def _listing(roots: list[tuple[str, bool]]) -> str:
 
 
 def _from_tree(name: str, tree: ArchiveTree, prefix: str, below_sys: bool) -> MemorySnapshot:
-    """The snapshot of one machine in an archive; prefix as in `_roots_of`."""
+    """Return the snapshot of one machine in an archive; prefix as in `_roots_of`."""
     start = f"{prefix}/" if prefix else ""
     to = "/sys/" if below_sys else "/"
     cut = len(start)
@@ -205,7 +205,7 @@ class DirectorySnapshot:
         self._name = name
         self._root = root.rstrip("/")
         self._sysfs = sysfs
-        self._real: dict[str, str | None] = {"": "/", "/": "/"}
+        self._real: dict[str, str | None] = {"": "/"}  # of directories
 
     @property
     def name(self) -> str:
@@ -233,17 +233,11 @@ class DirectorySnapshot:
         return None if real is None else self._target(join(real, name))
 
     def real_path(self, path: str) -> str | None:
-        if path not in self._real:
-            directory, _, name = path.rpartition("/")
-            if directory not in self._real:
-                # Kept, because the files of one directory are asked for one after the other.
-                self._real[directory] = self._follow("/", directory.split("/"))
-            real = self._real[directory]
-            if real is None:
-                return None
-            # The files themselves are not kept: on a live host they come and go.
-            return self._follow(real, [name])
-        return self._real[path]
+        directory, _, name = path.rpartition("/")
+        if directory not in self._real:  # files are not kept: on a live host they come and go
+            self._real[directory] = self._follow("/", directory.split("/"))
+        real = self._real[directory]
+        return None if real is None else self._follow(real, [name])
 
     def command_output(self, command: str) -> str | None:
         return self.read_text(f"/commands/{command}")

@@ -80,8 +80,8 @@ class AmdPartitions(Struct, frozen=True):
 
 
 def parse_topology(text: str) -> AmdTopology:
-    """The links of `amd-smi topology`; nodes are not in it. Raises ParseError if the text is no
-    such list, gives a GPU no address or names it twice."""
+    """Return the links of `amd-smi topology`; nodes are not in it. Raises ParseError if the text is
+    no such list, gives a GPU no address or names it twice."""
     value = first_json(text, _TOPOLOGY)
     entries = value.get("gpu_data") if isinstance(value, dict) else value
     bdf_of_gpu: dict[int, Bdf] = {}
@@ -100,8 +100,8 @@ def parse_topology(text: str) -> AmdTopology:
 
 
 def parse_rocm_topology(text: str) -> AmdTopology:
-    """The links and nodes of `rocm-smi --showtopo`; other keys are skipped. Raises ParseError if
-    the text is no such object or holds no GPU with an address."""
+    """Return the links and nodes of `rocm-smi --showtopo`; other keys are skipped. Raises
+    ParseError if the text is no such object or holds no GPU with an address."""
     value = first_json(text, _ROCM)
     bdf_of_gpu: dict[int, Bdf] = {}
     node_of_gpu: dict[int, NodeIndex] = {}
@@ -136,7 +136,7 @@ def _check_count(bdf_of_gpu: dict[int, Bdf], source: str, text: str) -> dict[int
 
 
 def _link(number: int, other: int | None, kind: object, hops: int | None) -> tuple[AmdLink, ...]:
-    """The link to another GPU; () to itself ("SELF") and where its kind is not known ("N/A")."""
+    """Return the link to another GPU; () to itself ("SELF") and for unknown kinds ("N/A")."""
     word = str(kind).upper()
     return () if other is None or word not in _KINDS else (AmdLink(number, other, word, hops),)
 
@@ -149,7 +149,7 @@ def _number(value: Any) -> int | None:
 
 
 def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:
-    """The GPUs, in the tool's order. Raises ParseError."""
+    """Return the GPUs, in the tool's order. Raises ParseError."""
     value = first_json(text, _PARTITIONS)
     rows = value.get("current_partition") if isinstance(value, dict) else value
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

@@ -194,7 +194,7 @@ _FIELDS = {
 
 
 def parse(text: str) -> ProbeDocument:
-    """The document of one run. Raises ParseError: expected, found, and where in the document."""
+    """Parse the document of one run. Raises ParseError with the place in the document."""
     try:
         document = msgspec.json.decode(text.encode("utf-8", "surrogateescape"))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -48,8 +48,8 @@ def record(
 
 
 def value_at(document: object, path: str, kind: Any, source: str) -> Any:
-    """The value down a path of keys ("config/ngpus"), as a kind; None if it is not there. Raises
-    ParseError for one of another kind."""
+    """Return the value down a path of keys ("config/ngpus"), as a kind; None if it is not there.
+    Raises ParseError for one of another kind."""
     keys = path.split("/")
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
@@ -94,7 +94,7 @@ def first_json(text: str, source: str) -> Any:
 
 
 def json_objects(text: str, source: str) -> Iterator[dict[str, Any]]:
-    """Objects that begin with a line that is just "{", in their order; other lines are skipped.
+    """Yield objects that begin with a line that is just "{"; other lines are skipped.
 
     A line such as "{warning}" does not begin an object. Raises ParseError for an object that is not
     JSON.
@@ -135,7 +135,7 @@ class Line(NamedTuple):
         )
 
     def read_count(self, word: str, expected: str, limit: int | None = None) -> int:
-        """A whole number of at most 18 digits. Raises ParseError."""
+        """Return a whole number of at most 18 digits. Raises ParseError."""
         if not _COUNT.fullmatch(word):
             raise self.error(expected, word)
         if limit is not None and int(word) > limit:
@@ -143,7 +143,7 @@ class Line(NamedTuple):
         return int(word)
 
     def figure(self, word: str, expected: str) -> float:
-        """A finite number that is not negative, such as 12.4 or 1.2e+06. Raises ParseError.
+        """Return a finite number that is not negative, such as 12.4 or 1.2e+06. Raises ParseError.
 
         >>> Line("", None, "tool").figure("1.2e+06", "a time")
         1200000.0
@@ -245,7 +245,7 @@ class Lines:
         return name in self._values
 
     def take(self, name: str, read: Callable[[Line, str, str], T], expected: str) -> T:
-        """The value of a name ("title:name"), read once. Raises ParseError."""
+        """Return the value of a name ("title:name"), read once. Raises ParseError."""
         if name not in self._values:
             hint = (
                 self.gaps[0].reason if self.gaps else "the run ended early, or its output was cut"
@@ -261,6 +261,6 @@ class Lines:
         return self.take(name, read, expected) if name in self._values else None
 
     def untaken(self) -> Iterator[tuple[str, str, Line]]:
-        """Names whose values were not taken, in their order."""
+        """Yield names whose values were not taken, in their order."""
         for name, (word, line) in self._values.items():
             yield name, word, line

@@ -150,7 +150,7 @@ def ends_within_a_line(text: str) -> bool:
 
 
 def _strip_address(line: str) -> str:
-    """A line without the address before it."""
+    """Return a line without the address before it."""
     return line.partition(" ")[2] if _HEADER.fullmatch(line.rstrip()) else line.strip()
 
 
@@ -193,7 +193,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _cut_fences(lines: list[str]) -> list[str]:
-    """The lines between the fences that enclose the first function, or all lines without fences."""
+    """Return the lines between the fences around the first function; all lines without."""
     opened: int | None = None
     begun = False
     for at, line in enumerate(lines):
@@ -217,7 +217,7 @@ def _is_prompt(line: str) -> bool:
 
 
 def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
-    """The functions of a listing, ascending.
+    """Return the functions of a listing, ascending.
 
     Unindented lines before the first function are other text above a copied listing.
     Raises ParseError for a later line there that is not a header, prompt or fence, for an address
@@ -304,7 +304,7 @@ def _ids(words: str) -> tuple[int | None, int | None, str]:
 
 
 def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
-    """Fields of the indented lines, by the word before the first colon."""
+    """Return fields of the indented lines, by the word before the first colon."""
     fields: dict[str, Any] = {}
     links: dict[str, str] = {}
     bars: list[PciBar] = []
@@ -359,7 +359,7 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
 
 
 def _speed(text: str) -> float | None:
-    """GT/s of "Speed 16GT/s (downgraded), Width x4 (ok)" or "Target Link Speed: 32GT/s"."""
+    """Return GT/s of "Speed 16GT/s (downgraded), Width x4 (ok)" or "Target Link Speed: 32GT/s"."""
     match = _SPEED.search(text.replace("Speed: ", "Speed "))
     return None if match is None else float(match[1])
 
@@ -370,8 +370,8 @@ def _width(text: str) -> int | None:
 
 
 def _bar(index: str, text: str) -> list[PciBar]:
-    """The region of "Memory at 214042000000 (64-bit, prefetchable) [size=16M]"; [] without a size,
-    as for "[ignored]" regions and regions of virtual functions."""
+    """Return the region of "Memory at 214042000000 (64-bit, prefetchable) [size=16M]"; [] without a
+    size, as for "[ignored]" regions and regions of virtual functions."""
     size = _SIZE.search(text)
     number = whole_number(index, digits=1)
     if size is None or number is None or number >= _ROM_INDEX:
@@ -438,7 +438,7 @@ _RELAXED = re.compile(r"\bRlxdOrd([+-])", re.ASCII)
 
 
 def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
-    """The registers in a function's indented lines; None if they show none, as without root."""
+    """Return registers in a function's indented lines; None if there are none, as without root."""
     register, capability, control = "", "", ""
     has_registers = False
     unplaced: list[int] = []
@@ -468,7 +468,7 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
 
 
 def _largest(sizes: str) -> list[int]:
-    """The largest of "64MB 128MB 256MB", in bytes."""
+    """Return the largest of "64MB 128MB 256MB", in bytes."""
     sizes_bytes = [
         int(number) << 10 * (1 + "KMGTPE".index(unit)) for number, unit in _RESIZED.findall(sizes)
     ]

@@ -59,7 +59,7 @@ class NcclRow(Struct, frozen=True, kw_only=True):
     in_place: NcclHalf | None
 
     def halves(self) -> tuple[NcclHalf, ...]:
-        """The halves that were run."""
+        """Return the halves that were run."""
         return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
 
 
@@ -81,20 +81,20 @@ class NcclTests(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()
 
     def peak_bus_bytes_per_s(self) -> float:
-        """The greatest of all sizes and halves."""
+        """Return the greatest of all sizes and halves."""
         return max(half.bus_bytes_per_s for row in self.rows for half in row.halves())
 
 
 def argv(
     gpus: int, *, largest_bytes: int, warmups: int = 10, iterations: int = 100
 ) -> tuple[str, ...]:
-    """The command of an all-reduce from 8 bytes up, doubling; data are checked."""
+    """Return the command of an all-reduce from 8 bytes up, doubling; data are checked."""
     options = f"-b 8 -e {largest_bytes} -f 2 -g {gpus} -w {warmups} -n {iterations} -c 1"
     return ("all_reduce_perf", *options.split())
 
 
 def parse(text: str) -> NcclTests:
-    """The one run of an output, text or the file of -J. Raises ParseError."""
+    """Return the one run of an output, text or the file of -J. Raises ParseError."""
     return _parse_json(text) if text.lstrip().startswith("{") else _Table(text).run()
 
 
@@ -169,7 +169,7 @@ class _Table:
             raise line.error(f"at most {MAX_ROWS} ranks")
 
     def _comment(self, line: Line, match: "re.Match[str]") -> None:
-        """The header; everything else behind a "#" explains: units, titles, "# Using devices"."""
+        """Read the header; all else behind a "#" explains: units, titles, "# Using devices"."""
         words = line.text.lstrip("#").split()
         if words[:4] != _LEFT:
             return

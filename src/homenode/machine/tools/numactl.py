@@ -59,13 +59,6 @@ class NumactlHardware(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...]
 
 
-class NumactlShow(Struct, frozen=True, kw_only=True):
-    """Binding of the calling process."""
-
-    cpu_nodes: tuple[NodeIndex, ...]  # of the CPUs where its threads may run
-    memory_nodes: tuple[NodeIndex, ...]  # where its memory may be
-
-
 def looks_like_hardware(text: str) -> bool:
     """Return whether the line that lists the nodes is among the first lines."""
     lines = text.split("\n", _HEAD_LINES)[:_HEAD_LINES]
@@ -73,7 +66,7 @@ def looks_like_hardware(text: str) -> bool:
 
 
 def parse_hardware(text: str) -> NumactlHardware:
-    """The nodes. Lines of --show behind them are skipped. Raises ParseError."""
+    """Return the nodes. Lines of --show behind them are skipped. Raises ParseError."""
     lines = Lines(text, _HARDWARE, stripped=False)
     listed: tuple[int, ...] | None = None
     pus: dict[int, CpuSet] = {}
@@ -131,8 +124,8 @@ _COMMAND = re.compile(r"(?:^|[\s/])numactl ", re.ASCII)
 
 
 def bound_by_command(line: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Nodes of the CPUs and of the memory of a command in a log; () if it does not report it. None
-    if numactl starts nothing there.
+    """Return nodes of the CPUs and of the memory of a command in a log; () if it does not report
+    it. None if numactl starts nothing there.
 
     >>> bound_by_command("+ numactl -N 0 --membind=0,1 ./stream")
     ((0,), (0, 1))
@@ -157,20 +150,17 @@ _LIST = re.compile(r"\d{1,4}(?:[-,]\d{1,4}){0,64}", re.ASCII)
 _WITH_VALUE = frozenset({*_NODES_OF, *"-C --physcpubind -i --interleave -p --preferred".split()})
 
 
-def parse_show(text: str) -> NumactlShow:
-    """The binding of a process. Other lines are skipped, because the output often heads a log.
-    Raises ParseError if none is found, or more than one."""
+def parse_show(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the nodes where a process may run, and those where its memory may be. Other lines are
+    skipped, because the output often heads a log. Raises ParseError for no binding or several."""
     lines = Lines(text, _SHOW, stripped=False)
     for line in lines:
         if match := _SHOW_LINE.fullmatch(line.text):
             lines.keep(match[1], match[2].strip(), line)
     lines.take("policy", Line.read_word, "a policy")
-    cpu_nodes = lines.take("cpubind", _parse_numbers, "numbers such as '0 1 2'")
-    memory_nodes = lines.take("membind", _parse_numbers, "numbers such as '0 1 2'")
-    return NumactlShow(
-        cpu_nodes=tuple(map(NodeIndex, cpu_nodes)),
-        memory_nodes=tuple(map(NodeIndex, memory_nodes)),
-    )
+    expected = "numbers such as '0 1 2'"
+    cpu_nodes = lines.take("cpubind", _parse_numbers, expected)
+    return cpu_nodes, lines.take("membind", _parse_numbers, expected)
 
 
 def _parse_nodes(

@@ -85,7 +85,7 @@ class NvbandwidthMatrix(Struct, frozen=True):
         return len(self.cells[0])
 
     def values(self) -> tuple[float, ...]:
-        """The values that exist, row by row."""
+        """Return the values that exist, row by row."""
         return tuple(cell for row in self.cells for cell in row if cell is not None)
 
 
@@ -108,12 +108,12 @@ class NvbandwidthRun(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...]
 
     def test(self, name: str) -> NvbandwidthTest | None:
-        """The test of that name; None if it was not run."""
+        """Return the test of that name; None if it was not run."""
         return next((test for test in self.tests if test.name == name), None)
 
 
 def argv(tests: Iterable[str] = (), *, samples: int | None = None) -> tuple[str, ...]:
-    """The command: all tests, or those named; JSON."""
+    """Return the command: all tests, or those named; JSON."""
     names = tuple(tests)
     chosen = ("-t", *names) if names else ()
     repeats = () if samples is None else ("-i", str(samples))
@@ -121,7 +121,7 @@ def argv(tests: Iterable[str] = (), *, samples: int | None = None) -> tuple[str,
 
 
 def parse(text: str) -> NvbandwidthRun:
-    """The one run of an output, text or JSON: its content decides. Raises ParseError.
+    """Return the one run of an output, text or JSON: its content decides. Raises ParseError.
 
     Text before the version is skipped; a text without a version is read only for its tables. JSON
     documents that follow each other are one run.
@@ -135,7 +135,7 @@ def parse(text: str) -> NvbandwidthRun:
 
 
 def _unit_of(line: Line, description: str) -> Unit:
-    """The unit that a matrix' description ends with. Raises ParseError."""
+    """Return the unit that a matrix' description ends with. Raises ParseError."""
     for ending, unit in (("(GB/s)", Unit.BYTES_PER_S), ("(ns)", Unit.NS)):
         if description.rstrip().endswith(ending):
             return unit
@@ -147,7 +147,7 @@ _SCALES = {Unit.BYTES_PER_S: 1e9, Unit.NS: 1.0}
 
 
 def _bdf_of(text: str, line: Line) -> Bdf:
-    """A GPU's address, printed without its function: 00000009:01:00."""
+    """Return a GPU's address, printed without its function: 00000009:01:00."""
     position = SOURCE if line.number is None else f"{SOURCE}:{line.number}"
     return Bdf.parse(text if "." in text else f"{text}.0", position)
 

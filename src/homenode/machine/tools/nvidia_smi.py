@@ -82,8 +82,8 @@ class NvidiaQuery(Struct, frozen=True):
 
 
 def parse_query(text: str) -> NvidiaQuery:
-    """The GPUs. Unused elements are skipped: there are 300, and more in each release.
-    Raises ParseError if the text is no such document or a GPU has no address, or another's."""
+    """Return the GPUs. Unused elements are skipped: there are 300, and more in each release. Raises
+    ParseError if the text is no such document or a GPU has no address, or another's."""
     root = parse_xml(text, "nvidia_smi_log", _SOURCE)
     unread: list[tuple[Bdf, str, str]] = []
     gpus = tuple(_gpu(gpu, index, unread) for index, gpu in enumerate(root.findall("gpu")))
@@ -137,7 +137,7 @@ def _mig_devices(
 
 
 def _text(element: etree._Element, path: str) -> str | None:
-    """The text at a path; None if it is missing or one of the texts for a missing value."""
+    """Return the text at a path; None if it is missing or one of the texts for a missing value."""
     text = (element.findtext(path) or "").strip()
     return None if _ABSENT.fullmatch(text.strip("[]").lower()) else text
 
@@ -186,7 +186,7 @@ def looks_like_topology(text: str) -> bool:
 
 
 def parse_topology(text: str) -> TopoMatrix:
-    """The matrix, below a banner too. Raises ParseError, also if rows differ from columns."""
+    """Parse the matrix, also below a banner. Raises ParseError, also for too few rows."""
     names: list[str] = []
     affinities = place = 0
     rows: list[tuple[TopoDevice, tuple[str | None, ...]]] = []
@@ -263,7 +263,7 @@ _SPACED = 6
 def _affinities(
     line: Line, words: list[str], columns: int, affinities: int, place: int
 ) -> list[str | None]:
-    """The last columns of a row, with None for what is not there.
+    """Return the last columns of a row, with None for what is not there.
 
     Short values have a tab more behind them, so that tabs do not count columns:
         X \\t0-7\\t\\tN/A\\t\\tN/A          CPUs 0-7
@@ -324,7 +324,7 @@ class MigDevice(Struct, frozen=True):
 
 
 def parse_instances(text: str) -> tuple[MigInstance, ...]:
-    """The GPU instances, in the tool's order. Headings, borders and remarks such as "No GPU
+    """Return the GPU instances, in the tool's order. Headings, borders and remarks such as "No GPU
     instances found" are skipped.
 
     Raises ParseError for a row of a MIG profile without its four numbers, and for an instance that
@@ -348,7 +348,7 @@ def parse_instances(text: str) -> tuple[MigInstance, ...]:
 
 
 def parse_list(text: str) -> tuple[MigDevice, ...]:
-    """The compute instances, in the tool's order. Raises ParseError for one below no GPU."""
+    """Return the compute instances, in the tool's order. Raises ParseError for one below no GPU."""
     devices: list[MigDevice] = []
     gpu: int | None = None
     for number, line in enumerate(text.splitlines(), start=1):

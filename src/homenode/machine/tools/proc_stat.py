@@ -30,7 +30,7 @@ class PuTimes(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[PuTimes, ...]:
-    """The online CPUs, ascending. Raises ParseError."""
+    """Return the online CPUs, ascending. Raises ParseError."""
     times_of_pu: dict[int, PuTimes] = {}
     for line in Lines(text, PATH, stripped=False):
         matched = _LINE.fullmatch(line.text)

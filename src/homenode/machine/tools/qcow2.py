@@ -35,7 +35,7 @@ class Qcow2Header(Struct, frozen=True):
 
 
 def parse(content: bytes, source: str) -> Qcow2Header:
-    """The header. content: the image's first MAX_BYTES, or all of it. Raises ParseError."""
+    """Return the header. content: the image's first MAX_BYTES, or all of it. Raises ParseError."""
     if content[:4] != MAGIC or len(content) < _FEATURES_AT:
         raise ParseError(source, "a qcow2 image", content[:4].decode("latin-1"))
     _, version, offset, length, _, size, encryption = _START.unpack_from(content)
@@ -62,8 +62,8 @@ def parse(content: bytes, source: str) -> Qcow2Header:
 
 
 def _backing_format(content: bytes, at: int, end: int, source: str) -> str | None:
-    """The text of that extension. Extensions follow the header, each padded to 8 bytes, up to one
-    of kind 0 or to the name of the backing file. Of two formats QEMU takes the last."""
+    """Return the text of that extension. Extensions follow the header, each padded to 8 bytes, up
+    to one of kind 0 or to the name of the backing file. Of two formats QEMU takes the last."""
     backing_format = None
     while at + _EXTENSION.size <= end:
         kind, length = _EXTENSION.unpack_from(content, at)

@@ -84,7 +84,7 @@ class RocmBandwidthTest(Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str) -> RocmBandwidthTest:
-    """The one run of an output. Raises ParseError."""
+    """Return the one run of an output. Raises ParseError."""
     return _Reader(text).run()
 
 

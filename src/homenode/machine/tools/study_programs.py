@@ -33,13 +33,6 @@ _GPU = re.compile(r"GPU (\d+) \[(.*)\]", re.ASCII)
 _COPY = re.compile(r"(Host-to-Device|Device-to-Host|Device-to-Device): (\S+) GB/s", re.ASCII)
 
 
-class ChasePoint(Struct, frozen=True):
-    """Time of one dependent load in a buffer of this size."""
-
-    size_bytes: int
-    latency_ns: float
-
-
 class GpuCopies(Struct, frozen=True):
     """A GPU's bandwidths, bytes/s. None: not printed."""
 
@@ -50,9 +43,10 @@ class GpuCopies(Struct, frozen=True):
     device_to_device: float | None
 
 
-def parse_chase(text: str) -> tuple[ChasePoint, ...]:
-    """The points of a curve, ascending. Raises ParseError."""
-    points: list[ChasePoint] = []
+def parse_chase(text: str) -> tuple[tuple[int, float], ...]:
+    """Return (bytes of the buffer, ns of a dependent load) of a curve, ascending. Raises
+    ParseError."""
+    points: list[tuple[int, float]] = []
     for line in Lines(text, _CHASE):
         if line.text.startswith("#"):
             continue
@@ -60,9 +54,9 @@ def parse_chase(text: str) -> tuple[ChasePoint, ...]:
         if match is None:
             raise line.error("a size and a latency")
         size = line.read_count(match[1], "a size in bytes")
-        if points and size <= points[-1].size_bytes:
+        if points and size <= points[-1][0]:
             raise line.error("ascending sizes")
-        points.append(ChasePoint(size, line.figure(match[2], "a latency in ns")))
+        points.append((size, line.figure(match[2], "a latency in ns")))
     if not 0 < len(points) <= MAX_POINTS:
         raise ParseError(_CHASE, f"1 to {MAX_POINTS} sizes", str(len(points)))
     return tuple(points)
@@ -86,7 +80,7 @@ def parse_matmul(text: str) -> float:
 
 
 def parse_copies(text: str) -> tuple[GpuCopies, ...]:
-    """The GPUs of one run. Raises ParseError."""
+    """Return the GPUs of one run. Raises ParseError."""
     gpus: dict[int, GpuCopies] = {}
 
     def gpu(line: Line, match: "re.Match[str]") -> None:

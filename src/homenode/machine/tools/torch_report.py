@@ -83,7 +83,7 @@ class TorchRun(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[TorchRun, ...]:
-    """The documents of an output, in order. Raises ParseError, also if it is missing."""
+    """Return the documents of an output, in order. Raises ParseError, also if it is missing."""
     runs = tuple(_documents(text))
     if not runs:
         raise ParseError(SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or None)

@@ -47,7 +47,7 @@ def parse_virsh_version(text: str) -> tuple[Version, Version | None]:
 
 
 def parse_qemu_version(text: str) -> Version:
-    """The version of QEMU's first line; a copyright follows. Raises ParseError."""
+    """Return the version of QEMU's first line; a copyright follows. Raises ParseError."""
     line = text.lstrip("\n").partition("\n")[0].rstrip()
     matched = _QEMU_LINE.fullmatch(line)
     if matched is None:

@@ -20,20 +20,15 @@ _SOURCE = "virsh capabilities"
 _MAX_NUMBER = 1 << 60
 
 
-class CapabilitiesCpu(Struct, frozen=True):
-    pu: PuIndex
-    siblings: CpuSet | None  # the CPUs of its core; None for CPUs that are offline
-
-
 class CapabilitiesCell(Struct, frozen=True):
     node: NodeIndex
     distances: tuple[tuple[NodeIndex, int], ...]  # (node, SLIT), where libvirt gives them
-    cpus: tuple[CapabilitiesCpu, ...]
+    siblings_of_pu: dict[PuIndex, CpuSet | None]  # the CPUs of its core; None if it is offline
 
 
 def parse(text: str) -> tuple[CapabilitiesCell, ...]:
-    """The cells of the host, in the document's order; the guests that could be run are skipped.
-    Raises ParseError if a used element is malformed."""
+    """Return the cells of the host, in the document's order; the guests that could be run are
+    skipped. Raises ParseError if a used element is malformed."""
     root = parse_xml(text, "capabilities", _SOURCE)
     host = root.find("host")
     if host is None:
@@ -51,16 +46,16 @@ def _cell(cell: etree._Element) -> CapabilitiesCell:
             (NodeIndex(_number(sibling, "id")), _number(sibling, "value"))
             for sibling in cell.findall("distances/sibling")
         ),
-        tuple(_cpu(cpu) for cpu in cell.findall("cpus/cpu")),
+        dict(_cpu(cpu) for cpu in cell.findall("cpus/cpu")),
     )
 
 
-def _cpu(cpu: etree._Element) -> CapabilitiesCpu:
+def _cpu(cpu: etree._Element) -> tuple[PuIndex, CpuSet | None]:
     siblings, pu = cpu.get("siblings"), _number(cpu, "id")
     if pu > MAX_PU_INDEX:
         raise ParseError(_SOURCE, f"CPUs up to {MAX_PU_INDEX}", str(pu))
     pus = None if siblings is None else CpuSet.parse(str(siblings), f"{_SOURCE}: siblings")
-    return CapabilitiesCpu(PuIndex(pu), pus)
+    return PuIndex(pu), pus
 
 
 def _number(element: etree._Element, name: str) -> int:

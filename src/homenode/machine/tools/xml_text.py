@@ -17,7 +17,7 @@ _DECLARATION = re.compile(r"\A\s*<\?xml[^>]*\?>")
 
 
 def parse_xml(text: str, root: str, source: str) -> etree._Element:
-    """The root element of a document, which must be named `root`. Comments and processing
+    """Return the root element of a document, which must be named `root`. Comments and processing
     instructions are omitted. Raises ParseError."""
     if len(text) > MAX_CHARS:
         raise InputError(f"{source}: expected at most {MAX_CHARS} characters, found {len(text)}")

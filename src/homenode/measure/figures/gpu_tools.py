@@ -112,10 +112,9 @@ def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
             return None, (Gap("binding", "the log has no numactl --show before its results"),)
         return Binding((pinned[-1],), (pinned[-1],)), ()
     try:
-        show = parse_show(head[at:])
+        binding = Binding(*parse_show(head[at:]))
     except ParseError as error:
         return None, (Gap("binding", error.message),)
-    binding = Binding(tuple(show.cpu_nodes), tuple(show.memory_nodes))
     if pinned and pinned[-1] not in binding.cpu_nodes:
         # numactl ran before the pinning, or outside it: the script's own line is about the run.
         reason = f"the log has PINNED to {pinned[-1]}, its numactl --show {binding.cpu_nodes}"

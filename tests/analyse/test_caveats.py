@@ -231,7 +231,7 @@ def test_caveats_of_some_metrics_leave_out_what_was_refused_of_others() -> None:
     (one,) = alternatives([replace(run, samples=(*run.samples, refused))])
     for metric, number in (("memory-latency", 1), (run.samples[0].metric, 0)):
         found = [caveat.id for caveat in find_own_caveats(one, frozenset({metric}))]
-        assert found.count("refused-figures") == number
+        assert found.count("impossible-results") == number
 
 
 def test_samples_of_thousands_of_positions_are_grouped_in_one_pass() -> None:

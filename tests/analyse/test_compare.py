@@ -26,7 +26,7 @@ from homenode.decide.comparison import (
 from homenode.decide.distributions import two_sided_p
 from homenode.decide.intervals import Interval
 from homenode.decide.ranking import ranking_for
-from homenode.decide.summary import left_out
+from homenode.decide.summary import find_unused_results
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
 from homenode.measure.results.model import Condition, Origin, Run, Sample, Statistic
@@ -355,7 +355,7 @@ def test_figures_of_other_nodes_are_said_not_to_pair() -> None:
     comparison = compared(*sides)
     (caveat,) = [one for one in comparison.caveats if one.id == "series-without-pair"]
     assert not comparison.effects and caveat.detail == "memory bandwidth: node 1 against node 0"
-    assert [gap.reason for gap in left_out(sides, [Objective.MEMORY_BANDWIDTH])] == [
+    assert [gap.reason for gap in find_unused_results(sides, [Objective.MEMORY_BANDWIDTH])] == [
         f"node {node} alone decides nothing" for node in (1, 0)
     ]
 
@@ -434,7 +434,7 @@ def test_zeroes_are_refused_and_said() -> None:
     comparison = compared(first, zeroes)
     assert not comparison.effects
     (caveat,) = comparison.caveats
-    assert caveat.id == "refused-figures"
+    assert caveat.id == "impossible-results"
     assert "truncated" in caveat.cause
 
 

@@ -193,7 +193,7 @@ def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
         for run in runs
     ]
     made = measured(zeroed, Objective.LATENCY)
-    assert (made.choice, made.reason_of(ReasonId.REFUSED) is not None) == (None, True)
+    assert (made.choice, made.reason_of(ReasonId.IMPOSSIBLE) is not None) == (None, True)
     assert ground_of(made) == "not ready"
     assert measured(zeroed, Objective.MEMORY_BANDWIDTH).choice is not None
 
@@ -241,7 +241,7 @@ def test_our_answer_is_the_sources_where_its_results_are_behind_it(
     choice, avoid = ARTICLE[system, objective]
     assert made.choice == choice and avoid in (None, set(made.avoid))
     if objective is Objective.LATENCY:
-        assert made.reason_of(ReasonId.REFUSED) is not None
+        assert made.reason_of(ReasonId.IMPOSSIBLE) is not None
     if choice == "cores-first":
         assert made.layout == "pin-bound"
 

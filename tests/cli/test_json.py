@@ -161,7 +161,7 @@ def test_imported_runs_name_what_was_left_out(tmp_path: Path) -> None:
     found = _json("imported-runs", *words)
     assert not found["written"] and not (tmp_path / "out").exists()
     assert [run["name"] for run in found["runs"]] == ["default"]
-    assert found["left_out"]
+    assert found["omitted"]
 
 
 @pytest.mark.parametrize("record", [ApplyAnswer, ImportedRuns, TrialStatus])

@@ -89,7 +89,7 @@ def test_pytorch_alone_measures_everything() -> None:
 
 def test_without_pytorch_the_package_is_named() -> None:
     made = suite(host_with(*TWO), NVIDIA)
-    reasons = {gap.subject: gap.reason for gap in made.left_out}
+    reasons = {gap.subject: gap.reason for gap in made.omitted}
     assert "package torch" in reasons[Group.MATMUL]
     assert "package torch" in reasons[Group.GPU_SMALL]
     with pytest.raises(UsageError, match="gpu-compute") as refused:
@@ -109,7 +109,7 @@ def test_without_numactl_pytorch_binds_itself() -> None:
     assert [test.reads for test in made.tests] == [Reader.NVBANDWIDTH, Reader.TORCH, Reader.TORCH]
     poor = suite(host_with(*TWO), frozenset({"nvbandwidth"}), [Group.GPU_BANDWIDTH])
     assert [test.id for test in poor.tests] == ["gpu-bandwidth"]
-    assert [gap.reason for gap in poor.left_out] == [
+    assert [gap.reason for gap in poor.omitted] == [
         "from node 0: numactl: command not found",
         "from node 1: numactl: command not found",
     ]
@@ -147,7 +147,7 @@ def test_gpus_without_a_node_cannot_be_bound_to_it() -> None:
     lost = [replace(spec, node=None) for spec in TWO]
     made = suite(host_with(*lost), NVIDIA | {TORCH}, [Group.NCCL])
     assert not any(test.binding == ON_GPU_NODES for test in made.tests)
-    assert any("has no node that a process can be bound to" in gap.reason for gap in made.left_out)
+    assert any("has no node that a process can be bound to" in gap.reason for gap in made.omitted)
 
 
 def test_one_variant_speaks_for_each_metric_of_collectives() -> None:
@@ -181,7 +181,7 @@ def test_gpus_that_guests_hold_are_not_measured() -> None:
         host_with(*TWO, driver="vfio-pci"), NVIDIA | {"homenode-probe"}, SuiteOptions()
     )
     assert not any(test.group in GPU_GROUPS for test in made.tests)
-    assert any("passed through (vfio-pci)" in gap.reason for gap in made.left_out)
+    assert any("passed through (vfio-pci)" in gap.reason for gap in made.omitted)
 
 
 def test_gpus_of_two_vendors_are_not_mixed() -> None:
@@ -191,7 +191,7 @@ def test_gpus_of_two_vendors_are_not_mixed() -> None:
         for one in host.pci_devices
     ]
     made = suite(structs.replace(host, pci_devices=tuple(devices)), NVIDIA)
-    assert any("another vendor" in gap.reason for gap in made.left_out)
+    assert any("another vendor" in gap.reason for gap in made.omitted)
     assert not any(test.group is Group.NCCL for test in made.tests)
 
 
@@ -260,5 +260,5 @@ def test_what_is_unbound_is_measured_with_the_topology_file_too_where_there_is_o
         for attempt in test.attempts:
             assert attempt.argv[0] == "sh" and attempt.argv[4] == "<system/>"
     failed = SuiteOptions((Group.NCCL,), why_no_topology="it cannot be made")
-    gaps = suite_for(host_with(*TWO), installed, failed).left_out
+    gaps = suite_for(host_with(*TWO), installed, failed).omitted
     assert [gap.reason for gap in gaps] == ["topology file: it cannot be made"]

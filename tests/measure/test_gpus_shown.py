@@ -56,7 +56,7 @@ def test_collectives_and_copies_are_of_the_gpus_that_a_job_has() -> None:
     tests = by_id(made)
     argv = tests["nccl"].argv
     assert argv[argv.index("-g") + 1] == "2"
-    assert any("0000:9c:00.0: not shown" in gap.reason for gap in made.left_out)
+    assert any("0000:9c:00.0: not shown" in gap.reason for gap in made.omitted)
     asked = by_id(suite_for(three, NVIDIA, SuiteOptions(), None))["nccl"].argv
     assert asked[asked.index("-g") + 1] == "3"
 
@@ -64,7 +64,7 @@ def test_collectives_and_copies_are_of_the_gpus_that_a_job_has() -> None:
 def test_one_gpu_of_a_job_has_no_peers() -> None:
     made = suite(ShownGpus((SECOND,)))
     assert not [test for test in made.tests if test.group in (Group.NCCL, Group.GPU_PEER)]
-    assert {gap.reason for gap in made.left_out if gap.subject == Group.NCCL} == {
+    assert {gap.reason for gap in made.omitted if gap.subject == Group.NCCL} == {
         "one GPU alone; 1 more of this machine's are not shown to this process"
     }
 

@@ -127,7 +127,7 @@ def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:
     assert test.argv == ("taskset", "-c", "0-1", "./train")
     without = prepare_run(orders, even_host(), {PROBE}, "b").record
     assert not any(one.reads is Reader.APP for one in without.tests)
-    assert any("taskset: command not found" in gap.reason for gap in without.left_out)
+    assert any("taskset: command not found" in gap.reason for gap in without.omitted)
 
 
 def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> None:
@@ -177,7 +177,7 @@ def test_matrices_of_the_probe_are_left_out_where_some_nodes_are_asked_for() -> 
     host = even_host(nodes_per_package=2)
     record = prepare_run(replace(HOST_ORDERS, nodes=(0, 1)), host, INSTALLED, "b").record
     assert not any("--matrix" in test.argv for test in record.tests)
-    assert "a cpuset excludes nodes" in {gap.reason for gap in record.left_out}
+    assert "a cpuset excludes nodes" in {gap.reason for gap in record.omitted}
 
 
 def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:

@@ -98,7 +98,7 @@ def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
         Group.SMT,
         Group.PLACEMENT,
     }
-    assert {gap.reason for gap in suite.left_out} == {"no GPU"}
+    assert {gap.reason for gap in suite.omitted} == {"no GPU"}
     assert len({test.id for test in suite.tests}) == len(suite.tests)
 
 
@@ -106,12 +106,12 @@ def test_one_node_and_one_gpu_get_no_matrix_and_no_collectives() -> None:
     host = even_host(packages=1, devices=GPUS[:1])
     suite = suite_for(host, EVERYTHING, SuiteOptions())
     assert not [test for test in suite.tests if "node" in test.id and "from" not in test.id]
-    assert ("nccl", "one GPU alone") in [(gap.subject, gap.reason) for gap in suite.left_out]
+    assert ("nccl", "one GPU alone") in [(gap.subject, gap.reason) for gap in suite.omitted]
 
 
 def test_cores_without_siblings_and_a_single_pu_are_said() -> None:
     one = suite_for(even_host(1, cores_per_llc=1, threads=1), EVERYTHING, SuiteOptions())
-    reasons = {gap.subject: gap.reason for gap in one.left_out}
+    reasons = {gap.subject: gap.reason for gap in one.omitted}
     assert reasons["smt"] == "no core shows siblings"
     assert reasons["core-to-core"] == "one CPU alone"
 

@@ -145,5 +145,5 @@ def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     runs = load_runs(tmp_path / "imported").runs
     found = decide_for_machines(runs, OBJECTIVES)
-    assert ReasonId.REFUSED in {reason.id for answer in found for reason in answer.reasons}
+    assert ReasonId.IMPOSSIBLE in {reason.id for answer in found for reason in answer.reasons}
     assert not [answer for answer in found if answer.choice]

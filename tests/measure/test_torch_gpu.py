@@ -59,7 +59,7 @@ def medians(python: str, command: str) -> dict[tuple[str, str | None], float]:
     (run,) = torch_report.parse(ended.stdout_or_raise())
     return {
         (one.metric, one.variant): sorted(one.samples)[len(one.samples) // 2]
-        for one in run.figures
+        for one in run.results
         if one.device == 0
     }
 
@@ -111,7 +111,7 @@ def test_host_memory_of_a_bound_run_is_seen_on_its_node(python: str) -> None:
         program_text("torch_copies"),
     )
     (run,) = torch_report.parse(ended.stdout_or_raise())
-    assert {one.memory_node for one in run.figures} == {int(node)}
+    assert {one.memory_node for one in run.results} == {int(node)}
 
 
 def test_figures_are_those_of_nvbandwidth(python: str) -> None:

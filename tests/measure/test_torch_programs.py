@@ -91,7 +91,7 @@ def test_host_copies_have_the_gpus_rates_by_address() -> None:
 
 def test_the_copying_threads_place_is_recorded() -> None:
     (run,) = torch_report.parse(copies("small-copies"))
-    places = {figure.thread for figure in run.figures}
+    places = {figure.thread for figure in run.results}
     assert places and all(place.node is None or place.node >= 0 for place in places)
 
 

@@ -213,7 +213,7 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     state = journal.load().state
     by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
-    assert by_layout["pin-numa"].what == EntryKind.REFUSED
+    assert by_layout["pin-numa"].what == EntryKind.REJECTED
     assert "libvirt changed memory of cell 0" in by_layout["pin-numa"].detail
     assert by_layout["default"].what == EntryKind.MEASURED
     assert outcome_code(state) == 3
@@ -232,13 +232,13 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
     now = [load_host("hgx-h100")]  # the state directory of another machine
     with journal.hold() as lock:
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
-        assert {one.what for one in journal.load().state.outcomes.values()} == {EntryKind.REFUSED}
+        assert {one.what for one in journal.load().state.outcomes.values()} == {EntryKind.REJECTED}
         now = [structs.replace(host(), domains=(other,))]
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
     outcomes = journal.load().state.outcomes
     by_layout = {step.variant: outcomes[step.number] for step in steps_of(head)}
     assert by_layout["default"].what == EntryKind.MEASURED
-    assert by_layout["pin"].what == EntryKind.REFUSED
+    assert by_layout["pin"].what == EntryKind.REJECTED
     assert f"CPUs {pins[0]}" in by_layout["pin"].detail
     assert daemon.definition() == ORIGINAL
     now = [host()]  # that one has gone

@@ -32,7 +32,7 @@ def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     for entry in (
         StudyEntry(submitted="collective", job="5"),
         StudyEntry(again="collective"),
-        StudyEntry(refused="collective", reason="no"),
+        StudyEntry(rejected="collective", reason="no"),
     ):
         loaded = again.note(loaded, entry)
     again.close()

@@ -144,7 +144,7 @@ def test_the_manifest_says_what_is_absent_and_what_was_left_out(tmp_path: Path) 
     assert stored["format"] == "homenode.snapshot/1"
     assert stored["redacted"] is True
     assert stored["commands"] == ["lspci"] == list(manifest.commands)
-    assert stored["left_out"] == [
+    assert stored["omitted"] == [
         {"what": "/sys/devices/system/cpu/possible", "reason": "not of its form"}
     ]
     assert {"nvidia-smi-topo", "/sys/devices/system/cpu/isolated"} <= set(stored["absent"])
@@ -199,9 +199,9 @@ def test_a_newer_capture_is_refused_by_its_manifest(tmp_path: Path) -> None:
 
 def test_a_live_capture_runs_the_tools_and_says_which_failed(tmp_path: Path, tools: Path) -> None:
     captured = capture_host()
-    left_out = dict(captured.manifest.left_out)
-    assert left_out["nvidia-smi-topo"] == "nvidia-smi: exit status 9: no driver"
-    assert left_out["rocm-smi-json"] == "rocm-smi: killed by SIGKILL"
+    omitted = dict(captured.manifest.omitted)
+    assert omitted["nvidia-smi-topo"] == "nvidia-smi: exit status 9: no driver"
+    assert omitted["rocm-smi-json"] == "rocm-smi: killed by SIGKILL"
     host = opened(captured, tmp_path)
     domains = host.command_output("virsh-domains") or ""
     assert domains.count("<domain ") == 2 and "vm-2" in domains and "11-22" not in domains

@@ -358,14 +358,14 @@ def test_output_that_does_not_parse_is_left_out_and_said() -> None:
     snapshot = MemorySnapshot("host", {}, {}, {"virsh-domains": "<domains><domain>jdoe"})
     result = redact(snapshot, IDENTITIES)
     assert not result.snapshot.commands
-    assert result.left_out[0][0] == "virsh-domains"
-    assert "jdoe" not in result.left_out[0][1]
+    assert result.omitted[0][0] == "virsh-domains"
+    assert "jdoe" not in result.omitted[0][1]
 
 
 def test_notes_are_redacted_too() -> None:
     notes = (("virsh-capabilities", "virsh: cannot reach gpu7 as jdoe"),)
     result = redact(MemorySnapshot("host", {}), IDENTITIES, notes)
-    assert result.left_out == (("virsh-capabilities", "virsh: cannot reach host-1 as user-1"),)
+    assert result.omitted == (("virsh-capabilities", "virsh: cannot reach host-1 as user-1"),)
 
 
 def test_a_host_named_like_a_gpu_leaves_the_gpus_their_names() -> None:

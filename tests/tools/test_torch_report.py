@@ -42,7 +42,7 @@ COPIES: dict[str, Any] = {
     "devices": DEVICES,
     "bound_node": 0,
     "copy_bytes": 1 << 28,
-    "figures": [FIGURE],
+    "results": [FIGURE],
     "gaps": [{"subject": "x", "reason": "y"}],
     "stalled": None,
 }
@@ -60,7 +60,7 @@ REDUCE: dict[str, Any] = {
         {"size_bytes": 8, "time_ns": 2.1e4, "iterations": 100, "wrong_ranks": 0},
         {"size_bytes": 1 << 30, "time_ns": 4.2e6, "iterations": 100, "wrong_ranks": 0},
     ],
-    "figures": [],
+    "results": [],
     "gaps": [],
     "stalled": None,
 }
@@ -71,7 +71,7 @@ def text_of(*documents: dict[str, Any]) -> str:
 
 
 def test_figures_have_addresses_and_the_bound_node() -> None:
-    seen = {**COPIES, "figures": [{**FIGURE, "memory_node": 0}]}
+    seen = {**COPIES, "results": [{**FIGURE, "memory_node": 0}]}
     figures = read_torch_run_results(parse("NCCL version 2.26\n" + text_of(seen)))
     assert [(str(s.device), s.node, s.value, s.number) for s in figures.samples] == [
         ("0000:9b:00.0", 0, 55.1e9, 0),
@@ -81,7 +81,7 @@ def test_figures_have_addresses_and_the_bound_node() -> None:
 
 
 def test_memory_that_went_elsewhere_and_figures_that_were_not_steady_are_reported() -> None:
-    document = {**COPIES, "figures": [{**FIGURE, "steady": False, "memory_node": 1}]}
+    document = {**COPIES, "results": [{**FIGURE, "steady": False, "memory_node": 1}]}
     figures = read_torch_run_results(parse(text_of(document)))
     reasons = [gap.reason for gap in figures.gaps]
     assert "memory was bound to node 0 and is on node 1: not kept" in reasons
@@ -106,11 +106,11 @@ def test_an_all_reduce_is_counted_as_nccl_tests_count_it() -> None:
     ("change", "says"),
     [
         ({"format": "homenode.torch/2"}, "homenode.torch/1"),
-        ({"figures": [{**FIGURE, "device": 2}]}, "a device below 2"),
-        ({"figures": [{**FIGURE, "samples": [0.0]}]}, "above 0 and finite"),
-        ({"figures": [{**FIGURE, "samples": [float("nan")]}]}, "above 0 and finite"),
-        ({"figures": [{**FIGURE, "unit": "parsecs"}]}, "one of"),
-        ({"figures": [{**FIGURE, "samples": ["5"]}]}, "its fields"),
+        ({"results": [{**FIGURE, "device": 2}]}, "a device below 2"),
+        ({"results": [{**FIGURE, "samples": [0.0]}]}, "above 0 and finite"),
+        ({"results": [{**FIGURE, "samples": [float("nan")]}]}, "above 0 and finite"),
+        ({"results": [{**FIGURE, "unit": "parsecs"}]}, "one of"),
+        ({"results": [{**FIGURE, "samples": ["5"]}]}, "its fields"),
         ({"devices": [{**DEVICES[0], "address": "../etc"}]}, "domain:bus:device.function"),
         ({"devices": list(reversed(DEVICES))}, "numbered from 0"),
         ({"rows": [{**REDUCE["rows"][0], "iterations": 0}]}, "above 0"),

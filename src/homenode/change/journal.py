@@ -34,7 +34,7 @@ class ChangeState(StrEnum):
     DONE = "done"
     UNDOING = "undoing"
     UNDONE = "undone"
-    REFUSED = "refused"  # by the host: it is as it was
+    REJECTED = "rejected"  # by the host: it is as it was
     KEPT = "kept"  # edited since by the user, so not restored
 
 

@@ -106,7 +106,7 @@ def capture(arguments: CaptureArguments) -> None:
         f"{plural(manifest.files, 'file')}, {plural(manifest.links, 'link')}, "
         f"tools: {', '.join(manifest.commands) or 'none'}"
     )
-    for path, reason in manifest.left_out:
+    for path, reason in manifest.omitted:
         note(f"  omitted {path}: {reason}")
     if arguments.output != STANDARD_OUTPUT:
         note_gaps(load_host(str(arguments.output)).gaps)

@@ -44,7 +44,7 @@ class ImportedRuns(Struct, frozen=True, kw_only=True):
     directory: str
     written: bool  # False of a dry run
     runs: tuple[ImportedRun, ...]
-    left_out: tuple[Gap, ...]
+    omitted: tuple[Gap, ...]
 
 
 def import_results(arguments: ImportArguments) -> None:
@@ -114,7 +114,7 @@ def _answer(
         for run in runs
     )
     return ImportedRuns(
-        directory=str(arguments.output), written=written, runs=answered, left_out=tuple(skipped)
+        directory=str(arguments.output), written=written, runs=answered, omitted=tuple(skipped)
     )
 
 

@@ -33,7 +33,7 @@ from homenode.decide.recommendation import (
     decide_all,
     decide_for_machines,
 )
-from homenode.decide.summary import left_out
+from homenode.decide.summary import find_unused_results
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import FINDINGS, NOT_KNOWN, HomenodeError, UsageError, exclusive, missing
 from homenode.findings import Gap
@@ -57,7 +57,7 @@ def compare(arguments: CompareArguments) -> None:
     runs = [run for results in named for run in results.runs]
     objectives = tuple(Objective) if arguments.objective is None else (arguments.objective,)
     skipped = [gap for results in named for gap in results.skipped]
-    skipped += left_out(runs, objectives)
+    skipped += find_unused_results(runs, objectives)
     machines: dict[str, tuple[Alternative, ...]] = {}
     if arguments.bare is None:
         machines = alternatives_by_machine(by_argument)

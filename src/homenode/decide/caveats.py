@@ -64,10 +64,12 @@ def find_own_caveats(alternative: Alternative, metrics: Metrics = None) -> Itera
             yield make_caveat(
                 "no-real-machine", f"{head.system}/{head.name}", f"its results are {head.origin}"
             )
-        refused = sorted(_limit_to({sample.metric for sample in run.impossible_samples}, metrics))
-        if refused:
-            detail = f"zero, negative or impossible results of {', '.join(refused)} were omitted"
-            yield make_caveat("refused-figures", f"{head.system}/{head.name}", detail)
+        impossible = sorted(
+            _limit_to({sample.metric for sample in run.impossible_samples}, metrics)
+        )
+        if impossible:
+            detail = f"zero, negative or impossible results of {', '.join(impossible)} were omitted"
+            yield make_caveat("impossible-results", f"{head.system}/{head.name}", detail)
     yield from _gpus_without_node(alternative, metrics)
     yield from _far_copies(alternative, metrics)
 

@@ -47,7 +47,7 @@ class EvidenceLevel(StrEnum):
 
 FEW_BOOTS, PRINTED, ORDER, NO_ORDER, STATES = (
     "few-boots",
-    "published-figures",
+    "published-results",
     "blocked-order",
     "unknown-order",
     "boots-apart",

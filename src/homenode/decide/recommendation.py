@@ -44,7 +44,7 @@ class ReasonId(StrEnum):
     PASSED = "passed"  # stronger evidence that cannot tell
     HEALTH = "health"  # a critical finding about a link that the objective uses
     UNUSABLE = "unusable"  # emulated or synthesised, or marked by the user
-    REFUSED = "refused"  # zeroes
+    IMPOSSIBLE = "impossible"  # zeroes
     NO_RESULTS = "no-results"  # of the objective, or of one layout only
     CANNOT_TELL = "cannot-tell"  # the caveats have the reasons
 
@@ -265,19 +265,21 @@ def recommend(
             caveats=tuple(caveat for caveat in own_caveats if caveat.id in marks),
         )
     impossible = {sample.metric for run in runs for sample in run.impossible_samples}
-    refused = [metric for metric in primaries(objective) if metric.id in impossible]
+    impossible_metrics = [metric for metric in primaries(objective) if metric.id in impossible]
     of_objective = tuple(
         caveat
         for caveat in own_caveats
-        if caveat.blocks or (caveat.id == "refused-figures" and refused)
+        if caveat.blocks or (caveat.id == "impossible-results" and impossible_metrics)
     )
     caveats = (*ranking.caveats, *of_objective)
     empty = replace(
         empty, caveats=once(caveat for caveat in caveats if _fits(caveat, objective, used))
     )
     if len(used) < 2:
-        if refused and not used:
-            return replace(empty, reasons=(Reason(id=ReasonId.REFUSED, metric=refused[0].id),))
+        if impossible_metrics and not used:
+            return replace(
+                empty, reasons=(Reason(id=ReasonId.IMPOSSIBLE, metric=impossible_metrics[0].id),)
+            )
         label = used[0].label if used else None
         return replace(empty, reasons=(Reason(id=ReasonId.NO_RESULTS, alternative=label),))
     return _choose(empty, ranking, used, _rule_of(objective, inputs))
@@ -460,7 +462,7 @@ def _strongest_answer(
         for _ in machine_alternatives[:1]
     ]
     for answer in machine_answers:
-        if answer.is_blocked or answer.reason_of(ReasonId.REFUSED) is not None:
+        if answer.is_blocked or answer.reason_of(ReasonId.IMPOSSIBLE) is not None:
             return answer
     reviewed = [host for host, group in like.items() if is_under_review(group)]
     advisers = [group for host, group in like.items() if host not in reviewed]

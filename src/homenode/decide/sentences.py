@@ -221,7 +221,7 @@ def stop_text(answers: Sequence[Recommendation]) -> str:
 def ground_of(answer: Recommendation) -> str:
     """Return the basis of the answer in a few words."""
     if answer.level is None:
-        is_blocked = answer.is_blocked or answer.reason_of(ReasonId.REFUSED)
+        is_blocked = answer.is_blocked or answer.reason_of(ReasonId.IMPOSSIBLE)
         return "not ready" if is_blocked else "cannot tell"
     if answer.level is EvidenceLevel.RULE:
         return "cannot tell" if answer.results else "a rule"
@@ -264,7 +264,7 @@ def _no_answer_text(reason: Reason, answer: Recommendation) -> str:
             return f"not ready: {first.subject}: {first.observed} ({first.id}){addition}{fix}"
         case ReasonId.UNUSABLE:
             return f"not ready: {reason.detail}; fix the cause, then measure again"
-        case ReasonId.REFUSED:
+        case ReasonId.IMPOSSIBLE:
             title = METRICS[reason.metric or ""].title
             return f"not ready: results of {title} are zero or impossible: measure it again"
         case ReasonId.NO_RESULTS if reason.detail:

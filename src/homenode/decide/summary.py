@@ -347,7 +347,7 @@ def _faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> 
     return ordered[: len(ordered) // 2]
 
 
-def left_out(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[Gap]:
+def find_unused_results(runs: Sequence[Run], objectives: Sequence[Objective]) -> Iterator[Gap]:
     """Yield runs of other tools without a layout, and results of single parts, which decide for
     none of these objectives."""
     for run in runs:

@@ -74,7 +74,7 @@ def derive_run(
 ) -> DerivedRun:
     """Return the run of these records. host: the measured host, confined to the CPUs of the run.
     readings: of steps whose outputs were read already, by number."""
-    gaps = list(record.left_out)
+    gaps = list(record.omitted)
     read = list(_read(record, steps, host, gaps, readings or {}))
     samples, states = _samples(record, read)
     gaps += [gap for step in read for gap in step.reading.gaps]

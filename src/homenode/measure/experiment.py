@@ -125,7 +125,7 @@ class TaskState(StrEnum):
     """State of a task: a command of the suite, a boot of a trial, a job of a study."""
 
     WAITING = "waiting"
-    REFUSED = "refused"  # by libvirt, or by a queue
+    REJECTED = "rejected"  # by libvirt, or by a queue
     PENDING = "pending"  # in a queue
     RUNNING = "running"
     DONE = "done"

@@ -75,10 +75,10 @@ def reached_by(program: LoadProgram, output: str) -> LoadCopies:
     h2d: dict[Bdf, list[float]] = {}
     for document in torch_report.parse(output):
         address_of = {device.index: device.address for device in document.devices}
-        for figure in document.figures:
-            address = address_of.get(figure.device)
-            if figure.metric == _H2D and figure.variant is None and address is not None:
-                h2d.setdefault(Bdf.parse(address), []).extend(figure.samples)
+        for result in document.results:
+            address = address_of.get(result.device)
+            if result.metric == _H2D and result.variant is None and address is not None:
+                h2d.setdefault(Bdf.parse(address), []).extend(result.samples)
     if not h2d:
         raise ToolError(
             f"{' '.join(program.argv)}: it copied nothing to a GPU",

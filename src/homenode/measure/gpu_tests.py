@@ -139,15 +139,15 @@ class HostBinding(Struct, frozen=True):
     of_each_gpu: bool = False
 
 
-def collective_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+def collective_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     """The all-reduces of its GPUs (two or more). The first test speaks for its metrics."""
     topology, reason = machine.suite.topology, machine.suite.why_no_topology
-    for test in _all_reduces(machine, left_out):
+    for test in _all_reduces(machine, omitted):
         yield test
         if topology is not None and test.binding == UNBOUND:
             yield _with_file(test, topology)
     if reason is not None:
-        left_out.append(Gap(Group.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
+        omitted.append(Gap(Group.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
 
 
 def _with_file(test: BenchTest, topology: str) -> BenchTest:
@@ -161,15 +161,15 @@ def _with_file(test: BenchTest, topology: str) -> BenchTest:
     )
 
 
-def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+def _all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     has_tool = "all_reduce_perf" in machine.installed
     if not has_tool and not machine.has_torch:
-        left_out.append(Gap(Group.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
+        omitted.append(Gap(Group.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
         return
-    bindings = _bindings(machine, left_out)
+    bindings = _bindings(machine, omitted)
     if has_tool:
         for binding in bindings:
-            yield from _tool_tests(machine, binding, left_out)
+            yield from _tool_tests(machine, binding, omitted)
     spread = any(binding.of_each_gpu for binding in bindings)
     if machine.has_torch and (not has_tool or spread):
         for binding, peers in product(bindings, (True, False)):
@@ -179,10 +179,10 @@ def _all_reduces(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest
             yield replace(test, if_stopped=_if_stopped(machine, peers=peers))
     elif spread:
         reason = f"{ON_GPU_NODES}: needs PyTorch, nccl-tests drives all GPUs from one process"
-        left_out.append(Gap(Group.NCCL, reason))
+        omitted.append(Gap(Group.NCCL, reason))
 
 
-def _bindings(machine: GpuMachine, left_out: list[Gap]) -> tuple[HostBinding, ...]:
+def _bindings(machine: GpuMachine, omitted: list[Gap]) -> tuple[HostBinding, ...]:
     """Return the bindings to measure: one on a machine with one node, else three."""
     gpus, nodes = machine.gpus, machine.nodes
     unbound = HostBinding(UNBOUND, None)
@@ -193,7 +193,7 @@ def _bindings(machine: GpuMachine, left_out: list[Gap]) -> tuple[HostBinding, ..
     lost = [gpu for gpu in gpus if gpu.node not in {node.index for node in nodes}]
     if lost:
         reason = f"{ON_GPU_NODES}: {lost[0].bdf} has no node that a process can be bound to"
-        left_out.append(Gap(Group.NCCL, reason))
+        omitted.append(Gap(Group.NCCL, reason))
         return (unbound, on_first)
     homes = {gpu.node for gpu in gpus}
     if len(homes) > 1:
@@ -204,13 +204,13 @@ def _bindings(machine: GpuMachine, left_out: list[Gap]) -> tuple[HostBinding, ..
 
 
 def _tool_tests(
-    machine: GpuMachine, binding: HostBinding, left_out: list[Gap]
+    machine: GpuMachine, binding: HostBinding, omitted: list[Gap]
 ) -> Iterator[BenchTest]:
     node = binding.node
     if binding.of_each_gpu:
         return
     if node is not None and "numactl" not in machine.installed:
-        left_out.append(Gap(Group.NCCL, f"{binding.words}: numactl: command not found"))
+        omitted.append(Gap(Group.NCCL, f"{binding.words}: numactl: command not found"))
         return
     repeats = _REPEATS[machine.suite.depth]
     argv = machine.nccl_tests(_WARMUPS, repeats)

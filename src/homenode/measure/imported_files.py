@@ -210,13 +210,13 @@ def load_sources(arguments: Sequence[str]) -> tuple[RunsOfArgument, ...]:
 def _load(argument: str) -> RunsOfArgument:
     path = Path(argument)
     if path.is_file() and path.name != FILE:
-        runs, left_out = import_all([path])
-        return RunsOfArgument(argument, _require_runs(argument, runs, left_out), tuple(left_out))
+        runs, omitted = import_all([path])
+        return RunsOfArgument(argument, _require_runs(argument, runs, omitted), tuple(omitted))
     loaded = load_runs(path)
-    runs, left_out = import_all(list(map(Path, loaded.foreign)))
-    left_out += [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
+    runs, omitted = import_all(list(map(Path, loaded.foreign)))
+    omitted += [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
     return RunsOfArgument(
-        argument, _require_runs(argument, (*loaded.runs, *runs), left_out), tuple(left_out)
+        argument, _require_runs(argument, (*loaded.runs, *runs), omitted), tuple(omitted)
     )
 
 

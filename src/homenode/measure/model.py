@@ -109,7 +109,7 @@ class Suite(Struct, frozen=True):
     """Tests in a fixed order (the schedule mixes them), and tests that this machine cannot run."""
 
     tests: tuple[BenchTest, ...]
-    left_out: tuple[Gap, ...]
+    omitted: tuple[Gap, ...]
 
 
 class SuiteOptions(Struct, frozen=True):

@@ -89,7 +89,7 @@ def prepare_run(
     if orders.vantage is Vantage.JOB and orders.experiment is not None:
         # A study has one binding per run: other nodes are in other runs.
         tests = tuple(as_bound(test) for test in suite.tests if test.node is None)
-        suite = Suite(tuple(filter(keeps_to_nodes, tests)), suite.left_out)
+        suite = Suite(tuple(filter(keeps_to_nodes, tests)), suite.omitted)
     if len(usable.nodes) < len(host.nodes):
         suite = _omit(suite, lambda test: not keeps_to_nodes(test), "a cpuset excludes nodes")
     if pus is not None or orders.nodes is not None:
@@ -104,7 +104,7 @@ def prepare_run(
         machine=_machine(host),
         boot=boot,
         app=orders.app,
-        left_out=suite.left_out,
+        omitted=suite.omitted,
         marks=(*orders.marks, *(f"the guest is not as planned: {finding}" for finding in mismatch)),
         bus_ids=bus_ids,
     )
@@ -131,7 +131,7 @@ def _suite(
         suite = Suite((), (Gap("tests next to the program", error.message),))
     if orders.app is None:
         return suite
-    return Suite((*suite.tests, _app_test(orders.app)), suite.left_out)
+    return Suite((*suite.tests, _app_test(orders.app)), suite.omitted)
 
 
 def _app_test(app: AppOrder) -> BenchTest:
@@ -168,13 +168,13 @@ def _bind_suite(
             suite = _omit(suite, lambda test: test.reads is not Reader.PROBE, reason)
     pus, of_node = host.usable_pus, {int(node.index): node.pus for node in host.nodes}
     tests = tuple(bind(test, pus, nodes, of_node) for test in suite.tests)
-    return Suite(tests, suite.left_out)
+    return Suite(tests, suite.omitted)
 
 
 def _omit(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> Suite:
-    omitted = [Gap(test.id, reason) for test in suite.tests if unwanted(test)]
+    unwanted_tests = [Gap(test.id, reason) for test in suite.tests if unwanted(test)]
     tests = tuple(test for test in suite.tests if not unwanted(test))
-    return Suite(tests, (*suite.left_out, *omitted))
+    return Suite(tests, (*suite.omitted, *unwanted_tests))
 
 
 def _head(

@@ -55,7 +55,7 @@ class RunRecord(Struct, frozen=True, omit_defaults=True):
     machine: str  # fingerprint of the measured machine, host or guest; a run resumes only there
     boot: str
     app: AppOrder | None = None
-    left_out: tuple[Gap, ...] = ()
+    omitted: tuple[Gap, ...] = ()
     marks: tuple[str, ...] = ()  # reasons against any conclusion, known before the first step
     bus_ids: tuple[tuple[Bdf, Bdf], ...] = ()  # (address here, on the host)
 
@@ -265,7 +265,7 @@ def gaps_of_run(path: Path) -> tuple[Gap, ...]:
     record, entries = records
     steps = (entry.step for entry in entries if entry.step is not None)
     failures = (Gap(step.test, reason) for step in steps for reason in step.said)
-    return tuple(dict.fromkeys((*record.left_out, *failures)))
+    return tuple(dict.fromkeys((*record.omitted, *failures)))
 
 
 @contextlib.contextmanager

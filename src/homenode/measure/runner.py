@@ -101,7 +101,7 @@ def run_bench(
     ready, snapshot = inspect(machine, orders)
     unknown = gap_lines(ready.host.gaps)
     if ready.mismatch and not orders.force:
-        return BenchOutcome(None, None, ready.mismatch, ready.record.left_out, unknown)
+        return BenchOutcome(None, None, ready.mismatch, ready.record.omitted, unknown)
     head = ready.record.head
     with open_run(root, head.system, head.name, resume=resume, notify=notify) as directory:
         record = _order_of(directory, ready.record)

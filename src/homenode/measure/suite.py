@@ -71,24 +71,24 @@ def parse_shown(text: str) -> ShownGpus | None:
 
 
 def select_shown_gpus(
-    gpus: tuple[PciDevice, ...], shown: ShownGpus, left_out: list[Gap]
+    gpus: tuple[PciDevice, ...], shown: ShownGpus, omitted: list[Gap]
 ) -> tuple[PciDevice, ...]:
-    """Return the shown GPUs in the driver's order; the others go to left_out. If no address of the
+    """Return the shown GPUs in the driver's order; the others go to omitted. If no address of the
     driver matches, return all GPUs."""
     by_address = {gpu.bdf: gpu for gpu in gpus}
     visible = tuple(by_address[address] for address in shown.addresses if address in by_address)
     if shown.addresses and not visible:
         reason = f"the driver shows {shown.addresses[0]}, which this machine does not have"
-        left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+        omitted.append(Gap(Group.GPU_BANDWIDTH, reason))
         return gpus
     hidden = [gpu for gpu in gpus if gpu not in visible]
     if not visible:
         reason = f"the driver shows no GPU to this process: {shown.reason or 'none is visible'}"
-        left_out += [Gap(group, reason) for group in _GROUPS]
+        omitted += [Gap(group, reason) for group in _GROUPS]
     elif hidden:
         more_gpus = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
         reason = "not shown to this process (a job's or a container's devices, *_VISIBLE_DEVICES)"
-        left_out.append(Gap(Group.GPU_BANDWIDTH, f"{hidden[0].bdf}{more_gpus}: {reason}"))
+        omitted.append(Gap(Group.GPU_BANDWIDTH, f"{hidden[0].bdf}{more_gpus}: {reason}"))
     return visible
 
 
@@ -121,38 +121,38 @@ def gpu_tests(
     host: Host,
     installed: Collection[str],
     options: SuiteOptions,
-    left_out: list[Gap],
+    omitted: list[Gap],
     shown: ShownGpus | None = None,
 ) -> Iterator[BenchTest]:
-    """Yield the tests of a machine's GPUs; impossible tests go to left_out. shown: GPUs that the
+    """Yield the tests of a machine's GPUs; impossible tests go to omitted. shown: GPUs that the
     driver shows; None if it could not be queried: then all."""
-    gpus = measured_gpus(host, left_out)
+    gpus = measured_gpus(host, omitted)
     if not gpus:
-        left_out += [Gap(group, "no GPU") for group in _GROUPS]
+        omitted += [Gap(group, "no GPU") for group in _GROUPS]
         return
     present = len(gpus)
     if shown is not None:
-        gpus = select_shown_gpus(gpus, shown, left_out)
+        gpus = select_shown_gpus(gpus, shown, omitted)
         if not gpus:
             return
     nodes = _with_pus_and_memory(host)
     machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
-    for test in _tests(machine, left_out):
+    for test in _tests(machine, omitted):
         numbered = _numbered_by_bus(test) if machine.is_nvidia else test
         yield numbered if shown is None else _with_gpus(numbered, tuple(gpu.bdf for gpu in gpus))
 
 
-def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+def _tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     copies = _nvidia_copies if machine.is_nvidia else _amd_copies
-    yield from copies(machine, left_out)
-    yield from _torch_only_tests(machine, left_out)
+    yield from copies(machine, omitted)
+    yield from _torch_only_tests(machine, omitted)
     if len(machine.gpus) < 2:
         reason = "one GPU alone"
         if machine.hidden:
             reason += f"; {machine.hidden} more of this machine's are not shown to this process"
-        left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
+        omitted += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
         return
-    yield from collective_tests(machine, left_out)
+    yield from collective_tests(machine, omitted)
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:
@@ -167,7 +167,7 @@ def _with_gpus(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
     return replace(test, gpus=gpus, alternatives=alternatives)
 
 
-def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
+def measured_gpus(host: Host, omitted: list[Gap]) -> tuple[PciDevice, ...]:
     """Return NVIDIA's GPUs, else AMD's, without passed-through ones: no tool measures both."""
     free: list[PciDevice] = []
     owned: list[PciDevice] = []
@@ -176,27 +176,27 @@ def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
     if owned:
         more_gpus = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
         reason = f"{owned[0].bdf}{more_gpus}: passed through (vfio-pci)"
-        left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+        omitted.append(Gap(Group.GPU_BANDWIDTH, reason))
     for vendor in (NVIDIA, AMD):
         chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
         if chosen:
             reason = "is of another vendor than the others: not measured"
-            left_out += [
+            omitted += [
                 Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free if gpu not in chosen
             ]
             return chosen
     reason = "is neither NVIDIA's nor AMD's: homenode has no tool that measures it"
-    left_out += [Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
+    omitted += [Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
     return ()
 
 
-def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+def _nvidia_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     count = len(machine.gpus)
     has_tool, has_torch = "nvbandwidth" in machine.installed, machine.has_torch
     if not has_tool and not has_torch:
         reason = f"neither nvbandwidth nor PyTorch: {machine.missing_torch_reason()}"
         missed = [Group.GPU_COPY, Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
-        left_out += [Gap(group, reason) for group in missed]
+        omitted += [Gap(group, reason) for group in missed]
         return
     yield _pick(
         _nvbandwidth(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY) if has_tool else None,
@@ -210,7 +210,7 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
         tool = _from_node(copy_test, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and not has_torch:
             reason = f"from node {node.index}: numactl: command not found"
-            left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
+            omitted.append(Gap(Group.GPU_BANDWIDTH, reason))
             continue
         yield _pick(tool, machine.copies(*host_copies, node))
     if count > 1:
@@ -222,12 +222,12 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
         yield _stop_early(_pick(peers if has_tool else None, torch_peers), PEERS_HANG)
 
 
-def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     """AMD's tools give all nodes in one matrix, and have no affinity of their own."""
     count = len(machine.gpus)
     if not machine.has_torch:
         reason = machine.missing_torch_reason()
-        left_out += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
+        omitted += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
     else:
         yield _pick(machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"))
         yield _pick(machine.copies("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies"))
@@ -246,7 +246,7 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
     else:
         reason = "neither rocm-bandwidth-test nor PyTorch is installed"
         missed = [Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
-        left_out += [Gap(group, reason) for group in missed]
+        omitted += [Gap(group, reason) for group in missed]
         return
     if count > 1:
         peers = [
@@ -263,11 +263,11 @@ def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest
         yield replace(_gpu_test(id, group, argv, seconds), reads=Reader.ROCM)
 
 
-def _torch_only_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+def _torch_only_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     """Yield tests that no installed tool has: matrix products and small copies."""
     if not machine.has_torch:
         reason = machine.missing_torch_reason()
-        left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
+        omitted += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
         return
     yield _pick(machine.copies("gpu-compute", Group.MATMUL, "matmul"))
     for node in (None, *machine.nodes):
@@ -321,14 +321,14 @@ def suite_for(
     process; None if the driver cannot be queried. Raises UsageError if no requested test is
     possible.
     """
-    left_out: list[Gap] = []
+    omitted: list[Gap] = []
     all_tests = [
-        *_probe_tests(host, installed, options, left_out),
-        *gpu_tests(host, installed, options, left_out, shown),
+        *_probe_tests(host, installed, options, omitted),
+        *gpu_tests(host, installed, options, omitted, shown),
     ]
     groups = set(options.groups) or set(Group)
     tests = tuple(test for test in all_tests if test.group in groups)
-    gaps = tuple(gap for gap in left_out if gap.subject in groups)
+    gaps = tuple(gap for gap in omitted if gap.subject in groups)
     if not any(not test.is_control for test in tests) and not (tests and options.groups):
         raise UsageError(
             f"--tests: this machine can run no test of {', '.join(sorted(groups))}",
@@ -338,14 +338,14 @@ def suite_for(
 
 
 def _probe_tests(
-    host: Host, installed: Collection[str], options: SuiteOptions, left_out: list[Gap]
+    host: Host, installed: Collection[str], options: SuiteOptions, omitted: list[Gap]
 ) -> Iterator[BenchTest]:
     pus = host.usable_pus
     groups = [Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY]
     groups += [Group.CORE_TO_CORE, Group.SMT, Group.PLACEMENT]
     if PROBE not in installed or not pus:
         reason = f"{PROBE}: command not found" if pus else "no CPU may be used"
-        left_out += [Gap(group, reason) for group in groups]
+        omitted += [Gap(group, reason) for group in groups]
         return
     first = str(pus.first())
     seconds = SECONDS[options.depth]
@@ -378,11 +378,11 @@ def _probe_tests(
         yield _probe(Group.PLACEMENT, "placement", seconds, "--pus", str(pus))
     else:
         several = (Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
-        left_out += [Gap(group, "one CPU alone") for group in several]
+        omitted += [Gap(group, "one CPU alone") for group in several]
     if any(len(core.pus & pus) > 1 for core in host.cores):
         yield _probe(Group.SMT, "smt", seconds, "--pus", str(pus))
     else:
-        left_out.append(Gap(Group.SMT, "no core shows siblings"))
+        omitted.append(Gap(Group.SMT, "no core shows siblings"))
 
 
 def _probe(group: Group, command: str, seconds: float, *options: str) -> BenchTest:

@@ -284,7 +284,7 @@ class InstallStep:
         *builds, move = self._steps
         part, target = move.argv[-2:]
         entry = ChangeEntry(
-            what=ChangeState.REFUSED,
+            what=ChangeState.REJECTED,
             kind=KIND,
             subject=target,
             by_hand=command_line("rm", target),

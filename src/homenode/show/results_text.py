@@ -82,7 +82,7 @@ def steps_text(record: RunRecord) -> Doc:
     )
     heads = ("step", "round", "test", "takes", "command")
     seconds = sum(tests[step.variant].seconds for step in steps)
-    gaps = (Text(f"not measured: {gap}") for gap in record.left_out)
+    gaps = (Text(f"not measured: {gap}") for gap in record.omitted)
     table = Table(heads=heads, rows=rows, folds=heads[-1:])
     return Doc(f"{plural(len(rows), 'step')}, about {duration_text(seconds)}", (table, *gaps))
 

@@ -22,7 +22,7 @@ _ORDER = (
     TaskState.FAILED,
     TaskState.INCOMPLETE,
     TaskState.MISMATCHED,
-    TaskState.REFUSED,
+    TaskState.REJECTED,
     TaskState.LOST,
     TaskState.CANCELLED,
     TaskState.RUNNING,
@@ -83,8 +83,8 @@ def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
         )
         for task in shown
     )
-    left_out = len(progress.tasks) - len(shown)
-    more_lines = (Text(f"{left_out} more"),) if left_out else ()
+    omitted = len(progress.tasks) - len(shown)
+    more_lines = (Text(f"{omitted} more"),) if omitted else ()
     heads = ("job", "experiment", "state", "why")
     table = Table(heads=heads, rows=rows, folds=("experiment", "why"))
     return Doc("", (table, *more_lines, line))
@@ -114,7 +114,7 @@ _OUTCOMES = {
     EntryKind.MEASURED: Span("measured", "good"),
     EntryKind.INCOMPLETE: Span("not measured: tests failed", "warn"),
     EntryKind.MISMATCHED: Span("not as planned, not measured", "warn"),
-    EntryKind.REFUSED: Span("refused", "bad"),
+    EntryKind.REJECTED: Span("rejected", "bad"),
     EntryKind.FAILED: Span("failed", "bad"),
 }
 

@@ -138,7 +138,7 @@ class DefineStep:
     def take_back(self, note: Note) -> None:
         """Restore the definition from before `do`, if it was replaced and not edited."""
         if self._entry is not None:  # begun, and no more
-            note(self._last or self._entry.now(ChangeState.REFUSED))
+            note(self._last or self._entry.now(ChangeState.REJECTED))
         elif self._is_done and not self._is_edited and self._is_still(self._now):
             self._define(self.store.save(self._original))
             last = self.store.definition()
@@ -186,7 +186,7 @@ class DefineStep:
         """Record the definition that libvirt has after its answer."""
         is_back = same_definition(definition, self._original)
         is_first = self._base == sha256(self._original)
-        state = ChangeState.REFUSED if is_back and is_first else ChangeState.DONE
+        state = ChangeState.REJECTED if is_back and is_first else ChangeState.DONE
         entry = with_facts(entry, found=self.store.save(definition)).now(state)
         note(entry)
         return entry
@@ -200,8 +200,8 @@ class DefineStep:
         note(entry)
         if self._is_still(expected):
             return
-        # Reset to before the change: the original of a line with "refused" is never restored.
-        note(self._last or entry.now(ChangeState.REFUSED))
+        # Reset to before the change: the original of a line with "rejected" is never restored.
+        note(self._last or entry.now(ChangeState.REJECTED))
         self._entry = None
         raise InputError(
             f"{self.state.name} was edited in between; nothing was changed", hint="run it again"

@@ -65,7 +65,7 @@ def capture(
     not_everywhere: tuple[str, ...] = ()
     if redacted:
         result = redact(stored, identities_of(snapshot, also), notes)
-        stored, notes, not_everywhere = result.snapshot, result.left_out, result.not_everywhere
+        stored, notes, not_everywhere = result.snapshot, result.omitted, result.not_everywhere
     manifest = Manifest(
         homenode=__version__,
         redacted=redacted,
@@ -73,7 +73,7 @@ def capture(
         links=len(stored.links),
         commands=tuple(sorted(stored.commands)),
         absent=(*gathered.absent, *gathered.commands_absent),
-        left_out=notes,
+        omitted=notes,
         not_everywhere=not_everywhere,
     )
     return CaptureArchive(_archive(stored, manifest), manifest)

@@ -29,15 +29,15 @@ class Manifest(Struct, frozen=True):
     commands: tuple[str, ...]  # tools whose output is in it
     absent: tuple[str, ...]  # globs of the contents table that matched nothing on the host
     # (path or tool, reason): was there, is not in the capture
-    left_out: tuple[tuple[str, str], ...]
+    omitted: tuple[tuple[str, str], ...]
     # "host name", "user name": a word too short or too common to be distinguished from other text,
     # so that it gets a pseudonym only at known places
     not_everywhere: tuple[str, ...] = ()
 
 
 def encode_manifest(manifest: Manifest) -> str:
-    omitted = [{"what": subject, "reason": reason} for subject, reason in manifest.left_out]
-    return formats.encode(KIND, manifest, changed={"left_out": omitted})
+    paths = [{"what": subject, "reason": reason} for subject, reason in manifest.omitted]
+    return formats.encode(KIND, manifest, changed={"omitted": paths})
 
 
 def check_manifest(text: str, source: str) -> None:

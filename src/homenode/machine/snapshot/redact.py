@@ -71,7 +71,7 @@ class RedactedSnapshot(Struct, frozen=True):
     snapshot: MemorySnapshot
     # (tool, reason) where an output does not parse, so that nothing in it can be determined from
     # anything else
-    left_out: tuple[tuple[str, str], ...]
+    omitted: tuple[tuple[str, str], ...]
     not_everywhere: tuple[str, ...] = ()  # see Manifest
 
 
@@ -101,18 +101,18 @@ def redact(
     snapshot: MemorySnapshot, identities: Identities, notes: tuple[tuple[str, str], ...] = ()
 ) -> RedactedSnapshot:
     """Return the snapshot under the name "host", without anything of its owner. notes: (path or
-    tool, remark), redacted too, at the head of left_out."""
+    tool, remark), redacted too, at the head of omitted."""
     names = Pseudonyms(identities.hosts, identities.users)
     for serial in identities.serials:
         names.serial(serial)
     commands: dict[str, str] = {}
-    left_out: list[tuple[str, str]] = []
+    omitted: list[tuple[str, str]] = []
     # Commands first: they give serials, which are then known in files too.
     for name, text in sorted(snapshot.commands.items()):
         try:
             commands[name] = _REDACTORS.get(name, _scrub)(text, names)
         except InputError as error:
-            left_out.append((name, names.scrub(error.message)))
+            omitted.append((name, names.scrub(error.message)))
     # Repeated, because the last file may reveal a serial that is in the first.
     commands = {name: names.scrub_words(text) for name, text in commands.items()}
     return RedactedSnapshot(
@@ -129,7 +129,7 @@ def redact(
             commands,
             tuple(names.scrub_forms(path) for path in snapshot.directories),
         ),
-        (*((subject, names.scrub(remark)) for subject, remark in notes), *left_out),
+        (*((subject, names.scrub(remark)) for subject, remark in notes), *omitted),
         names.not_everywhere,
     )
 

@@ -73,7 +73,7 @@ class TorchRun(Struct, frozen=True):
     devices: tuple[TorchDevice, ...] = ()
     bound_node: int | None = None
     copy_bytes: int | None = None
-    figures: tuple[TorchResult, ...] = ()
+    results: tuple[TorchResult, ...] = ()
     gaps: tuple[Gap, ...] = ()
     stalled: str | None = None  # the missing result, after which the program ended itself
     failed: str | None = None  # why this node's process measured nothing
@@ -108,15 +108,15 @@ def _run(document: dict[str, Any], line: int) -> TorchRun:
         run = msgspec.convert(document, TorchRun, strict=True)
     except (msgspec.ValidationError, OverflowError, UnicodeError) as error:
         raise ParseError(SOURCE, "its fields", repr(str(error)), line=line) from None
-    if len(run.figures) + len(run.rows) > MAX_ENTRIES:
-        raise ParseError(SOURCE, f"at most {MAX_ENTRIES} figures", "more", line=line)
+    if len(run.results) + len(run.rows) > MAX_ENTRIES:
+        raise ParseError(SOURCE, f"at most {MAX_ENTRIES} results", "more", line=line)
     for device in run.devices:
         if device.address is not None:
             Bdf.parse(device.address, f"{SOURCE}:{line}")
     if [device.index for device in run.devices] != list(range(len(run.devices))):
         raise ParseError(SOURCE, "devices numbered from 0", "others", line=line)
-    for figure in run.figures:
-        _check_result(figure, len(run.devices), line)
+    for result in run.results:
+        _check_result(result, len(run.devices), line)
     for row in run.rows:
         _check_row(row, line)
     if run.rows and not 2 <= run.gpus <= len(run.devices):

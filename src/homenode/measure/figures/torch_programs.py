@@ -30,9 +30,9 @@ def _read_run_results(run: TorchRun) -> MeasuredSamples:
         gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
     if any(device.address is None for device in run.devices):
         gaps.append(Gap("GPU addresses", "PyTorch reports none: results cannot be paired"))
-    samples = tuple(figures for figure in run.figures for figures in _samples(figure, run))
-    gaps += [gap for figure in run.figures for gap in _result_gaps(figure, run)]
-    if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.figures):
+    samples = tuple(figures for figure in run.results for figures in _samples(figure, run))
+    gaps += [gap for figure in run.results for gap in _result_gaps(figure, run)]
+    if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.results):
         reason = "the driver does not report the buffer's node: unconfirmed"
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
     names = tuple(dict.fromkeys(device.name for device in run.devices))
@@ -126,11 +126,11 @@ def _result_gaps(figure: TorchResult, run: TorchRun) -> Iterator[Gap]:
 
 def _conditions(run: TorchRun) -> Iterator[Condition]:
     yield Condition("tool PyTorch", f"{run.torch}, {run.runtime}")
-    if run.copy_bytes is not None and any("both" in (f.variant or "") for f in run.figures):
+    if run.copy_bytes is not None and any("both" in (f.variant or "") for f in run.results):
         yield Condition("tool copy size", f"{run.copy_bytes} bytes")
-    if any(figure.metric == "d2d-bandwidth" for figure in run.figures):
+    if any(figure.metric == "d2d-bandwidth" for figure in run.results):
         yield Condition("tool device copy", "PyTorch, bytes within a GPU counted once")
-    copies = [f for f in run.figures if f.metric in ("h2d-bandwidth", "d2h-bandwidth")]
+    copies = [f for f in run.results if f.metric in ("h2d-bandwidth", "d2h-bandwidth")]
     nodes = {copy.thread.node for copy in copies if copy.thread.node is not None}
     if run.bound_node is None and nodes:
         words = "nodes" if len(nodes) > 1 else "node"

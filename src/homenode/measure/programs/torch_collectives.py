@@ -217,7 +217,7 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     reason = crew.wait()
     rows = _lines(directory, "rows")
     if not rows:
-        raise SystemExit(f"torch_collectives: {reason or 'no figures'}")
+        raise SystemExit(f"torch_collectives: {reason or 'no results'}")
     return dict(
         {"format": FORMAT, "command": "all-reduce"},
         **machine,
@@ -227,7 +227,7 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         gpus=options.gpus,
         rows=rows,
         ranks=sorted(_lines(directory, "ranks"), key=lambda one: int(one["rank"])),
-        figures=[],
+        results=[],
         gaps=[],
         stalled=reason,
     )

@@ -33,13 +33,13 @@ class Report:
     def __init__(self, head: dict[str, Any], limit_s: float) -> None:
         self._limit_s = limit_s
         self.document: dict[str, Any] = dict(
-            {"format": FORMAT}, **head, figures=[], gaps=[], stalled=None
+            {"format": FORMAT}, **head, results=[], gaps=[], stalled=None
         )
         self._lock = threading.Lock()
         self._is_printed = False
 
     def figure(self, **fields: Any) -> None:
-        self.document["figures"].append(fields)
+        self.document["results"].append(fields)
 
     def gap(self, subject: str, reason: str) -> None:
         self.document["gaps"].append({"subject": subject, "reason": reason})
@@ -53,8 +53,8 @@ class Report:
 
     def drop(self, device: int) -> None:
         """Forget the results of a GPU."""
-        figures = [figure for figure in self.document["figures"] if figure["device"] != device]
-        self.document["figures"] = figures
+        figures = [figure for figure in self.document["results"] if figure["device"] != device]
+        self.document["results"] = figures
 
     @contextmanager
     def guard(self, name: str) -> Iterator[None]:

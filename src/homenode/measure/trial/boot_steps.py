@@ -246,7 +246,7 @@ class BootStep(Struct, frozen=True):
             if any(phrase in error.message for phrase in _ALREADY):
                 # Someone else started this instance.
                 note(
-                    _with_fact(entry, "how", "another program had started it", ChangeState.REFUSED)
+                    _with_fact(entry, "how", "another program had started it", ChangeState.REJECTED)
                 )
             raise
         done = _with_fact(entry, "run_id", str(virsh.domain(uuid).run_id), ChangeState.DONE)

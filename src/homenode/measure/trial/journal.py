@@ -37,7 +37,7 @@ class EntryKind(StrEnum):
     MEASURED = "measured"
     INCOMPLETE = "incomplete"
     MISMATCHED = "mismatched"
-    REFUSED = "refused"
+    REJECTED = "rejected"
     FAILED = "failed"
     AGAIN = "again"
     SET_ASIDE = "set-aside"
@@ -50,7 +50,7 @@ STATES = {
     EntryKind.MEASURED: TaskState.DONE,
     EntryKind.INCOMPLETE: TaskState.INCOMPLETE,
     EntryKind.MISMATCHED: TaskState.MISMATCHED,
-    EntryKind.REFUSED: TaskState.REFUSED,
+    EntryKind.REJECTED: TaskState.REJECTED,
     EntryKind.FAILED: TaskState.FAILED,
     EntryKind.AGAIN: TaskState.WAITING,
 }

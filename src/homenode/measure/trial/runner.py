@@ -295,8 +295,8 @@ class _BootedVm:
             try:
                 LayoutStep(domain, tuned.document, lambda: _reject_taken(trial, tuned)).do(note)
             except (HostError, InputError) as error:
-                trial.journal.note(EntryKind.REFUSED, step.number, error.message_with_hint)
-                trial.notify(f"{_name(step)}: refused: {error.message_with_hint}")
+                trial.journal.note(EntryKind.REJECTED, step.number, error.message_with_hint)
+                trial.notify(f"{_name(step)}: rejected: {error.message_with_hint}")
                 domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
                 return None
             entry = BootStep(domain, step.number, (self._lock, *host_lock)).do(note)
@@ -455,7 +455,7 @@ def is_emulated(document: bytes) -> bool:
 def outcome_code(state: State) -> int:
     """3 if a boot failed, 1 if a guest was not as planned or a test failed, else 0."""
     kinds = {entry.what for entry in state.outcomes.values()}
-    if kinds & {EntryKind.FAILED, EntryKind.REFUSED}:
+    if kinds & {EntryKind.FAILED, EntryKind.REJECTED}:
         return 3
     return 1 if kinds & {EntryKind.MISMATCHED, EntryKind.INCOMPLETE} else 0
 

@@ -70,7 +70,7 @@ class StudyEntry(Struct, frozen=True, omit_defaults=True):
     experiments: tuple[Experiment, ...] = ()
     submitted: str | None = None  # an experiment, with its job's id
     job: str | None = None
-    refused: str | None = None  # an experiment, with sbatch's reason
+    rejected: str | None = None  # an experiment, with sbatch's reason
     reason: str | None = None
     again: str | None = None  # an experiment whose submission is missing in the journal
 
@@ -242,14 +242,14 @@ def _apply(study: Study, entry: StudyEntry, place: str) -> Study:
             return replace(study, experiments=planned)
         case StudyEntry(submitted=str(experiment), job=str(job)) if whole_number(job) is not None:
             return replace(study, jobs=(*study.jobs, (experiment, job)))
-        case StudyEntry(refused=str(experiment), reason=str(reason)):
-            return replace(study, refused=(*study.refused, (experiment, reason)))
+        case StudyEntry(rejected=str(experiment), reason=str(reason)):
+            return replace(study, rejected=(*study.rejected, (experiment, reason)))
         case StudyEntry(again=str(experiment)):
             return replace(
                 study,
                 repeated=(*study.repeated, experiment),
                 jobs=tuple(row for row in study.jobs if row[0] != experiment),
-                refused=tuple(row for row in study.refused if row[0] != experiment),
+                rejected=tuple(row for row in study.rejected if row[0] != experiment),
             )
     raise InputError(f"{place}: expected what became of an experiment, found {entry}"[:300])
 
@@ -433,15 +433,15 @@ def _texts(attempt: Path) -> dict[str, str]:
 def _missing_results(directory: Path, study: Study) -> list[str]:
     """Tasks without results."""
     lines = []
-    refused, jobs = dict(study.refused), study.latest_jobs()
+    rejected, jobs = dict(study.rejected), study.latest_jobs()
     for experiment in study.all_experiments():
         for task in range(experiment.jobs):
             if done_attempt(directory, experiment.id, task) is not None:
                 continue
             tries = attempts(directory, experiment.id, task)
             name = experiment.id if experiment.jobs == 1 else f"{experiment.id} task {task}"
-            if experiment.id in refused:
-                lines.append(f"{name}: refused: {refused[experiment.id]}")
+            if experiment.id in rejected:
+                lines.append(f"{name}: rejected: {rejected[experiment.id]}")
             elif tries:
                 status = _exit_status(tries[-1])
                 how = (

@@ -92,7 +92,7 @@ class Study(Struct, frozen=True, omit_defaults=True):
     # in the order of submission; () until the nodes are known
     experiments: tuple[Experiment, ...] = ()
     jobs: tuple[tuple[str, str], ...] = ()  # (experiment, job id) in the order of submission
-    refused: tuple[tuple[str, str], ...] = ()  # (experiment, why)
+    rejected: tuple[tuple[str, str], ...] = ()  # (experiment, why)
     # experiments whose earlier jobs do not count any more, once for each time
     repeated: tuple[str, ...] = ()
 

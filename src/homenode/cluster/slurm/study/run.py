@@ -219,7 +219,7 @@ class SlurmQueue:
         except ToolError as error:
             if client.is_full(error.message) and alive:
                 raise QueueFullError(error.message) from None
-            self._note(StudyEntry(refused=experiment.id, reason=error.message))
+            self._note(StudyEntry(rejected=experiment.id, reason=error.message))
             return None
         self._note(StudyEntry(submitted=experiment.id, job=job))
         return job
@@ -259,15 +259,15 @@ def statuses(
     for entry in queued:
         # By name too: a controller that lost its state gives numbers again, to other jobs.
         of_job.setdefault((entry.job, entry.name), []).append(entry)
-    refused, jobs = dict(study.refused), study.latest_jobs()
+    rejected, jobs = dict(study.rejected), study.latest_jobs()
     for experiment in study.all_experiments():
         name = experiment.id
         job = jobs.get(name)
         for part in range(experiment.jobs):
             if (name, part) in done:
                 yield TaskStatus(name, part, TaskState.DONE, job)
-            elif job is None and name in refused:
-                yield TaskStatus(name, part, TaskState.REFUSED, job, refused[name])
+            elif job is None and name in rejected:
+                yield TaskStatus(name, part, TaskState.REJECTED, job, rejected[name])
             elif job is None:
                 yield TaskStatus(name, part, TaskState.WAITING)
             else:

@@ -33,6 +33,7 @@ from homenode.errors import UsageError
 from homenode.measure.experiment import Progress, TaskState, TaskStatus
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.trial_text import missing_lines, progress_view
+from homenode.text import duration_text
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 
@@ -424,6 +425,8 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
     scripts = list((tmp_path / "study/jobs").iterdir())
     jobs = f"{len(scripts)} jobs of up to 30 minutes each"
     assert done.stdout == f"wrote {tmp_path}/study/jobs: {jobs}, none submitted\n"
+    time = duration_text(30 * 60 * len(scripts) / 2)  # two nodes, a job at a time on each
+    assert f"takes at most {time}, if no job waits" in done.stderr
     text = min(path for path in scripts if "-a1-" in path.name).read_text()
     assert "--gres=gpu:4" in text and "--nodelist=a1" in text
     assert "--partition=PARTITION" in text and "replace PARTITION by" in done.stderr

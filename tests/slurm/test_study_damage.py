@@ -99,7 +99,7 @@ def shown(directory: Path, width: int = 40) -> str:
     json.loads(encode("slurm-report", made))
     out = io.StringIO()
     console = PrintableConsole(file=out, width=width, color_system=None)
-    console.print(slurm_study_text(made, everything=True))
+    console.print(slurm_study_text(made))
     return out.getvalue()
 
 

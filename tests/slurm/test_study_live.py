@@ -159,7 +159,7 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     first = next(m for m in found["matrices"] if m["metric"] == "h2d-bandwidth")
     assert (first["node"], first["rows"], len(first["columns"])) == ("gpu01", [0], 8)
     assert first["homes"] == [0, 0, 0, 0, 1, 1, 1, 1]
-    queues = {verdict["work"]: verdict["queue"] for verdict in found["verdicts"]}
+    queues = {answer["work"]: answer["queue"] for answer in found["recommendations"]}
     assert queues["memory-bound GPU codes"] == "exclusive"
     own = [
         e for one in found["comparisons"] for e in one["effects"] if e["metric"] == "app-rate:seq"

@@ -1,4 +1,4 @@
-"""What a study comes to: records of jobs, maps, queues, slow nodes, verdicts, power."""
+"""What a study comes to: records of jobs, maps, queues, slow nodes, recommendations, power."""
 
 import html
 import io
@@ -35,12 +35,18 @@ from homenode.cluster.slurm.study.report import (
     copies_as_runs,
     study_report,
 )
-from homenode.cluster.slurm.study.text import effect_cells, slurm_study_page, slurm_study_text
+from homenode.cluster.slurm.study.text import (
+    effect_cells,
+    slurm_study_page,
+    slurm_study_summary,
+    slurm_study_text,
+)
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import alternatives
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
-from homenode.doc import plain
+from homenode.doc import Doc, plain
+from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.measure.results.model import (
     CPU_ONLY,
@@ -65,10 +71,12 @@ from tests.sdumont_study import write_study
 GPU_NODE = node_machine(load_host(str(Path(__file__).parent / "gpu-node.toml")))
 
 
-def text_of(report: StudyReport, width: int = 100) -> str:
+def text_of(shown: StudyReport | Doc, width: int = 100) -> str:
+    """The whole report of a study, or a document."""
+    doc = shown if isinstance(shown, Doc) else slurm_study_text(shown)
     out = io.StringIO()
-    PrintableConsole(file=out, width=width, color_system=None).print(slurm_study_text(report))
-    return out.getvalue()
+    PrintableConsole(file=out, width=width, color_system=None).print(doc)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def of_directory(directory: Path) -> StudyReport:
@@ -105,7 +113,7 @@ def test_the_gh200_studys_files_give_its_table(gh200: Path) -> None:
 
 def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
     report = of_directory(gh200)
-    queues = {one.work: (one.queue, one.measured) for one in report.verdicts}
+    queues = {one.work: (one.queue, one.measured) for one in report.recommendations}
     assert queues == {
         "memory-bound GPU codes": (Queue.EXCLUSIVE, True),
         "compute-bound GPU codes": (Queue.SHARED, False),
@@ -123,6 +131,42 @@ def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
     assert (homes.homes, homes.homes_measured) == ((0, 1, 2, 3), True)
 
 
+SUMMARY = """\
+data: exclusive for memory-bound GPU codes; either for multi-GPU
+
+work                     queue                  why
+memory-bound GPU codes   exclusive              numactl --membind keeps memory
+                                                at the GPU; shared jobs copied
+                                                as fast in this study, but their
+                                                memory is not bound to the GPU's
+                                                node
+compute-bound GPU codes  shared (not measured)  computing inside the GPU does
+                                                not depend on the host's nodes
+multi-GPU (NVLink)       either                 copies between GPUs do not pass
+                                                the CPUs: no binding is shown to
+                                                matter
+development, testing     shared (not measured)  a part of a node is usually free
+                                                sooner than a whole one
+
+copies    the node: host to device 411.6 GB/s local, 88.6 GB/s remote: 4.65x
+locality  10 jobs on 1 node: 0 of 6 that Slurm placed lost locality; GPU-hours
+          not recorded
+unknown   slow nodes: fewer than three whole nodes were measured
+next      homenode slurm report data --explain
+"""
+
+
+def test_the_summary_has_a_row_for_each_kind_of_work_and_what_is_unknown(gh200: Path) -> None:
+    report = structs.replace(of_directory(gh200), source="data")
+    next_command = "homenode slurm report data --explain"
+    assert text_of(slurm_study_summary(report, next_command), 80) == SUMMARY
+    gap = Gap("n1", "its log is damaged")
+    more = structs.replace(report, missing=("a", "b", "c"), gaps=(gap, gap), systems=("x", "y"))
+    text = text_of(slurm_study_summary(more, next_command), 80)
+    assert "missing   a; b and 1 more" in text and "n1: its log is damaged" in text
+    assert len(SUMMARY.splitlines()) < len(text.splitlines()) <= 25
+
+
 def test_what_homenode_import_made_of_them_gives_the_same_table(
     gh200: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +179,7 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     first = found["matrices"][0]
     assert first["local"] == pytest.approx(411.6e9)
     assert first["remote"] == pytest.approx(88.6e9)
-    assert found["verdicts"][0]["queue"] == "exclusive"
+    assert found["recommendations"][0]["queue"] == "exclusive"
     two = [job for job in found["jobs"] if "2gpu" in job["name"]]
     assert {job["reason"] for job in two} == {"nothing shows on which nodes its CPUs were"}
     pairs = {job["name"]: job["gpus"] for job in two}
@@ -355,7 +399,7 @@ def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
         job(Sharing.TOGETHER, shared, memory_nodes=memory),
     )
     report = study_report("x", StudySources(jobs=jobs))
-    assert report.verdicts[0].queue is expected
+    assert report.recommendations[0].queue is expected
 
 
 def test_power_is_shown_by_binding_with_the_energy_of_a_copy() -> None:
@@ -385,7 +429,7 @@ def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
     )
     report = study_report("x", StudySources(jobs=jobs))
     assert "slice gpu:1g.10gb, together" in text_of(report)
-    assert report.verdicts[0].queue is Queue.EITHER
+    assert report.recommendations[0].queue is Queue.EITHER
 
 
 def test_jobs_that_did_not_measure_together_stand_apart() -> None:
@@ -459,7 +503,7 @@ def test_the_report_is_a_page_of_its_own(gh200: Path, monkeypatch: pytest.Monkey
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "wrote study.html\n")
     page = Path("study.html").read_text()
     shown = html.unescape(re.sub(r"<[^>]*>", "", page)).replace("\u00a0", " ")
-    every = slurm_study_text(structs.replace(of_directory(gh200), source="data"), everything=True)
+    every = slurm_study_text(structs.replace(of_directory(gh200), source="data"))
     cells = {plain(cell) for one in tables(every.parts) for row in one.rows for cell in row}
     assert "[412.0]" in cells
     assert not [cell for cell in cells if cell not in shown]
@@ -550,10 +594,10 @@ def _between(node: str, binding: int, rate: float, number: int) -> JobEvidence:
 
 def test_one_binding_on_two_nodes_of_the_cluster_is_one_binding() -> None:
     jobs = tuple(_between(node, 0, 130e9, 0) for node in ("n1", "n2"))
-    multi = study_report("x", StudySources(jobs=jobs)).verdicts[2]
+    multi = study_report("x", StudySources(jobs=jobs)).recommendations[2]
     assert (multi.queue, multi.measured) == (Queue.UNKNOWN, False)
     jobs += tuple(_between(node, 1, 130e9, 0) for node in ("n1", "n2"))
-    assert study_report("x", StudySources(jobs=jobs)).verdicts[2].queue is Queue.EITHER
+    assert study_report("x", StudySources(jobs=jobs)).recommendations[2].queue is Queue.EITHER
 
 
 def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
@@ -562,10 +606,10 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
         job(mode, 1.0, name=str(mode), samples=(inside,))
         for mode in (Sharing.EXCLUSIVE, Sharing.ALONE)
     )
-    assert not study_report("x", StudySources(jobs=jobs)).verdicts[1].measured
+    assert not study_report("x", StudySources(jobs=jobs)).recommendations[1].measured
     rng = random.Random(5)
 
-    def verdict_of(ratio: float, count: int) -> tuple[Queue, bool]:
+    def answer_of(ratio: float, count: int) -> tuple[Queue, bool]:
         jobs = tuple(
             job(
                 mode,
@@ -576,12 +620,12 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
             for mode, level in ((Sharing.EXCLUSIVE, 1.0), (Sharing.ALONE, ratio))
             for number in range(count)
         )
-        found = study_report("x", StudySources(jobs=jobs)).verdicts[1]
+        found = study_report("x", StudySources(jobs=jobs)).recommendations[1]
         return found.queue, found.measured
 
-    assert verdict_of(1.0, 4) == (Queue.SHARED, True)
-    assert verdict_of(1.2, 4) == (Queue.EXCLUSIVE, True)
-    assert verdict_of(1.0, 1) == (Queue.UNKNOWN, False)
+    assert answer_of(1.0, 4) == (Queue.SHARED, True)
+    assert answer_of(1.2, 4) == (Queue.EXCLUSIVE, True)
+    assert answer_of(1.0, 1) == (Queue.UNKNOWN, False)
 
 
 def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_limit_that_leaves_nothing_at_all_is_named(queue: StandIn) -> None:
     (queue.base / "most").write_text("0")
     code, said = queue.run(*NEW)
     assert code == 1
-    assert "refused: sbatch: error: AssocMaxSubmitJobLimit; Batch job submission failed" in said
+    assert "rejected: sbatch: error: AssocMaxSubmitJobLimit; Batch job submission failed" in said
 
 
 def test_sbatchs_variables_move_no_job(queue: StandIn) -> None:
@@ -214,12 +214,12 @@ def test_a_directory_that_cannot_be_written_is_said(queue: StandIn) -> None:
     assert "a file, not a directory" in said
 
 
-def test_without_sbatch_every_job_is_refused_by_name(queue: StandIn) -> None:
+def test_without_sbatch_every_job_is_rejected_by_name(queue: StandIn) -> None:
     (queue.base / "bin/sbatch").unlink()
     queue.environment["PATH"] = str(queue.base / "bin")
     code, said = queue.run(*NEW)
     assert code == 1
-    assert "refused: sbatch: " in said
+    assert "rejected: sbatch: " in said
 
 
 def test_a_program_that_gave_no_figure_in_any_job_is_no_result(queue: StandIn) -> None:

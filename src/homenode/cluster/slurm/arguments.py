@@ -192,14 +192,15 @@ class SlurmStudyArguments(Struct, frozen=True, kw_only=True):
 
 
 class SlurmReportArguments(Struct, frozen=True, kw_only=True):
-    """Report a study: maps of each node, shared and whole nodes, each job's locality, the
-    recommended queue. It reads directories of homenode slurm study, also while it runs; directories
-    that homenode import wrote; and logs of nvbandwidth named exclusive_… and shared_….
+    """Report a study: the recommended queue for each kind of work. It reads directories of homenode
+    slurm study, also while it runs; directories that homenode import wrote; and logs of nvbandwidth
+    named exclusive_… and shared_….
 
     Options:
       directories: Directories of homenode slurm study, finished or not; directories that homenode
         import wrote; logs of nvbandwidth whose names contain exclusive or shared.
-      everything: Print every map, job and unknown. Default: the first map, and maps that differ.
+      explain: Print also the evidence, a map of each node, the results of bindings and shared jobs
+        with intervals, each job's locality, and everything that is unknown.
       output: Write the report as one page, FILE.html, without external resources.
 
     Examples:
@@ -208,6 +209,6 @@ class SlurmReportArguments(Struct, frozen=True, kw_only=True):
     """
 
     directories: Annotated[tuple[Path, ...], Arg("DIR...")]
-    everything: Annotated[bool, Flag("--all")] = False
+    explain: Annotated[bool, Flag("--explain")] = False
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
     json: JsonOption = False

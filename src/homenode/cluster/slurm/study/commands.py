@@ -24,10 +24,15 @@ from homenode.cluster.slurm.study.experiments import (
     NO_PARTITION,
     Study,
     check_options,
+    longest_chain,
 )
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.run import SlurmQueue, make_study
-from homenode.cluster.slurm.study.text import slurm_study_page, slurm_study_text
+from homenode.cluster.slurm.study.text import (
+    slurm_study_page,
+    slurm_study_summary,
+    slurm_study_text,
+)
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet
 from homenode.errors import FINDINGS, HostError, InputError, UsageError, exclusive
@@ -35,7 +40,7 @@ from homenode.formats import encode
 from homenode.measure.experiment import Progress, WaitPolicy, run_tasks
 from homenode.show.html import html_page
 from homenode.show.trial_text import missing_lines
-from homenode.text import command_line, plural
+from homenode.text import command_line, duration_text, plural
 from homenode.vm.sources import load_host
 
 _MAX_SHOWN = 20
@@ -172,7 +177,7 @@ def _run_study(directory: StudyDirectory, study: Study, is_new: bool, patience: 
     for gap in sources.gaps[:_MAX_SHOWN]:
         note(f"open: {gap}")
     if len(sources.gaps) > _MAX_SHOWN:
-        note(f"{len(sources.gaps) - _MAX_SHOWN} more open (homenode slurm report --all)")
+        note(f"{len(sources.gaps) - _MAX_SHOWN} more open (homenode slurm report --explain)")
     note(f"{plural(len(sources.jobs), 'run')} below {directory.path / 'results'}")
     for remark in dict.fromkeys(job.replay_notice for job in sources.jobs if job.replay_notice):
         note(f"REPLAYED: {remark}")
@@ -203,6 +208,11 @@ def _say_scripts(directory: StudyDirectory, study: Study) -> None:
     jobs = plural(len(study.all_experiments()), "job")
     limit = f"up to {plural(study.options.minutes, 'minute')} each"
     say(f"wrote {directory.path / 'jobs'}: {jobs} of {limit}, none submitted")
+    if study.experiments:
+        seconds = 60 * study.options.minutes * longest_chain(study.all_experiments())
+        note(
+            f"takes at most {duration_text(seconds)}, if no job waits in the queue for other users"
+        )
     for shape in study.options.shapes:
         fitting = {(node.gpus or 0) // shape.gpus: node.name for node in study.shared}
         count = min(filter(None, fitting), default=shape.jobs)
@@ -262,5 +272,8 @@ def report(arguments: SlurmReportArguments) -> None:
         note(f"wrote {output}")
     elif arguments.json:
         print_json(encode("slurm-report", result))
+    elif not arguments.explain:
+        words = ("homenode", "slurm", "report", *arguments.directories, "--explain")
+        console().print(slurm_study_summary(result, command_line(*words)))
     else:
-        console().print(slurm_study_text(result, everything=arguments.everything))
+        console().print(slurm_study_text(result))

@@ -312,6 +312,15 @@ def experiments_for(
     return tuple(experiments)
 
 
+def longest_chain(experiments: Iterable[Experiment]) -> int:
+    """Return how many jobs run one after the other at most."""
+    places: dict[str, int] = {}
+    for experiment in experiments:
+        before = (places.get(name, 0) for name in experiment.after)
+        places[experiment.id] = 1 + max(before, default=0)
+    return max(places.values(), default=0)
+
+
 def _round(
     of_nodes: Mapping[str, Sequence[Experiment]], number: int, before: Iterable[Experiment]
 ) -> Iterator[Experiment]:

@@ -55,8 +55,8 @@ class Queue(StrEnum):
     UNKNOWN = "cannot tell"
 
 
-class WorkVerdict(Struct, frozen=True, kw_only=True):
-    """Recommendation for one kind of work."""
+class QueueRecommendation(Struct, frozen=True, kw_only=True):
+    """The queue to use for one kind of work."""
 
     work: str
     queue: Queue
@@ -65,7 +65,9 @@ class WorkVerdict(Struct, frozen=True, kw_only=True):
     measured: bool  # False if no result of this study supports it
 
 
-def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
+def recommend_queues(
+    jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]
+) -> tuple[QueueRecommendation, ...]:
     """Return a recommendation for each kind of work, in the study's order."""
     answers = {
         "memory-bound GPU codes": _copies(jobs, maps),
@@ -74,7 +76,7 @@ def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tupl
         "development, testing": _development(jobs),
     }
     return tuple(
-        WorkVerdict(
+        QueueRecommendation(
             work=work, queue=queue, rationale=reason, evidence=tuple(evidence), measured=measured
         )
         for work, (queue, reason, evidence, measured) in answers.items()
@@ -219,7 +221,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     ]
     if not local:
         return _unknown_answer("host to device was not measured from each NUMA node")
-    evidence = [_on_node(matrix) for matrix in local[:_SHOWN]]
+    evidence = [describe_copies(matrix) for matrix in local[:_SHOWN]]
     # A slice of a GPU is not a part of this question.
     gpu_jobs = tuple(job for job in jobs if job.gres == "gpu")
     recommendation = recommend(
@@ -247,8 +249,8 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
         return Queue.EITHER, reason, evidence, True
     reason = (
-        "maximises copies: numactl --membind holds memory at the GPU; shared jobs copied as fast "
-        "in this study, but their memory is not bound to the GPU's node"
+        "numactl --membind keeps memory at the GPU; shared jobs copied as fast in this study, "
+        "but their memory is not bound to the GPU's node"
     )
     return Queue.EXCLUSIVE, reason, evidence, True
 
@@ -258,7 +260,8 @@ def _evidence_of(recommendation: Recommendation) -> str:
     return sentence if recommendation.is_blocked else f"{ground_of(recommendation)}: {sentence}"
 
 
-def _on_node(matrix: StudyMatrix) -> str:
+def describe_copies(matrix: StudyMatrix) -> str:
+    """Return the mean local and remote bandwidth of a node's map."""
     means = (("local", matrix.local), ("remote", matrix.remote))
     texts = (f"{format_value(m, 'bytes_per_s')} {side}" for side, m in means if m is not None)
     text = f"{matrix.node}: host to device {', '.join(texts)}"
@@ -293,7 +296,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
             return Queue.SHARED, reason, (evidence,), True
         queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
         return queue, "your program runs at another speed next to other jobs", (evidence,), True
-    reason = "acceptable: what never leaves the GPU does not depend on the host's nodes"
+    reason = "computing inside the GPU does not depend on the host's nodes"
     nothing = "this study did not measure computing; --app measures your own program"
     return Queue.SHARED, reason, (nothing,), False
 
@@ -373,7 +376,7 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     # of copies by where memory was, and of all else by how jobs were bound
     comparisons: tuple[Comparison, ...]
     jobs: tuple[JobLine, ...]
-    verdicts: tuple[WorkVerdict, ...]
+    recommendations: tuple[QueueRecommendation, ...]
     outliers: tuple[Outlier, ...]
     collective: Collective | None
     missing: tuple[str, ...]  # jobs without results, and why
@@ -396,7 +399,7 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
         matrices=maps,
         comparisons=tuple(comparisons(jobs)),
         jobs=tuple(_line(job) for job in jobs),
-        verdicts=verdicts(jobs, maps),
+        recommendations=recommend_queues(jobs, maps),
         outliers=slow_copies(maps),
         collective=collective,
         missing=sources.missing,

@@ -1,12 +1,14 @@
-"""SlurmStudy: a study's report for a terminal and as a page: maps, queues, jobs, verdicts."""
+"""SlurmStudy: a study's report for a terminal and as a page: queues, maps, comparisons, jobs."""
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
+from homenode.cluster.slurm.study.evidence import Collective
 from homenode.cluster.slurm.study.experiments import Sharing
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import MIN_NODES, Outlier, StudyMatrix
-from homenode.cluster.slurm.study.report import CopySpread, JobLine, Queue, StudyReport
+from homenode.cluster.slurm.study.report import CopySpread, Queue, StudyReport, describe_copies
 from homenode.decide.comparison import Comparison, Effect, Outcome
 from homenode.decide.sentences import MAX_LINE
 from homenode.decide.words import format_value, multiple_text, range_text
@@ -19,27 +21,52 @@ from homenode.show.results_text import power_table
 from homenode.text import duration_text, first_few, plural
 
 _SHADES = 5
-_SHOWN = 12
-_HIDDEN_LINES = 40
+_MAX_NAMED = 2
+"""Maximum number of nodes, jobs or unknowns that a line of the summary names."""
 MAX_MAPS = 24
 """Maximum number of heat maps on a page: the first cluster nodes. Its tables have them all."""
 
 
-def slurm_study_text(report: StudyReport, *, everything: bool = False) -> Doc:
-    """Return the report as text. everything: all jobs and all nodes' maps; else the first map and
-    the outliers."""
-    verdicts = (_verdicts(report),) if report.jobs else ()
-    figures = _figures(report, everything=everything)
-    open_parts = _open(report, everything=everything)
-    return Doc(_first_line(report), (*_warnings(report), *verdicts, *figures, *open_parts))
+def slurm_study_summary(report: StudyReport, next_command: str) -> Doc:
+    """Return the recommended queues, the facts behind them and what is not known, in 25 lines."""
+    parts: list[Part] = [*_warnings(report), _queue_table(report)] if report.jobs else []
+    lines = tuple(_summary_lines(report))
+    width = max((len(label) for label, _, _ in lines), default=len("next")) + 2
+    parts += [Text(f"{label:<{width}}{text}", look, hang=width) for label, text, look in lines]
+    parts.append(Text(f"{'next':<{width}}{next_command}", hang=width, command=next_command))
+    return Doc(_first_line(report), tuple(parts))
+
+
+def _summary_lines(report: StudyReport) -> Iterator[tuple[str, str, str]]:
+    """Yield labels with their text and its look."""
+    mapped = (m for m in report.matrices if m.metric == "h2d-bandwidth" and m.local is not None)
+    yield from (("copies", describe_copies(matrix), "") for matrix in islice(mapped, 1))
+    if report.jobs:
+        yield "locality", _jobs_title(report), ""
+    if report.outliers:
+        texts = map(_describe_outlier, report.outliers)
+        yield "slow", first_few(texts, _MAX_NAMED, "; "), "bad"
+    if report.missing:
+        yield "missing", first_few(report.missing, _MAX_NAMED, "; "), "bad"
+    unknown = [str(gap) for gap in report.gaps]
+    if report.jobs and not report.outliers and not _has_enough_nodes(report):
+        unknown.append(_TOO_FEW_NODES)
+    if unknown:
+        yield "unknown", first_few(unknown, _MAX_NAMED, "; "), "warn"
+
+
+def slurm_study_text(report: StudyReport) -> Doc:
+    """Return the whole report: every recommendation with its evidence, map, job and unknown."""
+    queues = (_queue_section(report),) if report.jobs else ()
+    return Doc(_first_line(report), (*_warnings(report), *queues, *_results(report)))
 
 
 def _first_line(report: StudyReport) -> str:
     """Return the queues that results decide: "study: exclusive for memory-bound GPU codes"."""
     uses: dict[str, list[str]] = {}
-    for verdict in report.verdicts:
-        if verdict.measured and verdict.queue is not Queue.UNKNOWN:
-            uses.setdefault(verdict.queue, []).append(verdict.work.partition(" (")[0])
+    for answer in report.recommendations:
+        if answer.measured and answer.queue is not Queue.UNKNOWN:
+            uses.setdefault(answer.queue, []).append(answer.work.partition(" (")[0])
     if not uses:
         jobs, nodes = plural(len(report.jobs), "job"), plural(len(report.nodes), "node")
         return f"{report.source}: cannot tell which queue is best: {jobs} on {nodes}"
@@ -49,10 +76,11 @@ def _first_line(report: StudyReport) -> str:
 
 
 def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
-    """Verdicts, drawn maps, bars and tables, then every map, job and gap. made: when, by what."""
+    """Return the recommendations, drawn maps, bars and tables, then every map, job and unknown.
+    stamp: time and program."""
     parts: list[Part] = list(_warnings(report))
     if report.jobs:
-        parts.append(_verdicts(report))
+        parts.append(_queue_section(report))
     if maps := tuple(_drawn_maps(report.matrices[:MAX_MAPS])):
         parts.append(Section("Copies by NUMA node and GPU", (Gallery(maps),), "maps", "Maps"))
     if bars := tuple(_bars(report.spreads)):
@@ -62,8 +90,8 @@ def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
     if report.setup:
         table = Table(heads=("what", "which"), rows=report.setup)
         parts.append(Section("Hardware and tools", (table,), "setup", "Hardware and tools"))
-    all_parts = (*_figures(report, everything=True), *_open(report, everything=True))
-    parts.append(Section("Every result and job", all_parts, "every", "Every result and job"))
+    title = "Every result and job"
+    parts.append(Section(title, tuple(_results(report)), "every", title))
     return Doc(f"Slurm study {report.source}", tuple(parts), footer=stamp)
 
 
@@ -80,39 +108,23 @@ def _warnings(report: StudyReport) -> Iterator[Part]:
         )
 
 
-def _figures(report: StudyReport, *, everything: bool) -> Iterator[Section]:
-    first = report.matrices[0].node if report.matrices else ""
-    odd = {(outlier.node, outlier.metric) for outlier in report.outliers}
-    shown = [
-        m for m in report.matrices if everything or m.node == first or (m.node, m.metric) in odd
-    ]
-    yield from map(_map, shown)
-    if len(shown) < len(report.matrices):
-        yield Section(
-            "", (Text(f"{plural(len(report.matrices) - len(shown), 'more map')} (--all)"),)
-        )
+def _results(report: StudyReport) -> Iterator[Section]:
+    """Yield maps, comparisons, jobs, power, collectives, slow nodes, missing jobs and unknowns."""
+    yield from map(_map, report.matrices)
     for comparison in report.comparisons:
         yield from _comparison(comparison)
     if report.jobs:
-        collective = report.collective
-        of_all = 0.0 if collective is None else collective.gpu_hours or 0.0
-        yield _jobs(report.jobs, of_all, everything=everything)
+        yield _jobs(report)
     if table := power_table(report.power):
         yield Section("", table)
     if report.collective is not None:
-        yield _collective(report)
+        yield _collective(report.collective)
     if report.jobs:
-        yield _outliers(report.outliers, report)
-
-
-def _open(report: StudyReport, *, everything: bool) -> Iterator[Section]:
+        yield _outliers(report)
     if report.missing:
         yield Section("missing", tuple(Text(job, "bad") for job in report.missing))
     if report.gaps:
-        lines = [f"open: {gap}" for gap in report.gaps]
-        if not everything and len(lines) > _SHOWN:
-            lines = [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more (--all)"]
-        yield Section("", (Items(tuple(lines)),))
+        yield Section("", (Items(tuple(f"unknown: {gap}" for gap in report.gaps)),))
 
 
 def _map(matrix: StudyMatrix) -> Section:
@@ -172,7 +184,7 @@ def _comparison(comparison: Comparison) -> Iterator[Section]:
             if name in of_name
         ]
         baseline_text = f"x {comparison.baseline} [{comparison.confidence:.0%} interval]"
-        table = Table(heads=("jobs", "figure", "x", "rounds"), rows=tuple(rows))
+        table = Table(heads=("jobs", "result", "x", "rounds"), rows=tuple(rows))
         yield Section(f"{title}{slowest}: {baseline_text}", (table,))
 
 
@@ -195,10 +207,7 @@ def effect_cells(effect: Effect) -> tuple[str, str, str]:
     return format_value(effect.value, effect.unit), text, str(effect.boots[1])
 
 
-def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Section:
-    """of_all: GPU-hours of the job of all nodes."""
-    odd = [job for job in jobs if job.locality is JobLocality.LOST]
-    shown = jobs if everything or len(jobs) <= _HIDDEN_LINES else tuple(odd)[:_HIDDEN_LINES]
+def _jobs(report: StudyReport) -> Section:
     rows = tuple(
         (
             _job_name(job.name),
@@ -207,29 +216,32 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
             "-" if job.gpu_hours is None else f"{job.gpu_hours:.3f}",
             job.met or "-",
         )
-        for job in shown
+        for job in report.jobs
     )
     parts: list[Part] = [Table(heads=("job", "locality", "waited", "GPU-h", "at once"), rows=rows)]
-    for job in shown:
+    for job in report.jobs:
         remark = [job.reason] if job.reason else []
         if job.mode is Sharing.ALONE and job.other_jobs:
             remark.append(f"not alone: {plural(job.other_jobs, 'job')} of others on the node")
         if remark:
             look = "bad" if job.locality is JobLocality.LOST else ""
             parts.append(Text(f"{_job_name(job.name)}: {'; '.join(remark)}", look))
-    if len(shown) < len(jobs):
-        parts.append(Text(f"{plural(len(jobs) - len(shown), 'more job')} (--all)"))
+    return Section(_jobs_title(report), tuple(parts))
+
+
+def _jobs_title(report: StudyReport) -> str:
+    """Return the number of jobs, their locality and their GPU-hours, with the job of all nodes."""
+    jobs, collective = report.jobs, report.collective
+    of_all = 0.0 if collective is None else collective.gpu_hours or 0.0
     gpu_hours = [job.gpu_hours for job in jobs if job.gpu_hours is not None]
-    hours = (
-        f"{sum(gpu_hours) + of_all:.2f} GPU-hours"
-        if gpu_hours or of_all
-        else "GPU-hours not recorded"
-    )
+    hours = "GPU-hours not recorded"
+    if gpu_hours or of_all:
+        hours = f"{sum(gpu_hours) + of_all:.2f} GPU-hours"
+    lost = sum(job.locality is JobLocality.LOST for job in jobs)
     placed = sum(job.locality is not JobLocality.BOUND for job in jobs)
     nodes = plural(len({job.node for job in jobs}), "node")
-    title = f"{plural(len(jobs), 'job')} on {nodes}: {len(odd)} of {placed} that Slurm placed "
-    title += f"lost locality; {hours}"
-    return Section(title, tuple(parts))
+    title = f"{plural(len(jobs), 'job')} on {nodes}: {lost} of {placed} that Slurm placed "
+    return f"{title}lost locality; {hours}"
 
 
 def _job_name(name: str) -> str:
@@ -241,9 +253,7 @@ def _job_name(name: str) -> str:
     return re.sub(r"(-task0)?-\d+\.\d+\Z", "", name, flags=re.ASCII)
 
 
-def _collective(report: StudyReport) -> Section:
-    collective = report.collective
-    assert collective is not None
+def _collective(collective: Collective) -> Section:
     values = [(f"{node} alone", value) for node, value in collective.nodes]
     values += [(f"{a} with {b}", value) for a, b, value in collective.pairs]
     values += [] if collective.all is None else [("all nodes", collective.all)]
@@ -251,43 +261,50 @@ def _collective(report: StudyReport) -> Section:
     return Section("all-reduce", (Table(heads=("nodes", "peak bus bandwidth"), rows=tuple(rows)),))
 
 
-def _outliers(outliers: tuple[Outlier, ...], report: StudyReport) -> Section:
-    if not outliers:
-        enough = len({matrix.node for matrix in report.matrices}) >= MIN_NODES
-        sentence = (
-            "no node is slower than the others"
-            if enough
-            else "slow nodes: unknown, since fewer than three whole nodes were measured"
-        )
-        return Section("", (Text(sentence),))
-    lines = tuple(
-        Text(
-            f"{outlier.node}: {outlier.part} is slow: {METRICS[outlier.metric].title} "
-            f"{_number(outlier.value, outlier.metric)} {_unit(outlier.metric)}, "
-            f"{_number(outlier.usual, outlier.metric)} elsewhere",
-            "bad",
-        )
-        for outlier in outliers
-    )
+_TOO_FEW_NODES = "slow nodes: fewer than three whole nodes were measured"
+
+
+def _has_enough_nodes(report: StudyReport) -> bool:
+    return len({matrix.node for matrix in report.matrices}) >= MIN_NODES
+
+
+def _outliers(report: StudyReport) -> Section:
+    if not report.outliers:
+        is_known = _has_enough_nodes(report)
+        text = "no node is slower than the others" if is_known else f"unknown: {_TOO_FEW_NODES}"
+        return Section("", (Text(text),))
+    lines = tuple(Text(_describe_outlier(outlier), "bad") for outlier in report.outliers)
     return Section("slower than the same place on other nodes", lines)
 
 
-def _verdicts(report: StudyReport) -> Section:
+def _describe_outlier(outlier: Outlier) -> str:
+    return (
+        f"{outlier.node}: {outlier.part} is slow: {METRICS[outlier.metric].title} "
+        f"{_number(outlier.value, outlier.metric)} {_unit(outlier.metric)}, "
+        f"{_number(outlier.usual, outlier.metric)} elsewhere"
+    )
+
+
+def _queue_table(report: StudyReport) -> Table:
     rows = tuple(
         (
-            verdict.work,
-            str(verdict.queue) + ("" if verdict.measured else " (not measured)"),
-            verdict.rationale,
+            answer.work,
+            str(answer.queue)
+            + ("" if answer.measured or answer.queue is Queue.UNKNOWN else " (not measured)"),
+            answer.rationale,
         )
-        for verdict in report.verdicts
+        for answer in report.recommendations
     )
-    heads = ("work", "queue", "why")
+    return Table(heads=("work", "queue", "why"), rows=rows, folds=("why",))
+
+
+def _queue_section(report: StudyReport) -> Section:
+    parts: list[Part] = [_queue_table(report)]
     evidence = tuple(
-        f"{verdict.work}: {'; '.join(verdict.evidence)}"
-        for verdict in report.verdicts
-        if verdict.evidence
+        f"{answer.work}: {'; '.join(answer.evidence)}"
+        for answer in report.recommendations
+        if answer.evidence
     )
-    parts: list[Part] = [Table(heads=heads, rows=rows, folds=heads[-1:])]
     if evidence:
         parts.append(Section("Evidence", (Items(evidence),)))
     return Section("Which queue for which work", tuple(parts), "queues", "Queues")

@@ -88,9 +88,10 @@ def printed(table: Table, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("width", "first"), [(80, "name    figure  why"), (30, "name    figure"), (13, "- name:")]
+    ("width", "first"),
+    [(80, "name    figure  why"), (30, "name    figure"), (13, "host-1:")],
 )
-def test_a_table_is_folded_then_shortened_then_a_list(width: int, first: str) -> None:
+def test_a_table_is_folded_then_shortened_then_a_paragraph_a_row(width: int, first: str) -> None:
     why = "a sentence that is longer than the column may be"
     heads = ("name", "figure", "why")
     table = Table(heads=heads, rows=(("host-1", "12", why),), folds=heads[-1:])
@@ -98,6 +99,25 @@ def test_a_table_is_folded_then_shortened_then_a_list(width: int, first: str) ->
     assert lines[0] == first
     assert " ".join(" ".join(lines).split()).count("12") == 1
     assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [
+        (40, "layout pinning siblings memory least"),
+        (36, "layout pinning siblings memory"),
+        (30, "layout pinning memory"),
+        (20, "layout memory"),
+    ],
+)
+def test_columns_go_from_the_right_except_the_last_and_are_named(width: int, heads: str) -> None:
+    names = ("layout", "pinning", "siblings", "least", "memory")
+    rows = (("pin", "one CPU", "hidden", "x", "bound"),)
+    lines = printed(Table(heads=names, rows=rows, least=("least",)), width)
+    assert sorted(lines[0].split()) == sorted(heads.split())
+    omitted = [name for name in names if name not in heads.split()]
+    note = f"not shown, the terminal is too narrow: {', '.join(omitted)}"
+    assert " ".join(lines[2:]) == (note if omitted else "")
 
 
 def test_what_is_sorted_linked_and_folded_on_a_page_is_plain_on_paper() -> None:

@@ -175,7 +175,7 @@ def test_every_figure_has_its_median_and_its_range(outcome: BenchOutcome, width:
         assert words in text, words
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [60, 80, 200])
 def test_every_step_is_shown_with_its_command(width: int) -> None:
     record = runner.inspect(FakeMachine(), ORDERS)[0].record
     text = " ".join(shown(steps_text(record), width).split())

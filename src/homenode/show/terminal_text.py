@@ -98,7 +98,7 @@ def _parts(parts: Sequence[Part]) -> Iterator[RenderableType | None]:
             case Commands():
                 yield from map(ShellCommand, part.lines)
             case Table() if part.rows:
-                yield from (None, TableOrList(part), None)
+                yield from (None, FittedTable(part), None)
             case Section():
                 yield None
                 if part.title:
@@ -176,8 +176,8 @@ class HangingLine:
         yield from Line(after.strip()).wrap(console, width) if after else ()
 
 
-class TableOrList:
-    """A table if its columns fit, else each row as lines of "head: text"; see `Table`."""
+class FittedTable:
+    """A table within a width: shortened names and CPU sets, wrapped texts, then fewer columns."""
 
     def __init__(self, table: Table) -> None:
         self._table = replace(table, rows=tuple(tuple(_spread_cells(row)) for row in table.rows))
@@ -186,65 +186,68 @@ class TableOrList:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table, space = self._table, options.max_width
-        if table.cpu_sets and self._width(console, self._heads, stacked=False) > space:
-            yield TableOrList(_with_short_sets(table))
+        if table.cpu_sets and self._least_width(console, self._heads, stacked=False) > space:
+            yield FittedTable(_with_short_sets(table))
+            return
+        if self._least_width(console, self._heads) <= space:
+            yield self._fit_heads(console, self._heads, space)
             return
         unfolded = [head for head in self._heads if head not in table.folds]
-        needed = self._width(console, unfolded)
-        folded = sum(min(self._longest_cell(head), _MIN_FOLDED) for head in table.folds)
-        if needed + folded <= space:
-            stacked = self._width(console, unfolded, stacked=False) + folded > space
-            yield self._drawn_table(self._heads, stacked=stacked)
-        elif table.folds == self._heads[-1:] and needed <= space:
+        if table.folds == self._heads[-1:] and self._least_width(console, unfolded) <= space:
             yield self._fit_heads(console, unfolded, space)
             for row in self._rows:
                 yield Line.assemble(row[0], ": ", row[-1])
-        elif table.least or set(self._heads[1:]) <= set(table.numeric):
-            yield from self._narrow(console, space)
-        else:
-            for row in self._rows:
-                for number, (head, text) in enumerate(zip(self._heads, row, strict=True)):
-                    if text or not number:
-                        yield Line.assemble("- " if number == 0 else "  ", f"{head}: ", text)
+            return
+        yield from self._with_short_names(console, space, _LONG)._narrow(console, space)
 
     def _narrow(self, console: Console, space: int) -> RenderResult:
-        """Narrow the table: shorter names, without the least column, both, or as paragraphs."""
-        whole_table = self._table
-        columns = [at for at, head in enumerate(self._heads) if head not in whole_table.least]
-        fewer = replace(
-            whole_table,
-            heads=tuple(whole_table.heads[at] for at in columns),
-            rows=tuple(tuple(row[at] for at in columns) for row in whole_table.rows),
-        )
-        for table, shortest in ((whole_table, _LONG), (fewer, None), (fewer, _SHORT)):
-            drawn = TableOrList(table)
-            excess = drawn._width(console, drawn._heads) - space
-            if excess > 0 and shortest is not None and whole_table.shortened:
-                longest = max(len(plain(row[0])) for row in whole_table.rows)
-                width = max(shortest, longest - excess)
-                names = (_without_middle(plain(row[0]), width) for row in table.rows)
-                rows = zip(names, table.rows, strict=True)
-                drawn = TableOrList(replace(table, rows=tuple((name, *r[1:]) for name, r in rows)))
-                excess = drawn._width(console, drawn._heads) - space
-            if excess <= 0:
-                yield drawn._fit_heads(console, drawn._heads, space)
-                if table is fewer:
-                    left_out = " and ".join(whole_table.least)
-                    about = f"No columns for {left_out}: the terminal is too narrow."
-                    yield Line(about, style="dim")
-                return
+        """Yield the table without its least columns, then without columns from the right except the
+        last, and the omitted heads; as paragraphs if no two columns fit."""
+        heads, omitted = list(self._heads), []
+        for head in dict.fromkeys((*self._table.least, *reversed(self._heads[1:-1]))):
+            if self._least_width(console, heads) <= space:
+                break
+            heads.remove(head)
+            omitted.append(head)
+        table = self._with_short_names(console, space, _SHORT, heads)
+        if table._least_width(console, heads) <= space:
+            yield table._fit_heads(console, heads, space)
+            names = ", ".join(head for head in self._heads if head in omitted)
+            if names:
+                yield Line(f"not shown, the terminal is too narrow: {names}", style="dim")
+            return
         for row in self._rows:
             named = zip(self._heads[1:], row[1:], strict=True)
-            yield Line.assemble(row[0], ": ", ", ".join(f"{name} {text}" for name, text in named))
+            texts = (Line.assemble(f"{name} ", text) for name, text in named if text)
+            yield Line.assemble(row[0], ": ", Line(", ").join(texts))
+
+    def _with_short_names(
+        self, console: Console, space: int, shortest: int, heads: Sequence[str] = ()
+    ) -> "FittedTable":
+        """Return the table with names of at least this many characters, if it shortens names."""
+        excess = self._least_width(console, heads or self._heads) - space
+        if excess <= 0 or not self._table.shortened:
+            return self
+        names = [plain(row[0]) for row in self._table.rows]
+        width = max(shortest, max(map(len, names)) - excess)
+        rows = zip(names, self._table.rows, strict=True)
+        short = tuple((_without_middle(name, width), *row[1:]) for name, row in rows)
+        return FittedTable(replace(self._table, rows=short))
 
     def _fit_heads(self, console: Console, heads: Sequence[str], space: int) -> RichTable:
         """Put each head on one line if it fits, else break it into words."""
-        stacked = self._width(console, heads, stacked=False) > space
-        return self._drawn_table(heads, stacked=stacked)
+        return self._drawn_table(
+            heads, stacked=self._least_width(console, heads, stacked=False) > space
+        )
 
-    def _width(self, console: Console, heads: Sequence[str], *, stacked: bool = True) -> int:
+    def _least_width(self, console: Console, heads: Sequence[str], *, stacked: bool = True) -> int:
+        """Return the least width of these columns; those that fold need few characters."""
         wide = console.options.update(width=10_000)
-        return Measurement.get(console, wide, self._drawn_table(heads, stacked=stacked)).maximum
+        unfolded = [head for head in heads if head not in self._table.folds]
+        drawn = self._drawn_table(unfolded, stacked=stacked)
+        folds = (head for head in heads if head in self._table.folds)
+        folded = sum(min(self._longest_cell(head), _MIN_FOLDED) for head in folds)
+        return Measurement.get(console, wide, drawn).maximum + folded
 
     def _longest_cell(self, head: str) -> int:
         at = self._heads.index(head)

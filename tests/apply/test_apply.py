@@ -19,6 +19,7 @@ from homenode.change.apply.define_step import (
     DomainChange,
     is_edited,
     passwords_lost,
+    with_facts,
 )
 from homenode.change.apply.definition import (
     apply_definition,
@@ -201,6 +202,19 @@ def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) ->
     restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == edited
     assert defined
+
+
+def test_an_edit_of_a_default_that_libvirt_added_is_never_dropped(
+    daemon: StandIn, root: Path
+) -> None:
+    printed = apply(root).replace(b"passwd=", b"keymap='de' passwd=")
+    store = DomainStore(root, URI, UUID)
+    entry = store.definition()
+    assert entry is not None
+    store.journal.write(with_facts(entry, found=store.save(printed)))
+    daemon.put_definition(printed.replace(b"'de'", b"'fr'"))
+    with pytest.raises(InputError, match="edited after homenode apply"):
+        restore_definition(Virsh(URI), NAME, root)
 
 
 EDITS = {

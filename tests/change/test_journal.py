@@ -213,7 +213,7 @@ def test_what_every_command_can_undo_is_listed_with_its_way_back(
     assert head == "4 changes can be undone"
     rows = [line for line in lines if "  " in line.strip() and "undo" not in line.split()[-1:]]
     assert [row.split(": ")[0].strip() for row in rows] == [NAME, str(port), str(program), "d"]
-    assert ["cut short" in row for row in rows] == [False, True, False, True]
+    assert ["interrupted" in row for row in rows] == [False, True, False, True]
     for row, undo in (
         (rows[0], f"homenode restore {UUID}"),
         (rows[2], f"homenode bench setup --prefix {tmp_path / 'prefix'} --remove"),

@@ -32,7 +32,7 @@ from tests.doctor.test_retrain import planned, sick
 from tests.kills import Target, in_child
 from tests.measure.test_setup import plan_of, tools  # noqa: F401 - a fixture
 from tests.memory_directory import memory_directory
-from tests.simulated_config import LINK_CONTROL_2, NoTime, SimulatedConfig
+from tests.simulated_config import LINK_CONTROL_2, SimulatedConfig, no_wait
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 KILLS = int(os.environ.get("HOMENODE_KILLS", "0"))
@@ -230,7 +230,7 @@ class Link:
         journal = retrain_journal(self.port, str(self.directory / f"run{self.episode}"))
         with journal.files.hold_lock("in use"):
             plan = planned(self.space.host, self.space)
-            RetrainStep(plan, self.space, NoTime(), open_retrain(journal)).do(journal.write)
+            RetrainStep(plan, self.space, open_retrain(journal), no_wait).do(journal.write)
 
     look = None
 

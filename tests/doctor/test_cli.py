@@ -313,8 +313,11 @@ def test_config_space_is_read_and_written_one_register_at_a_time(tmp_path: Path)
     file = tmp_path / str(bdf) / "config"
     file.write_bytes(bytes(range(256)))
     space = SysfsConfigSpace(str(tmp_path))
+    descriptors = Path("/proc/self/fd")
+    open_before = sorted(descriptors.iterdir())
     assert space.read(bdf, 0x10, 2) == 0x1110
     space.write(bdf, 0x10, 2, 0xABCD)
+    assert sorted(descriptors.iterdir()) == open_before
     assert file.read_bytes()[0x0E:0x14] == bytes((0x0E, 0x0F, 0xCD, 0xAB, 0x12, 0x13))
     file.write_bytes(bytes(64))
     with pytest.raises(HostError, match="root"):

@@ -40,9 +40,9 @@ from tests.simulated_config import (
     LINK_CONTROL_2,
     LINK_STATUS,
     MemoryJournal,
-    NoTime,
     PowerCutError,
     SimulatedConfig,
+    no_wait,
     retrained,
 )
 
@@ -214,7 +214,7 @@ def test_an_interruption_is_explained_and_resumed(cut_at: int, cut_after_write: 
 def test_somebody_elses_target_after_an_interruption_is_said(space: SimulatedConfig) -> None:
     plan = planned(space.host, space)
     lines: list[ChangeEntry] = []
-    RetrainStep(plan, space, NoTime()).do(lines.append)
+    RetrainStep(plan, space, wait=no_wait).do(lines.append)
     entry = structs.replace(lines[0], before="0x1043")
     plan = structs.replace(plan, before=structs.replace(plan.before, control_2=0x1041))
     assert "another program" in explain_interrupted(entry, plan.before).observed
@@ -229,13 +229,13 @@ def test_a_journal_on_disk_keeps_what_was_found_and_refuses_rubbish(tmp_path: Pa
     journal = retrain_journal(plan.port, directory)
     assert open_retrain(journal) is None
     with pytest.raises(PowerCutError):
-        RetrainStep(plan, space, NoTime()).do(journal.write)
+        RetrainStep(plan, space, wait=no_wait).do(journal.write)
     (kept,) = retrain_journals(directory)
     entry = open_retrain(kept)
     assert entry is not None and (entry.subject, entry.before) == (str(plan.port), "0x1042")
     assert "CAP_EXP+30.w=0002:000f" in entry.by_hand
     space.cut_at = None
-    RetrainStep(planned(space.host, space), space, NoTime(), entry).do(journal.write)
+    RetrainStep(planned(space.host, space), space, entry, no_wait).do(journal.write)
     assert open_retrain(kept) is None
     assert [one.what for one in kept.to_undo()] == [ChangeState.DONE]
     journal.files.journal_path.write_text("{}\n")
@@ -328,20 +328,19 @@ def test_the_fastest_and_widest_link_is_read(space: SimulatedConfig) -> None:
 def test_a_training_that_takes_most_of_a_second_is_waited_for(space: SimulatedConfig) -> None:
     plan, waited = planned(space.host, space), 0.0
 
-    class Clock:
-        def wait(self, seconds: float) -> None:
-            nonlocal waited
-            waited += seconds
-            trains = 0x08 if waited < 0.9 else 0
-            status = space.spaces[plan.port]
-            status[LINK_STATUS + 1] = status[LINK_STATUS + 1] & ~0x08 | trains
+    def wait(seconds: float) -> None:
+        nonlocal waited
+        waited += seconds
+        trains = 0x08 if waited < 0.9 else 0
+        status = space.spaces[plan.port]
+        status[LINK_STATUS + 1] = status[LINK_STATUS + 1] & ~0x08 | trains
 
-    step = RetrainStep(plan, space, Clock())
+    step = RetrainStep(plan, space, wait=wait)
     step.do(lambda entry: None)
     assert step.result.findings == ()
     space.spaces[GPU], waited = SimulatedConfig(sick()).spaces[GPU], -1000.0
     space.spaces[plan.port] = SimulatedConfig(sick()).spaces[plan.port]
-    endless = RetrainStep(plan, space, Clock())
+    endless = RetrainStep(plan, space, wait=wait)
     endless.do(lambda entry: None)
     assert [finding.id for finding in endless.result.findings] == ["retrain-failed"]
 

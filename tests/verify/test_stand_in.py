@@ -107,7 +107,7 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
     found = list(not_in_stand_in(stand_in(xml), "vm.xml"))
     assert [finding.subject for finding in found] == [
         "UEFI firmware (no image here: apt-get install ovmf)",
-        "the devices' BARs and the address space for them (the devices' host is not known)",
+        "the devices' BARs and the address space for them (the devices' host is unknown)",
         "memory devices",
         "the vIOMMU",
         "launch security tdx",

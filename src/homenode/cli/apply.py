@@ -364,7 +364,7 @@ def _answer(
     """Print the JSON, with the plans of this call."""
     plans = [msgspec.json.decode(encode_plan(tuning.plan)) for tuning in tunings] or repeat(None)
     answered = tuple(
-        replace(tuning, plan=plan) for tuning, plan in zip(domains, plans, strict=False)
+        replace(domain, plan=plan) for domain, plan in zip(domains, plans, strict=False)
     )
     print_json(encode("applied", ApplyAnswer(dry_run=arguments.dry_run, domains=answered)))
 

@@ -84,7 +84,7 @@ def _machine(arguments: BenchArguments, name: str) -> "Iterator[Machine]":
 
 
 def _run(
-    machine: "Machine", orders: BenchOptions, results: Path, *, resume: bool, quiet: bool
+    machine: "Machine", options: BenchOptions, results: Path, *, resume: bool, quiet: bool
 ) -> BenchOutcome:
     begun = resume
     with shown_progress("steps", quiet=quiet) as show:
@@ -96,16 +96,16 @@ def _run(
 
         try:
             with interruptible():
-                return run_bench(machine, orders, results, on_progress, resume=resume, notify=note)
+                return run_bench(machine, options, results, on_progress, resume=resume, notify=note)
         except KeyboardInterrupt:
             if begun:
-                text = f"measurements so far are kept. Continue: {_resume_command(orders.name)}"
+                text = f"measurements so far are kept. Continue: {_resume_command(options.name)}"
                 raise KeyboardInterrupt(text) from None
             raise
         except ToolError as error:
             if error.hint is None and begun:
                 error.hint = (
-                    f"measurements so far are kept. Continue: {_resume_command(orders.name)}"
+                    f"measurements so far are kept. Continue: {_resume_command(options.name)}"
                 )
             raise
 
@@ -118,10 +118,10 @@ def _resume_command(name: str) -> str:
     return shlex.join(["homenode", *words, "--resume"])
 
 
-def _print_steps(machine: "Machine", orders: BenchOptions) -> None:
+def _print_steps(machine: "Machine", options: BenchOptions) -> None:
     from homenode.show.results_text import steps_text
 
-    ready, _ = inspect(machine, orders)
+    ready, _ = inspect(machine, options)
     console().print(steps_text(ready.record))
     note_gaps(ready.host.gaps)
     for finding in ready.mismatch:

@@ -86,6 +86,12 @@ class Parameter(NamedTuple):
             return ()
         return tuple(str(choice) for kind in kinds for choice in kind)
 
+    @property
+    def example(self) -> str:
+        """Return a value to type: a number's default or least value, else the placeholder."""
+        numbers = [n for n in (self.default, self.opt.ge) if isinstance(n, (int, float))]
+        return self.opt.show(numbers[0]) if numbers else self.opt.metavar
+
     def value(self, text: str, name: str) -> Any:
         """Return the value of a word. Raises UsageError, or the errors of the field's parser."""
         if self.opt.parse is not None:
@@ -384,7 +390,7 @@ class _WordReader:
         except UsageError as error:
             if parameter.opt.parse is not None:
                 raise
-            error.hint = error.hint or f"{self.path} {name} {parameter.opt.metavar}".rstrip()
+            error.hint = error.hint or f"{self.path} {name} {parameter.example}".rstrip()
             raise WrongCall(self.path, error) from None
 
     def reject_option(self, name: str) -> None:

@@ -1,5 +1,4 @@
-"""homenode show, capture and list: print and capture hosts; list hosts, layouts and findings.
-[I/O]"""
+"""homenode show, capture and list: hosts, layouts and findings. [I/O]"""
 
 import json
 from collections.abc import Sequence
@@ -58,7 +57,7 @@ OVERVIEW = """
 homenode show           nodes, cores, GPUs, links and VMs of this machine
 homenode doctor         slow links, bad settings and costly pins
 homenode plan VM        where a VM goes, and why
-homenode apply VM       plan it, show the change, ask, define it
+homenode apply VM       plan it, show the change, prompt, define it
 homenode restore VM     undo that
 homenode --help         all 17 commands"""
 

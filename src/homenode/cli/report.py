@@ -162,7 +162,7 @@ def write_page(directories: list[str], host: str | None, title: str, output: Pat
 
 
 def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
-    """this report compares layouts, and jobs of queues have no layout"""
+    """Name the other report for jobs of queues, which have no layout."""
     from homenode.measure.results.model import Origin
     from homenode.measure.results.vantage import Vantage
 

@@ -126,7 +126,7 @@ def _list_open() -> None:
     rows = []
     for change in journal.open_changes(journals):
         if isinstance(change, journal.OpenChange):
-            state = "cut short, or at work now" if change.is_cut_short else "done"
+            state = "interrupted, or in progress" if change.is_cut_short else "done"
             rows.append((f"{change.subject}: {change.kind}", change.command, state, change.undo))
         else:
             note_error(change)
@@ -220,7 +220,7 @@ def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
         return False
     for entry in end_paused(virsh, root, uuid, name):
         is_kept = entry.what is ChangeState.KEPT
-        say(f"{name}: {'somebody let it run: it is left alone' if is_kept else 'is shut off'}")
+        say(f"{name}: {'another program resumed it: it runs on' if is_kept else 'is shut off'}")
     return True
 
 

@@ -9,7 +9,6 @@ from homenode.change.retrain.execution import (
     LinkRecords,
     RetrainResult,
     RetrainStep,
-    WallClock,
     device_holders,
     explain_interrupted,
     open_retrain,
@@ -135,7 +134,7 @@ def _retrain_device(
         say("dry run: nothing was written; --apply writes")
         return () if entry is None else (explain_interrupted(entry, plan.before),)
     with journal.files.hold_lock("another homenode trains this link", wait_s=10):
-        step = RetrainStep(plan, space, WallClock(), open_retrain(journal))
+        step = RetrainStep(plan, space, open_retrain(journal))
         step.do(journal.write)
     _say_result(plan, step.result, say)
     return step.result.findings

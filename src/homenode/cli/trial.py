@@ -406,7 +406,7 @@ def _report(directories: list[str], head: TrialHead, host: str | None, path: Pat
 
 
 def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]:
-    """Print the measured boots, by layout in the order of the head, and their directory."""
+    """Return the measured boots, by layout in the order of the head, and their directories."""
     state = journal.load().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     runs, directories = [], []

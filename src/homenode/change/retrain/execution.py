@@ -8,9 +8,8 @@ Documentation/driver-api/vfio.rst.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -47,13 +46,6 @@ _MORE_TRAININGS = 3
 _SOURCE = "PCIe 6.0, 7.5.3.7 (Retrain Link) and 7.5.3.19 (Target Link Speed)"
 
 
-class Clock(Protocol):
-    """Time between two reads of a register."""
-
-    def wait(self, seconds: float) -> None:
-        """Waits."""
-
-
 class RetrainResult(Struct, frozen=True):
     """The link after a retrain, and the registers that were written."""
 
@@ -87,12 +79,16 @@ def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
 
 class RetrainStep:
     """Set a port's target speed and train; the next run continues an interrupted one. begun: the
-    entry of that run; its first Link Control 2 is the one that is restored."""
+    entry of that run; its first Link Control 2 is the one that is restored. wait: between reads."""
 
     def __init__(
-        self, plan: RetrainPlan, space: ConfigSpace, clock: Clock, begun: ChangeEntry | None = None
+        self,
+        plan: RetrainPlan,
+        space: ConfigSpace,
+        begun: ChangeEntry | None = None,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._plan, self._space, self._clock, self._begun = plan, space, clock, begun
+        self._plan, self._space, self._begun, self._wait = plan, space, begun, wait
         self._log: list[str] = []
         self.result = RetrainResult(plan.before, (), ())
 
@@ -174,7 +170,7 @@ class RetrainStep:
         control = self._space.read(port, offset, 2)
         self._space.write(port, offset, 2, control | RETRAIN_LINK)
         for _ in range(_POLLS):
-            self._clock.wait(0.01)
+            self._wait(0.01)
             now = read_registers(self._space, port)
             if not now.is_training and now.is_up:
                 break
@@ -269,11 +265,6 @@ class LinkRecords:
 
 def _files(directory: str) -> RecordDirectory:
     return RecordDirectory(Path(directory), hint=lambda number: "run as root")
-
-
-class WallClock:
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"

@@ -4,7 +4,7 @@ Only a downstream port can retrain its link. Its Link Control 2 has the target s
 Control the bit that starts the training; of both registers only these fields are changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -23,17 +23,14 @@ from homenode.machine.link_path import Link
 from homenode.machine.pci import DeviceKind, PciDevice, PortType
 from homenode.machine.topology import Host
 
-_MIN_USEFUL_CODE = 1
-
 
 class RetrainError(HomenodeError):
     """Retraining would disturb a device in use, or is impossible. Has every reason."""
 
     exit_code = 3
 
-    def __init__(self, device: Bdf, reasons: tuple[str, ...], hint: str) -> None:
+    def __init__(self, device: Bdf, reasons: Iterable[str], hint: str) -> None:
         super().__init__(f"{device}: its link is not retrained: {'; '.join(reasons)}", hint=hint)
-        self.reasons = reasons
 
 
 Holders = Mapping[Bdf, tuple[str, ...] | None]
@@ -81,7 +78,7 @@ def plan_retrain(
     """Plan the link above a function. target_gen: None = the fastest that both ends support.
 
     holders: of every function behind the link; a missing one counts as unknown. Raises InputError
-    for a wrong function or target, RetrainRefusal with every reason, HostError for unreadable
+    for a wrong function or target, RetrainError with every reason, HostError for unreadable
     registers.
     """
     lower = _outside_its_card(host, _lower_end(host, device))
@@ -117,7 +114,7 @@ def plan_retrain(
     if state:
         raise RetrainError(
             lower.bdf,
-            tuple(state),
+            state,
             f"try again in a second; if the state stays, check the slot: lspci -vvs {port.bdf}",
         )
     return RetrainPlan(
@@ -213,7 +210,7 @@ def _users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
 
 def _target(device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen: int | None) -> int:
     both = set(above.speeds) & set(below.speeds)
-    max_code = max(both, default=_MIN_USEFUL_CODE)
+    max_code = max(both, default=1)
     if target_gen is None:
         return max_code
     if target_gen not in SPEED_OF_CODE:

@@ -222,7 +222,7 @@ def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
     for fact, fact_subject in dict.fromkeys((*record, *present)):
         was, now = record.get((fact, fact_subject)), present.get((fact, fact_subject))
         severity: Severity | None = None
-        absent = "not known"
+        absent = "unknown"
         if was is not None and now is not None:
             severity = fact.judge(was, now)
         elif fact is _MODEL:
@@ -296,20 +296,10 @@ MIN_HOSTS = 3
 """Hosts of one kind; of two that differ neither is known to be right."""
 
 
-class HostKind(Struct, frozen=True):
-    """The kind of a host: its processor model and the model of most of its GPUs."""
-
-    cpu: str | None
-    gpu: str | None
-
-    def __str__(self) -> str:
-        return " with ".join(part for part in (self.cpu or "unknown CPU", self.gpu) if part)
-
-
 class FleetDifference(Struct, frozen=True, kw_only=True):
     """A difference of some hosts from the other hosts of their kind."""
 
-    kind: HostKind
+    kind: str  # see kind_of
     finding: Finding
     hosts: tuple[str, ...]  # their names
     of_hosts: int
@@ -332,13 +322,13 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
     # those of most hosts first, within the worst severity first
     differences: tuple[FleetDifference, ...]
-    kinds: tuple[tuple[HostKind, int], ...]  # hosts of each kind
+    kinds: tuple[tuple[str, int], ...]  # hosts of each kind
     alone: tuple[str, ...]  # hosts of which there are too few to compare
 
 
 def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
     """Every difference of a host from the majority of its kind. hosts: each with its name."""
-    kinds: dict[HostKind, list[tuple[str, Host]]] = {}
+    kinds: dict[str, list[tuple[str, Host]]] = {}
     for name, host in hosts:
         kinds.setdefault(kind_of(host), []).append((name, host))
     differences: list[FleetDifference] = []
@@ -350,7 +340,7 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
         expected = majority(record_of(host) for _, host in members)
         groups: dict[Hashable, tuple[Finding, list[str]]] = {}
         for name, host in members:
-            for difference in drift(expected, host, str(kind)):
+            for difference in drift(expected, host, kind):
                 if difference.severity is Severity.INCONCLUSIVE:
                     continue
                 key = (difference.id, difference.subject, difference.expected, difference.observed)
@@ -370,12 +360,12 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
     return Fleet(differences=tuple(differences), kinds=sizes, alone=tuple(alone))
 
 
-def kind_of(host: Host) -> HostKind:
-    """The kind of a host, without the numbers of GPUs, nodes and cores, which are compared."""
+def kind_of(host: Host) -> str:
+    """Return the models of the processor and of most GPUs; their numbers are compared."""
     models = Counter(
         f"GPU {gpu.vendor_id:04x}:{gpu.device_id:04x}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         if gpu.vendor_id is not None and gpu.device_id is not None
     )
-    gpu = models.most_common(1)[0][0] if models else None
-    return HostKind(host.cpu.name, gpu)
+    gpus = [model for model, _ in models.most_common(1)]
+    return " with ".join((host.cpu.name or "unknown CPU", *gpus))

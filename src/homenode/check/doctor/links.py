@@ -341,7 +341,7 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
                 "listing-cut",
                 host.name,
                 expected="the output of lspci to its end",
-                observed=f"not known: {gap.subject}",
+                observed=f"unknown: {gap.subject}",
                 source=gap.reason,
             )
 

@@ -97,7 +97,7 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
         yield finding(
             "threads-not-siblings",
             "<topology>",
-            expected="siblings that are siblings on the host",
+            expected="guest siblings on siblings of the host",
             observed=f"threads={threads} and no pins",
             case="no pins",
         )
@@ -292,7 +292,7 @@ def _check_siblings(
             "sibling-not-isolated",
             f"vCPUs on isolated {cpus_text(ours)}",
             expected="cores of which all siblings are isolated",
-            observed=f"siblings {open_siblings}, on which the host runs whatever it likes",
+            observed=f"siblings {open_siblings}, on which the host runs other threads",
             source=_ISOLATED,
         )
 

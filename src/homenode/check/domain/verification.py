@@ -179,8 +179,8 @@ def as_planned(
     document: Document, vm: Vm, plan: Plan, extra_ignored: frozenset[str] = frozenset()
 ) -> Iterator[Finding]:
     """Yield a finding for each different fact, each group of other elements that the plan would
-    change, and each setting that the plan relies on. vm: of the document. also: fields of Vm that
-    findings of others name."""
+    change, and each setting that the plan relies on. vm: of the document. extra_ignored: fields of
+    Vm that other findings name."""
     named = set(extra_ignored)
     for difference in diff(plan.vm, vm, plan.unsaid | UNSAID.keys()):
         named.update(difference.fact.fields)
@@ -312,7 +312,7 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
             yield finding(
                 "scheduler-yields",
                 f"<{element.name}>",
-                expected="a scheduler that schedules the VM",
+                expected="a scheduler that gives the VM its share",
                 observed=f"{scheduler}, after every other program",
             )
     yield from transfer_findings(document)

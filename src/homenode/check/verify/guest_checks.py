@@ -245,7 +245,7 @@ class GuestComparison(Struct, frozen=True):
         subject, home = f"device {device.bdf}", self._home_text(device)
         ids = (device.vendor_id, device.device_id)
         if None in ids:
-            return self._unknown_check(device, "its guest address is not known")
+            return self._unknown_check(device, "its guest address is unknown")
         kind = [peer for peer in self.expected.devices if (peer.vendor_id, peer.device_id) == ids]
         functions = self.observed.guest.pci_devices
         peers = [peer for peer in functions if (peer.vendor_id, peer.device_id) == ids]
@@ -265,7 +265,7 @@ class GuestComparison(Struct, frozen=True):
         if at_home < planned:
             text = f"{at_home} of its kind there, where {planned} are planned"
             return check("device-node", subject, home, text)
-        reason = f"its guest address is not known, and {len(peers)} of its kind differ"
+        reason = f"its guest address is unknown, and {len(peers)} of its kind differ"
         return self._unknown_check(device, reason)
 
     def _unknown_check(self, device: ExpectedDevice, reason: str) -> Check:

@@ -296,7 +296,7 @@ def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
                 "start-backend",
                 subject,
                 expected=format_bytes(cell.memory_bytes),
-                observed=f"not known: QEMU lists no backend {' or '.join(names)}",
+                observed=f"unknown: QEMU lists no backend {' or '.join(names)}",
                 severity=Severity.INCONCLUSIVE,
                 cost=None,
                 fix=None,

@@ -113,7 +113,7 @@ class SlurmAuditArguments(Struct, frozen=True, kw_only=True):
       homenode slurm audit 4711 --host node.tar.gz
     """
 
-    jobs: Annotated[tuple[str, ...], Arg("JOBID")] = ()
+    jobs: Annotated[tuple[str, ...], Arg("[JOBID...]")] = ()
     host: Annotated[tuple[str, ...], Opt("--host", "[NODES=]SOURCE")] = ()
     jobs_file: Annotated[Path | None, Opt("--jobs", "FILE")] = None
     nodes_file: Annotated[Path | None, Opt("--nodes", "FILE")] = None

@@ -359,7 +359,7 @@ def _list_omissions(
     if facts.firmware is not None and facts.firmware != "bios" and not stand_in.uefi:
         yield "UEFI firmware" + ("" if has_ovmf else " (no image here: apt-get install ovmf)")
     if facts.hostdevs and stand_in.space is None:
-        reason = " (the devices' host is not known)" if host is None else ""
+        reason = " (the devices' host is unknown)" if host is None else ""
         if host is None or address_map(document, facts, host) is not None:
             yield f"the devices' BARs and the address space for them{reason}"
     elif stand_in.space is not None and stand_in.space.shift:

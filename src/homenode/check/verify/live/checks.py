@@ -228,7 +228,7 @@ def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             f"nice {limit.nice} more" if limit.nice > 0 else None
         )
         if policy is not None:
-            fair = "a scheduler that schedules it"
+            fair = "a scheduler that gives it its share"
             yield finding("live-scheduler", subject, fair, policy, vm.name)
         for directory, share in limit.quotas:
             is_thread = directory.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
@@ -269,7 +269,7 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             yield finding("live-io-limit", vm.name, "the devices' own rates", f"{text}, by {by}")
         elif limit.file == "cpu.weight" and value == "0":
             fair, idle = (
-                "a scheduler that schedules it",
+                "a scheduler that gives it its share",
                 f"cpu.idle of cgroup {limit.directory}",
             )
             yield finding("live-scheduler", vm.name, fair, idle, by)
@@ -380,7 +380,7 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
         *group_findings(expected, vm),
         *neighbour_findings(expected, vm),
         *(
-            finding("live-unread", gap.subject, "something to judge by", gap.reason, vm.name)
+            finding("live-unread", gap.subject, "a readable file", gap.reason, vm.name)
             for gap in vm.gaps
         ),
     ]

@@ -19,7 +19,7 @@ from tests.command_line import has_cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 _ROW = re.compile(r"^\| \[([^]]+)\]\(([a-z]+)\.md\) \| (.+) \|$", re.MULTILINE)
-_OPTIONS = re.compile(r"^\{options ([a-z -]+)\}$", re.MULTILINE)
+_OPTIONS = re.compile(r"^Options: `homenode ([a-z -]+) --help-all`$", re.MULTILINE)
 _NAME = re.compile(r"(--[a-z][a-z-]*)")
 
 

@@ -70,6 +70,11 @@ def test_sizes_are_the_users_where_no_host_has_gpus(run: Run) -> None:
     [
         ("--pool rtx4090-epyc7702 --gpus 4", 1, "; with a fallback: the VM takes its reserve"),
         ("--pool epyc-nps4-gpu-nic --gpus 4 --memory 128GiB", 0, "; 2 of 4 GPUs local"),
+        (
+            "--pool x86-2p2n8c16t-gpu-node-unknown --gpus 2 --vcpus 2 --memory 1GiB",
+            0,
+            "; 1 of 2 GPUs local, 1 unknown",
+        ),
     ],
 )
 def test_the_first_line_has_the_fallback_and_the_devices_that_are_local(

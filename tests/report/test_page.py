@@ -156,7 +156,7 @@ def test_every_figure_of_a_machine_is_drawn(full: tuple[ReportedMachine, ...]) -
         "pin against default",
         "pin-numa-pci against default",
     ]
-    bars = set(pictures(part, "Figures by layout"))
+    bars = set(pictures(part, "Results by layout"))
     assert {"memory bandwidth", "memory latency", "all-reduce, peak bus bandwidth"} <= bars
     curves = pictures(part, "Curves")
     assert list(curves) == [
@@ -233,7 +233,7 @@ def test_bare_metal_is_what_guests_are_a_part_of_and_never_a_choice(tmp_path: Pa
     forests = {title: one.svg for title, one in pictures(part, "Effects").items()}
     assert re.search(r">(49|50|51)\.\d% of bare metal<", forests["pin against bare metal"])
     assert re.search(r">(89|90|91)\.\d% of bare", forests["pin-numa-pci against bare metal"])
-    assert "bare metal" in next(iter(pictures(part, "Figures by layout").values())).svg
+    assert "bare metal" in next(iter(pictures(part, "Results by layout").values())).svg
 
 
 def test_a_named_host_is_drawn_for_the_one_machine_that_names_none(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
@@ -140,8 +141,17 @@ def test_a_machine_unlike_its_node_is_not_judged() -> None:
 def test_a_gpu_without_a_node_is_not_judged() -> None:
     host = load_host("x86-2p2n8c16t-gpu-node-unknown")
     job = LAYOUTS["scontrol"]([Listed(1, ["n"], [0], (1,))])
-    findings = audit(owned(job, host, NodeShape(2, 4, 2, 16))).findings
-    assert [f.id for f in findings] == ["job-unjudged"]
+    allocations = owned(job, host, NodeShape(2, 4, 2, 16))
+    answer = audit(allocations)
+    assert [f.id for f in answer.findings] == ["job-unjudged"]
+    assert answer.checked[0].endswith("0 local to all of their GPUs, 0 not, 1 unknown")
+
+
+def test_a_job_without_listed_cpus_is_not_local() -> None:
+    (place,) = owned(LAYOUTS["scontrol"]([GOOD]), machine(TESTBED))
+    answer = audit([structs.replace(place, pus=None)])
+    assert [(f.id, f.observed) for f in answer.findings] == [("job-unjudged", "Slurm lists none")]
+    assert answer.checked[0].endswith("0 local to all of their GPUs, 0 not, 1 unknown")
 
 
 def test_gpus_on_two_nodes_and_one_on_an_unknown_are_judged() -> None:

@@ -59,6 +59,7 @@ from homenode.measure.results.model import (
     Switches,
 )
 from homenode.measure.results.vantage import Vantage
+from homenode.metrics import POWER
 from homenode.show.html import html_page
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.layout import PRESETS
@@ -381,6 +382,20 @@ def job(mode: Sharing, rate: float, **fields: object) -> JobEvidence:
         homes=((str(gpu), 0),),
     )
     return replace(one, **fields)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("h2d-bandwidth", JobLocality.UNKNOWN), (POWER, JobLocality.KEPT)],  # power is of all GPUs
+)
+def test_a_gpu_without_a_home_leaves_the_locality_unknown(
+    metric: str, expected: JobLocality
+) -> None:
+    copies = [
+        Sample(name, "bytes_per_s", 5e10, device=Bdf.parse(address), node=0)
+        for name, address in (("h2d-bandwidth", "11:00.0"), (metric, "12:00.0"))
+    ]
+    assert job(Sharing.TOGETHER, 5e10, samples=tuple(copies)).locality[0] is expected
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def _read(
 ) -> Iterator[_ReadStep]:
     attempts = {attempt.id: attempt for test in record.tests for attempt in test.attempts}
     for step, output in steps:
-        gaps += [Gap(f"{step.test}, round {step.round + 1}", reason) for reason in step.said]
+        gaps += [Gap(f"{step.test}, round {step.round + 1}", reason) for reason in step.messages]
         test = attempts.get(step.attempt)
         if step.result is not StepStatus.DONE or test is None:
             continue
@@ -159,12 +159,12 @@ def _read(
 def reading_of(
     record: RunRecord, test: BenchTest, step: StepRecord, output: str, host: Host
 ) -> StepReading:
-    """Figures of one step. Raises ParseError."""
+    """Return the results of a step. Raises ParseError."""
     if test.reads is Reader.APP:
         assert record.app is not None, "a test of the user's program comes with its order"
-        if step.figure is None:
-            raise ParseError("--metric", "a figure")
-        return read_app(record.app, step.figure)
+        if step.value is None:
+            raise ParseError("--metric", "a number")
+        return read_app(record.app, step.value)
     return read_step(test, output, host)
 
 
@@ -233,8 +233,8 @@ def _failed_tests(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
         yield finding(
             "bench-test-failed",
             test,
-            expected="figures",
-            observed=f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
+            expected="results",
+            observed=f"{last.result} in every round: {'; '.join(last.messages) or 'no message'}",
             values={"file": f"raw/{last.output}"},
             source="its exit and output",
         )

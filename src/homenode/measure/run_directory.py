@@ -80,8 +80,8 @@ class StepRecord(Struct, frozen=True):
     sha256: str
     returncode: int | None = None
     # why results are missing, or messages of earlier attempts
-    said: tuple[str, ...] = ()
-    figure: float | None = None  # for the user's program, the metric as found in its output
+    messages: tuple[str, ...] = ()
+    value: float | None = None  # of the user's program: the result found in its output
     started_s: float | None = None  # seconds since 1970 (UTC)
     power: tuple[GpuPower, ...] = ()  # of each GPU during the attempt that gave the output
 
@@ -264,7 +264,7 @@ def gaps_of_run(path: Path) -> tuple[Gap, ...]:
         return ()
     record, entries = records
     steps = (entry.step for entry in entries if entry.step is not None)
-    failures = (Gap(step.test, reason) for step in steps for reason in step.said)
+    failures = (Gap(step.test, reason) for step in steps for reason in step.messages)
     return tuple(dict.fromkeys((*record.omitted, *failures)))
 
 

@@ -76,7 +76,7 @@ IDLE_S = 1.0
 """Idle time before the first step, in which the load of other programs is measured."""
 
 _REACH_S = 30.0
-_MAX_SAID = 300
+_MAX_MESSAGE = 300
 _MAX_ERRORS = 1 << 20
 """Characters of a failed program's standard error that are kept, its end."""
 
@@ -253,11 +253,15 @@ class _Session:
                 record, output = self._attempt(task, attempt)
             if record.result is StepStatus.DONE:
                 break
-            messages += record.said
+            messages += record.messages
         assert record is not None, "a test is its own first attempt"
         in_use = time.monotonic() - started
         record = replace(
-            record, said=tuple(messages), seconds=in_use, started_s=started_s, power=tuple(drawn)
+            record,
+            messages=tuple(messages),
+            seconds=in_use,
+            started_s=started_s,
+            power=tuple(drawn),
         )
         return record, output
 
@@ -298,7 +302,7 @@ class _Session:
             output=_output_name(task),
             sha256=digest(text),
             returncode=returncode,
-            said=(message[:_MAX_SAID],) if message else (),
+            messages=(message[:_MAX_MESSAGE],) if message else (),
         )
         return (self._read(record, test, text) if result is StepStatus.DONE else record), text
 
@@ -307,12 +311,12 @@ class _Session:
         app = self.record.app if test.reads is Reader.APP else None
         try:
             if app is not None:
-                record = replace(record, figure=read_metric(app, text))
+                record = replace(record, value=read_metric(app, text))
             read = reading_of(self.record, test, record, text, self._host)
             self._readings[record.number] = read
         except (ParseError, ToolError) as error:
             message = f"{test.argv[0]}: {error.message}"
-            return replace(record, result=StepStatus.FAILED, said=(message[:_MAX_SAID],))
+            return replace(record, result=StepStatus.FAILED, messages=(message[:_MAX_MESSAGE],))
         return record
 
     def _run(self, test: BenchTest) -> ProgramResult:

@@ -330,7 +330,7 @@ def host_tree(host: Host) -> Doc:
     head = (Span(host.name, "bold"), f": {host_counts(host)}")
     tree = Tree(head, tuple(_Branches(host).branches()))
     gaps = [Text(str(gap), indent=2) for gap in host.gaps]
-    count = [Text(f"{plural(len(gaps), 'thing')} not known:", "bold")] if gaps else []
+    count = [Text(f"{plural(len(gaps), 'unknown fact')}:", "bold")] if gaps else []
     return Doc("", (tree, *_distances(host), *count, *gaps))
 
 

@@ -102,12 +102,15 @@ def answer_line(plan: Plan, host: Host | None) -> str:
 
 
 def local_text(plan: Plan, host: Host | None) -> str:
-    """Count the VM's GPUs, or its NICs without a GPU, on its nodes; "" for none."""
+    """Count the VM's GPUs, or its NICs without a GPU, on its nodes and on unknown ones; "" for
+    none."""
     devices, kind = _devices_to_count(plan, host)
     if not devices or not plan.nodes:
         return ""
     local = sum(node in plan.nodes for node in devices.values())
-    return f"{'all' if local == len(devices) else f'{local} of {len(devices)}'} {kind}s local"
+    unknown = sum(node is None for node in devices.values())
+    count = "all" if local == len(devices) else f"{local} of {len(devices)}"
+    return f"{count} {kind}s local{f', {unknown} unknown' if unknown else ''}"
 
 
 def _devices_to_count(plan: Plan, host: Host | None) -> tuple[dict[int, int | None], str]:

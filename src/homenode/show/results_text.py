@@ -99,8 +99,8 @@ def _table(series: dict[SeriesKey, Series]) -> Table:
             values = (of_key.value, of_key.low, of_key.high)
             texts = (format_value(value, key.unit) for value in values)
             rows.append((name, *texts, str(of_key.samples)))
-    figures = ("median", "lowest", "highest", "samples")
-    return Table(heads=("figure", *figures), rows=tuple(rows), numeric=figures)
+    numeric = ("median", "lowest", "highest", "samples")
+    return Table(heads=("result", *numeric), rows=tuple(rows), numeric=numeric)
 
 
 def _other_series(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:

@@ -19,7 +19,7 @@ _RECORD = "the job's record"
 def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
     """Return the findings on the locality of GPU jobs, worst first."""
     findings = list(_unreadable_jobs(unreadable))
-    judged = far = without = 0
+    judged = far = open_count = without = 0
     nodes: set[str] = set()
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
     for allocation in allocations:
@@ -33,12 +33,15 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
         findings += job_findings
         judged += 1
         nodes.add(allocation.node)
-        far += any(finding.id == "job-gpu-far" for finding in job_findings)
+        ids = {finding.id for finding in job_findings}
+        far += "job-gpu-far" in ids
+        open_count += "job-gpu-far" not in ids and "job-unjudged" in ids
     checked, not_checked = [], []
     if judged:
         checked.append(
             f"{plural(judged, 'allocation')} of GPU jobs on {plural(len(nodes), 'node')}: "
-            f"{judged - far} local to all of their GPUs, {far} not"
+            f"{judged - far - open_count} local to all of their GPUs, {far} not"
+            + (f", {open_count} unknown" if open_count else "")
         )
     if without:
         not_checked.append(f"{plural(without, 'allocation')} of jobs without GPUs")
@@ -88,7 +91,16 @@ def _unjudged_finding(
 
 def _job_findings(owned: JobAllocation) -> Iterator[Finding]:
     assert owned.tree is not None
-    if owned.pus is not None:
+    if owned.pus is None:
+        yield finding(
+            "job-unjudged",
+            owned.subject,
+            expected="the job's CPUs",
+            observed="Slurm lists none",
+            case="cpus-not-listed",
+            source=_SLURM,
+        )
+    else:
         yield from _cpus(owned, owned.tree)
     yield from _spread(owned, owned.tree)
     if owned.memory_nodes is not None:

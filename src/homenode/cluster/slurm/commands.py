@@ -96,10 +96,12 @@ def audit(arguments: SlurmAuditArguments) -> None:
                 hosts = dict.fromkeys(machine.host for machine in machines.values())
                 findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
     if arguments.explain:
-        far_job_subjects = {
-            finding.subject for finding in findings.findings if finding.id == "job-gpu-far"
+        not_local = {
+            finding.subject
+            for finding in findings.findings
+            if finding.id in ("job-gpu-far", "job-unjudged")
         }
-        local = ", ".join(subject for subject in judged if subject not in far_job_subjects)
+        local = ", ".join(subject for subject in judged if subject not in not_local)
         if local:
             findings = replace(findings, checked=(*findings.checked, f"local: {local}"))
     subject = plural(len(set(judged.values())), "GPU job")

@@ -293,7 +293,7 @@ def _mark() -> str:
 
 def _last_line(output: ScriptOutput) -> str:
     lines = [line.strip() for line in (output.stderr or output.stdout).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "nothing said"
+    return lines[-1][:200] if lines else "no message"
 
 
 _HOST = re.compile(

@@ -38,7 +38,7 @@ def summary_table(
         )
     ]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
-    figures = tuple(f"{metric.title}, {_keep_on_line(units[metric.id][1])}" for metric in shown)
+    metrics = tuple(f"{metric.title}, {_keep_on_line(units[metric.id][1])}" for metric in shown)
     rows: list[tuple[Cell, ...]] = []
     for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
         best = {metric.id: _best_alternative(machine, metric) for metric in shown}
@@ -62,7 +62,7 @@ def summary_table(
                     Cell((str(boots) if boots else "",), order=float(boots)),
                 )
             )
-    columns = ("system", "layout", "vCPUs", *figures, "figures", "boots")
+    columns = ("system", "layout", "vCPUs", *metrics, "results", "boots")
     if not any(row[-1].lines[0] for row in rows):  # published only: the number of boots is unknown
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     about = (
@@ -72,7 +72,7 @@ def summary_table(
     return Table(
         heads=columns,
         rows=tuple(rows),
-        numeric=("vCPUs", "boots", *figures),
+        numeric=("vCPUs", "boots", *metrics),
         name="Summary of all machines and layouts",
         caption=about if paper else f"{about} Press a column's name to sort.",
         look="summary",

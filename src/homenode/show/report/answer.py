@@ -347,7 +347,7 @@ def answers_table(machine: ReportedMachine) -> Table:
         heads=("objective", "run", "why", "evidence", "caveats, and what to measure next"),
         rows=tuple(rows),
         name=f"What to run on {machine.name}",
-        look="verdicts",
+        look="recommendations",
     )
 
 

@@ -209,7 +209,7 @@ def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) 
     yield from host_lines(machine)
     about = "Right of the middle is better, whatever the metric's direction; one axis for all."
     yield from _pictures("Effects", about, forest_pictures(machine))
-    yield from _pictures("Figures by layout", "", bar_pictures(machine))
+    yield from _pictures("Results by layout", "", bar_pictures(machine))
     yield from _pictures("In detail", "", _details(machine))
     drawn = {label: power_by_test(series) for label, _, series in machine.layouts()}
     yield from power_table({label: watts for label, watts in drawn.items() if watts})
@@ -217,7 +217,7 @@ def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) 
         yield Section("All-reduce with NCCL's topology file", (Items(texts),))
     if near_and_far:
         yield _locality_table(near_and_far, machine.name)
-    yield from _pictures("Near and far", "", locality_pictures(near_and_far))
+    yield from _pictures("Local and remote copies", "", locality_pictures(near_and_far))
     yield from _pictures("Matrices", "Every cell a median.", heat_pictures(machine, matrices))
     yield from _pictures("Nodes and GPUs", "", mean_pictures(machine))
     yield from _pictures("Curves", "", curve_pictures(machine))
@@ -335,11 +335,11 @@ def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
                 locality.basis,
             )
         )
-    figures = ("local", "remote", "ratio")
+    numeric = ("local", "remote", "ratio")
     table = Table(
-        heads=("metric", "run", *figures, "near is known"),
+        heads=("metric", "run", *numeric, "nodes known from"),
         rows=tuple(rows),
-        numeric=figures,
+        numeric=numeric,
         name=f"Local and remote of {name}",
         caption="Means over copies of nodes and GPUs, with the number of results in brackets. The "
         "ratio is the gain of local over remote.",
@@ -357,7 +357,7 @@ def _environment(machine: ReportedMachine) -> Iterator[Section]:
         conditions: dict[str, dict[str, None]] = {}
         for run in alternative.runs:
             head = run.head
-            facts = [("ran in", str(head.vantage)), ("figures", str(head.origin))]
+            facts = [("ran in", str(head.vantage)), ("results", str(head.origin))]
             facts += [("vCPUs", str(head.vcpus))] if head.vcpus is not None else []
             facts += [("pages", format_bytes(head.page_bytes))] if head.page_bytes else []
             facts += [("memory mode", head.memory_mode)] if head.memory_mode else []

@@ -129,7 +129,7 @@ def _machine(
     others_of_machine = (*of_any, *(() if on_host is None else (on_host,)))
     host = _host(runs, hosts)
     # From the runs as stored: their names are not choices.
-    verdicts = _verdicts(name, runs, all_alternatives, host)
+    recommendations = _recommend(name, runs, all_alternatives, host)
     series = {choice.label: choice.series for choice in (*chosen, *others_of_machine)}
     comparison = compare_series(chosen, series) if len(chosen) > 1 else None
     bare = None
@@ -148,7 +148,7 @@ def _machine(
         chosen=chosen,
         others_of_machine=others_of_machine,
         series=series,
-        recommendations=verdicts,
+        recommendations=recommendations,
         comparison=comparison,
         bare=bare,
         effects=switch_effects(name, chosen),
@@ -161,7 +161,7 @@ def _machine(
     )
 
 
-def _verdicts(
+def _recommend(
     name: str,
     runs: Sequence[Run],
     prepared: Sequence[Alternative],
@@ -173,8 +173,8 @@ def _verdicts(
     else:
         machine = facts_of_runs(runs[0].head.system, runs)
     answers = decide_all(runs, replace(machine, name=name), prepared=prepared)
-    figures = machine.nodes is not None
-    return tuple(answer for answer in answers if figures or not rests_on_rule_alone(answer))
+    has_nodes = machine.nodes is not None
+    return tuple(answer for answer in answers if has_nodes or not rests_on_rule_alone(answer))
 
 
 def _bare_metal(runs: Sequence[Run]) -> Alternative | None:

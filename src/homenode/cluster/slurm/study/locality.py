@@ -165,10 +165,13 @@ def place_by_homes(
     homes: Mapping[str, int], run: Run, cpus: Iterable[int], memory: tuple[int, ...]
 ) -> Locality:
     """Return the locality by the home node of each measured GPU, if the machine is unknown."""
-    gpu_nodes = {homes[str(s.device)] for s in run.samples if str(s.device) in homes}
+    # Power is sampled of all GPUs that the tool shows, not of the job's alone.
+    devices = {str(s.device) for s in run.samples if s.device is not None and s.metric != POWER}
+    gpu_nodes = {homes[device] for device in devices if device in homes}
     cpu_nodes = set(cpus)
-    if not gpu_nodes or not cpu_nodes:
-        subject = "its CPUs were" if gpu_nodes else "its GPUs are"
+    is_known = bool(devices) and devices <= homes.keys()
+    if not is_known or not cpu_nodes:
+        subject = "its CPUs were" if is_known else "its GPUs are"
         return JobLocality.UNKNOWN, f"nothing shows on which nodes {subject}"
     if not gpu_nodes <= cpu_nodes:
         return JobLocality.LOST, f"CPUs on node {_words(cpu_nodes)}, GPUs on {_words(gpu_nodes)}"

@@ -294,8 +294,10 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         if effect.outcome is Outcome.NO_DIFFERENCE:
             reason = "your program runs as fast in a part of a node"
             return Queue.SHARED, reason, (evidence,), True
-        queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
-        return queue, "your program runs at another speed next to other jobs", (evidence,), True
+        if effect.outcome is Outcome.BETTER:
+            return Queue.SHARED, "your program runs faster in a part of a node", (evidence,), True
+        reason = "your program runs slower in a part of a node, next to other jobs"
+        return Queue.EXCLUSIVE, reason, (evidence,), True
     reason = "computing inside the GPU does not depend on the host's nodes"
     nothing = "this study did not measure computing; --app measures your own program"
     return Queue.SHARED, reason, (nothing,), False

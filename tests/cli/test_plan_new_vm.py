@@ -12,6 +12,7 @@ from lxml import etree
 from homenode.errors import HomenodeError
 from homenode.vm.targets.registry import TARGETS
 from tests.command_line import NEEDS_CLUSTER, Result, homenode
+from tests.tools.test_xl_info import INFO
 
 DOCUMENT = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
 VM = ("--gpus", "2", "--vcpus", "16", "--memory", "64GiB")
@@ -75,6 +76,20 @@ def test_options_alone_are_written_for_every_target(target: str, tmp_path: Path)
     done = planned(*VM, "--target", target, "--name", "trainer", "-o", path, "--quiet")
     assert done.exit_code == 0, (done.output, done.exception)
     assert b"trainer" in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "start"), [((), b"# homenode: written for xl"), (("--target", "libvirt"), b"<domain")]
+)
+def test_a_vm_for_a_xen_host_is_written_for_xen(
+    words: tuple[str, ...], start: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "xl.txt").write_text(INFO)
+    path = tmp_path / "vm"
+    size = ("--vcpus", "1", "--memory", "1GiB")
+    done = planned(*size, *words, "-o", path, host=str(tmp_path / "xl.txt"))
+    assert (done.exit_code, path.read_bytes().startswith(start)) == (0, True)
+    assert done.stderr.startswith("target xen") is not bool(words)
 
 
 def test_cells_say_the_size_too() -> None:

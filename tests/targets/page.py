@@ -25,7 +25,8 @@ def _head(targets: Sequence[str]) -> Iterator[str]:
     yield from (
         "# Targets: hypervisors and their features",
         "",
-        f"`homenode plan --target NAME` writes a plan for {names}; without it, for libvirt.",
+        f"`homenode plan --target NAME` writes a plan for {names}. Default: the file's own target;",
+        "`xen` if the host is the output of `xl info -n`; else libvirt.",
         "This page is generated from the tables behind the findings `target-lost` and",
         "`target-indirect`; a test compares it with written files that are read back.",
         "[Supported versions](supported-versions.md) lists the programs that read such files.",

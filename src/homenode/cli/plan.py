@@ -41,7 +41,7 @@ from homenode.vm.domain.restore import is_tuned_output, saved_original, write_tu
 from homenode.vm.domain.schema import reject_new_errors
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PlanOptions, reject_objective
-from homenode.vm.sources import load_host, names_domain
+from homenode.vm.sources import load_host, names_domain, shows_xen
 from homenode.vm.targets.registry import TARGETS, kind_of, on_host, read_vm, target_named
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def plan(arguments: PlanArguments) -> None:
 
 
 def _read_source(arguments: PlanArguments) -> VmSource:
-    """Return the VM's file and its target: the named one, or the file's own. Raises UsageError
-    for options that are not for it."""
+    """Return the VM's file and its target: the named one, the file's own, or Xen for a Xen host.
+    Raises UsageError for options that are not for it."""
     path, target = arguments.document, arguments.target
     hint = "virsh dumpxml --inactive NAME > VM.xml"
     content = domain = None
@@ -107,6 +107,10 @@ def _read_source(arguments: PlanArguments) -> VmSource:
                 f"--target libvirt: {name} is a file of {kind}, not a domain XML",
                 hint=f"{hint}; or omit the file and give --vcpus, --memory and --gpus",
             )
+    if target is None and kind == LIBVIRT and shows_xen(arguments.host):
+        kind = "xen"
+        if not arguments.quiet:
+            note(f"target xen: {arguments.host} is of a Xen host; --target libvirt is for QEMU")
     if kind != LIBVIRT and arguments.manual.node_pus:
         raise UsageError("--node-cpus is for a domain XML, not for --target or another file")
     if kind != LIBVIRT and arguments.name is not None and content is not None:

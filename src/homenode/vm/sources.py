@@ -235,6 +235,15 @@ def _is_lspci(source: str) -> bool:
     return not _holds_files(source, path)[0] and looks_like_lspci(_text(path))
 
 
+def shows_xen(source: str | None) -> bool:
+    """Return whether a source is a file of `xl info -n`, which only Xen's dom0 prints."""
+    from homenode.machine.tools.xl_info import looks_like_xl_info
+
+    if source is None or _holds_files(source, Path(source)) != (False, True):
+        return False
+    return looks_like_xl_info(_text(Path(source)))
+
+
 def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Host]]]:
     """(is a text of this tool, host of such a text) of each tool that shows a part of a host."""
     from homenode.machine.discover import listings

@@ -54,7 +54,7 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
         alone.
       host: Host to plan for (sources: homenode show --help). Default: this machine.
       target: Hypervisor to write for; libvirt or one of the targets. A file of that target is
-        edited. Default: the target of [VM], else libvirt.
+        edited. Default: the target of [VM]; xen if the host is `xl info -n`; else libvirt.
       output: Write the tuned definition, and the original to FILE.orig. May be VM.xml itself; - is
         standard output, as for the options of other files.
       svg: Draw the host with the VM on it.

@@ -316,9 +316,7 @@ def test_a_corrected_p_value_is_never_below_its_own() -> None:
             for metric in ("h2d-bandwidth", "d2h-bandwidth")
             for ratio, error in [(rng.choice((0.5, 0.99, 1.3)), rng.choice((0.01, 0.1)))]
             for p in [two_sided_p(math.log(ratio) / error, 4)]
-            for made in [
-                Interval(ratio=ratio, low=0.4, high=2, p=p, error=error, freedom=4, confidence=0.95)
-            ]
+            for made in [Interval(ratio=ratio, low=0.4, high=2, p=p, error=error, freedom=4)]
         ]
         corrected = adjust_p_values(tested, 3)
         assert all(test.interval.p <= p <= 1 for test, p in zip(tested, corrected, strict=True))

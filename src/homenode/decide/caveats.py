@@ -40,7 +40,7 @@ def find_caveats(
         _slow_in_one(first, second, metrics),
         _slow_in_one(second, first, metrics),
         _other_machine(subject, *heads),
-        _other_conditions(subject, *heads),
+        _other_conditions(*heads),
         _other_vcpus(subject, first, second),
         _order(subject, *heads),
         *(find_own_caveats(alternative, metrics) for alternative in (first, second)),
@@ -113,9 +113,7 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
     yield make_caveat("other-host", subject, detail)
 
 
-def _other_conditions(
-    subject: str, first: list[RunHead], second: list[RunHead]
-) -> Iterator[Caveat]:
+def _other_conditions(first: list[RunHead], second: list[RunHead]) -> Iterator[Caveat]:
     values: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
     for values_of, heads in zip(values, (first, second), strict=True):
         for condition in chain.from_iterable(head.conditions for head in heads):

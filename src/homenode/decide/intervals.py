@@ -64,21 +64,19 @@ class Interval(Struct, frozen=True, kw_only=True):
     """The ratio of two alternatives, the second over the first."""
 
     ratio: float
-    # low, high: bounds of the ratio at `confidence`, which all ratios between the alternatives keep
+    # low, high: bounds of the ratio at CONFIDENCE, which all ratios between the alternatives keep
     # at once
     low: float
     high: float
     p: float  # how likely a ratio at least this far from 1 is by chance between any two of them
     error: float  # standard error of the ratio's logarithm
     freedom: float  # degrees of freedom that it rests on
-    confidence: float
     adjusted: bool = False  # the ratio is that of boots at one time, as a drift was seen
 
 
 def interval(
     first: Series,
     second: Series,
-    confidence: float = CONFIDENCE,
     *,
     neighbours: Sequence[Series] = (),
     is_closed: bool = True,
@@ -94,15 +92,12 @@ def interval(
         return None
     usable = list(filter(_is_usable, neighbours))
     groups = 2 + len(usable)
-    estimated = [
-        _estimate_interval(estimate, groups, confidence)
-        for estimate in _estimates(first, second, usable)
-    ]
+    estimated = [_estimate_interval(it, groups) for it in _estimates(first, second, usable)]
     least_sure = max(estimated, key=lambda one: one.p)
     low, high, p = min(b.low for b in estimated), max(b.high for b in estimated), least_sure.p
-    if is_closed and p >= 1 - confidence and len(usable) <= MAX_CLOSED - 2:
-        p = min(p, _closed_p([first, second, *usable], 1 - confidence))
-        if p < 1 - confidence:
+    if is_closed and p >= 1 - CONFIDENCE and len(usable) <= MAX_CLOSED - 2:
+        p = min(p, _closed_p([first, second, *usable], 1 - CONFIDENCE))
+        if p < 1 - CONFIDENCE:
             low, high = (max(low, 1.0), high) if least_sure.ratio > 1 else (low, min(high, 1.0))
     return replace(least_sure, low=low, high=high, p=p)
 
@@ -145,8 +140,8 @@ class _Estimate(NamedTuple):
     adjusted: bool = False  # for a drift over time
 
 
-def _estimate_interval(estimate: _Estimate, groups: int, confidence: float) -> Interval:
-    reach = range_quantile(confidence, groups, estimate.freedom) / math.sqrt(2) * estimate.error
+def _estimate_interval(estimate: _Estimate, groups: int) -> Interval:
+    reach = range_quantile(CONFIDENCE, groups, estimate.freedom) / math.sqrt(2) * estimate.error
     distance = abs(estimate.difference) / estimate.error * math.sqrt(2)
     return Interval(
         ratio=_ratio_of(estimate.difference),
@@ -155,7 +150,6 @@ def _estimate_interval(estimate: _Estimate, groups: int, confidence: float) -> I
         p=min(1.0, range_upper_p(distance, groups, estimate.freedom)),
         error=estimate.error,
         freedom=estimate.freedom,
-        confidence=confidence,
         adjusted=estimate.adjusted,
     )
 

@@ -231,7 +231,7 @@ def _bounds(
 
 
 def _select(caveats: Sequence[Caveat], metric: Metric) -> Iterator[Caveat]:
-    """Yield whether a caveat concerns the deciding metric: it names it, or names no metric."""
+    """Yield the caveats that concern the deciding metric: they name it, or no metric."""
     for caveat in caveats:
         is_own = caveat.subject not in METRICS or caveat.subject == metric.id or caveat.blocks
         if is_own and concerns(caveat, metric.id):

@@ -71,7 +71,7 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
 
 
 def _over_all(alternative: Alternative) -> dict[SeriesKey, Series]:
-    """Return the effects without series of single sizes, nodes and pairs."""
+    """Return the series without those of single sizes, nodes and pairs."""
     return {key: key_series for key, key_series in alternative.series.items() if _may_stand(key)}
 
 

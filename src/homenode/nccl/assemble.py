@@ -26,8 +26,8 @@ from homenode.plan.devices.fabric import (
     Board,
     board_of,
     board_of_host,
+    is_partition,
     modules_of_host,
-    partition_of,
     partitions_of_size,
 )
 from homenode.text import plural
@@ -72,7 +72,7 @@ def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
 def _partition_findings(
     bdfs: tuple[Bdf, ...], board: Board, modules: Mapping[Bdf, int], source: str
 ) -> Iterator[Finding]:
-    if partition_of(board, (modules[bdf] for bdf in bdfs)) is not None:
+    if is_partition(board, (modules[bdf] for bdf in bdfs)):
         return
     allowed = partitions_of_size(board, len(bdfs), modules)
     shown = "; ".join(_bdf_list(partition) for partition in allowed[:_MAX_SHOWN])

@@ -135,7 +135,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
 def node_memory(
     host: Host, request: GuestRequest, *, keeps_reserve: bool
 ) -> dict[NodeIndex, NodeMemory]:
-    """Return the memory of every node with CPUs. keeps_reserve: without the host's reserve."""
+    """Return the memory of every node with CPUs. keeps_reserve: the host keeps its reserve."""
     page = page_size_bytes(request)
     result: dict[NodeIndex, NodeMemory] = {}
     by_index = host.node_at
@@ -158,29 +158,21 @@ def node_memory(
     return result
 
 
-class HeldMemory(Struct, frozen=True):
-    """The memory of domains on each node: (domain, bytes)."""
-
-    of_others: Mapping[
-        NodeIndex, Sequence[tuple[RunningDomain, int]]
-    ]  # domains that hold resources
-    # the VM being planned, and VMs that it replaces
-    of_vm: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
+_DomainBytes = Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
+"""The memory of domains on each node: (domain, bytes)."""
 
 
-def held_memory(host: Host, request: GuestRequest) -> HeldMemory:
-    """Return the memory of domains on each node, in one pass over them."""
+def held_memory(host: Host, request: GuestRequest) -> tuple[_DomainBytes, _DomainBytes]:
+    """Return the memory of (domains that hold resources, the VM and the VMs that it replaces)."""
 
-    def by_node(
-        domains: Iterable[RunningDomain],
-    ) -> dict[NodeIndex, list[tuple[RunningDomain, int]]]:
+    def by_node(domains: Iterable[RunningDomain]) -> _DomainBytes:
         sizes: dict[NodeIndex, list[tuple[RunningDomain, int]]] = {}
         for domain in domains:
             for node, size in domain.memory_by_node:
                 sizes.setdefault(node, []).append((domain, size))
         return sizes
 
-    return HeldMemory(by_node(other_domains(host, request)), by_node(own_domains(host, request)))
+    return by_node(other_domains(host, request)), by_node(own_domains(host, request))
 
 
 def free_memory(
@@ -188,18 +180,18 @@ def free_memory(
     request: GuestRequest,
     node: NumaNode,
     page: int,
-    domain_memory: HeldMemory | None = None,
+    domain_memory: tuple[_DomainBytes, _DomainBytes] | None = None,
 ) -> tuple[int | None, int]:
-    """Return (free ordinary memory in bytes, None = unknown; free huge pages of that size). held:
-    of the host and the request; None = computed here."""
+    """Return (free ordinary memory in bytes, None = unknown; free huge pages of that size).
+    domain_memory: of the host and the request; None = computed here."""
     if node.memory_kind is MemoryKind.GPU:
         return 0, 0
-    domain_memory = domain_memory or held_memory(host, request)
+    of_others, of_vm = domain_memory or held_memory(host, request)
     untouched, own_bytes = 0, 0
     bound = sum(p.page_bytes * p.total_pages for p in node.page_pools)
     running: dict[int, int] = defaultdict(int)
     planned: dict[int, int] = defaultdict(int)
-    for domain, size in domain_memory.of_others.get(node.index, ()):
+    for domain, size in of_others.get(node.index, ()):
         if domain.page_bytes is not None:
             own_page = domain.page_bytes or default_huge_page_bytes(host)
             (running if domain.running else planned)[own_page] += -(-size // own_page)
@@ -222,7 +214,7 @@ def free_memory(
     pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
     pool_pages = 0 if pool is None else free_of_size[page]
     limit = 0 if pool is None else pool.total_pages - running[page] - planned[page]
-    for own_domain, size in domain_memory.of_vm.get(node.index, ()):
+    for own_domain, size in of_vm.get(node.index, ()):
         if own_domain.page_bytes is None:
             own_bytes += size
         elif own_domain.page_bytes == page and pool is not None:

@@ -1,6 +1,7 @@
 """Observation: the facts that a guest's kernel reports, and its functions' PCI paths."""
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -78,12 +79,15 @@ def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
 _L3 = 3
 
 
-class Observation(Struct, frozen=True):
+class Observation(Struct, frozen=True, dict=True):
     """A guest's own discovery, as facts of its VM. The guest's CPU numbers are vCPU numbers: QEMU
     lists them in order."""
 
     guest: Host
-    at: dict[GuestPath, Bdf]  # functions of the guest by path
+
+    @cached_property
+    def function_of_path(self) -> dict[GuestPath, Bdf]:
+        return paths_of_guest(self.guest)
 
     @property
     def source(self) -> str:
@@ -104,15 +108,10 @@ class Observation(Struct, frozen=True):
         return tuple(llc.pus for llc in llcs if llc.level == _L3) if llcs else None
 
     def device_at(self, path: GuestPath) -> PciDevice | None:
-        bdf = self.at.get(path)
+        bdf = self.function_of_path.get(path)
         return None if bdf is None else self.guest.device(bdf)
 
     def port_links(self, device: PciDevice) -> tuple[PciLink, ...]:
         """Return the links of the ports above a function, the lowest first."""
         above = self.guest.bridges_above(device.bdf)
         return tuple(bridge.link for bridge in above if bridge.link is not None)
-
-
-def observation_of(guest: Host) -> Observation:
-    """Make the observation from a guest's own discovery."""
-    return Observation(guest, paths_of_guest(guest))

@@ -21,7 +21,6 @@ from homenode.units import MIB, format_bytes
 from homenode.vm.facts import FactValues, VmComparison, VmFact, compare, of_cells, of_vm
 from homenode.vm.guest_observation import (
     Observation,
-    observation_of,
     path_of_address,
 )
 from homenode.vm.model import Vm, VmCell
@@ -395,7 +394,7 @@ class GuestView(Struct, frozen=True):
 
 def view_of_stand_in(expected: Expectation, stand_in: MinimalGuest, guest: Host) -> GuestView:
     """Compare a booted test guest: memory is scaled, links are not compared."""
-    observation = observation_of(guest)
+    observation = Observation(guest)
     if stand_in.vm.offline_vcpus:
         expected = without_vcpus(expected, stand_in.vm.offline_vcpus)
     scaled = stand_in_expectation(expected, stand_in)
@@ -406,7 +405,7 @@ def view_of_stand_in(expected: Expectation, stand_in: MinimalGuest, guest: Host)
 def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
     """The real guest: its links and huge pages too. host: for the devices' own links. vCPUs that
     were offline and memory that was in the balloon may have come to the guest since."""
-    observation = observation_of(guest)
+    observation = Observation(guest)
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:
         expected = without_vcpus(expected, offline)

@@ -201,7 +201,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         choices = [
             gpus - named_set
             for gpus in sets
-            if named_set <= gpus and len(gpus - named_set) == count and gpus
+            if named_set <= gpus and len(gpus - named_set) == count
         ]
         if choices:
             return sorted(choices, key=sorted)

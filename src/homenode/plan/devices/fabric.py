@@ -31,39 +31,22 @@ class Board(StrEnum):
     HGX_B200 = "hgx-b200"  # DGX B200; B300 boards
 
 
-class FabricPartition(Struct, frozen=True):
-    id: int
-    modules: frozenset[int]  # physical (module) ids of its GPUs, 1-based
-    nvlinks: int  # active links of each GPU; 0 for a single GPU
-
-
-def _partitions(
-    first_id: int, nvlinks: int, modules: int, joined: str
-) -> tuple[FabricPartition, ...]:
-    """Return the partitions of joined modules, then single modules, which have no links."""
+def _partitions(modules: int, joined: str) -> tuple[frozenset[int], ...]:
+    """Return the sets of joined modules, then single modules."""
     sets = [*joined.split(), *map(str, range(1, modules + 1))]
-    return tuple(
-        FabricPartition(
-            first_id + position,
-            frozenset(map(int, CpuSet.parse(text, "partition"))),
-            nvlinks if position < len(joined.split()) else 0,
-        )
-        for position, text in enumerate(sets)
-    )
+    return tuple(frozenset(map(int, CpuSet.parse(text, "partition"))) for text in sets)
 
 
 PARTITIONS = {
     Board.HGX_A100: _partitions(
-        0,
-        12,
         16,
         "1-16 1-8 9-16 1-4,9-12 5-8,13-16 1-4,13-16 5-12 1-4 5-8 9-12 13-16 "
         "1-2 3-4 5-6 7-8 9-10 11-12 13-14 15-16",
     ),
-    Board.HGX_H100: _partitions(0, 18, 8, "1-8 1-4 5-8 1,3 2,4 5,7 6,8"),
-    Board.HGX_B200: _partitions(1, 18, 8, "1-8 1-4 5-8 1-2 3-4 5-6 7-8"),
+    Board.HGX_H100: _partitions(8, "1-8 1-4 5-8 1,3 2,4 5,7 6,8"),
+    Board.HGX_B200: _partitions(8, "1-8 1-4 5-8 1-2 3-4 5-6 7-8"),
 }
-"""The default partitions of each board."""
+"""The default partitions of each board, by id: physical (module) ids of GPUs, 1-based."""
 
 _BOARD_OF_NAME = (
     (re.compile(r"NVIDIA A[18]00-SXM"), Board.HGX_A100),
@@ -93,13 +76,12 @@ def partition_sizes(board: Board) -> tuple[int, ...]:
     >>> partition_sizes(Board.HGX_B200)
     (1, 2, 4, 8)
     """
-    return tuple(sorted({len(partition.modules) for partition in PARTITIONS[board]}))
+    return tuple(sorted({len(partition) for partition in PARTITIONS[board]}))
 
 
-def partition_of(board: Board, modules: Iterable[int]) -> FabricPartition | None:
-    """Return the partition of exactly these GPUs, or None."""
-    module_set = frozenset(modules)
-    return next((row for row in PARTITIONS[board] if row.modules == module_set), None)
+def is_partition(board: Board, modules: Iterable[int]) -> bool:
+    """Return whether exactly these GPUs are a partition."""
+    return frozenset(modules) in PARTITIONS[board]
 
 
 def partitions_of_size(
@@ -109,9 +91,9 @@ def partitions_of_size(
     id of each GPU. Each set ascending."""
     gpu_of = {module: bdf for bdf, module in free.items()}
     return tuple(
-        tuple(sorted(gpu_of[module] for module in partition.modules))
+        tuple(sorted(gpu_of[module] for module in partition))
         for partition in PARTITIONS[board]
-        if len(partition.modules) == count and partition.modules <= gpu_of.keys()
+        if len(partition) == count and partition <= gpu_of.keys()
     )
 
 
@@ -145,7 +127,7 @@ class Fabric(Struct, frozen=True):
         if len(bdfs) not in self.sizes():
             return self._finding(f"{plural(len(bdfs), 'GPU')} ({_bdf_list(bdfs)})", ())
         modules = [self.module_of_gpu[bdf] for bdf in bdfs]
-        if partition_of(self.board, modules) is not None:
+        if is_partition(self.board, modules):
             return None
         module_list = ",".join(map(str, modules))
         return self._finding(f"{_bdf_list(bdfs)} (modules {module_list})", self._of_size(len(bdfs)))

@@ -40,11 +40,8 @@ _Value = tuple[int, int, int]
 """(sets broken, rank, GPUs (bits)); each state keeps its least value."""
 
 
-class _EqualGpus(Struct, frozen=True):
-    """GPUs that belong to the same sets (bits)."""
-
-    sets: int
-    firsts: tuple[tuple[int, int], ...]  # (rank, bits) of the first 0, 1, 2 … GPUs
+_EqualGpus = tuple[int, tuple[tuple[int, int], ...]]
+"""GPUs of the same sets (bits): (sets, (rank, GPUs (bits)) of the first 0, 1, 2 ... of them)."""
 
 
 class GpuTies(Struct, frozen=True):
@@ -74,15 +71,15 @@ class GpuTies(Struct, frozen=True):
                 counted.append(gpu_set)
         ordered = [list(self._group_by_sets(gpus, counted)) for gpus, _ in tied]
         later = [0]
-        for group in (group for some in reversed(ordered) for group in reversed(some)):
-            later.append(later[-1] | group.sets)
+        for sets, _ in (group for some in reversed(ordered) for group in reversed(some)):
+            later.append(later[-1] | sets)
         states: dict[_State, _Value] = {(0, begun, left_out): (0, 0, 0)}
         is_complete = True
         for some, (gpus, number) in zip(ordered, tied, strict=True):
             states = {(number, *state[1:]): value for state, value in states.items()}
             remaining = gpus.bit_count()
             for group in some:
-                remaining -= len(group.firsts) - 1
+                remaining -= len(group[1]) - 1
                 later.pop()
                 states = _extend_states(group, states, remaining, later[-1])
                 if len(states) > (MAX_COMPARED_STATES if is_complete else KEPT_STATES):
@@ -107,20 +104,22 @@ class GpuTies(Struct, frozen=True):
             for number in sorted(of_sets[sets], key=self.ranks.__getitem__):
                 rank, bits = rank + self.ranks[number], bits | 1 << number
                 firsts.append((rank, bits))
-            yield _EqualGpus(sets, tuple(firsts))
+            yield sets, tuple(firsts)
 
 
 def _extend_states(
     group: _EqualGpus, states: dict[_State, _Value], remaining: int, later: int
 ) -> dict[_State, _Value]:
-    """Extend the states by each possible number of these GPUs. rest, later: sets of later GPUs."""
+    """Extend the states by each possible number of these GPUs. remaining: number of later GPUs.
+    later: their sets."""
     result: dict[_State, _Value] = {}
-    all_of_them = len(group.firsts) - 1
+    sets, firsts = group
+    all_of_them = len(firsts) - 1
     for (missing, begun, left_out), (broken, rank, gpus) in states.items():
         for number in range(max(0, missing - remaining), min(all_of_them, missing) + 1):
-            more_rank, bits = group.firsts[number]
-            now_begun = begun | group.sets if number else begun
-            now_left = left_out | group.sets if number < all_of_them else left_out
+            more_rank, bits = firsts[number]
+            now_begun = begun | sets if number else begun
+            now_left = left_out | sets if number < all_of_them else left_out
             value = (
                 broken + (now_begun & now_left & ~(begun & left_out)).bit_count(),
                 rank + more_rank,
@@ -289,7 +288,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
         for companions in (_companions(by_bdf, gpu) if count else (),)
     )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
-    choices = _choices(
+    groups, findings, gaps = _choices(
         host,
         request.guest.name,
         fabric,
@@ -304,9 +303,9 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
             [gpu.bdf for gpu in named_gpus], [gpu.bdf for gpu in free], count
         )
         of_boards = tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in boards)
-        choices = replace(choices, groups=of_boards if count else None)
+        groups = of_boards if count else None
     open_gpus = sum(bit_of[gpu.bdf] for gpu in free)
-    if choices.groups is None:
+    if groups is None:
         placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in node_indices)
         if placed.bit_count() >= count:
             open_gpus = placed
@@ -334,21 +333,13 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
         homes=homes,
         gpus=gpus,
         count=count,
-        groups=(open_gpus,) if choices.groups is None else choices.groups,
+        groups=(open_gpus,) if groups is None else groups,
         sets=tuple(sorted(masks)),
         without_node=frozenset(d.bdf for d in host.pci_devices if d.node not in node_indices),
-        findings=choices.findings,
-        gaps=choices.gaps,
+        findings=findings,
+        gaps=gaps,
         brought=brought,
     )
-
-
-class _Choices(Struct, frozen=True):
-    """Groups of GPUs (bits) to choose from, None = all GPUs; with findings and gaps."""
-
-    groups: tuple[int, ...] | None
-    findings: tuple[Finding, ...]
-    gaps: tuple[Gap, ...]
 
 
 def _choices(
@@ -360,28 +351,25 @@ def _choices(
     count: int,
     allocations: Allocations,
     bit_of: dict[Bdf, int],
-) -> _Choices:
+) -> tuple[tuple[int, ...] | None, tuple[Finding, ...], tuple[Gap, ...]]:
+    """Return (groups of GPUs (bits) to choose from, None = all GPUs; findings; gaps)."""
     if fabric is None:
-        return _Choices(None, (), ())
+        return None, (), ()
     if not count:
         finding = fabric.no_partition(named)
-        return _Choices(
-            None, () if finding is None else (finding,), fabric.unknown_partition(named)
-        )
+        return None, () if finding is None else (finding,), fabric.unknown_partition(named)
     sets, finding = fabric.partitions(named, free, count, allocations)
     findings = () if finding is None else (finding,)
+    gaps: tuple[Gap, ...] = ()
     if sets is None:
         total = [*named, *free][: count + len(named)]
-        sets = _of_one_package(host, named, free, count)
         gaps = () if findings else fabric.unknown_partition(total)
+        sets = _of_one_package(host, named, free, count)
         if sets is None:
-            return _Choices(None, findings, gaps)
+            return None, findings, gaps
         if not sets:
             raise _in_no_package(host, allocations, count, len(free), name)
-        return _Choices(
-            tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in sets), findings, gaps
-        )
-    return _Choices(tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in sets), findings, ())
+    return tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in sets), findings, gaps
 
 
 def _of_one_package(

@@ -221,9 +221,8 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     options: DeviceOptions  # candidates
     named: tuple[NamedDevice, ...]  # devices that the VM gets in any case
-    # home of each candidate GPU, and nic_homes of the VM's NICs paired with it, if in another
-    # package
-    gpu_homes: tuple[DeviceNode | None, ...]
+    gpu_homes: tuple[DeviceNode | None, ...]  # of each candidate GPU
+    # of the VM's NICs that are paired with each GPU, if in another package
     nic_homes: tuple[tuple[DeviceNode, ...], ...]
     gpu_nodes: int  # nodes with free GPUs
     requires_home: bool  # no GPU may be away from its node

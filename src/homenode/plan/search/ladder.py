@@ -1,8 +1,8 @@
 """Ladder: the fallbacks from the full request to the most relaxed one, each with a name.
 
-The first fallback that fits is used; within it the cost (cost.py) decides. Relaxed in this order,
-the first last: the host's memory reserve; a whole core for each vCPU; one kind of core; the number
-of siblings per core; the host's last core; memory local to its vCPUs.
+The first fallback that fits is used; within it the cost (placement.py) decides. Relaxed in this
+order, the first last: the host's memory reserve; a whole core for each vCPU; one kind of core; the
+number of siblings per core; the host's last core; memory local to its vCPUs.
 
 More vCPUs never get fewer cores. So whole cores are relaxed last but for the host's memory, and of
 the fallbacks with shared cores the one with the most cores is used, whatever else it relaxes: the

@@ -205,7 +205,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
 
     def first_terms(self, nodes: int, limit: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         """Return the terms that a set of nodes (bits) alone decides, with its best GPUs; None if a
-        GPU is away from home and must not be, or if they exceed `most`."""
+        GPU is away from home and must not be, or if they exceed `limit`."""
         devices = self.devices
         if devices.options.count and not devices.near_groups(nodes):
             return None

@@ -117,8 +117,8 @@ def splits_of_cells(
 
 
 def _choices(options: Sequence[list[int]], are_equal: Sequence[bool]) -> Iterator[tuple[int, ...]]:
-    """Yield all choices of a different item for each. alike: equal to the next, and equal ones
-    choose in ascending order."""
+    """Yield all choices of a different item for each. are_equal: whether a row equals the next;
+    equal rows choose in ascending order."""
     if not options:
         yield ()
         return

@@ -70,7 +70,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
 
     llcs = shared_llcs(host, placement.vcpu_pins) if placement.vcpu_pins else None
     is_x86 = request.guest.architecture == "x86_64"
-    shape = guest_topology(
+    topology, topology_findings = guest_topology(
         host,
         request,
         numbers,
@@ -78,7 +78,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         package_vcpus=_package_vcpus(host, placement),
         shares_llc=llcs is not None and llcs.cross(numbers.cells),
     )
-    cache = guest_cache(host, request, placement, shape.topology, llcs)
+    cache = guest_cache(host, request, placement, topology, llcs)
 
     by_bdf = {} if host is None else host.device_at
     pcie = _pcie(host, request, placement)
@@ -103,7 +103,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         offline_vcpus=offline,
         cpu_mode=guest.cpu_mode,
         cpu_model=guest.cpu_model,
-        cpu_topology=shape.topology,
+        cpu_topology=topology,
         cpu_cache=cache.cache,
         topoext=cache.topoext,
         vcpu_pins=placement.vcpu_pins or (None,) * vcpus,
@@ -154,7 +154,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *_shared_cores(host, request, placement),
             *memory.findings,
             *without_online(numbers.cells, offline),
-            *shape.findings,
+            *topology_findings,
             *cache.findings,
             *(() if pcie is None else pcie.findings),
             *window.findings,

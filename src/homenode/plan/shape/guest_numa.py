@@ -418,8 +418,8 @@ def initiator_nodes(
 ) -> dict[Bdf, tuple[NodeIndex, ...]]:
     """Return the generic initiator nodes without CPUs of each of these GPUs; () for none.
 
-    every: (function, node) of all Grace GPUs of the host, ascending. Each CPU's nodes are divided
-    among its GPUs, as sysfs does not link a node to a GPU.
+    grace_gpus: (function, node) of all Grace GPUs of the host, ascending. Each CPU's nodes are
+    divided among its GPUs, as sysfs does not link a node to a GPU.
     """
     initiators = {node.index for node in host.nodes if node.generic_initiator}
     home_of_node = {

@@ -210,11 +210,6 @@ INTEL_MODELS = tuple(
 """Prefixes of Intel's CPU models in QEMU, which have no topoext."""
 
 
-class TopologyChoice(Struct, frozen=True):
-    topology: GuestTopology | None  # None = keep the definition's
-    findings: tuple[Finding, ...] = ()
-
-
 def may_share_sockets(host: Host | None, request: GuestRequest) -> bool:
     """Whether cells may share a socket: on Intel, for sub-NUMA clusters since Linux 5.15."""
     is_intel = host is not None and host.cpu.vendor == INTEL_VENDOR
@@ -229,10 +224,12 @@ def guest_topology(
     llc_vcpus: int = 0,
     package_vcpus: tuple[int, ...] = (),
     shares_llc: bool = False,
-) -> TopologyChoice:
-    """Return the topology for these cells. llc_vcpus: consecutive vCPUs on each LLC if equal on
-    all; 0 = no dies. package_vcpus: vCPUs on each host package, in vCPU order; () = unknown or not
-    consecutive. shares_llc: an LLC has vCPUs of several cells.
+) -> tuple[GuestTopology | None, tuple[Finding, ...]]:
+    """Return (topology for these cells, None = the definition's; findings).
+
+    llc_vcpus: consecutive vCPUs on each LLC if equal on all; 0 = no dies. package_vcpus: vCPUs on
+    each host package, in vCPU order; () = unknown or not consecutive. shares_llc: an LLC has vCPUs
+    of several cells.
 
     Raises InputError if a cell's vCPUs are not whole cores.
     """
@@ -247,7 +244,7 @@ def guest_topology(
             host, request, numbers, package_vcpus, shares_llc=shares_llc
         )
         topology = GuestTopology(sockets, 1, sum(counts) // sockets // threads, threads)
-    return TopologyChoice(_with_dies(topology, llc_vcpus), findings)
+    return _with_dies(topology, llc_vcpus), findings
 
 
 def _with_dies(topology: GuestTopology | None, llc_vcpus: int) -> GuestTopology | None:

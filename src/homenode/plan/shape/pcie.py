@@ -487,7 +487,7 @@ def _bus_numbers(
     needs: Mapping[int, int], fixed: Mapping[int, int], foreign: Sequence[range], room: int
 ) -> dict[int, int]:
     """Return the busNr of each expander bus: the highest free numbers, the last bus's the highest;
-    some may be too low. needs: count of numbers of each. stated: present numbers to keep; all 0 =
+    some may be too low. needs: count of numbers of each. fixed: present numbers to keep; all 0 =
     not possible. foreign: numbers of other expander buses. room: maximum of spare numbers of each,
     so that later devices do not change numbers, on which names of a guest's NICs depend.
 

@@ -120,15 +120,13 @@ class Document(Struct, frozen=True, dict=True):
     root: Element
     source: str  # its name in messages
     codec: str = "utf-8"  # encoding for output
-    mark: bytes = b""  # encoding for output
+    mark: bytes = b""  # byte-order mark for output
 
     def to_bytes(self) -> bytes:
         """Return the document in its own encoding, byte-order mark included."""
         if self.codec == "utf-8":
             return self.mark + self.text
-        codec = self.codec
-        if self.codec == "utf-16":
-            codec = "utf-16-le" if self.mark == codecs.BOM_UTF16_LE else "utf-16-be"
+        codec = self.codec if self.codec != "utf-16" else _utf16(self.mark)
         return self.mark + self.text.decode("utf-8").encode(codec)
 
     @cached_property

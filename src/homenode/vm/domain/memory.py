@@ -180,7 +180,7 @@ def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> Findi
 
 
 def _resize(document: Document, element: Element, size: int) -> list[Edit]:
-    """Return the size in the element's unit if it is a whole number, else in KiB."""
+    """Return edits that set the size in the element's unit, or in KiB if it is not whole there."""
     unit_bytes = bytes_of(1, element.get("unit") or "KiB")
     if size % unit_bytes == 0:
         return set_text(document, element, str(size // unit_bytes))

@@ -155,7 +155,7 @@ class _Merge(Struct, frozen=True):
         self, place: str, was: Element | None, put: Element | None, current: Element
     ) -> None:
         """Merge an element of `now`. was, put: the original and the applied element, or None."""
-        if _is_same(was, put) or _is_same(was, current):
+        if _is_same(was, put):
             return
         if was is None and put is not None and _is_the_layouts(put, current):
             self.edits.extend(remove(self.now, current))

@@ -49,7 +49,7 @@ def read_record(document: Document) -> LayoutRecord | None:
 
 
 def read_mark(document: Document) -> DomainMark | None:
-    """Return the UUID in a definition's mark; None without a mark."""
+    """Return whether a definition's mark is its own or of the VM that it copies; None without."""
     element = _element(document)
     if element is None:
         return None

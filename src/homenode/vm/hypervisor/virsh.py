@@ -138,7 +138,7 @@ class Virsh:
         """Define the domain of the document at an absolute path, completely or not at all.
 
         kept_open: descriptors that stay open until virsh ends, even if this process is killed.
-        Raises RefusedError if libvirt rejects it; after another error libvirt may still define it.
+        Raises RejectedError if libvirt rejects it; after another error libvirt may still define it.
         """
         self._say("define", "--file", path, kept_open=kept_open)
 

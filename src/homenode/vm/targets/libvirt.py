@@ -107,7 +107,7 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
 
 
 def _reject_other_plans(guest: Vm, plan: Plan, source: str) -> None:
-    """Yield layouts that no document can have, or PCIe layouts without expander bus."""
+    """Reject plans that no document can have, and expander buses for other machine types."""
     if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vm.vcpus:
         raise InputError(
             f"{source}: the plan has {plural(plan.vm.vcpus, 'vCPU')}, and pins for "

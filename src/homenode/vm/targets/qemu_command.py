@@ -356,12 +356,12 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
     bound = None
     if flat is not None and flat.nodes and not cells:
         bound = (flat.mode or "default", flat.nodes)
-    tree = device_tree(options, source)
+    _, devices = device_tree(options, source)
     if memory is None:
         raise ParseError(source, "-smp and -m")
     hostdevs, mediated = passed_through(
-        ((device.host, device.cell) for device in tree.devices),
-        dict(_initiators(objects, tree, source)),
+        ((device.host, device.cell) for device in devices),
+        dict(_initiators(objects, devices, source)),
     )
     return {
         "vcpus": _number(smp, "cpus", source) if "cpus" in smp else 1,
@@ -451,15 +451,11 @@ class TreeDevice(Struct, frozen=True):
     cell: int | None
 
 
-class DeviceTree(Struct, frozen=True):
-    """The PCI devices of a command line; bridges by number, in the order of the command."""
-
-    controllers: tuple[GuestPciController, ...]
-    devices: tuple[TreeDevice, ...]
-
-
-def device_tree(options: Options, source: str) -> DeviceTree:
-    """Bridges and passed-through functions. Raises ParseError for an invalid address."""
+def device_tree(
+    options: Options, source: str
+) -> tuple[tuple[GuestPciController, ...], tuple[TreeDevice, ...]]:
+    """Return (bridges by number, passed-through functions), in the order of the command. Raises
+    ParseError for an invalid address."""
     number_of = {"pcie.0": 0, "pci.0": 0}
     cell_of: dict[int, int | None] = {0: None}
     controllers: list[GuestPciController] = []
@@ -484,15 +480,15 @@ def device_tree(options: Options, source: str) -> DeviceTree:
             cell = None if address is None else cell_of.get(address.bus)
             host = _host_of(keys, f"{source}: vfio-pci")
             devices.append(TreeDevice(keys.get("id", ""), host, address, cell))
-    return DeviceTree(tuple(controllers), tuple(devices))
+    return tuple(controllers), tuple(devices)
 
 
 def with_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
     """The VM with the bridges and guest addresses of its command line. Raises ParseError."""
-    tree = device_tree(options_of(words[1:], source), source)
-    at = {device.host: device.address for device in tree.devices}
+    controllers, devices = device_tree(options_of(words[1:], source), source)
+    at = {device.host: device.address for device in devices}
     hostdevs = tuple(replace(hostdev, address=at.get(hostdev.bdf)) for hostdev in vm.hostdevs)
-    return replace(vm, controllers=tree.controllers, hostdevs=hostdevs)
+    return replace(vm, controllers=controllers, hostdevs=hostdevs)
 
 
 def _host_of(keys: Mapping[str, str], source: str) -> Bdf | str:
@@ -516,9 +512,11 @@ def _address(
 
 
 def _initiators(
-    objects: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]], tree: DeviceTree, source: str
+    objects: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]],
+    devices: Iterable[TreeDevice],
+    source: str,
 ) -> tuple[tuple[Bdf, CpuSet], ...]:
-    of_id = {d.id: d.host for d in tree.devices if isinstance(d.host, Bdf)}
+    of_id = {d.id: d.host for d in devices if isinstance(d.host, Bdf)}
     cells_of_device: dict[Bdf, list[int]] = {}
     for kind, pairs in objects.values():
         keys = dict(pairs)

@@ -358,13 +358,13 @@ def stand_in_of_command(
     machine: a type that this QEMU has. Raises ParseError."""
     options = options_of(words[1:], source)
     facts = vm_of_command(options, source)
-    tree = device_tree(options, source)
+    controllers, devices = device_tree(options, source)
     sizes = [cell.memory_bytes for cell in facts.cells if cell.vcpus]
     ratio = memory_ratio(sizes or [facts.memory_bytes])
-    omitted = [f"mediated device {d.host}" for d in tree.devices if isinstance(d.host, str)]
+    omitted = [f"mediated device {d.host}" for d in devices if isinstance(d.host, str)]
     endpoints = sorted(
         (device.address, device.host)
-        for device in tree.devices
+        for device in devices
         if device.address is not None and isinstance(device.host, Bdf)
     )
     vm = replace(
@@ -372,7 +372,7 @@ def stand_in_of_command(
         machine=machine,
         memory_bytes=0,
         cells=(),
-        controllers=tree.controllers,
+        controllers=controllers,
         hostdevs=(),
         mediated=(),
     )

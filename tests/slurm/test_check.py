@@ -161,7 +161,7 @@ def test_a_type_that_jobs_may_ask_for_stays_in_slurm_conf() -> None:
     slurm = f"{CLUSTER}NodeName=n {shape} Gres=gpu:h100:8\n"
     found = checked_files(right_gres(host), slurm, host)
     (finding,) = (f for f in found.findings.findings if f.id == "gres-type-differs")
-    assert finding.expected == "Type=h100 in gres.conf, as slurm.conf promises"
+    assert finding.expected == "Type=h100 in gres.conf, as slurm.conf has"
     assert finding.headline == "the GPU types of n differ"
     assert found.slurm == slurm and found.gres.count(" Type=h100") == right_gres(host).count("\n")
     assert ids(checked_files(found.gres, found.slurm, host)) == []

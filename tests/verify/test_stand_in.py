@@ -13,7 +13,7 @@ from homenode.check.verify.boot.forms import (
     stand_in_xml,
 )
 from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.initramfs import initramfs, is_static, refusal
+from homenode.check.verify.boot.initramfs import initramfs, is_static, refusal_finding
 from homenode.check.verify.boot.libvirt import daemon_trouble
 from homenode.check.verify.boot.stand_in import (
     MAX_BYTES,
@@ -206,7 +206,7 @@ def test_functions_that_share_a_slot_are_multifunction() -> None:
 
 
 def refused(said: str) -> tuple[Finding, ...]:
-    return (refusal("libvirt", said, "vm.xml"),)
+    return (refusal_finding("libvirt", said, "vm.xml"),)
 
 
 def test_only_what_libvirt_says_of_the_document_is_compared_with_it() -> None:

@@ -23,7 +23,7 @@ from homenode.cli.plan import (
     choose_by,
     hosts_after,
     note_critical,
-    say_why_not,
+    print_refusal,
     warn_slow_links,
 )
 from homenode.cli.restore import changing_host, is_file_target
@@ -75,13 +75,11 @@ class MovedThread(Struct, frozen=True, kw_only=True):
 
 
 class AppliedDomain(Struct, frozen=True, kw_only=True):
-    """A domain. None: given."""
-
     name: str
     uuid: str
     changed: bool
-    original: str | None
-    plan: dict[str, object] | None  # as plan --json prints it
+    original: str | None  # path of the saved original; None with --live-pins
+    plan: dict[str, object] | None  # as plan --json prints it; None with --domain
     obstacles: tuple[Rejection, ...] = ()
     edited: bool = False
     threads: tuple[MovedThread, ...] = ()
@@ -206,7 +204,7 @@ def tuned_together(
     try:
         tunings = plan_several(requests, machine)
     except Unplannable as error:
-        say_why_not(error, as_json=as_json, command="apply")
+        print_refusal(error, as_json=as_json, command="apply")
         raise SystemExit(error.exit_code) from None
     for name, tuning in zip(originals, tunings, strict=True):
         gap = reject_new_errors(tuning.original, tuning.document, tuning.libvirt)

@@ -72,7 +72,7 @@ def plan(arguments: PlanArguments) -> None:
     try:
         planned, reasons = _plan(source, arguments)
     except Unplannable as error:
-        say_why_not(error, as_json=arguments.json)
+        print_refusal(error, as_json=arguments.json)
         raise SystemExit(error.exit_code) from None
     lines = _write(planned, source, arguments)
     _print(planned, reasons, source, arguments)
@@ -310,7 +310,7 @@ def warn_slow_links(host: "Host | None", options: PlanOptions) -> None:
 # What is printed and written.
 
 
-def say_why_not(error: Unplannable, *, as_json: bool = False, command: str = "plan") -> None:
+def print_refusal(error: Unplannable, *, as_json: bool = False, command: str = "plan") -> None:
     """Print every rejection: as text on standard error or as JSON on standard output."""
     if as_json:
         print_json(encode_refusal(error))

@@ -114,7 +114,7 @@ class TrialBoot(Struct, frozen=True, kw_only=True):
 
 class TrialProgress(Struct, frozen=True, kw_only=True):
     directory: str
-    reason: str | None = None  # why its directory cannot be read; then the rest is not known
+    reason: str | None = None  # why its directory cannot be read; then the other fields are unknown
     id: str | None = None
     domain: str | None = None
     connect: str | None = None

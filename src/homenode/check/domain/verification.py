@@ -104,7 +104,7 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
     the parser rejects but the schema accepts, such as two disks with one name. parsed: the parser's
     result, None if it did not run."""
 
-    def departs(
+    def schema_finding(
         subject: str, observed: str, case: str | None, severity: Severity | None = None
     ) -> Finding:
         allowed = (
@@ -117,20 +117,20 @@ def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -
     document_name = "the definition"
     if not errors:
         if parsed is not None and parsed.refusal is not None:
-            yield departs(document_name, parsed.refusal, "refused")
+            yield schema_finding(document_name, parsed.refusal, "refused")
     elif parsed is None:
         for error in errors[:8]:
-            yield departs(f"line {error.line}", error.message, None)
+            yield schema_finding(f"line {error.line}", error.message, None)
     elif parsed.refusal is not None:
-        yield departs(document_name, parsed.refusal, "refused")
+        yield schema_finding(document_name, parsed.refusal, "refused")
     elif parsed.dropped:
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")
             place = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
-            yield departs(place, "an element that libvirt does not accept there", "dropped")
+            yield schema_finding(place, "an element that libvirt does not accept there", "dropped")
     else:
         message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
-        yield departs(document_name, message, "taken", Severity.INFO)
+        yield schema_finding(document_name, message, "taken", Severity.INFO)
 
 
 _ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("ppc64",)}
@@ -333,7 +333,7 @@ def _quota_finding(subject: str, share: float, element: str) -> Finding:
     return finding(
         "cpu-quota",
         subject,
-        expected="all time of their CPUs",
+        expected="no limit on CPU time",
         observed=f"{share:.0%} of a CPU, by {element}",
     )
 

@@ -91,8 +91,8 @@ def place_devices(
     """Return the definition with every passed-through function of a known node on its cell.
     asked_for: guest addresses that the user named; these devices stay, as do devices on pcie.0
     itself or on an expander bus. A second call changes nothing. Raises InputError for a document
-    that cannot be read or has no expander buses, HostError if /sys does not give of a device,
-    Unplannable where bus numbers run out."""
+    that cannot be read or has no expander buses, HostError for a device that /sys does not show,
+    Unplannable if bus numbers run out."""
     # Long because each step needs the results of all steps before it.
     document = open_domain(xml, source)
     guest = vm_of(document)

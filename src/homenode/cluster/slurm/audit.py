@@ -48,7 +48,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
     if unknown:
         count = sum(map(len, unknown.values()))
         not_checked.append(f"{plural(count, 'allocation')} of jobs with unknown facts")
-        findings += [_unjudged_finding(*cause, ones) for cause, ones in unknown.items()]
+        findings += [_unjudged_finding(*cause, group) for cause, group in unknown.items()]
     if unreadable:
         not_checked.append(f"{plural(len(unreadable), 'job')} whose records cannot be trusted")
     if not (judged or unknown or unreadable):

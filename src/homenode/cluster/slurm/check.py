@@ -31,8 +31,6 @@ from homenode.text import command_line, nodes_text, plural
 _GRES_PAGE = "gres.conf(5)"
 _SLURM_PAGE = "slurm.conf(5)"
 _NOT_SET = "it is not set"
-_NO_LINES = "none, and no AutoDetect"
-_NO_NODE = "no NodeName= line has it"
 _DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
 """AutoDetect= values that detect the GPUs of each vendor; "nvidia" since 24.11."""
 
@@ -99,8 +97,8 @@ def check(
         if group not in alike:
             continue
         source = f"{gres.source}, {_GRES_PAGE}"
-        counts = _check_counts(group, len(gpus), source, command)
-        findings += _unless_included(counts, gres, slurm)
+        is_partial = bool(gres.not_read or slurm.not_read)
+        findings += _check_counts(group, len(gpus), source, command, is_partial=is_partial)
         findings += _check_types(group, host, source, command)
         findings += _check_detector(group, gpus, source)
     by_lines: dict[tuple[object, ...], list[NodeClass]] = {}
@@ -109,8 +107,8 @@ def check(
     for same in by_lines.values():
         members = tuple(name for group in same for name in group.names)
         findings += _check_cores(replace(same[0], names=members), gpus, order, command)
-    findings += _unless_included(_check_settings(slurm, has_core_counts(alike, order)), slurm)
-    findings += [] if cgroup is None else _unless_included(_check_cgroup(cgroup), cgroup)
+    findings += _check_settings(slurm, has_core_counts(alike, order))
+    findings += [] if cgroup is None else _check_cgroup(cgroup)
     machine = f"{host.name}: {plural(len(gpus), 'GPU')} on "
     machine += f"{plural(len(nodes_with_cpus(host)), 'node')} with CPUs"
     if memory := gpu_memory_nodes(host):
@@ -141,45 +139,36 @@ def groups_like(groups: Sequence[NodeClass], order: CoreOrder) -> tuple[NodeClas
     return tuple(alike or groups)
 
 
-def _unless_included(findings: Iterable[Finding], *files: SlurmConfig) -> Iterator[Finding]:
-    """Yield the findings without missing settings that an unread file may contain."""
-    for result in findings:
-        is_missing = result.observed in (_NOT_SET, _NO_LINES, _NO_NODE)
-        if is_missing and any(file.not_read for file in files):
-            yield replace(
-                result,
-                severity=Severity.INCONCLUSIVE,
-                observed=f"{result.observed} in what was read",
-                fix="copy the included lines into one file, and check that file",
-                command="",
-            )
-        else:
-            yield result
+def _may_be_unread(missing: Finding) -> Finding:
+    """Return the finding on a missing setting, which a file that was not read may contain."""
+    return replace(
+        missing,
+        severity=Severity.INCONCLUSIVE,
+        observed=f"{missing.observed} in what was read",
+        fix="copy the included lines into one file, and check that file",
+        command="",
+    )
 
 
-def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -> Iterator[Finding]:
+def _check_counts(
+    group: NodeClass, gpu_count: int, source: str, command: str, *, is_partial: bool
+) -> Iterator[Finding]:
     """Compare the GPUs in gres.conf and slurm.conf with those of the machine."""
     by_hand = bool(group.lines) and group.autodetect is None
     listed = sum(line.devices for line in group.lines)
     promised = sum(group.promised_gpus.values())
     machine_text = f"{plural(gpu_count, 'GPU')}, as the machine has"
 
-    def count(expected: str, observed: str, case: str | None, fact: str) -> Finding:
-        severity = Severity.CRITICAL
-        if case == "too few lines" and promised == listed:
-            severity = Severity.WARNING
-        return finding(
-            "gres-count",
-            group.subject,
-            expected,
-            observed,
-            source,
-            severity=severity,
-            case=case,
-            values={"command": command, "fact": fact},
-        )
-
     subject = group.subject
+
+    def count(expected: str, observed: str, case: str | None, fact: str) -> Finding:
+        texts, values = (subject, expected, observed, source), {"command": command, "fact": fact}
+        is_agreed = case == "too few lines" and promised == listed
+        severity = Severity.WARNING if is_agreed else Severity.CRITICAL
+        result = finding("gres-count", *texts, severity=severity, case=case, values=values)
+        is_unknown = is_partial and case in ("no lines", "not defined", "not promised")
+        return _may_be_unread(result) if is_unknown else result
+
     in_gres = f"gres.conf lists {plural(listed, 'GPU')} of {subject} instead of {gpu_count}"
     in_slurm = f"slurm.conf assigns {subject} {plural(promised, 'GPU')} instead of"
 
@@ -204,11 +193,12 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
         yield count(machine_text, f"{listed} in gres.conf", "too few lines", in_gres)
     if not group.lines and group.autodetect is None:
         fact = f"gres.conf has no line for the GPUs of {subject}"
-        yield count(f"lines for {machine_text}", _NO_LINES, "no lines", fact)
+        yield count(f"lines for {machine_text}", "none, and no AutoDetect", "no lines", fact)
     if group.definition is None:
         if group.names:
             fact = f"slurm.conf does not define {subject}"
-            yield count("a NodeName= line with Gres= in slurm.conf", _NO_NODE, "not defined", fact)
+            expected, observed = "a NodeName= line with Gres=", "no such line in slurm.conf"
+            yield count(expected, observed, "not defined", fact)
         return
     types = listed_types(group.lines) if by_hand and listed == gpu_count else {"": gpu_count}
     expected = f"Gres={gres_text(types)} on the NodeName= line in slurm.conf, as the machine has"
@@ -219,7 +209,7 @@ def _check_counts(group: NodeClass, gpu_count: int, source: str, command: str) -
 
 
 def right_type(group: NodeClass, host: Host) -> str:
-    """Return the only type that slurm.conf promises if no manual line has a type, or if only this
+    """Return the only type in slurm.conf if no manual line has a type, or if only this
     type can be the machine's; else ""."""
     promised, listed = tuple(group.promised_gpus), listed_types(group.lines)
     if not listed or len(promised) != 1 or group.autodetect is not None:
@@ -251,7 +241,7 @@ def _check_types(group: NodeClass, host: Host, source: str, command: str) -> Ite
         expected = "a type for all GPUs of both files, or for none"
     elif kind:
         # Jobs may request the type: it stays in slurm.conf.
-        expected = f"Type={kind} in gres.conf, as slurm.conf promises"
+        expected = f"Type={kind} in gres.conf, as slurm.conf has"
     if is_mixed or is_other:
         yield finding(
             "gres-type-differs",
@@ -471,13 +461,15 @@ def _check_settings(slurm: SlurmConfig, core_counts: bool) -> Iterator[Finding]:
     for key, (name, value) in right_settings(slurm, core_counts).items():
         expected, observed = f"{key}={value}", _setting_text(slurm, key)
         values = {"setting": expected}
-        yield finding(name, "the cluster", expected, observed, source, values=values)
+        result = finding(name, "the cluster", expected, observed, source, values=values)
+        yield _may_be_unread(result) if _is_unknown(slurm, key) else result
     key = "SelectTypeParameters"
     if "ENFORCE_BINDING_GRES" not in {word.upper() for word in _words(slurm, key)}:
         expected = "GPUs assigned with cores of their own socket, by default"
         observed = _setting_text(slurm, key)
         name, severity = "slurm-binding-optional", Severity.INFO
-        yield finding(name, "the cluster", expected, observed, source, severity=severity)
+        result = finding(name, "the cluster", expected, observed, source, severity=severity)
+        yield _may_be_unread(result) if _is_unknown(slurm, key) else result
 
 
 def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
@@ -488,7 +480,7 @@ def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
         ("ConstrainDevices", "cgroup-devices-open"),
     ):
         if is_disabled or _value(cgroup, key).lower() not in ("yes", "true", "1", "y"):
-            yield finding(
+            result = finding(
                 name,
                 "the cluster",
                 f"{key}=yes",
@@ -496,6 +488,13 @@ def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
                 f"{cgroup.source}, cgroup.conf(5)",
                 case="no plugin" if is_disabled else None,
             )
+            is_unknown = not is_disabled and _is_unknown(cgroup, key)
+            yield _may_be_unread(result) if is_unknown else result
+
+
+def _is_unknown(config: SlurmConfig, key: str) -> bool:
+    """Return whether a setting is missing, and may be in a file that was not read."""
+    return bool(config.not_read) and config.last(key.lower()) is None
 
 
 def _value(config: SlurmConfig, key: str) -> str:

@@ -180,11 +180,11 @@ def _running_allocations(
             if owned.unknown is not None and order is not None and shape is not None:
                 owned = allocation_by_gres(job, share, shape, order) or owned
             if look and owned.gpus:
-                owned = with_tasks(owned, _looked_at(job, share.node))
+                owned = with_tasks(owned, _read_tasks(job, share.node))
             yield owned
 
 
-def _looked_at(job: Job, node: str) -> tuple[TaskRecord, ...]:
+def _read_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
     """Return the job's processes on a node; none, with a note, if no step can be started."""
     try:
         return ask_tasks(job, node)

@@ -31,8 +31,8 @@ _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*(\\)\s*\Z")
 
 
 class ConfigLine(Struct, frozen=True):
-    first: int  # numbers of the physical lines that it is made of, from 1
-    last: int  # numbers of the physical lines that it is made of, from 1
+    first: int  # number of its first physical line, from 1
+    last: int  # number of its last physical line
     words: tuple[tuple[str, str], ...]  # (key in small letters, value), in their order
     source: str  # of which file
 

@@ -109,7 +109,7 @@ def _pad(part: bytes) -> bytes:
 CONSOLE_HINT = "read its console with --keep DIR"
 
 
-def refusal(who: str, reason: str, source: str) -> Finding:
+def refusal_finding(who: str, reason: str, source: str) -> Finding:
     """Return the finding that the test guest cannot be started."""
     return finding(
         "guest-refused",
@@ -120,7 +120,7 @@ def refusal(who: str, reason: str, source: str) -> Finding:
     )
 
 
-def crash(console: str, source: str) -> Finding:
+def crash_finding(console: str, source: str) -> Finding:
     """Return the finding that the guest's kernel did not boot."""
     return finding(
         "guest-crashed",
@@ -131,7 +131,7 @@ def crash(console: str, source: str) -> Finding:
     )
 
 
-def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
+def silence_error(console: str, limit_s: float, source: str) -> ToolTimeoutError:
     """Return the error of a guest that did not power off in time."""
     return ToolTimeoutError(
         f"{source}: expected the test guest to power off within {limit_s:g} s, found it running; "
@@ -140,7 +140,7 @@ def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
     )
 
 
-def partial_report(size: int, source: str) -> HostError:
+def partial_report_error(size: int, source: str) -> HostError:
     """The error for a guest that started and sent part of its report. size: bytes received."""
     return HostError(
         f"{source}: the test guest's report ends after {size} bytes",

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from homenode.check.verify.boot.boot_directory import GuestOutput
-from homenode.check.verify.boot.initramfs import refusal, silence
+from homenode.check.verify.boot.initramfs import refusal_finding, silence_error
 from homenode.errors import InputError, ToolError
 from homenode.findings import Finding, finding
 from homenode.machine.tools.xml_text import parse_xml
@@ -84,10 +84,10 @@ def boot(
             message = " ".join(
                 line for line in done.complaints() if "Failed to create domain" not in line
             )
-            return (refusal("libvirt", message, source),)
+            return (refusal_finding("libvirt", message, source),)
         while _is_there(uri, name):
             if time.monotonic() > deadline:
-                raise silence(console.text(), limit_s, source)
+                raise silence_error(console.text(), limit_s, source)
             time.sleep(_STEP_S)
         return ()
     finally:

@@ -39,13 +39,13 @@ from homenode.check.verify.boot.guest_files import (
 from homenode.check.verify.boot.initramfs import (
     CONSOLE_HINT,
     LOG,
-    crash,
+    crash_finding,
     has_booted,
     initramfs,
     kernel_findings,
-    partial_report,
-    refusal,
-    silence,
+    partial_report_error,
+    refusal_finding,
+    silence_error,
 )
 from homenode.check.verify.boot.stand_in import MinimalGuest, choose_cpu, stand_in_of
 from homenode.errors import HostError
@@ -333,16 +333,20 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                 if done.returncode and not has_booted(guest.console.text()):
                     lines = done.stderr.splitlines()
                     message = next((line for line in lines if "warning:" not in line), "")
-                    findings.append(refusal("QEMU", message or done.failure() or "", guest.source))
+                    findings.append(
+                        refusal_finding("QEMU", message or done.failure() or "", guest.source)
+                    )
         finally:
             stop.set()
     if late and not findings:
         ended = [guest for guest in guests if guest not in late]
         texts = [(late_guest.console.text(), late_guest.source) for late_guest in ended]
-        findings += [crash(console, source) for console, source in texts if not has_booted(console)]
+        findings += [
+            crash_finding(console, source) for console, source in texts if not has_booted(console)
+        ]
     if late and not findings:
         silent = next((late_guest for late_guest in late if _report(late_guest) is None), late[0])
-        raise silence(silent.console.text(), limit_s, silent.source)
+        raise silence_error(silent.console.text(), limit_s, silent.source)
     return tuple(findings)
 
 
@@ -401,8 +405,8 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
     if text is None:
         console = guest.console.text()
         if not has_booted(console):
-            return None, (crash(console, guest.source),)
-        raise partial_report(len(guest.report.content()), guest.source)
+            return None, (crash_finding(console, guest.source),)
+        raise partial_report_error(len(guest.report.content()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
     create_file(guest.directory / "kernel-log", log.encode())
     host = discover(parse_collected(report, f"stand-in of {name}"))

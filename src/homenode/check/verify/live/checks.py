@@ -238,7 +238,7 @@ def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             yield finding(
                 "live-quota",
                 subject if is_thread else vm.name,
-                expected=f"all time of {'a CPU' if is_thread else plural(expected.vcpus, 'CPU')}",
+                expected=f"no limit below {plural(1 if is_thread else expected.vcpus, 'CPU')}",
                 observed=f"{share:.0%} of a CPU, by cgroup {directory}",
                 source=vm.name,
             )

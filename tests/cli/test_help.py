@@ -9,7 +9,7 @@ from homenode.cli.command import find_call, option_helps
 from homenode.cli.help import format_option, help_lines, summary
 from homenode.cli.main import PROGRAM
 from homenode.option import Arg
-from tests.command_line import every_command, has_cluster, homenode
+from tests.command_line import every_command, homenode
 
 EVERY = dict(every_command())
 
@@ -83,28 +83,3 @@ def test_without_a_command_this_machine_and_the_first_commands_are_named() -> No
     for line in commands[:-1]:
         assert line.split()[1] in PROGRAM.subcommands
     assert str(len([sub for sub in PROGRAM.commands if not sub.hidden])) in commands[-1]
-
-
-OF_CLUSTER = (
-    (("slurm",), "homenode slurm audit"),
-    (("pool", "show", "--pool", "hgx-h10*4"), "did you mean hgx-h100?"),
-    (("slurm", "check"), "homenode slurm check gres.conf slurm.conf"),
-)
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (("doctor", "retrian"), "did you mean retrain?"),
-        (("show", "hgx-h100"), "homenode show --host hgx-h100"),
-        (("bench", "--layout", "pin-nume"), "did you mean pin-numa?"),
-        (("bench", "--tests", "strem"), "did you mean stream?"),
-        (("capture",), "homenode capture -o host.tar.gz"),
-        *(OF_CLUSTER if has_cluster() else ()),
-    ],
-)
-def test_a_wrong_word_is_answered_with_the_one_that_was_meant(
-    words: tuple[str, ...], meant: str
-) -> None:
-    done = homenode(*words, whole=True)
-    assert done.exit_code == 2 and meant in done.stderr

@@ -68,7 +68,6 @@ class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def step(self) -> tuple[str, str]:
-        """The step of the line."""
         return self.kind, self.subject
 
     def now(self, state: ChangeState) -> "ChangeEntry":

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 def bench(arguments: BenchArguments) -> None:
-    """Measure, or print the steps."""
     if arguments.dry_run and arguments.json:
         raise exclusive("--dry-run", "--json", "homenode bench --dry-run")
     if arguments.probe is not None and arguments.on is None:

@@ -76,7 +76,6 @@ class Parameter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return its name for messages."""
         return self.opt.names[0] if self.opt.names else self.opt.metavar
 
     @property

@@ -48,7 +48,6 @@ class ImportedRuns(Struct, frozen=True, kw_only=True):
 
 
 def import_results(arguments: ImportArguments) -> None:
-    """Read the outputs, and write runs."""
     sources = find_sources(arguments.directories)
     host = None if arguments.machine is None else load_host(arguments.machine)
     options = ImportOptions(

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 
 def nccl_topo(arguments: NcclTopoArguments) -> None:
-    """Make or check a topology file."""
     flavour = NcclVariant.RCCL if arguments.rccl else None
     _reject_nonsense(arguments)
     if arguments.check is not None:

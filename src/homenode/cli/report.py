@@ -114,7 +114,6 @@ _MAX_NAMED = 10
 
 
 def report(arguments: ReportArguments) -> None:
-    """Write the page, or print rows."""
     runs, output = list(arguments.runs), arguments.output
     if not runs:
         if not RESULTS.is_dir():

@@ -206,7 +206,6 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
 
 
 def _forget(name: str, connect: str) -> None:
-    """Make the present definition the original."""
     virsh, root = Virsh(connect), journal.default_root()
     state = domain_to_restore(virsh, name, root)
     old = forget_original(virsh, state.uuid, root)

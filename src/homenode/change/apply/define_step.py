@@ -67,7 +67,6 @@ class DefineStep:
         self._is_done = False
 
     def outcome(self) -> ApplyOutcome:
-        """The result of `act`."""
         return ApplyOutcome(
             state=self.state,
             original=self.store.definition_path(self._base),

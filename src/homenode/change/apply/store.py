@@ -50,7 +50,6 @@ class DomainStore:
 
     @property
     def directory(self) -> Path:
-        """Directory of the files, for messages."""
         return self._files.path
 
     def definition(self) -> ChangeEntry | None:

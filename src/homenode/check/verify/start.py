@@ -360,7 +360,6 @@ def _devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Fin
 
 
 def view_lines(view: MonitorView) -> Iterator[str]:
-    """Yield the checked facts, for people."""
     yield f"QEMU is {view.status}: no guest instruction has run"
     for backend in view.backends:
         nodes = f"node {CpuSet(backend.host_nodes)}" if backend.host_nodes else "any node"

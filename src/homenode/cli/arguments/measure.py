@@ -144,7 +144,6 @@ class AccessOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def guest(self) -> GuestAccess:
-        """The access itself."""
         key = None if self.ssh_key is None else str(self.ssh_key.absolute())
         transport = self.reach or Transport.SSH
         return GuestAccess(transport, self.address, self.ssh_user, self.ssh_port, key)

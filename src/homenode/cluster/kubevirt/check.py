@@ -510,7 +510,6 @@ RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
 
 
 def _threads(host: Host) -> int:
-    """The most CPUs of any core."""
     return max((len(core.pus) for core in host.cores), default=1)
 
 

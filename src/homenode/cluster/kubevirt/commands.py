@@ -46,7 +46,6 @@ def receive(arguments: KubevirtReceiveArguments) -> None:
 
 
 def check(arguments: KubevirtCheckArguments) -> None:
-    """Print the findings on the VMI."""
     from homenode.cluster.kubevirt.check import check as judge
     from homenode.cluster.kubevirt.check import read_cluster
     from homenode.cluster.kubevirt.object import read_manifest

@@ -232,7 +232,6 @@ def _exit_with_unread(named: NamedHosts, *, or_if: bool = False) -> None:
 
 
 def capture(arguments: PoolCaptureArguments) -> None:
-    """Read the hosts into the directory."""
     if bool(arguments.servers) == (arguments.hosts is not None):
         if arguments.servers:
             raise exclusive("argument HOST", "--hosts")

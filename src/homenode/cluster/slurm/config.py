@@ -70,7 +70,6 @@ class SlurmConfig(Struct, frozen=True):
 
     @property
     def files(self) -> tuple[ConfigFile, ...]:
-        """The file and its includes."""
         return (ConfigFile(self.source, self.text), *self.included)
 
     def rows(self, line: ConfigLine) -> list[str]:

@@ -72,7 +72,6 @@ class CoreOrder(Struct, frozen=True):
 
     @property
     def threads(self) -> int:
-        """The most threads of any core."""
         return max((len(core) for core in self.pus), default=1)
 
     def numbers(self, pus: CpuSet) -> CpuSet:

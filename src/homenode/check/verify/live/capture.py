@@ -122,7 +122,6 @@ class ProcFiles:
         return self._texts[path]
 
     def text_now(self, path: str) -> str | None:
-        """Read again."""
         content = read_kernel_file(self._root + path)
         return None if content is None else content.decode("utf-8", "replace")
 
@@ -142,7 +141,6 @@ class ProcFiles:
 
     @cached_property
     def places(self) -> HostPlaces:
-        """CPUs, nodes and cores."""
         return _places(self)
 
     @cached_property

@@ -161,7 +161,6 @@ class RunningVm(Struct, frozen=True):
     group_limits: tuple[GroupLimit, ...] = ()  # of the cgroups of its process
 
     def threads_of(self, kind: ThreadKind) -> dict[int | None, VmThread]:
-        """Return the threads by number."""
         return {thread.number: thread for thread in self.threads if thread.kind is kind}
 
 

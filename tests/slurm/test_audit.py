@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from msgspec import structs
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.config import parse_config
@@ -148,8 +147,10 @@ def test_a_gpu_without_a_node_is_not_judged() -> None:
 
 
 def test_a_job_without_listed_cpus_is_not_local() -> None:
-    (place,) = owned(LAYOUTS["scontrol"]([GOOD]), machine(TESTBED))
-    answer = audit([structs.replace(place, pus=None)])
+    document = json.loads(squeue_2205([GOOD]))
+    for node in document["jobs"][0]["job_resources"]["allocated_nodes"]:
+        node["sockets"] = {}
+    answer = audit(owned(parse_squeue_jobs(json.dumps(document)), machine(TESTBED)))
     assert [(f.id, f.observed) for f in answer.findings] == [("job-unjudged", "Slurm lists none")]
     assert answer.checked[0].endswith("0 local to all of their GPUs, 0 not, 1 unknown")
 

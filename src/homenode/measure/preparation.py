@@ -190,6 +190,13 @@ def _head(
         switches = Switches.of_layout(plan.layout)
     gpus = host.devices_of_kind(DeviceKind.GPU)
     on_host = dict(bus_ids)
+    pinned = None if plan is None or not plan.vcpu_pins else CpuSet.union(plan.vcpu_pins)
+    nodes = [node.index for node in usable.nodes]
+    plan_host = None
+    if in_guest and plan is not None:
+        nodes, plan_host = list(plan.nodes), plan.host_fingerprint or None
+    # A guest's ports are made by its hypervisor, and do not show the real links.
+    faults = () if in_guest else link_health(host)
     return RunHead(
         name=orders.name,
         system=orders.system or (system_of(gpus[0].name) if gpus else CPU_ONLY),
@@ -197,13 +204,13 @@ def _head(
         vantage=orders.vantage,
         switches=switches,
         host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),
-        host=orders.host or (_host_of(plan) if in_guest else host.fingerprint),
+        host=orders.host or (plan_host if in_guest else host.fingerprint),
         arrangement=orders.arrangement,
         memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
         page_bytes=None if plan is None else plan.vm.page_bytes,
         vcpus=len(host.online_pus) if in_guest else None,
-        pus=_pinned_pus(plan) if in_guest else usable.usable_pus,
-        nodes=_nodes(plan) if in_guest else tuple(int(node.index) for node in usable.nodes),
+        pus=pinned if in_guest else usable.usable_pus,
+        nodes=None if in_guest and plan is None else tuple(map(int, nodes)),
         plan_fingerprint=None if plan is None else plan_fingerprint(plan),
         gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
         host_addresses=not in_guest or (bool(gpus) and all(gpu.bdf in on_host for gpu in gpus)),
@@ -211,29 +218,12 @@ def _head(
         experiment=orders.experiment,
         block=orders.block,
         hardware=hardware_of(host),
-        # A guest's ports are made by its hypervisor, and do not show the real links.
-        unusable=() if in_guest else tuple(map(_as_reason, link_health(host))),
+        unusable=tuple(f"{fault.id}: {fault.subject}: {fault.observed}" for fault in faults),
     )
 
 
-def _as_reason(finding: Finding) -> str:
-    return f"{finding.id}: {finding.subject}: {finding.observed}"
-
-
-def _host_of(plan: Plan | None) -> str | None:
-    return None if plan is None else plan.host_fingerprint or None
-
-
-def _pinned_pus(plan: Plan | None) -> CpuSet | None:
-    return None if plan is None or not plan.vcpu_pins else CpuSet.union(plan.vcpu_pins)
-
-
-def _nodes(plan: Plan | None) -> tuple[int, ...] | None:
-    return None if plan is None else tuple(int(node) for node in plan.nodes)
-
-
 def plan_fingerprint(plan: Plan) -> str:
-    """Returns two plans apart; equal plans have equal ones."""
+    """Return a fingerprint that is the same for equal plans alone."""
     from homenode.plan.stored import encode_plan
 
     return hashlib.sha256(encode_plan(plan).encode()).hexdigest()

@@ -92,14 +92,7 @@ def _unjudged_finding(
 def _job_findings(owned: JobAllocation) -> Iterator[Finding]:
     assert owned.tree is not None
     if owned.pus is None:
-        yield finding(
-            "job-unjudged",
-            owned.subject,
-            expected="the job's CPUs",
-            observed="Slurm lists none",
-            case="cpus-not-listed",
-            source=_SLURM,
-        )
+        yield _unknown_place(owned, "the job's CPUs", "Slurm lists none", "cpus-not-listed")
     else:
         yield from _cpus(owned, owned.tree)
     yield from _spread(owned, owned.tree)
@@ -113,7 +106,8 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     cpu_nodes = tree.nodes_of(owned.pus)
     blind = [gpu for gpu in owned.gpus if gpu.node is None]
     if blind:
-        yield _unknown_home_finding(owned, blind)
+        observed, case = f"{_gpus(blind)} without a node", "gpu-node-unknown"
+        yield _unknown_place(owned, "GPUs whose node the host reports", observed, case)
     far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
     place = "" if tree.is_of_gres else f" on {tree.names(cpu_nodes)}"
     observed = f"{'cores' if tree.is_of_gres else 'CPUs'} {owned.pus}{place}"
@@ -139,15 +133,9 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
         )
 
 
-def _unknown_home_finding(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
-    return finding(
-        "job-unjudged",
-        owned.subject,
-        expected="GPUs whose node the host reports",
-        observed=f"{_gpus(gpus)} without a node",
-        case="gpu-node-unknown",
-        source=_SLURM if owned.memory_nodes is None else _RECORD,
-    )
+def _unknown_place(owned: JobAllocation, expected: str, observed: str, case: str) -> Finding:
+    source = _SLURM if owned.memory_nodes is None else _RECORD
+    return finding("job-unjudged", owned.subject, expected, observed, source, case=case)
 
 
 def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ Made from Slurm's data and a host (here), or from a job's own record (record.py)
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -129,11 +130,8 @@ def allocation_on(
     Slurm; None = the machine's. If the two differ, the ids are meaningless on this machine, and
     `unknown` states it. numbers: the GPU of each of Slurm's numbers, in the order of gres.conf
     (gres.py); None = by address, () = unknown."""
-
     # Long because it checks each reason, in the order in which they decide.
-    def unknown(reason: str, fix: str | None = None) -> JobAllocation:
-        return unknown_allocation(job, share.node, reason, fix)
-
+    unknown = partial(unknown_allocation, job, share.node)
     if not share.gpus.count and share.gpus.indices is not None:
         return _allocation(job, share.node)
     if machine is None:

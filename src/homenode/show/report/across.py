@@ -8,7 +8,6 @@ from homenode.decide.summary import Series, SeriesKey, headline, only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
 from homenode.decide.words import change_text, format_value, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
-from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS, Metric
 from homenode.show.bars import (
     Bar,
@@ -38,7 +37,9 @@ def summary_table(
         )
     ]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
-    metrics = tuple(f"{metric.title}, {_keep_on_line(units[metric.id][1])}" for metric in shown)
+    # A word joiner behind the slash keeps a unit on one line.
+    names = {key: unit.replace("/", "/\u2060") for key, (_, unit) in units.items()}
+    metrics = tuple(f"{metric.title}, {names[metric.id]}" for metric in shown)
     rows: list[tuple[Cell, ...]] = []
     for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
         best = {metric.id: _best_alternative(machine, metric) for metric in shown}
@@ -78,11 +79,6 @@ def summary_table(
         look="summary",
         is_sortable=True,
     )
-
-
-def _keep_on_line(unit: str) -> str:
-    """Keep units on one line: add a word joiner after the slash."""
-    return unit.replace("/", "/\u2060")
 
 
 def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
@@ -286,10 +282,7 @@ def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
             for gpu in run.head.gpus
             if gpu.node is not None and run.head.host_addresses
         )
-    cards = [
-        gpu for gpu in machine.host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None
-    ]
-    return frozenset(int(gpu.node) for gpu in cards if gpu.node is not None)
+    return frozenset(int(gpu.node) for gpu in machine.host.whole_gpus if gpu.node is not None)
 
 
 def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> Picture | None:
@@ -368,10 +361,8 @@ def _links(machine: ReportedMachine) -> str:
         return ""
     speeds = {
         (gpu.link.current_gt_per_s, gpu.link.current_width)
-        for gpu in machine.host.devices_of_kind(DeviceKind.GPU)
-        if gpu.physical_function is None
-        and gpu.link is not None
-        and gpu.link.current_gt_per_s is not None
+        for gpu in machine.host.whole_gpus
+        if gpu.link is not None and gpu.link.current_gt_per_s is not None
     }
     names = [
         f"Gen {_GENERATION.get(speed or 0.0, '?')} x{'?' if width is None else width}"

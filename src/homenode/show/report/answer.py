@@ -19,7 +19,6 @@ from homenode.decide.sentences import (
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
 from homenode.decide.words import change_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
-from homenode.machine.pci import DeviceKind
 from homenode.measure.results.model import UNKNOWN_SWITCHES
 from homenode.metrics import Metric, primaries, titles_of
 from homenode.objective import Objective
@@ -388,6 +387,4 @@ def _has_enough_gpus(machine: ReportedMachine, answer: Recommendation) -> bool:
     """Return False if the machine is known to have too few GPUs for the objective."""
     if machine.host is None or answer.level is not EvidenceLevel.RULE:
         return True
-    cards = machine.host.devices_of_kind(DeviceKind.GPU)
-    count = sum(card.physical_function is None for card in cards)
-    return count >= MIN_GPUS.get(answer.objective, 0)
+    return len(machine.host.whole_gpus) >= MIN_GPUS.get(answer.objective, 0)

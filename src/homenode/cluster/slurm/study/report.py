@@ -199,18 +199,6 @@ def _binding_of(job: JobEvidence) -> str:
     return f"{_BOUND} {job.bound_to}" if job.mode is Sharing.EXCLUSIVE else job.shape
 
 
-def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
-    """Copies from one GPU to another, by the binding of their job."""
-
-    def label_of(job: JobEvidence, sample: Sample) -> str | None:
-        if sample.metric != "p2p-bandwidth" or sample.variant is not None:
-            return None
-        node = job.node_of(sample)
-        return f"{_BOUND} {node}" if job.mode is Sharing.EXCLUSIVE else PARTS
-
-    return runs_by(jobs, label_of)
-
-
 QueueAnswer = tuple[Queue, str, Sequence[str], bool]
 """(queue, reason, evidence, whether a result of this study supports it)."""
 
@@ -304,7 +292,13 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
 
 
 def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
-    runs = between_gpus(jobs)
+    def label_of(job: JobEvidence, sample: Sample) -> str | None:
+        if sample.metric != "p2p-bandwidth" or sample.variant is not None:
+            return None
+        node = job.node_of(sample)
+        return f"{_BOUND} {node}" if job.mode is Sharing.EXCLUSIVE else PARTS
+
+    runs = runs_by(jobs, label_of)
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown_answer("copies between GPUs were measured under one binding, or none")
     recommendation = recommend("", alternatives(runs), Objective.MULTI_GPU)

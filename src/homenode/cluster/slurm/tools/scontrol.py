@@ -289,15 +289,15 @@ def _readable_jobs(
     unlisted = [listed is not None and block.number not in listed for block in blocks]
     odd = [no or counts[block.number] > 1 for block, no in zip(blocks, unlisted, strict=True)]
     for at, block in enumerate(blocks):
-        doubt: str | None = None
+        reason: str | None = None
         if counts[block.number] > 1:
-            doubt = "the listing has two records of it"
+            reason = "the listing has two records of it"
         elif at + 1 < len(blocks) and odd[at + 1]:
-            doubt = f"the record of job {blocks[at + 1].id} after it may be its own text"
+            reason = f"the record of job {blocks[at + 1].id} after it may be its own text"
         elif at and listed is None and not fields[at - 1].is_whole:
-            doubt = f"the record of job {blocks[at - 1].id} before it has no end"
+            reason = f"the record of job {blocks[at - 1].id} before it has no end"
         if not unlisted[at]:
-            yield _job(block, fields[at], doubt, source, lists)
+            yield _job(block, fields[at], reason, source, lists)
 
 
 class _Fields(NamedTuple):
@@ -311,7 +311,7 @@ class _Fields(NamedTuple):
         """Whether no field is missing, even if there are forged ones."""
         return all(beginning in self.matches or beginning in self.odd for beginning in _NEEDED)
 
-    def doubt(self) -> str | None:
+    def find_forgery(self) -> str | None:
         """Return why its user may have forged some fields; None if all are in their places."""
         if self.odd:
             return f"{self.odd[0].strip()} is repeated, out of order or without a value"
@@ -366,11 +366,10 @@ def _fields(block: _Block) -> _Fields:
     return _Fields(matches, odd)
 
 
-def _job(block: _Block, fields: _Fields, doubt: str | None, source: str, lists: Hostlists) -> Job:
+def _job(block: _Block, fields: _Fields, reason: str | None, source: str, lists: Hostlists) -> Job:
     unreadable = Job(block.id, block.number, block.name, None, "", ())
-    doubt = doubt or fields.doubt()
-    if doubt is not None:
-        return replace(unreadable, unreadable=doubt)
+    if (reason := reason or fields.find_forgery()) is not None:
+        return replace(unreadable, unreadable=reason)
     try:
         shares = tuple(
             share

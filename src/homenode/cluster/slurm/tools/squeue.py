@@ -120,7 +120,7 @@ def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
         held_gpus = _NO_GPUS if not details else OwnedGpus(0, None)
         if isinstance(text, str):
             held_gpus = owned_gpus(text, source)
-        yield NodeShare(name, None, tuple(_cores(sockets)), held_gpus)
+        yield NodeShare(name, None, tuple(_cores(sockets)) or None, held_gpus)
 
 
 def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:
@@ -208,10 +208,7 @@ def states_command(user: int, mark: str) -> tuple[str, ...]:
 
 def parse_states(text: str, mark: str) -> tuple[QueuedJob, ...]:
     """Return a record for each job or task. Other lines are skipped."""
-    return tuple(_states(text, mark))
-
-
-def _states(text: str, mark: str) -> Iterator[QueuedJob]:
+    queued_jobs = []
     columns = text.split(mark, 3 * MAX_STATES)
     for head, name, reason in zip(columns[::3], columns[1::3], columns[2::3], strict=False):
         fields = head.strip().split("|")
@@ -220,7 +217,8 @@ def _states(text: str, mark: str) -> Iterator[QueuedJob]:
         job, task, state_name = fields
         state = _STATES.get(state_name.partition(" ")[0], JobState.FAILED)
         shown = "" if reason in ("None", "") else reason
-        yield QueuedJob(job, whole_number(task), state, state_name, name, shown)
+        queued_jobs.append(QueuedJob(job, whole_number(task), state, state_name, name, shown))
+    return tuple(queued_jobs)
 
 
 _NEEDS_SOMEBODY = re.compile(

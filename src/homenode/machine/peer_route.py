@@ -24,16 +24,8 @@ UPSTREAM_FORWARDING = "UpstreamFwd"
 EGRESS_CONTROL = "EgressCtrl"
 DIRECT_TRANSLATED = "DirectTrans"
 TRANSLATION_BLOCKING = "TransBlk"
-ACS_BITS = {
-    "SrcValid": 0x01,
-    TRANSLATION_BLOCKING: 0x02,
-    REQUEST_REDIRECT: 0x04,
-    COMPLETION_REDIRECT: 0x08,
-    UPSTREAM_FORWARDING: 0x10,
-    EGRESS_CONTROL: 0x20,
-    DIRECT_TRANSLATED: 0x40,
-}
-"""lspci's names -> bits of the ACS Control register. Source: PCIe 6.0, 7.7.11.3."""
+DIRECT_TRANSLATED_BIT = 0x40
+"""Of the ACS Control register. Source: PCIe 6.0, 7.7.11.3."""
 
 
 class AddressType(StrEnum):

@@ -13,8 +13,8 @@ from homenode.findings import Finding, Severity, finding
 from homenode.machine.link_path import gigabytes
 from homenode.machine.pci import DeviceKind
 from homenode.machine.peer_route import (
-    ACS_BITS,
     DIRECT_TRANSLATED,
+    DIRECT_TRANSLATED_BIT,
     THROUGH_ROOT,
     AddressType,
     PeerRoute,
@@ -151,7 +151,7 @@ def _finding(
             "requester": route.requester.bdf,
             "physical": physical[0],
             "others": f" (and {first_few(map(str, physical[1:]), 2)})" if physical[1:] else "",
-            "bits": f"{ACS_BITS[DIRECT_TRANSLATED]:04x}",
+            "bits": f"{DIRECT_TRANSLATED_BIT:04x}",
         },
         source=_SOURCE,
     )

@@ -7,7 +7,14 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.pci_tree import parse_config
-from homenode.machine.pci import DeviceKind, PciBar, PciLink, PortType, device_kind
+from homenode.machine.pci import (
+    DeviceKind,
+    PciBar,
+    PciLink,
+    PortType,
+    device_kind,
+    is_emulated,
+)
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.topology import Host
 from tests.sysfs_trees import NODE, PCI, cpu_files, pci_function, snapshot
@@ -56,6 +63,15 @@ def test_port_types_without_config_space_come_from_the_tree() -> None:
     assert any(gap.subject == "port types of 4 PCI bridges" for gap in host.gaps)
 
 
+def test_both_ports_of_qemus_switch_are_emulated() -> None:
+    upstream, downstream = "0000:00:01.0", "0000:00:01.0/0000:01:00.0"
+    files = {
+        **pci_function(upstream, "060400", "104c:8232"),
+        **pci_function(downstream, "060400", "104c:8233"),
+    }
+    assert [is_emulated(port) for port in _host(files).pci_devices] == [True, True]
+
+
 def test_a_bridge_with_a_console_behind_it_is_no_switch() -> None:
     files = {
         **pci_function("0000:00:1c.0", "060400", "8086:1bbe"),
@@ -88,6 +104,7 @@ def _config(port_type: int | None, length: int = 256) -> bytes:
         (5, PortType.SWITCH_UPSTREAM),
         (6, PortType.SWITCH_DOWNSTREAM),
         (7, PortType.PCI_BRIDGE),
+        (8, PortType.PCI_BRIDGE),
         (None, PortType.PCI_BRIDGE),
     ],
 )
@@ -211,9 +228,11 @@ def test_a_virtual_function_knows_its_physical_one() -> None:
         (0x030000, 0x1A03, 0x2000, DeviceKind.OTHER),
         (0x030000, 0x102B, 0x0536, DeviceKind.OTHER),
         (0x030000, 0x1002, 0x515E, DeviceKind.OTHER),
+        (0x030000, 0x1002, 0x4752, DeviceKind.OTHER),
         (0x030000, None, None, DeviceKind.OTHER),
         (0x020000, 0x8086, 0x1572, DeviceKind.NIC),
         (0x020700, 0x15B3, 0x1021, DeviceKind.NIC),
+        (0x020800, 0x8086, 0x24F0, DeviceKind.NIC),
         (0x068000, 0x10DE, 0x22A3, DeviceKind.NVSWITCH),
         (0x068000, 0x1000, 0x02B2, DeviceKind.OTHER),
         (0x010802, 0x144D, 0xA80A, DeviceKind.NVME),

@@ -486,6 +486,8 @@ def test_settings_are_what_the_system_says() -> None:
     ("cpuinfo", "vendor", "name", "architecture"),
     [
         ("CPU implementer\t: 0x41\nCPU architecture: 8\n", "ARM", None, "aarch64"),
+        ("CPU implementer\t: 0x43\nCPU architecture: 8\n", "Cavium", None, "aarch64"),
+        ("CPU implementer\t: 0x46\nCPU architecture: 8\n", "Fujitsu", None, "aarch64"),
         ("cpu\t\t: POWER9, altivec supported\n", "IBM", "POWER9", None),
         ("", None, None, None),
     ],

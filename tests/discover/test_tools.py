@@ -98,8 +98,9 @@ def test_gpu_memory_nodes_come_from_nvidia_smi_where_the_driver_is_silent() -> N
     assert "GPU of node 2" in _reasons(host)
 
 
-def test_a_grace_hopper_gpu_has_a_c2c_link_to_its_cpus_node() -> None:
-    files = pci_function("0000:01:00.0", "030200", "10de:2342", node=1)
+@pytest.mark.parametrize("device", ["2342", "2348"])
+def test_a_grace_hopper_gpu_has_a_c2c_link_to_its_cpus_node(device: str) -> None:
+    files = pci_function("0000:01:00.0", "030200", f"10de:{device}", node=1)
     assert _host(files).links == (DeviceLink(LinkKind.C2C, FIRST, None, 1),)  # type: ignore[arg-type]
     off = (
         "<nvidia_smi_log><gpu id='00000000:01:00.0'><c2c_mode>Disabled</c2c_mode></gpu>"

@@ -104,6 +104,8 @@ READABLE = {
     "a ConnectX-8's Data Direct as a switch": broken(("0x060400", "0x080100")),
     "a switch of a class that NCCL does not name": broken(("0x060400", "0x060000")),
     "a branch to keep": broken(('busid="ffff:ff:01.0"', 'busid="ffff:ff:01.0" keep="1"')),
+    "32 GT/s as old kernels print them": broken(("32.0 GT/s PCIe", "32 GT/s")),
+    "two spaces around Shanghai": broken(('"GenuineIntel"', '"  Shanghai  "')),
     "an offset of the affinity": broken(('numaid="0"', 'numaid="0" affinity_offset="0"')),
     "AMD's family without model": broken(
         ('vendor="GenuineIntel" familyid="6" modelid="143"', 'vendor="AuthenticAMD" familyid="25"')

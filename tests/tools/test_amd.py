@@ -247,6 +247,7 @@ PAIR = """\
 Data Size      Avg Time(us)   Avg BW(GB/s)   Min Time(us)   Peak BW(GB/s)
 1 KB           4.920          0.416          4.640          0.441
 512 MB         10485.760      102.4          10240.000      104.858
+2 GB           41943.040      102.4          40960.000      104.858
 """
 
 
@@ -267,8 +268,8 @@ def test_a_gpu_keeps_its_address_and_not_its_identity() -> None:
 
 
 def test_a_pair_is_read_by_size() -> None:
-    small, large = parse(PAIR).copies
-    assert (small.size_bytes, large.size_bytes) == (1 << 10, 512 << 20)
+    small, middle, large = parse(PAIR).copies
+    assert [one.size_bytes for one in (small, middle, large)] == [1 << 10, 512 << 20, 2 << 30]
     assert (large.source, large.destination, large.source_is_cpu) == (0, 2, True)
     assert large.peak_bytes_per_s == pytest.approx(104.858e9)
     assert large.is_bidirectional

@@ -200,9 +200,10 @@ def test_waived_tests_of_a_text_have_no_name() -> None:
     assert waived is not None and waived.status is Status.WAIVED
 
 
-def test_an_error_is_a_second_entry_of_the_test_that_was_running() -> None:
+@pytest.mark.parametrize("word", ["Error", "Failed"])
+def test_an_error_is_a_second_entry_of_the_test_that_was_running(word: str) -> None:
     name = "host_to_device_memcpy_ce"
-    cases = [{"name": name, "status": "Running"}, {"name": name, "status": "Error"}]
+    cases = [{"name": name, "status": "Running"}, {"name": name, "status": word}]
     run = parse(document(testcases=cases, error="CUDA_ERROR_OUT_OF_MEMORY in cuMemAlloc"))
     assert [(test.name, test.status) for test in run.tests] == [(name, Status.FAILED)]
     assert run.errors == ("CUDA_ERROR_OUT_OF_MEMORY in cuMemAlloc",)

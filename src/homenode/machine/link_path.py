@@ -40,6 +40,8 @@ class LinkRate(Struct, frozen=True):
     ('5 GT/s x16', 63.0)
     >>> LinkRate(5.0, 16).bytes_per_s / 1e9, LinkRate(8.0, 8).generation
     (8.0, 3)
+    >>> LinkRate(64.0, 16).bytes_per_s / 1e9
+    118.0
     """
 
     gt_per_s: float

@@ -394,5 +394,9 @@ _MI300A = 0x74A0
 
 def partition_count(mode: str, device_id: int | None) -> int:
     """Return accelerator partitions of an AMD GPU in a mode; 0 for a mode that is not known.
-    Source: ROCm documentation, "GPU partitioning"."""
+    Source: ROCm documentation, "GPU partitioning".
+
+    >>> [partition_count(mode, _MI300A) for mode in ("SPX", "DPX", "TPX", "QPX", "CPX", "NPS1")]
+    [1, 2, 3, 4, 6, 0]
+    """
     return 6 if (mode, device_id) == ("CPX", _MI300A) else _PARTITIONS_OF_MODE.get(mode, 0)

@@ -129,6 +129,8 @@ def bound_by_command(line: str) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
 
     >>> bound_by_command("+ numactl -N 0 --membind=0,1 ./stream")
     ((0,), (0, 1))
+    >>> bound_by_command("+ numactl --cpunodebind=1 ./stream")
+    ((1,), ())
     >>> bound_by_command("numactl --show"), bound_by_command("$ numactl -i all ./stream")
     (None, ((), ()))
     """

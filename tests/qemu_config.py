@@ -60,16 +60,7 @@ def qemu_config(devices: Sequence[str]) -> Iterator[QemuConfig]:
     process = subprocess.Popen(
         [
             QEMU,
-            "-machine",
-            "q35",
-            "-accel",
-            "tcg",
-            "-S",
-            "-nodefaults",
-            "-display",
-            "none",
-            "-qtest",
-            "stdio",
+            *"-machine q35 -accel tcg -S -nodefaults -display none -qtest stdio".split(),
             *arguments,
         ],
         stdin=subprocess.PIPE,

@@ -1,8 +1,6 @@
 """Described machines, booted: homenode inside captures, discovers and plans what was described."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,13 +34,9 @@ def machine(
     return host, done
 
 
-def reported(booted: BootOutcome, name: str) -> Any:
-    return json.loads(booted.result(name))
-
-
 def test_homenode_finds_inside_what_was_described(machine: tuple[Host, BootOutcome]) -> None:
     host, booted = machine
-    found = reported(booted, "host")
+    found = booted.report("host")
     assert found["distances"] == [list(row) for row in host.distances or ()]
     assert len(found["packages"]) == len(host.packages)
     assert [_count(core["pus"]) for core in found["cores"]] == [len(c.pus) for c in host.cores]
@@ -56,7 +50,7 @@ def test_homenode_finds_inside_what_was_described(machine: tuple[Host, BootOutco
 
 def test_numactl_inside_says_the_same(machine: tuple[Host, BootOutcome]) -> None:
     host, booted = machine
-    text = reported(booted, "numactl")
+    text = booted.report("numactl")
     for node in host.nodes:
         listed = next(x for x in text.splitlines() if x.startswith(f"node {node.index} cpus:"))
         assert len(listed.partition(":")[2].split()) == len(node.pus)
@@ -66,7 +60,7 @@ def test_the_plan_made_inside_puts_each_gpu_on_the_cell_of_its_node(
     machine: tuple[Host, BootOutcome],
 ) -> None:
     host, booted = machine
-    plan = reported(booted, "plan")
+    plan = booted.report("plan")
     assert len(plan["vm"]["cells"]) == len(host.nodes)
     node_of_cell = {cell["id"]: cell["host_nodes"] for cell in plan["vm"]["cells"]}
     gpus = [d for d in host.pci_devices if d.kind == "gpu"]

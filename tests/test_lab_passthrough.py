@@ -1,8 +1,5 @@
 """A virtual host with an IOMMU: real <hostdev>s, each on the guest cell of its host node."""
 
-import json
-from typing import Any
-
 import pytest
 
 from homenode.cpuset import CpuSet
@@ -31,21 +28,17 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> BootOutcome:
     return done
 
 
-def reported(booted: BootOutcome, name: str) -> Any:
-    return json.loads(booted.result(name))
-
-
 @pytest.mark.lab
 def test_the_host_has_iommu_groups_and_vfio_drives_the_nics(booted: BootOutcome) -> None:
     assert int(booted.result("groups")) >= 4
-    drivers = reported(booted, "vm")["drivers"]
+    drivers = booted.report("vm")["drivers"]
     assert len(drivers) == 2
     assert set(drivers.values()) == {"vfio-pci"}
 
 
 @pytest.mark.lab
 def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: BootOutcome) -> None:
-    report = reported(booted, "vm")
+    report = booted.report("vm")
     guest = read_vm(report["live"].encode(), "live")
     controllers = {c.index: c for c in guest.controllers}
     node_of_cell = {c["id"]: c["host_nodes"][0] for c in report["plan"]["vm"]["cells"]}
@@ -62,7 +55,7 @@ def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Boot
 
 @pytest.mark.lab
 def test_vcpus_and_pages_are_where_they_were_planned(booted: BootOutcome) -> None:
-    report = reported(booted, "vm")
+    report = booted.report("vm")
     for i, pin in enumerate(report["plan"]["vm"]["vcpu_pins"]):
         assert CpuSet.parse(report["threads"][f"CPU {i}/TCG"]) == CpuSet.parse(pin)
     large = {
@@ -76,7 +69,7 @@ def test_vcpus_and_pages_are_where_they_were_planned(booted: BootOutcome) -> Non
 
 @pytest.mark.lab
 def test_verify_live_finds_nothing_wrong(booted: BootOutcome) -> None:
-    found = reported(booted, "vm")["findings"]["findings"]
+    found = booted.report("vm")["findings"]["findings"]
     bad = [f for f in found if f["severity"] in ("critical", "warning")]
     # No one balances interrupts in there: the kernel serves one wherever it has a vector left.
     assert not [f for f in bad if f["id"] != "live-interrupts"]
@@ -84,14 +77,14 @@ def test_verify_live_finds_nothing_wrong(booted: BootOutcome) -> None:
 
 @pytest.mark.lab
 def test_a_running_domain_is_not_redefined_but_its_threads_can_move(booted: BootOutcome) -> None:
-    assert "(running)" in reported(booted, "refused")
-    before, after = reported(booted, "moved")
+    assert "(running)" in booted.report("refused")
+    before, after = booted.report("moved")
     assert before and after
 
 
 @pytest.mark.lab
 def test_restore_gives_the_definition_back(booted: BootOutcome) -> None:
-    before, after = reported(booted, "restored")
+    before, after = booted.report("restored")
     assert same_definition(after.encode(), before.encode())
 
 
@@ -99,7 +92,7 @@ def test_restore_gives_the_definition_back(booted: BootOutcome) -> None:
 def test_devices_go_through_iommufd_where_libvirt_qemu_and_the_kernel_have_it(
     booted: BootOutcome,
 ) -> None:
-    found = reported(booted, "iommufd")
+    found = booted.report("iommufd")
     if "not tried" in found:
         pytest.skip(f"iommufd was not tried: {found['not tried']}")
     opened = found["devices"]

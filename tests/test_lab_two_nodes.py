@@ -1,8 +1,5 @@
 """A virtual host with 2 nodes: two VMs placed, started and checked in it, by homenode inside."""
 
-import json
-from typing import Any
-
 import pytest
 
 from homenode.cpuset import CpuSet
@@ -16,17 +13,13 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> BootOutcome:
     return two_nodes(tmp_path_factory.getbasetemp())[1]
 
 
-def reported(booted: BootOutcome, name: str) -> Any:
-    return json.loads(booted.result(name))
-
-
 def pus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
 @pytest.mark.parametrize("name", ["first", "second"])
 def test_each_vcpu_runs_where_it_was_planned(booted: BootOutcome, name: str) -> None:
-    report = reported(booted, name)
+    report = booted.report(name)
     pins = report["plan"]["vm"]["vcpu_pins"]
     found = [report["threads"][f"CPU {i}/TCG"] for i in range(len(pins))]
     assert [pus(text) for text in found] == [pus(text) for text in pins]
@@ -38,7 +31,7 @@ def test_each_vcpu_runs_where_it_was_planned(booted: BootOutcome, name: str) -> 
 def test_every_page_of_every_cell_is_on_the_planned_node_on_both_nodes(
     booted: BootOutcome, name: str, page_kib: int
 ) -> None:
-    report = reported(booted, name)
+    report = booted.report(name)
     cells = report["plan"]["vm"]["cells"]
     assert sorted(cell["host_nodes"] for cell in cells) == [[0], [1]]
     wanted = {
@@ -56,12 +49,12 @@ def test_every_page_of_every_cell_is_on_the_planned_node_on_both_nodes(
 
 def test_verify_live_says_where_the_memory_is(booted: BootOutcome) -> None:
     for name in ("first", "second"):
-        checked = reported(booted, f"{name}.PLAN")["checked"]
+        checked = booted.report(f"{name}.PLAN")["checked"]
         assert "memory of cell 1 (node 1): 32 MiB on node 1" in checked
 
 
 def test_two_vms_share_no_core(booted: BootOutcome) -> None:
-    first, second = (reported(booted, name) for name in ("first", "second"))
+    first, second = (booted.report(name) for name in ("first", "second"))
     in_use = [pus(text) for r in (first, second) for text in r["plan"]["vm"]["vcpu_pins"]]
     assert sum(map(len, in_use)) == 6
     assert len({pu for pin in in_use for pu in pin}) == 6
@@ -72,11 +65,11 @@ def test_two_vms_share_no_core(booted: BootOutcome) -> None:
 
 @pytest.mark.parametrize("name", ["first", "second"])
 def test_verify_live_finds_nothing_wrong(booted: BootOutcome, name: str) -> None:
-    answer = reported(booted, f"{name}.PLAN")
+    answer = booted.report(f"{name}.PLAN")
     bad = [f for f in answer["findings"] if f["severity"] in ("critical", "warning")]
     assert not [f for f in bad if f["id"] != "live-busy-neighbour"]
 
 
 def test_verify_live_finds_a_vcpu_of_another_vm_on_its_cores(booted: BootOutcome) -> None:
-    found = [(f["id"], f["subject"]) for f in reported(booted, "moved")["findings"]]
+    found = [(f["id"], f["subject"]) for f in booted.report("moved")["findings"]]
     assert any(what == "live-floating-vm" and "'second'" in who for what, who in found)

@@ -1,10 +1,14 @@
 """Guests as their own kernels would show themselves, for tests of verification."""
 
+import shutil
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.check.verify.boot.guest_files import GuestFiles, find_guest_files
+from homenode.errors import HomenodeError
 from homenode.machine.description.parse import parse_description
 from homenode.machine.discover.host import discover
 from homenode.machine.topology import Host
@@ -33,6 +37,16 @@ node = {nodes}
 bus = [0xf0, 0xf8]
 ports = ["gpu"]
 """
+
+
+def guest_files(*, fake_qemu: bool = False) -> GuestFiles:
+    """What is booted; the test skips where it, or QEMU, is missing. fake_qemu: the test has one."""
+    if not fake_qemu and shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        return find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
 
 
 def guest_description(

@@ -1,17 +1,14 @@
 """A real libvirtd takes what the hook gives, and a booted guest sees its GPUs where they are."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.check.verify.expectation import expectation_of
 from homenode.check.verify.guest_checks import view_of_stand_in
 from homenode.cluster.kubevirt.placing import place_devices
-from homenode.errors import HomenodeError
 from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.domain.schema import validate
 from homenode.vm.model import expander_above
@@ -25,6 +22,7 @@ from tests.kubevirt_documents import (
     ibm_document,
     shipped,
 )
+from tests.verify_guests import guest_files
 
 NAME = f"homenode-test-kubevirt-{os.getpid()}"
 PINS = ((4, 5), (64, 65))
@@ -123,12 +121,7 @@ def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
 @pytest.mark.qemu
 def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
     """The article's tree and devices; 4 vCPUs for its 200, which say nothing of where GPUs are."""
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    guest_files()
     opened = open_domain(placed(document(IBM_GPUS, pins=PINS)), "vm.xml")
     facts = vm_of(opened)
     booted = boot_stand_in(opened, facts, BootOptions(connect="none", timeout_s=600))

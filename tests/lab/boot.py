@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -63,6 +65,10 @@ class BootOutcome:
         found = re.search(rf"^@@{re.escape(name)} (.*?)\r?$", self.console, re.MULTILINE)
         assert found is not None, f"no @@{name} in:\n{self.console[-6000:]}"
         return found[1]
+
+    def report(self, name: str) -> Any:
+        """What it reported as JSON."""
+        return json.loads(self.result(name))
 
 
 def boot(

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.lab.inside import homenode, say, step
+from tests.lab.inside import homenode, hostdevs, say, step
 
 DOMAIN = """<domain type='kvm'>
   <name>vm</name>
@@ -15,8 +15,6 @@ DOMAIN = """<domain type='kvm'>
   <devices>{devices}</devices>
 </domain>
 """
-HOSTDEV = """<hostdev mode='subsystem' type='pci' managed='yes'><source>
-<address domain='0x{0}' bus='0x{1}' slot='0x{2}' function='0x0'/></source></hostdev>"""
 
 
 def say_what_is_found() -> None:
@@ -27,27 +25,13 @@ def say_what_is_found() -> None:
     say("numactl", json.dumps(subprocess.check_output(["numactl", "-H"], text=True)))
     step("discovered")
     gpus = [d["bdf"] for d in host["pci_devices"] if d["kind"] == "gpu"]
-    devices = "".join(HOSTDEV.format(*bdf.replace(".", ":").split(":")) for bdf in sorted(gpus))
+    devices = hostdevs(sorted(gpus))
     vcpus = len(host["nodes"]) * 2
     Path("/tmp/vm.xml").write_text(DOMAIN.format(vcpus=vcpus, devices=devices))
-    homenode(
-        "plan",
-        "/tmp/vm.xml",
-        "--host",
-        "/tmp/host.tar.gz",
-        "--layout",
-        "pin-numa-pci",
-        "--policy",
-        "spread",
-        "--emulator",
-        "share",
-        "-q",
-        "--save-plan",
-        "/tmp/plan.json",
-        "--host-reserve",
-        "memory=64MiB",
-        "-o",
-        "/tmp/tuned.xml",
+    words = "plan /tmp/vm.xml --host /tmp/host.tar.gz --layout pin-numa-pci --policy spread -q"
+    more = (
+        "--emulator share --save-plan /tmp/plan.json --host-reserve memory=64MiB -o /tmp/tuned.xml"
     )
+    homenode(*words.split(), *more.split())
     say("plan", json.dumps(json.loads(Path("/tmp/plan.json").read_text())))
     step("planned")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from homenode.machine.tools.versions import Version
 from homenode.vm.domain.iommu import LIBVIRT_WITH_IOMMUFD, QEMU_WITH_IOMMUFD
 
 URI = "qemu:///system"
+_HOSTDEV = """<hostdev mode='subsystem' type='pci' managed='yes'><driver name='vfio'/><source>
+<address domain='0x{0}' bus='0x{1}' slot='0x{2}' function='0x0'/></source></hostdev>"""
 
 
 def say(name: str, text: str) -> None:
@@ -34,6 +36,10 @@ def virsh(*words: str) -> str:
     if done.returncode:
         raise RuntimeError(f"virsh {words}: {done.stderr}")
     return done.stdout
+
+
+def hostdevs(addresses: Iterable[str]) -> str:
+    return "".join(_HOSTDEV.format(*bdf.replace(".", ":").split(":")) for bdf in addresses)
 
 
 def start_libvirtd() -> None:

@@ -74,19 +74,8 @@ def main() -> None:
     retrain("above", bdf, "--target", "6", "--apply")
     guest = subprocess.Popen(
         [
-            "qemu-system-x86_64",
-            "-machine",
-            "q35",
-            "-m",
-            "64",
-            "-S",
-            "-nodefaults",
-            "-display",
-            "none",
-            "-device",
-            f"vfio-pci,host={bdf}",
-            "-qmp",
-            "stdio",
+            *"qemu-system-x86_64 -machine q35 -m 64 -S -nodefaults -display none -device".split(),
+            *(f"vfio-pci,host={bdf}", "-qmp", "stdio"),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from homenode.vm.domain.read import open_domain
 from tests.lab.inside import (
     bound_memory,
     homenode,
+    hostdevs,
     process_of,
     run_and_report,
     say,
@@ -39,8 +40,6 @@ DOMAIN = """<domain type='qemu'>
 </domain>
 """
 RESERVE = ("--host-reserve", "memory=64MiB")
-HOSTDEV = """<hostdev mode='subsystem' type='pci' managed='yes'><driver name='vfio'/><source>
-<address domain='0x{0}' bus='0x{1}' slot='0x{2}' function='0x0'/></source></hostdev>"""
 
 
 def main() -> None:
@@ -51,24 +50,13 @@ def main() -> None:
     host = json.loads(homenode("show", "--json"))
     nics = sorted(d["bdf"] for d in host["pci_devices"] if d["kind"] == "nic")
     say("host", json.dumps(host))
-    devices = "".join(HOSTDEV.format(*bdf.replace(".", ":").split(":")) for bdf in nics)
+    devices = hostdevs(nics)
     Path("/tmp/vm.xml").write_text(DOMAIN.format(devices=devices))
     virsh("define", "/tmp/vm.xml")
     before = virsh("dumpxml", "--inactive", "--security-info", "vm")
     step("defined")
-    homenode(
-        "apply",
-        "vm",
-        "--yes",
-        "--layout",
-        "pin-numa-pci",
-        "--policy",
-        "spread",
-        "--save-plan",
-        "/tmp/plan.json",
-        "-q",
-        *RESERVE,
-    )
+    words = "apply vm --yes --layout pin-numa-pci --policy spread --save-plan /tmp/plan.json -q"
+    homenode(*words.split(), *RESERVE)
     step("applied")
     virsh("start", "--paused", "vm")
     step("started")

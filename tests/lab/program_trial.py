@@ -11,6 +11,7 @@ from tests.lab.inside import (
     bound_memory,
     homenode,
     homenode_ended,
+    hostdevs,
     process_of,
     run_and_report,
     say,
@@ -53,8 +54,6 @@ DOMAIN = f"""<domain type='qemu'>
   </devices>
 </domain>
 """
-HOSTDEV = """<hostdev mode='subsystem' type='pci' managed='yes'><driver name='vfio'/><source>
-<address domain='0x{0}' bus='0x{1}' slot='0x{2}' function='0x0'/></source></hostdev>"""
 LAYOUT = "pin-numa-pci"
 AGENT = Path("/tmp/vm.agent")
 LOOK_S = 10.0
@@ -105,7 +104,7 @@ def definition(name: str) -> str:
 
 
 def define(name: str, disks: list[str]) -> None:
-    devices = "".join(HOSTDEV.format(*bdf.replace(".", ":").split(":")) for bdf in disks)
+    devices = hostdevs(disks)
     document = Path(f"/tmp/{name}.xml")
     document.write_text(
         DOMAIN.format(name=name, devices=devices, agent=CHANNEL.format(socket=AGENT))
@@ -123,36 +122,12 @@ def trial(name: str, disks: list[str], *options: str) -> None:
     watch.start()
     step(f"{name} defined")
     results = Path(f"/tmp/{name}-results")
-    code, said = homenode_ended(
-        "trial",
-        name,
-        "--layouts",
-        LAYOUT,
-        "--boots",
-        "1",
-        "--in-place",
-        "--yes",
-        "--guest-access",
-        "agent",
-        "--tests",
-        "cpu-single",
-        "--quick",
-        "--repeat",
-        "1",
-        "--probe",
-        f"{FILES}/probe",
-        "--boot-timeout",
-        "1500",
-        "--shutdown-timeout",
-        "60",
-        "--name",
-        name,
-        "--results",
-        str(results),
-        "--host-reserve",
-        "memory=64MiB",
-        *options,
+    words = (
+        f"trial {name} --layouts {LAYOUT} --boots 1 --in-place --yes --guest-access agent "
+        f"--tests cpu-single --quick --repeat 1 --probe {FILES}/probe --boot-timeout 1500 "
+        f"--shutdown-timeout 60 --name {name} --results {results} --host-reserve memory=64MiB"
     )
+    code, said = homenode_ended(*words.split(), *options)
     print(said, flush=True)
     step(f"{name} tried")
     report = {

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import kernel_command
-from homenode.errors import HostError
 from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import read_probe_results
 from tests.probe_build import FEW_BYTES, OUT, ROOT, make, one_pu, run
+from tests.verify_guests import guest_files
 
 NATIVE = ROOT / "native"
 SOURCES = (NATIVE / "sources.txt").read_text().split()
@@ -93,44 +92,29 @@ def initrd_of(program: bytes) -> bytes:
     )
 
 
-def guest_kernel() -> Path:
-    """A kernel to boot: this machine's, or a fetched one."""
-    try:
-        return find_guest_files().kernel
-    except HostError as error:
-        pytest.skip(f"needs a guest kernel: {error.message}")
-
-
 @pytest.mark.nightly
 @pytest.mark.qemu
 def test_as_init_of_a_guest_with_two_nodes_every_page_of_every_cell_is_on_its_node(
     tmp_path: Path,
 ) -> None:
-    if platform.machine() != "x86_64" or shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("needs qemu-system-x86_64 on x86-64")
-    kernel = guest_kernel()
+    if platform.machine() != "x86_64":
+        pytest.skip("needs x86-64")
+    kernel = guest_files().kernel
     program = make("homenode-probe-static")
     initrd = tmp_path / "initrd.gz"
     initrd.write_bytes(initrd_of(program.read_bytes()))
     arguments = "bandwidth --matrix --kernels read,triad " + " ".join(FEW_BYTES)
-    command = [
-        "qemu-system-x86_64",
-        "-machine",
-        "q35",
-        "-accel",
-        "tcg,thread=single",
-        "-cpu",
-        "max",
-        "-m",
-        "768",
-    ]
-    command += ["-smp", "4,sockets=2,cores=2", "-nodefaults", "-display", "none", "-no-reboot"]
+    words = (
+        "qemu-system-x86_64 -machine q35 -accel tcg,thread=single -cpu max -m 768 "
+        "-smp 4,sockets=2,cores=2 -nodefaults -display none -no-reboot"
+    )
+    command = words.split()
     for node, cpus in ((0, "0-1"), (1, "2-3")):
         command += ["-object", f"memory-backend-ram,id=m{node},size=384M"]
         command += ["-numa", f"node,nodeid={node},cpus={cpus},memdev=m{node}"]
     command += ["-kernel", str(kernel), "-initrd", str(initrd), "-serial", "stdio"]
-    words = kernel_command(4, kvm=False).replace(" nokaslr", "")  # which init would be given
-    command += ["-append", f"{words} -- {arguments}"]
+    kernel_words = kernel_command(4, kvm=False).replace(" nokaslr", "")  # which init would be given
+    command += ["-append", f"{kernel_words} -- {arguments}"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=1200, check=False, stdin=subprocess.DEVNULL
     )

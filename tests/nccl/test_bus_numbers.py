@@ -1,7 +1,5 @@
 """The guest kernel's bus numbers, derived from a document and confirmed by a booted guest."""
 
-import shutil
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +7,8 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.errors import HomenodeError, InputError
+from homenode.errors import InputError
 from homenode.nccl.guest_side import bus_numbers, kernel_address, left_to_libvirt
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
@@ -19,7 +16,7 @@ from homenode.vm.guest_observation import path_of_address, paths_of_guest
 from homenode.vm.model import GuestAddress, GuestPciController
 from tests.nccl_documents import check_bus_numbers, side, vm
 from tests.verify_documents import DEVICES, changed, tuned
-from tests.verify_guests import guest_host
+from tests.verify_guests import guest_files, guest_host
 
 GPU, NIC = "0000:11:00.0", "0000:81:00.0"
 
@@ -233,12 +230,7 @@ def test_a_plan_of_another_document_is_refused_by_the_device() -> None:
 @pytest.mark.qemu
 def test_a_booted_odd_tree_has_the_bus_numbers_that_were_derived() -> None:
     """tests/verify/test_boot.py has the tree that homenode makes."""
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    guest_files()
     document = open_domain(ODD, "vm.xml")
     options = BootOptions(connect="none", timeout_s=600)
     check_bus_numbers(ODD, boot_stand_in(document, vm_of(document), options), device_count=5)

@@ -5,7 +5,6 @@ tests/packaging/test_container_live.py builds and runs it.
 
 import re
 import subprocess
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -69,10 +68,6 @@ def test_what_the_image_links_is_what_the_package_installs() -> None:
         assert f"{program} --version" in linked
 
 
-def _pins(path: str) -> dict[str, str]:
-    return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", (ROOT / path).read_text(), re.M))
-
-
 def test_an_image_installs_what_the_locks_have_by_hash_and_nothing_else() -> None:
     (command,) = (rest for word, rest in instructions() if word == "RUN" and "pip" in rest)
     for one in command.split("&&"):
@@ -81,14 +76,3 @@ def test_an_image_installs_what_the_locks_have_by_hash_and_nothing_else() -> Non
         is_locked = "--require-hashes -r" in one
         assert is_locked or "--no-deps" in one, one
         assert is_locked or "--no-index" in one or "--no-build-isolation" in one, one
-
-
-def test_the_lock_of_images_is_the_part_of_the_lock_that_homenode_runs_with() -> None:
-    whole, part = (_pins("requirements.lock"), _pins("packaging/runtime.lock"))
-    assert {name: whole.get(name) for name in part} == part
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {re.split("[>=]", one)[0] for one in project["dependencies"]} <= part.keys()
-    assert not {"pytest", "mypy", "hatchling"} & part.keys()
-    text = (ROOT / "packaging/runtime.lock").read_text()
-    for block in re.split(r"^(?=[A-Za-z0-9._-]+==)", text, flags=re.M)[1:]:
-        assert "--hash=sha256:" in block

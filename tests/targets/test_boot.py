@@ -1,18 +1,15 @@
 """A rendered command boots with stand-ins for its devices; its guest shows the planned nodes."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_command
 from homenode.check.verify.expectation import expectation_of
 from homenode.check.verify.guest_checks import GuestView, view_of_guest, view_of_stand_in
 from homenode.check.verify.target_file import expectation_for_target
-from homenode.errors import HomenodeError
 from homenode.machine.pci import DeviceKind
 from homenode.plan.pipeline import plan_for_target
 from homenode.units import MIB
@@ -23,6 +20,7 @@ from homenode.vm.targets import qm_conf
 from homenode.vm.targets.hypervisors import qemu
 from homenode.vm.targets.registry import read_vm
 from tests.targets.written import host_named, options, written
+from tests.verify_guests import guest_files
 
 pytestmark = pytest.mark.qemu
 
@@ -32,12 +30,7 @@ SMALL = "small-2n8c-2gpu"
 
 @pytest.fixture(scope="module", autouse=True)
 def _bootable() -> None:
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    guest_files()
 
 
 def seen(words: tuple[str, ...], plan: Plan) -> GuestView:

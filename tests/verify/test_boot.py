@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.check.verify.boot.guest_files import find_guest_files, kvm_works
+from homenode.check.verify.boot.guest_files import kvm_works
 from homenode.check.verify.boot.initramfs import initramfs
 from homenode.check.verify.boot.libvirt import find_uri
 from homenode.check.verify.boot.stand_in import TWO_GUESTS_TEXT
@@ -20,7 +20,6 @@ from homenode.check.verify.boot.stand_in_boot import BootOptions, BootOutcome, b
 from homenode.check.verify.expectation import expectation_of
 from homenode.check.verify.guest_checks import GuestView, view_of_stand_in
 from homenode.cpuset import CpuSet
-from homenode.errors import HomenodeError
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.process import run
 from homenode.vm.domain.read import open_domain, vm_of
@@ -29,6 +28,7 @@ from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.nccl_documents import check_bus_numbers
 from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
+from tests.verify_guests import guest_files
 
 pytestmark = pytest.mark.qemu
 
@@ -92,12 +92,7 @@ def boot(xml: bytes, connect: str) -> BootOutcome:
 
 @pytest.fixture(scope="module")
 def booted(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[BootOutcome]]]:
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    guest_files()
     tests = (item for item in request.session.items if item.path == request.path)
     wanted = {"nightly" in item.keywords for item in tests}
     with ThreadPoolExecutor(2) as pool:
@@ -255,10 +250,7 @@ exec sleep 60
 def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    try:
-        files = find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    files = guest_files(fake_qemu=True)
     kvm_works(files.kernel, initramfs(files.busybox))  # kept: the program below is not asked
     program = tmp_path / "qemu-system-x86_64"
     program.write_text(ENDLESS)

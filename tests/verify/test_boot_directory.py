@@ -5,7 +5,6 @@ The attacker is user 12345, on this machine, without any group.
 
 import errno
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -18,13 +17,13 @@ import pytest
 
 from homenode.check.verify.boot import boot_directory as boot_directories
 from homenode.check.verify.boot.boot_directory import GuestOutput, boot_directory, let_qemu_in
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.libvirt import find_uri, user_of_capabilities
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.errors import HomenodeError, HostError
+from homenode.errors import HostError
 from homenode.safe.trusted_path import changeable, let_in, private_directory
 from homenode.vm.domain.read import open_domain, vm_of
 from tests.verify_documents import tuned
+from tests.verify_guests import guest_files
 
 ATTACKER, QEMU = 12345, 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -241,10 +240,7 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, why: str
 ) -> None:
     """As on a file system without access control lists."""
-    try:
-        find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    guest_files(fake_qemu=True)
     for name, text in (("qemu-system-x86_64", _REFUSES), ("virsh", _VIRSH)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -345,12 +341,7 @@ def test_an_attacker_at_every_moment_of_making_a_directory_gets_nothing(place: P
 def test_other_users_change_no_verdict_of_a_boot(place: Path, tmp_path: Path) -> None:
     """The document is sound, and stays so, whatever another user tries meanwhile: libvirt's QEMU,
     which is another user too, is let in."""
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    guest_files()
     uri = find_uri(os.environ.get("HOMENODE_LIBVIRT_URI"))
     if uri is None:
         pytest.skip("no libvirtd answers at qemu:///system")

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from homenode.check.verify.boot.boot_directory import end_abandoned
-from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.errors import HomenodeError
 from homenode.safe.record_directory import RecordDirectory
 from tests.processes import wait_for
 from tests.verify_documents import tuned
+from tests.verify_guests import guest_files
 
 TELLING = """#!/bin/sh
 echo "$*" >>'{log}'
@@ -57,12 +56,7 @@ def has_ended(process: int) -> bool:
 def test_a_kill_ends_the_stand_in_too(tmp_path: Path, kill: signal.Signals) -> None:
     if kill == signal.SIGKILL and shutil.which("setpriv") is None:
         pytest.skip("no setpriv here")
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    guest_files()
     document = tmp_path / "vm.xml"
     document.write_bytes(tuned("pin-numa-pci").document)
     scratch = tmp_path / "scratch"

@@ -5,7 +5,6 @@ the leaves are then those of a guest under KVM.
 """
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from itertools import chain
@@ -15,11 +14,9 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.initramfs import initramfs
 from homenode.check.verify.boot.stand_in_boot import kernel_command
 from homenode.cpuset import CpuSet
-from homenode.errors import HomenodeError
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
@@ -29,6 +26,7 @@ from homenode.vm.model import GuestCache, GuestTopology
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.targets.qemu_command import cpu_text, smp_text
 from tests.small_hosts import even_host, small_request
+from tests.verify_guests import guest_files
 
 pytestmark = pytest.mark.qemu
 
@@ -68,12 +66,7 @@ class Seen:
 
 
 def booted(made: Plan, model: str, online: int, directory: Path) -> Seen:
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        files = find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    files = guest_files()
     (directory / "initramfs").write_bytes(initramfs(files.busybox, INIT))
     smp = smp_text(made).removeprefix(f"{made.vm.vcpus},")
     cells = (

@@ -1,18 +1,16 @@
 """Limits of cgroups of version 2 as a real kernel writes them, read in a booted guest."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.initramfs import initramfs
 from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
 from homenode.check.verify.live.checks import group_findings, limit_findings
-from homenode.errors import HomenodeError
 from homenode.vm.domain.read import read_vm
 from tests.proc_trees import BARE, PID, UUID, ProcTree
+from tests.verify_guests import guest_files
 
 pytestmark = [pytest.mark.qemu, pytest.mark.nightly]
 
@@ -77,12 +75,7 @@ poweroff -f
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """The kernel's files by path, before and after limits were set."""
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        files = find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    files = guest_files()
     initrd = tmp_path_factory.mktemp("guest") / "initrd"
     initrd.write_bytes(initramfs(files.busybox, INIT))
     disk = ("-drive", "driver=null-co,size=1M,if=none,id=d", "-device", "nvme,drive=d,serial=1")

@@ -6,7 +6,6 @@ HOMENODE_FUZZ_SEED=THAT repeats it alone.
 
 import os
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +13,9 @@ from dataclasses import dataclass
 import pytest
 
 from homenode.check.domain.verification import verify_document
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.check.verify.expectation import expectation_of
 from homenode.check.verify.guest_checks import view_of_stand_in
-from homenode.errors import HomenodeError
 from homenode.findings import are_bad
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import PlannedFile, plan_file
@@ -29,6 +26,7 @@ from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Unplannable, vm_as_it_runs
 from homenode.vm.plan_options import PciGranularity, PlanOptions
 from homenode.vm.sources import load_host
+from tests.verify_guests import guest_files
 
 HOSTS = ("small-2n8c-2gpu", "hgx-h100", "h200-xeon8558", "x86-2p2n16c32t-isolated-pus")
 CASES = 12
@@ -129,12 +127,7 @@ def test_fuzz_random_vms_on_random_hosts_check_clean() -> None:
 @pytest.mark.lab
 @pytest.mark.qemu
 def test_fuzz_random_vms_boot_as_planned() -> None:
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        find_guest_files()
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    guest_files()
     for seed in seeds():
         case = case_of(seed)
         if case is not None and case.tuning.plan.vm.vcpus <= MAX_BOOTED_VCPUS:

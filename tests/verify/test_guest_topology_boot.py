@@ -3,20 +3,18 @@
 The kernel starts its CPUs, builds its scheduling domains, and panics for want of a first process.
 """
 
-import shutil
 import subprocess
 from itertools import accumulate
 
 import pytest
 
-from homenode.check.verify.boot.guest_files import find_guest_files
 from homenode.check.verify.boot.stand_in_boot import kernel_command
-from homenode.errors import HomenodeError
 from homenode.plan.shape.assemble import assemble
 from homenode.units import GIB
 from homenode.vm.model import GuestTopology
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
+from tests.verify_guests import guest_files
 
 pytestmark = pytest.mark.qemu
 
@@ -25,34 +23,12 @@ VENDORS = {"GenuineIntel": "Skylake-Server", "AuthenticAMD": "EPYC-Milan"}
 
 def console(model: str, topology: GuestTopology, cells: tuple[int, ...]) -> str:
     """What the kernel says until it panics."""
-    if shutil.which("qemu-system-x86_64") is None:
-        pytest.skip("no qemu-system-x86_64 here")
-    try:
-        kernel = find_guest_files().kernel
-    except HomenodeError as error:
-        pytest.skip(str(error))
+    kernel = guest_files().kernel
     shape = ",".join(f"{name}={value}" for name, value in topology._asdict().items())
     argv = [
-        "qemu-system-x86_64",
-        "-machine",
-        "q35",
-        "-accel",
-        "tcg,thread=single",
-        "-cpu",
-        model,
-        "-smp",
-        f"{topology.vcpus},{shape}",
-        "-m",
-        f"{96 * len(cells)}M",
-        "-nodefaults",
-        "-display",
-        "none",
-        "-serial",
-        "stdio",
-        "-no-reboot",
-        "-kernel",
-        str(kernel),
-        "-append",
+        *("qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=single", "-cpu", model),
+        *("-smp", f"{topology.vcpus},{shape}", "-m", f"{96 * len(cells)}M", "-nodefaults"),
+        *("-display", "none", "-serial", "stdio", "-no-reboot", "-kernel", str(kernel), "-append"),
         # What it says of its CPUs is no error, and is not silenced.
         kernel_command(topology.vcpus, kvm=False).replace(" quiet", ""),
     ]

@@ -391,3 +391,7 @@ def test_cells_that_bench_bound_to_the_other_node_are_no_far_copies() -> None:
     astray = alternative("pin-numa-pci", (*far[:2], *near[2:]), (1,) * 4, gpus=gpus).runs[0]
     (caveat,) = find_own_caveats(alternatives([astray])[0])
     assert caveat.id == "far-copies" and "2 of 4 GPUs 41.2 GB/s" in caveat.detail
+    unplaced = alternative("pin-numa-pci", (*far[:2], *near[2:]), gpus=gpus).runs[0]
+    for run, ids in ((astray, []), (unplaced, ["far-copies"])):
+        known = Run(structs.replace(run.head, gpus=head.gpus), run.samples)
+        assert [caveat.id for caveat in find_own_caveats(alternatives([known])[0])] == ids

@@ -511,16 +511,20 @@ def test_pairs_of_gpus_and_nics_get_their_tree_unless_results_speak_against_it(
 
 def test_the_layout_to_measure_next_is_what_others_of_the_kind_chose_and_this_one_lacks() -> None:
     machine = facts("h200-xeon8558")
-    for chosen, next_layout in (("pin-numa", "pin-numa"), ("pin", None)):
+    for own, layout, chosen, next_layout in (
+        ("pin", "pin-bound", "pin-numa", "pin-numa"),
+        ("pin", "pin-bound", "pin", None),
+        ("pin-numa", "pin-numa", "pin", "pin-numa-pci"),
+    ):
         runs = [
-            *runs_with({"default": 1e11, "pin": 3e11}, 3, host=machine.fingerprint),
+            *runs_with({"default": 1e11, own: 3e11}, 3, host=machine.fingerprint),
             *(
                 Run(replace(run.head, host_kind=machine.kind), run.samples)
                 for run in runs_with({"default": 1e11, chosen: 3e11}, 4, host="another")
             ),
         ]
         made = decide(runs, machine, Objective.MEMORY_BANDWIDTH)
-        assert (made.layout, made.measure_next) == ("pin-bound", next_layout)
+        assert (made.layout, made.measure_next) == (layout, next_layout)
 
 
 def test_emulated_figures_lead_to_no_verdict() -> None:

@@ -108,6 +108,11 @@ def test_what_both_domains_would_share_is_said() -> None:
     assert found["copy-shares-file"] == "serial /var/log/vm.log"
     assert found["copy-shares-device"].startswith("hostdev")
     assert len(shared_with_original(xml)) == 4
+    for disk in (b"<readonly/></disk>", b"<shareable/></disk>"):
+        read_only = xml.replace(b"</disk>", disk, 1)
+        assert len(shared_with_original(read_only)) == 4 - (b"readonly" in disk)
+    empty = re.sub(rb"<source file='[^']*'/>", b"", xml)
+    assert "copy-shares-disk" not in {finding.id for finding in shared_with_original(empty)}
 
 
 @pytest.mark.parametrize("name", NAMES)

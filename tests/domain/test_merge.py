@@ -134,6 +134,27 @@ def test_an_element_put_among_those_of_the_layout_stays() -> None:
     text = merged(ORIGINAL, applied, now).document.to_bytes()
     assert b"<shares>7</shares>" in text
     assert b"vcpupin" not in text
+    now = re.sub(rb"\s*<vcpupin vcpu='1'[^>]*>", b"", applied)
+    assert b"cputune" not in merged(ORIGINAL, applied, now).document.to_bytes()
+
+
+@pytest.mark.parametrize("end", [b"/>", b">\n  </cpu>"])
+def test_an_element_is_as_empty_as_before_but_for_what_was_put_into_it(end: bytes) -> None:
+    cpu = b"<cpu mode='host-model'" + end
+    original = ORIGINAL.replace(b"<os>", cpu + b"\n  <os>")
+    applied = tuned("pin-numa", original)
+    assert cpu in merged(original, applied, applied).document.to_bytes()
+    feature = b"<feature policy='require' name='pcid'/>"
+    now = applied.replace(b"</cpu>", feature + b"</cpu>")
+    assert feature in merged(original, applied, now).document.to_bytes()
+
+
+def test_a_setting_put_into_an_element_of_the_layout_stays() -> None:
+    applied = tuned("pin-numa")
+    assert b"<cpu>" in applied and b"<cpu" not in ORIGINAL
+    mode = b"<cpu mode='host-model'"
+    now = applied.replace(b"<cpu>", mode + b">")
+    assert mode in merged(ORIGINAL, applied, now).document.to_bytes()
 
 
 def test_a_device_plugged_into_the_layouts_bus_loses_its_address_and_is_named() -> None:

@@ -46,6 +46,13 @@ def test_an_older_daemon_is_refused_by_the_name_of_the_element() -> None:
     assert str(raised.value).startswith(
         "<maxphysaddr> (layout pin-numa-pci): expected libvirt 8.7.0 or newer, found 1.2.0"
     )
+    existing = tuple(structs.replace(c, existing=True) for c in plan.vm.controllers)
+    there = structs.replace(plan, vm=structs.replace(plan.vm, controllers=existing), aperture=None)
+    named = {need.element for need in required_versions(there, is_virt=True)}
+    assert not any("<controller" in element or "<model" in element for element in named)
+    switch = {need.element for need in required_versions(plan) if "switch" in need.element}
+    arm = {need.element for need in required_versions(plan) if "aarch64" in need.element}
+    assert (switch, arm) == (set(), set())
     with pytest.raises(HostError, match=r"QEMU 6\.0\.0 or newer, found 5\.2\.0"):
         reject_older(hand_plan(GUEST, "pin-numa-pci"), None, (5, 2, 0), is_virt=True)
 

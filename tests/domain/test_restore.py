@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.errors import HostError, InputError
+from homenode.errors import HomenodeError, HostError, InputError
 from homenode.vm.domain.restore import is_tuned_output, restore, write_tuned
 
 ORIGINAL = b"<domain type='kvm'>\r\n<!-- mine --></domain>"
@@ -72,6 +72,36 @@ def test_a_kill_of_a_restore_leaves_what_the_next_ends(tmp_path: Path) -> None:
     saved.output.write_bytes(ORIGINAL)  # it is in place before the record goes
     assert restore(saved.output).read_bytes() == ORIGINAL
     assert names(tmp_path) == ["out.xml"]
+
+
+def test_a_document_comes_back_with_its_permissions_or_those_of_the_original(
+    tmp_path: Path,
+) -> None:
+    for is_there, mode in ((True, 0o640), (False, 0o600)):
+        saved = write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED)
+        saved.output.chmod(0o640)
+        if not is_there:
+            saved.output.unlink()
+        assert restore(saved.output).stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("part", [".orig", ".orig.sha256", ""])
+def test_a_missing_file_is_named(part: str, tmp_path: Path) -> None:
+    out = write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED).output
+    out.with_name(f"out.xml{part or '.orig'}").unlink()
+    if part:
+        with pytest.raises(InputError, match="has no saved original"):
+            restore(out)
+    else:
+        out.unlink()
+        with pytest.raises(HomenodeError, match="no such file"):
+            restore(out)
+    assert not is_tuned_output(out)
+
+
+def test_a_document_that_was_removed_is_written_again(tmp_path: Path) -> None:
+    write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED).output.unlink()
+    assert write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED).output.read_bytes() == TUNED
 
 
 def test_planning_again_from_the_same_original_is_fine(tmp_path: Path) -> None:

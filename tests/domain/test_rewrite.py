@@ -10,7 +10,7 @@ from homenode.errors import InputError
 from homenode.units import GIB, MIB
 from homenode.vm.domain.crosscheck import crosscheck
 from homenode.vm.domain.document import Document, Element, parse_document
-from homenode.vm.domain.edits import remove_all
+from homenode.vm.domain.edits import NewElement, append, apply, remove_all
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, GuestPcie
@@ -239,6 +239,13 @@ def test_tabs_and_double_quotes_and_line_ends_are_the_documents_own() -> None:
     assert b"'" not in after
     after = tuned("crlf", "pin-numa").text
     assert after.count(b"\n") == after.count(b"\r\n")
+    for end, step, used in ((b"\r\n", b"\t", b"\t"), (b"\n", b"   ", b"   "), (b"\n", b"", b"  ")):
+        children = (b"<a>", step + b"<b/>", b"</a>")
+        lines = (b"<domain>", step + end.join(children) + b"</domain>")
+        document = parse_document(end.join(lines), "x")
+        new = NewElement("c", children=(NewElement("d"),))
+        after = apply(document, append(document, document.root, [new])).text
+        assert end + step + b"<c>" + end + step + used + b"<d/>" in after
 
 
 @pytest.mark.parametrize("name", ["utf16", "latin1"])

@@ -165,11 +165,16 @@ def refusal(host: Host, request: GuestRequest) -> str:
 
 def test_nvswitches_go_with_all_gpus_or_not_at_all() -> None:
     host = hgx(*SWITCHES)
-    assert "all 8 GPUs" in refusal(host, wanting(4, with_nvswitches=True))
+    named = (Bdf.parse(HGX[0].bdf),)
+    text = refusal(host, wanting(4, with_nvswitches=True, devices=named))
+    assert "all 8 GPUs that they join, and this VM gets 5" in text
     assert "ConnectX" in refusal(hgx(), wanting(8, with_nvswitches=True))
     service = pinned_domain("7", name="fm", devices=("01:00.0",))
     shared = structs.replace(host, domains=(service,))
     assert "by 'fm'" in refusal(shared, wanting(8, with_nvswitches=True))
+    other = pinned_domain("7", name="gpu-vm", devices=(HGX[0].bdf[5:],))
+    shared = structs.replace(host, domains=(other,))
+    assert "by 'gpu-vm'" in refusal(shared, wanting(7, with_nvswitches=True))
 
 
 def test_a_board_is_what_its_links_join() -> None:
@@ -186,6 +191,12 @@ def test_a_board_is_what_its_links_join() -> None:
     assert set(first.devices) in ({*gpus[:4], switches[0]}, {*gpus[4:], switches[1]})
     whole = place(host, wanting(8, with_nvswitches=True))
     assert set(whole.devices) == {*gpus, *switches}
+    rest = place(host, wanting(2, with_nvswitches=True, devices=(gpus[0], gpus[1])))
+    assert set(rest.devices) == {*gpus[:4], switches[0]}
+    refusal(host, wanting(4, with_nvswitches=True, devices=(gpus[0],)))
+    busy = pinned_domain("7", name="other", devices=(str(gpus[2])[5:],))
+    second = structs.replace(host, domains=(busy,))
+    assert set(place(second, wanting(4, with_nvswitches=True)).devices) == {*gpus[4:], switches[1]}
 
 
 def test_a_card_of_another_model_is_no_part_of_the_board() -> None:

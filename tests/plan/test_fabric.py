@@ -114,6 +114,16 @@ def test_as_many_gpus_as_a_package_has_are_of_one_package_or_refused() -> None:
         place(host, some(4))
     assert [rejection.constraint for rejection in refusal.value.rejections] == ["gpu-packages"]
     assert len(buses(host, some(5))) == 5  # no package has so many
+    lost = Bdf.parse(HGX[1].bdf)
+    devices = (structs.replace(d, node=None) if d.bdf == lost else d for d in host.pci_devices)
+    host = structs.replace(host, pci_devices=tuple(devices))
+    one_more = asking(named(1), gpu_count=3)
+    assert len(place(host, one_more).devices) == 4  # of an unknown package, so of any
+    assert len(buses(host, some(4))) == 4
+    busy = [pinned_domain("0", name=f"train-{i}", devices=(HGX[i].bdf[5:],)) for i in (1, 2, 5, 6)]
+    host = board((None,) * 8, domains=tuple(busy))
+    of_both = asking(named(0, 4), gpu_count=2)
+    assert len(place(host, of_both).devices) == 4
 
 
 def test_all_gpus_of_a_board_are_a_partition_whatever_their_modules() -> None:

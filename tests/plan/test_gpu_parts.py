@@ -150,6 +150,14 @@ def test_gpus_of_a_profile_are_free_parts_of_it() -> None:
 
 def test_a_part_that_another_vm_has_and_a_whole_divided_gpu_are_said() -> None:
     host = divided(f'devices = ["{UUIDS[0]}"]')
+    group = {A40, Bdf.parse("82:00.0"), tuned(host, devices=(UUIDS[1],)).plan.vm.hostdevs[0].bdf}
+    grouped = tuple(
+        replace(d, iommu_group=7, driver="nvidia") if d.bdf in group else d
+        for d in host.pci_devices
+    )
+    for device, is_found in ((UUIDS[1], False), (A40, True)):
+        made = tuned(replace(host, pci_devices=grouped), devices=(device,)).plan
+        assert ("iommu-group-incomplete" in {f.id for f in made.findings}) is is_found
     held = tuned(host, devices=(UUIDS[0],)).plan
     assert "device-in-use" in {f.id for f in held.findings}
     sibling = tuned(host, devices=(UUIDS[1],)).plan

@@ -187,6 +187,16 @@ def test_more_devices_than_slots_get_a_second_expander_bus() -> None:
     check_tree(request, plan)
 
 
+def test_more_devices_than_ports_of_a_switch_get_a_second_switch() -> None:
+    specs = [DeviceSpec(f"{bus:02x}:00.0", switch=0) for bus in range(1, 36)]
+    devices = tuple(Bdf.parse(spec.bdf) for spec in specs)
+    request = asking(ask(devices), pci_granularity=PciGranularity.SWITCH)
+    plan = assemble(even_host(1, devices=specs), request, placed((4,), devices=devices))
+    below = Counter(c.address.bus for c in of_model(plan, PortModel.SWITCH_DOWNSTREAM) if c.address)
+    assert sorted(below.values()) == [3, 32]
+    check_tree(request, plan)
+
+
 def test_spare_ports_are_empty_and_on_every_expander_bus() -> None:
     request = asking(ask(HGX_GPUS), spare_ports=3)
     plan = assemble(hgx_host(), request, placed((2, 2), devices=HGX_GPUS))
@@ -254,7 +264,7 @@ def test_a_document_full_of_controllers_is_unplannable_with_numbers() -> None:
 
     # 235 controllers leave 20 bus numbers, and indices up to 245 for 10 new controllers.
     check_tree(crowded(235), assemble(hgx_host(), crowded(235), placement))
-    with pytest.raises(Unplannable, match="255") as error:
+    with pytest.raises(Unplannable, match="to 255, found a need for 256 ") as error:
         assemble(hgx_host(), crowded(246), placement)
     assert error.value.exit_code == 4 and error.value.hint
 

@@ -19,11 +19,20 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan import Unplannable
+from homenode.vm.plan_options import Balance
 from homenode.vm.sources import load_host
 from tests.figures import numbers
 from tests.plan.test_against_brute_force import compare
 from tests.seeds import part, seeds
-from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
+from tests.small_hosts import (
+    DeviceSpec,
+    NodeSpec,
+    asking,
+    even_host,
+    host_of,
+    pinned_domain,
+    small_request,
+)
 
 MAX_CALLS = 100_000
 LARGEST = "x86-2p8n128c256t-64gpu"
@@ -95,6 +104,27 @@ def trying_all(ties: GpuTies, sure: int, tied: list[tuple[int, int]]) -> int:
         for gpus, number in tied
     ]
     return min((sum(way) for way in product(*ways)), key=lambda gpus: cost(gpus | sure))
+
+
+def test_of_many_nodes_one_in_each_package_of_gpus_is_found() -> None:
+    devices = [
+        DeviceSpec(f"{16 * package + n + 1:02x}:00.0", node=4 * package + n, root=8 * package + n)
+        for package in range(4)
+        for n in range(2)
+    ]
+    host = even_host(5, 4, 1, 2, devices=devices)
+    named = tuple(Bdf.parse(device.bdf) for device in devices)
+    request = asking(small_request(8, layout="pin"), devices=named)
+    assert place(host, request).nodes == (0, 4, 8, 12)
+
+
+def test_of_many_nodes_the_two_with_the_memory_are_found() -> None:
+    sizes = [64 if node % 8 == 3 else 16 for node in range(20)]
+    host = host_of(
+        [NodeSpec(((2, 2),), node // 4, memory_bytes=size * GIB) for node, size in enumerate(sizes)]
+    )
+    pack = asking(small_request(4, 90 * GIB, layout="pin-bound"), max_nodes=2, balance=Balance.PACK)
+    assert place(host, pack).nodes == (3, 11)
 
 
 def test_no_choice_among_equally_near_gpus_breaks_fewer_sets() -> None:

@@ -27,7 +27,7 @@ from homenode.vm.domain.codec import INITIATORS, required_versions
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.memory import edit_memory_devices
 from homenode.vm.domain.read import open_domain, read_vm, vm_of
-from homenode.vm.layout import PRESETS
+from homenode.vm.layout import PRESETS, MemoryBinding
 from homenode.vm.model import MemoryDevice
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode, PlanOptions
@@ -213,7 +213,11 @@ def test_a_node_mask_follows_its_cell_where_the_layout_binds_memory(hgx: Host) -
     flat = plan_file(xml, "vm.xml", PlanOptions("pin-bound"), hgx)
     nodes = CpuSet(flat.plan.memory_nodes)
     assert f"<nodemask>{nodes}</nodemask>".encode() in flat.document
-    assert b"<nodemask>1</nodemask>" in plan_file(xml, "vm.xml", PlanOptions("pin"), hgx).document
+    unbound = PlanOptions("pin-numa", memory_binding=MemoryBinding.KEEP)
+    for options in (PlanOptions("pin"), unbound):
+        assert b"<nodemask>1</nodemask>" in plan_file(xml, "vm.xml", options, hgx).document
+    enclave = parse_document(xml.replace(b"model='dimm'", b"model='sgx-epc'"), "x")
+    assert edit_memory_devices(enclave, made.plan).text == enclave.text
     moved = edit_memory_devices(
         parse_document(xml.replace(b"<node>0<", b"<node>2<"), "x"), made.plan
     )

@@ -240,7 +240,7 @@ def _own_line(blank: bytes) -> bytes:
     at = blank.rfind(b"\n")
     if at < 0:
         return b""
-    return blank[at - 1 if at and blank[at - 1 : at] == b"\r" else at :]
+    return blank[at - 1 if blank[at - 1 : at] == b"\r" else at :]
 
 
 def _step(document: Document, element: Element) -> bytes:

@@ -155,9 +155,8 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
             cell = 0
         if mask is None or plan.memory_mode is None or device.get("model") == "sgx-epc":
             continue
-        mirrored = plan.is_mirrored and cell < len(plan.cells)
-        nodes = CpuSet(plan.cells[cell].host_nodes if mirrored else plan.memory_nodes)
-        if nodes and _nodes_of(mask) != nodes:
+        nodes = CpuSet(plan.cells[cell].host_nodes if plan.is_mirrored else plan.memory_nodes)
+        if _nodes_of(mask) != nodes:
             edits += set_text(document, mask, str(nodes))
     return apply(document, edits)
 

@@ -161,16 +161,10 @@ class _Merge(Struct, frozen=True):
             self.edits.extend(remove(self.now, current))
             return
         place = f"{place}/{current.tag}{_name_suffix(current)}"
-        conflict_count = len(self.conflicts)
         edits = [*self._attributes(place, was, put, current), *self._text(place, was, put, current)]
         before = len(self.edits)
         child_count = self._children(place, was, put, current)
-        if (
-            was is None
-            and not child_count
-            and self._is_empty(put, current)
-            and len(self.conflicts) == conflict_count
-        ):
+        if was is None and not child_count and self._is_empty(put, current):
             del self.edits[before:]
             self.edits.extend(remove(self.now, current))
             return

@@ -76,7 +76,7 @@ def test_a_capture_that_was_cut_short_keeps_the_hosts_that_it_has_read(
 )
 def test_a_line_with_anything_else_in_it_is_named_and_skipped(line: str) -> None:
     hosts, refused = read_list(["gpu-0", line], "hosts")
-    assert [one.name for one in hosts] == ["gpu-0"]
+    assert list(hosts) == ["gpu-0"]
     assert [one.subject for one in refused] == ["hosts:2"]
 
 
@@ -88,10 +88,10 @@ def test_a_list_without_a_host_is_refused() -> None:
 
 def test_a_list_names_hosts_without_user_and_port() -> None:
     lines = ["\ufeff# comment", "", "root@gpu-1:2222 # rack", "gpu-2.example.org"]
-    assert [(one.server, one.name) for one in read_list(lines, "l")[0]] == [
-        ("root@gpu-1:2222", "gpu-1"),
-        ("gpu-2.example.org", "gpu-2.example.org"),
-    ]
+    assert read_list(lines, "l")[0] == {
+        "gpu-1": "root@gpu-1:2222",
+        "gpu-2.example.org": "gpu-2.example.org",
+    }
 
 
 def test_a_host_with_its_vms_is_the_one_that_was_stored(tmp_path: Path) -> None:

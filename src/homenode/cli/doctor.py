@@ -296,13 +296,13 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> No
     from homenode.check.doctor.baseline import MIN_HOSTS, compare_fleet
 
     hosts = _hosts(sources)
-    fleet = compare_fleet(hosts)
-    kinds = (kind for kind in fleet.kinds if kind[1] >= MIN_HOSTS)
-    alone = f"{first_few(map(printable, fleet.alone), 2)}: fewer than {MIN_HOSTS} of a kind"
+    differences, kinds, names = compare_fleet(hosts)
+    counts = ((kind, count) for kind, count in kinds.items() if count >= MIN_HOSTS)
+    alone = f"{first_few(map(printable, names), 2)}: fewer than {MIN_HOSTS} of a kind"
     findings = Findings(
-        checked=tuple(f"{plural(count, 'host')}: {kind}" for kind, count in kinds),
-        findings=tuple(difference.as_finding() for difference in fleet.differences),
-        not_checked=(alone,) if fleet.alone else (),
+        checked=tuple(f"{plural(count, 'host')}: {kind}" for kind, count in counts),
+        findings=tuple(difference.as_finding() for difference in differences),
+        not_checked=(alone,) if names else (),
         unknown=shared_gap_lines((name, host.gaps) for name, host in hosts),
     )
     print_findings(findings, plural(len(hosts), "host"), as_json=as_json, explain=explain)

@@ -317,17 +317,12 @@ class FleetDifference(Struct, frozen=True, kw_only=True):
         return replace(self.finding, subject=subject, cost=cost)
 
 
-class Fleet(Struct, frozen=True, kw_only=True):
-    """Differences between hosts of one kind."""
-
-    # those of most hosts first, within the worst severity first
-    differences: tuple[FleetDifference, ...]
-    kinds: tuple[tuple[str, int], ...]  # hosts of each kind
-    alone: tuple[str, ...]  # hosts of which there are too few to compare
-
-
-def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
-    """Every difference of a host from the majority of its kind. hosts: each with its name."""
+def compare_fleet(
+    hosts: Sequence[tuple[str, Host]],
+) -> tuple[list[FleetDifference], dict[str, int], list[str]]:
+    """Return the differences of hosts from the majority of their kind, the worst severity and most
+    hosts first; the number of hosts by kind; and the hosts of kinds with too few to compare. hosts:
+    each with its name."""
     kinds: dict[str, list[tuple[str, Host]]] = {}
     for name, host in hosts:
         kinds.setdefault(kind_of(host), []).append((name, host))
@@ -356,8 +351,7 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
             -len(difference.hosts),
         )
     )
-    sizes = tuple((kind, len(members)) for kind, members in kinds.items())
-    return Fleet(differences=tuple(differences), kinds=sizes, alone=tuple(alone))
+    return differences, {kind: len(members) for kind, members in kinds.items()}, alone
 
 
 def kind_of(host: Host) -> str:

@@ -1,7 +1,7 @@
 """homenode pool: VMs that fit on many hosts, the host for the next VM, captures. [I/O]"""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -267,13 +267,6 @@ _SERVER = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%\[\]+-]{0,255}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,254}", re.ASCII)
 
 
-class ListedHost(Struct, frozen=True, kw_only=True):
-    """A host of a list: its ssh address, and its name in the pool."""
-
-    server: str
-    name: str
-
-
 class CapturedHosts(Struct, frozen=True, kw_only=True):
     """Number of hosts in the directory, number read by this call, and unreadable hosts."""
 
@@ -283,7 +276,7 @@ class CapturedHosts(Struct, frozen=True, kw_only=True):
 
 
 def capture_hosts(
-    listed: tuple[ListedHost, ...],
+    server_of: Mapping[str, str],
     directory: Path,
     progress: Progress,
     *,
@@ -292,49 +285,49 @@ def capture_hosts(
     again: bool = False,
 ) -> CapturedHosts:
     """Read hosts into NAME.json of the directory, for this user alone. Each is written as soon as
-    it was read: after an interruption the same call reads the missing hosts. again: also read hosts
-    that the directory has. Raises HostError if it cannot be written."""
+    it was read: after an interruption the same call reads the missing hosts. server_of: by name.
+    again: also read hosts that the directory has. Raises HostError if it cannot be written."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise HostError(f"{directory}: cannot create the directory: {error.strerror}") from None
-    missing = [host for host in listed if again or not _file_of(directory, host).exists()]
+    files = {name: directory / f"{name}.json" for name in server_of}
+    missing = [name for name, file in files.items() if again or not file.exists()]
     failures: list[Gap] = []
     with ThreadPoolExecutor(max_workers=jobs) as threads:
-        reads = {threads.submit(_capture, host, directory, timeout_s): host for host in missing}
+        reads = {
+            threads.submit(_capture, name, server_of[name], files[name], timeout_s): name
+            for name in missing
+        }
         try:
             for number, read in enumerate(as_completed(reads), start=1):
                 reason = read.result()
                 if reason is not None:
-                    failures.append(Gap(reads[read].server, reason))
+                    failures.append(Gap(server_of[reads[read]], reason))
                 progress(number, len(missing))
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
     return CapturedHosts(
-        hosts=sum(_file_of(directory, host).exists() for host in listed),
+        hosts=sum(file.exists() for file in files.values()),
         read=len(missing) - len(failures),
         failures=tuple(sorted(failures, key=lambda failure: failure.subject)),
     )
 
 
-def _capture(listed: ListedHost, directory: Path, timeout_s: float) -> str | None:
+def _capture(name: str, server: str, file: Path, timeout_s: float) -> str | None:
     """Write the host; return the reason if it cannot be read."""
     try:
-        host = replace(host_over_ssh(listed.server, timeout_s), name=listed.name)
+        host = replace(host_over_ssh(server, timeout_s), name=name)
     except HomenodeError as error:
-        return error.message.removeprefix(f"{listed.server}: ")
-    replace_file(_file_of(directory, listed), encode("host", host).encode(), PRIVATE)
+        return error.message.removeprefix(f"{server}: ")
+    replace_file(file, encode("host", host).encode(), PRIVATE)
     return None
 
 
-def _file_of(directory: Path, listed: ListedHost) -> Path:
-    return directory / f"{listed.name}.json"
-
-
-def read_list(lines: Iterable[str], source: str) -> tuple[tuple[ListedHost, ...], tuple[Gap, ...]]:
-    """Return the hosts of lines `[USER@]HOST[:PORT] [name=NAME]`, and the rejected lines; # begins
-    a comment. Raises InputError if no line names a host."""
-    hosts: dict[str, ListedHost] = {}
+def read_list(lines: Iterable[str], source: str) -> tuple[dict[str, str], tuple[Gap, ...]]:
+    """Return the ssh addresses by name of lines `[USER@]HOST[:PORT] [name=NAME]`, and the rejected
+    lines; # begins a comment. Raises InputError if no line names a host."""
+    server_of: dict[str, str] = {}
     refused: list[Gap] = []
     for number, line in enumerate(lines, start=1):
         words = line.removeprefix("\ufeff").partition("#")[0].split()
@@ -346,13 +339,13 @@ def read_list(lines: Iterable[str], source: str) -> tuple[tuple[ListedHost, ...]
         is_formed = len(words) == 1 or (len(words) == 2 and words[1].startswith("name="))
         if not (is_formed and _SERVER.fullmatch(server) and _NAME.fullmatch(named)):
             reason = f"expected [USER@]HOST[:PORT] [name=NAME], found {line.strip()[:80]!r}"
-        elif named in hosts:
-            reason = f"duplicate name {named!r}: {hosts[named].server} has it"
+        elif named in server_of:
+            reason = f"duplicate name {named!r}: {server_of[named]} has it"
         else:
-            hosts[named] = ListedHost(server=server, name=named)
+            server_of[named] = server
             continue
         refused.append(Gap(f"{source}:{number}", reason))
-    if not hosts:
+    if not server_of:
         first = refused[0] if refused else Gap(source, "no hosts in it")
         raise InputError(str(first))
-    return tuple(hosts.values()), tuple(refused)
+    return server_of, tuple(refused)

@@ -281,6 +281,19 @@ def test_what_varies_more_counts_up_to_six_times_the_noise() -> None:
     assert error(3) < error(5) < error(8) == pytest.approx(error(50))
 
 
+@pytest.mark.parametrize(("rounds", "freedom"), [(3, 4), (4, 3.8125)])
+def test_from_four_rounds_on_each_of_three_has_its_own_variance(
+    rounds: int, freedom: float
+) -> None:
+    rows = (_QUIET, _SHIFTED, (0.02, -0.01, 0.03, -0.02))
+    series = [
+        _series(list(map(sum, zip(row[:rounds], _ROUNDS, strict=False))), in_rounds=True)
+        for row in rows
+    ]
+    tested = interval(series[0], series[1], neighbours=series[2:])
+    assert tested is not None and tested.freedom == freedom
+
+
 @pytest.mark.parametrize(
     ("metric", "first", "second", "factor"),
     [

@@ -511,16 +511,17 @@ def test_pairs_of_gpus_and_nics_get_their_tree_unless_results_speak_against_it(
 
 def test_the_layout_to_measure_next_is_what_others_of_the_kind_chose_and_this_one_lacks() -> None:
     machine = facts("h200-xeon8558")
-    for own, layout, chosen, next_layout in (
-        ("pin", "pin-bound", "pin-numa", "pin-numa"),
-        ("pin", "pin-bound", "pin", None),
-        ("pin-numa", "pin-numa", "pin", "pin-numa-pci"),
+    for own, layout, others, next_layout in (
+        ("pin", "pin-bound", {"default": 1e11, "pin-numa": 3e11}, "pin-numa"),
+        ("pin", "pin-bound", {"default": 1e11, "pin": 3e11}, None),
+        ("pin", "pin-bound", {"default": 3e11, "pin": 1e11}, None),
+        ("pin-numa", "pin-numa", {"default": 1e11, "pin": 3e11}, "pin-numa-pci"),
     ):
         runs = [
             *runs_with({"default": 1e11, own: 3e11}, 3, host=machine.fingerprint),
             *(
                 Run(replace(run.head, host_kind=machine.kind), run.samples)
-                for run in runs_with({"default": 1e11, chosen: 3e11}, 4, host="another")
+                for run in runs_with(others, 4, host="another")
             ),
         ]
         made = decide(runs, machine, Objective.MEMORY_BANDWIDTH)

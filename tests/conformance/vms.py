@@ -17,7 +17,7 @@ from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan import Plan, Unplannable
-from homenode.vm.plan_options import MemoryMode, PciGranularity, PlanOptions, Policy, cell_asked
+from homenode.vm.plan_options import MemoryMode, PciGranularity, PlanOptions, Policy, make_cell
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import VmFile, read_vm
 from tests.small_hosts import DeviceSpec, even_host
@@ -106,7 +106,7 @@ def random_options(draw: random.Random, host: Host) -> PlanOptions:
     )
     if draw.random() < 0.15:
         cells = tuple(
-            cell_asked(draw.randint(1, 4), draw.choice((1, 2, 3)) * GIB)
+            make_cell(draw.randint(1, 4), draw.choice((1, 2, 3)) * GIB)
             for _ in range(draw.choice((2, 2, 3)))
         )
         layout = draw.choice(("pin-numa", "pin-numa-pci"))

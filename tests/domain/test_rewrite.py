@@ -246,6 +246,9 @@ def test_tabs_and_double_quotes_and_line_ends_are_the_documents_own() -> None:
         new = NewElement("c", children=(NewElement("d"),))
         after = apply(document, append(document, document.root, [new])).text
         assert end + step + b"<c>" + end + step + used + b"<d/>" in after
+    document = parse_document(b"<domain>\n\t<a>\n    <b/>\n\t</a>\n</domain>", "mixed")
+    after = apply(document, append(document, document.root.children[0], [new])).text
+    assert b"\n    <c>\n    \t<d/>\n    </c>" in after
 
 
 @pytest.mark.parametrize("name", ["utf16", "latin1"])

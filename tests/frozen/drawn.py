@@ -49,7 +49,7 @@ from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells, Pinning
 from homenode.vm.model import GuestTopology, MemoryDevice, Vm
 from homenode.vm.plan import Unplannable
-from homenode.vm.plan_options import EmulatorPolicy, MemoryMode, PciGranularity, cell_asked
+from homenode.vm.plan_options import EmulatorPolicy, MemoryMode, PciGranularity, make_cell
 from tests.plan import test_against_brute_force as hosts
 from tests.small_hosts import asking, floating_domain, pinned_domain
 
@@ -164,7 +164,7 @@ def planned(number: int) -> str:
     )
     if layout.cells is GuestCells.HOST and draw.random() < 0.15:
         sizes = [draw.randint(1, 3) for _ in range(draw.randint(1, 3))]
-        cells = [cell_asked(size, GIB, draw.choice((None, None, 0))) for size in sizes]
+        cells = [make_cell(size, GIB, draw.choice((None, None, 0))) for size in sizes]
         request = asking(
             request, vcpus=sum(sizes), memory_bytes=len(cells) * GIB, explicit_cells=tuple(cells)
         )

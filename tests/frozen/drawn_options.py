@@ -46,7 +46,7 @@ from homenode.vm.plan_options import (
     PciGranularity,
     PlanOptions,
     Policy,
-    cell_asked,
+    make_cell,
 )
 from tests.frozen.drawn import values_text
 from tests.plan.test_fabric import H100, MODULES
@@ -199,7 +199,7 @@ def _options(draw: random.Random, host: Host, guest: Vm) -> PlanOptions:
     cells: tuple[VmCell, ...] = ()
     if layout.startswith("pin-numa") and draw.random() < 0.1:
         node = draw.choice((None, NodeIndex(0)))
-        cells = (cell_asked(2, GIB, node), cell_asked(2, GIB, None))
+        cells = (make_cell(2, GIB, node), make_cell(2, GIB, None))
     return PlanOptions(
         layout=layout,
         objective=rarely(*Objective) if layout == AUTO else None,

@@ -16,7 +16,7 @@ from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.split import pages_within, splits_of_cells
 from homenode.plan.search.supply import GroupRange
 from homenode.units import GIB
-from homenode.vm.plan_options import cell_asked
+from homenode.vm.plan_options import make_cell
 from tests.small_hosts import DeviceSpec, asking, even_host, small_request
 
 GPU_ON_NODE_1 = [DeviceSpec("01:00.0", 1)]
@@ -28,7 +28,7 @@ def problem_of(host: Host, request: GuestRequest) -> SearchProblem:
 
 
 def test_cells_that_name_no_node_get_those_of_gpus_first() -> None:
-    cells = (cell_asked(2, GIB), cell_asked(2, 2 * GIB))
+    cells = (make_cell(2, GIB), make_cell(2, 2 * GIB))
     request = asking(small_request(4, 3 * GIB), explicit_cells=cells, gpu_count=1)
     made = plan(even_host(2, devices=GPU_ON_NODE_1), request)
     assert [cell.host_nodes for cell in made.vm.cells] == [(1,), (0,)]
@@ -41,7 +41,7 @@ def test_a_cells_last_page_counts_whole() -> None:
     assert pages is not None
     size = pages * problem.page_bytes
     for odd_bytes, fits in ((0, True), (1, False)):
-        cells = (cell_asked(2, size + odd_bytes), cell_asked(2, size))
+        cells = (make_cell(2, size + odd_bytes), make_cell(2, size))
         ways, _ = splits_of_cells(problem, cells, (2, 2), problem.page_bytes)
         assert bool(ways) is fits
 
@@ -50,7 +50,7 @@ def test_unlike_cells_are_tried_on_all_nodes_and_equal_ones_once() -> None:
     problem = problem_of(even_host(3), small_request(4))
 
     def ways(*vcpu_counts: int) -> set[tuple[int, ...]]:
-        cells = [cell_asked(count, GIB) for count in vcpu_counts]
+        cells = [make_cell(count, GIB) for count in vcpu_counts]
         found, are_all = splits_of_cells(problem, cells, vcpu_counts, problem.page_bytes)
         assert are_all
         return set(found.values())
@@ -61,7 +61,7 @@ def test_unlike_cells_are_tried_on_all_nodes_and_equal_ones_once() -> None:
 
 def test_more_ways_than_are_tried_are_said_not_to_be_all() -> None:
     problem = problem_of(even_host(8), small_request(8))
-    cells = [cell_asked(1, (1 + n) * GIB // 16) for n in range(8)]
+    cells = [make_cell(1, (1 + n) * GIB // 16) for n in range(8)]
     found, are_all = splits_of_cells(problem, cells, (1,) * 8, problem.page_bytes)
     assert found and not are_all
 

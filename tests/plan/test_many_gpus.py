@@ -18,7 +18,7 @@ from homenode.plan.devices.options import GpuTies
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB
-from homenode.vm.plan import Unplannable
+from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import Balance
 from homenode.vm.sources import load_host
 from tests.figures import numbers
@@ -119,12 +119,14 @@ def test_of_many_nodes_one_in_each_package_of_gpus_is_found() -> None:
 
 
 def test_of_many_nodes_the_two_with_the_memory_are_found() -> None:
-    sizes = [64 if node % 8 == 3 else 16 for node in range(20)]
+    gib_of_node = {3: 128, 11: 40}
     host = host_of(
-        [NodeSpec(((2, 2),), node // 4, memory_bytes=size * GIB) for node, size in enumerate(sizes)]
+        [NodeSpec(((2, 2),), n // 4, memory_bytes=gib_of_node.get(n, 16) * GIB) for n in range(20)]
     )
-    pack = asking(small_request(4, 90 * GIB, layout="pin-bound"), max_nodes=2, balance=Balance.PACK)
-    assert place(host, pack).nodes == (3, 11)
+    request = small_request(4, 150 * GIB, layout="pin-bound")
+    pack = asking(request, max_nodes=2, balance=Balance.PACK)
+    placed = place(host, pack)
+    assert (placed.nodes, placed.relaxations) == ((3, 11), (Relaxation.UNEVEN_MEMORY,))
 
 
 def test_no_choice_among_equally_near_gpus_breaks_fewer_sets() -> None:

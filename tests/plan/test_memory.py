@@ -13,7 +13,7 @@ from homenode.plan.request import GuestRequest, default_huge_page_bytes
 from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Relaxation, Unplannable
-from homenode.vm.plan_options import Balance, cell_asked
+from homenode.vm.plan_options import Balance, make_cell
 from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,
@@ -300,12 +300,12 @@ def test_the_host_keeps_memory_until_nothing_else_fits() -> None:
 
 def test_explicit_cells_lie_on_their_nodes_in_their_order() -> None:
     host = even_host(2, 1, 1, 8, 1)
-    cells = (cell_asked(2, 4 * GIB, NodeIndex(1)), cell_asked(6, 12 * GIB, NodeIndex(0)))
+    cells = (make_cell(2, 4 * GIB, NodeIndex(1)), make_cell(6, 12 * GIB, NodeIndex(0)))
     placement = place(host, asking(small_request(8, 16 * GIB), explicit_cells=cells))
     assert placement.nodes == (1, 0)
     assert placement.vcpu_nodes == (0,) * 2 + (1,) * 6
     assert placement.cell_memory_bytes == (4 * GIB, 12 * GIB)
     assert placement.relaxations == ()  # unequal cells were asked for
-    large = (cell_asked(9, 16 * GIB, NodeIndex(1)),)
+    large = (make_cell(9, 16 * GIB, NodeIndex(1)),)
     with pytest.raises(Unplannable):
         place(even_host(2, 1, 1, 8, 1), asking(small_request(9, 16 * GIB), explicit_cells=large))

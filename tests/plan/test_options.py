@@ -27,9 +27,9 @@ from homenode.vm.plan_options import (
     EmulatorPolicy,
     PartialReserve,
     PlanOptions,
-    cell_asked,
     cell_of,
     cell_text,
+    make_cell,
     reject_objective,
     reserve_of,
     reserve_text,
@@ -141,7 +141,7 @@ def test_counts_must_be_counts(options: PlanOptions) -> None:
         request_for(guest(), options, None)
 
 
-CELLS = (cell_asked(6, 12 * GIB, NodeIndex(1)), cell_asked(2, 4 * GIB))
+CELLS = (make_cell(6, 12 * GIB, NodeIndex(1)), make_cell(2, 4 * GIB))
 
 
 def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
@@ -172,12 +172,12 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
             "each node once, found node 1 twice",
         ),
         (
-            PlanOptions("pin-numa", explicit_cells=(cell_asked(1, GIB, NodeIndex(7)),)),
+            PlanOptions("pin-numa", explicit_cells=(make_cell(1, GIB, NodeIndex(7)),)),
             r"a node of even with CPUs \(0-1\), found 7",
         ),
         (PlanOptions("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 guest NUMA nodes"),
         (
-            PlanOptions("pin-numa", explicit_cells=(cell_asked(0, GIB),)),
+            PlanOptions("pin-numa", explicit_cells=(make_cell(0, GIB),)),
             "missing vCPUs",
         ),
         (PlanOptions("pin-numa", host_reserve=PartialReserve(cores=-1)), "is out of range"),
@@ -304,7 +304,7 @@ def test_runners_up_of_explicit_cells_lie_where_the_cells_may(node: int | None) 
     host = load_host("hgx-h100")
     number = 2 if node is None else 1
     cells = tuple(
-        cell_asked(8 // number, 16 * GIB // number, None if node is None else NodeIndex(node))
+        make_cell(8 // number, 16 * GIB // number, None if node is None else NodeIndex(node))
         for _ in range(number)
     )
     options = PlanOptions(layout="pin-numa-pci", gpu_count=2, explicit_cells=cells)
@@ -320,7 +320,7 @@ def test_runners_up_of_explicit_cells_lie_where_the_cells_may(node: int | None) 
 def test_cells_find_the_only_nodes_that_are_free_of_many() -> None:
     """Four cells on 24 nodes of which the last four are free; of nodes that all are, not all ways
     are compared, which the plan says."""
-    cells = (cell_asked(3, GIB),) * 4
+    cells = (make_cell(3, GIB),) * 4
     host = even_host(24, 1, 1, 4, 1, domains=[pinned_domain("0-79")])
     request = asking(small_request(12, 4 * GIB), explicit_cells=cells)
     made = plan(host, request)

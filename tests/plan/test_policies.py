@@ -11,7 +11,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.plan.search.node_sets import NodeSets
 from homenode.plan.search.place import place
 from homenode.units import GIB
-from homenode.vm.plan_options import PlanOptions, Policy, cell_asked
+from homenode.vm.plan_options import PlanOptions, Policy, make_cell
 from tests.figures import numbers
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 from tests.targets.written import written
@@ -168,7 +168,7 @@ def test_sets_that_are_grown_come_to_the_best_that_longer_searches_found(
 
 def test_of_cells_given_one_by_one_no_runner_up_is_on_the_nodes_of_the_plan() -> None:
     """Other orders of the cells on these nodes cost more: they are no other nodes."""
-    cells = (cell_asked(4, 3 * GIB), cell_asked(1, GIB))
+    cells = (make_cell(4, 3 * GIB), make_cell(1, GIB))
     options = PlanOptions(layout="pin-numa-pci", gpu_count=1, explicit_cells=cells)
     made = written("qemu", "hgx-a100-80gb", options).plan
     own = frozenset(made.nodes)

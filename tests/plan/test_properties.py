@@ -24,7 +24,7 @@ from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.plan import Unplannable
-from homenode.vm.plan_options import AUTO, EmulatorPolicy, PartialReserve, PlanOptions, cell_asked
+from homenode.vm.plan_options import AUTO, EmulatorPolicy, PartialReserve, PlanOptions, make_cell
 from homenode.vm.sources import load_host
 from tests.domain_corpus import CORPUS
 from tests.plan.test_against_brute_force import small_host, small_wish
@@ -171,7 +171,7 @@ def document(vcpus: int, gib: int, inside: bytes = b"") -> bytes:
 def values(host: Host) -> dict[str, tuple[Any, ...]]:
     """What each option may be on this host: by its type, or as it stands here."""
     gpus = [gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)]
-    cells = (cell_asked(4, 8 * GIB), cell_asked(2, 4 * GIB))
+    cells = (make_cell(4, 8 * GIB), make_cell(2, 4 * GIB))
     choices: dict[str, tuple[Any, ...]] = {
         "layout": (AUTO, AUTO, *PRESETS),
         "vcpus": (1, 2, 6, 8, 24),

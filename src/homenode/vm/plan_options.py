@@ -89,8 +89,8 @@ class DeviceLocality(StrEnum):
     IGNORE = "ignore"  # place the VM as if it had no devices
 
 
-def cell_asked(vcpus: int, memory_bytes: int, node: int | None = None) -> VmCell:
-    """A cell of --guest-node: its vCPU count, memory and host node (None = any, in order)."""
+def make_cell(vcpus: int, memory_bytes: int, node: int | None = None) -> VmCell:
+    """Return a cell of --guest-node. node: host node, None = any, in order."""
     nodes = () if node is None else (NodeIndex(node),)
     count = CpuSet(range(vcpus))
     return VmCell(id=0, vcpus=count, memory_bytes=memory_bytes, host_nodes=nodes)
@@ -116,7 +116,7 @@ def cell_of(text: str, option: str = "--guest-node") -> VmCell:
         raise out_of_range(f"{option} vcpus", str(vcpus), 1, MAX_VCPUS)
     memory_bytes = size_bytes(parts["memory"], f"{option}: memory")
     node = whole_number(f"{option}: node", parts["node"]) if "node" in parts else None
-    return cell_asked(vcpus, memory_bytes, node)
+    return make_cell(vcpus, memory_bytes, node)
 
 
 def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:

@@ -143,7 +143,7 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
         f"x{before.current_width}, port set to train to {target_speed or '?'} GT/s"
     ]
     if not plan.is_needed:
-        return (*lines, f"nothing to do: it has {speed or plan.target_gt_per_s:g} GT/s")
+        return (*lines, f"nothing to do: it has {plan.target_gt_per_s:g} GT/s")
     new = before.control_2 & ~TARGET_SPEED_MASK | plan.target_code
     trained = before.control | RETRAIN_LINK
     return (

@@ -149,13 +149,8 @@ def alternatives_of(
     )
     if len(combined) > 1 or len(arguments) < 2:
         return combined
-    return with_joint_states(
-        [
-            replace(each_day, label=name)
-            for name, runs in arguments
-            for each_day in alternatives(runs)
-        ]
-    )
+    days = ((name, day) for name, runs in arguments for day in alternatives(runs))
+    return with_joint_states([replace(day, label=name) for name, day in days])
 
 
 _SIMPLEST = tuple(sorted(PRESETS, key=lambda name: PRESETS[name].siblings is Siblings.EXPOSED))

@@ -263,8 +263,7 @@ def _interval_between(
 ) -> UnjudgedEffect:
     first, second = pair
     key = first.key
-    decides = primary or metric.control
-    bounds = interval(first, second, neighbours=neighbours, is_closed=decides)
+    bounds = interval(first, second, neighbours=neighbours, is_closed=primary or metric.control)
     effect = Effect(
         *(getattr(key, name) for name in SeriesId.__struct_fields__),
         slowest_device=key.worst,

@@ -182,14 +182,9 @@ def judge_effects(candidates: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
             tested = MetricTest(effect.alternative, effect.metric, interval, sum(effect.boots))
             families.setdefault(family, {})[place] = tested
     adjusted: dict[int, float] = {}
-    for family_found in families.values():
-        adjusted.update(
-            zip(
-                family_found,
-                adjust_p_values(tuple(family_found.values()), math.comb(alternatives, 2)),
-                strict=True,
-            )
-        )
+    for tested_at in families.values():
+        corrected = adjust_p_values(tuple(tested_at.values()), math.comb(alternatives, 2))
+        adjusted.update(zip(tested_at, corrected, strict=True))
     for place, candidate in enumerate(candidates):
         p = adjusted.get(place)
         effect = replace(candidate.effect, p_adjusted=p)

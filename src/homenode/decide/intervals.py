@@ -91,8 +91,8 @@ def interval(
     if not (_is_usable(first) and _is_usable(second)):
         return None
     usable = list(filter(_is_usable, neighbours))
-    groups = 2 + len(usable)
-    estimated = [_estimate_interval(it, groups) for it in _estimates(first, second, usable)]
+    estimates = _estimates(first, second, usable)
+    estimated = [_estimate_interval(estimate, 2 + len(usable)) for estimate in estimates]
     least_sure = max(estimated, key=lambda one: one.p)
     low, high, p = min(b.low for b in estimated), max(b.high for b in estimated), least_sure.p
     if is_closed and p >= 1 - CONFIDENCE and len(usable) <= MAX_CLOSED - 2:

@@ -87,9 +87,7 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     are of one machine, or none is assigned."""
     nameless = [run for run in runs if run.head.host is None]
     names = hardware_of(host)
-    matching_runs = [
-        run for run in nameless if match_machine(run.head, names) is MachineMatch.SHOWN
-    ]
+    matching_runs = [r for r in nameless if match_machine(r.head, names) is MachineMatch.SHOWN]
     if len({(run.head.system, run.head.host_kind) for run in matching_runs}) != 1:
         return tuple(runs)
     fingerprint = host.fingerprint

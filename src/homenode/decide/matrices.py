@@ -173,8 +173,7 @@ def _matrix(
 
 
 def _sort_places(places: Iterable[MatrixPlace]) -> tuple[MatrixPlace, ...]:
-    unlike = set(places)
-    return tuple(sorted(unlike, key=lambda one: (str(one.address or ""), one.number)))
+    return tuple(sorted(set(places), key=lambda one: (str(one.address or ""), one.number)))
 
 
 def _key(key: SampleKey, rows: Axis, columns: Axis) -> MatrixKey:
@@ -257,8 +256,7 @@ def _known_sides(
     """Return whether each copy is local; empty if any is unknown."""
     if any(node is None or gpu not in nearest for node, gpu in figures):
         return {}, ""
-    by_host = all(gpu.address in node_of for _, gpu in figures if gpu.address is not None)
-    by_host = by_host and all(gpu.address is not None for _, gpu in figures)
+    by_host = all(gpu.address is not None and gpu.address in node_of for _, gpu in figures)
     basis = "by the host's topology" if by_host else "by the results: the node with fastest copies"
     return {place: nearest[place[1]] == place[0] for place in figures}, basis
 

@@ -22,9 +22,9 @@ _PYTEST = "python -m pytest --hypothesis-seed={seed}"
 PARTS = {
     "frozen": ("python -m tests.frozen.compare",),
     "fuzz": (
-        "HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 "
+        "HOMENODE_FUZZ=2000 HOMENODE_FUZZ_MUTATIONS=2000 "
         f"{_PYTEST} --hypothesis-profile=thorough -k 'damaged or fuzz' tests",
-        f"HOMENODE_FUZZ=1 {_PYTEST} tests/plan tests/analyse tests/doctor tests/snapshot "
+        f"HOMENODE_FUZZ=1 {_PYTEST} -n 3 --dist loadgroup tests/plan tests/analyse tests/doctor tests/snapshot "
         "tests/report tests/apply/test_apply.py tests/apply/test_edits_in_between.py "
         "tests/kubevirt/test_check.py tests/kubevirt/test_hook_script.py "
         "tests/kubevirt/test_lost_targets.py tests/slurm/test_hostile_live.py "

@@ -50,7 +50,8 @@ $(CHECKS): $(STAMP) requirements.lock
 # Built in build/probe, copied beside homenode. Some distributions package the static C++ library apart.
 BUILD_PROBE = $(MAKE) --no-print-directory -s -C native -j2
 probe: $(STAMP)
-	@if [ -x $(BIN)/homenode-probe ]; then exit 0; fi; \
+	@if [ -x $(BIN)/homenode-probe ] && \
+	  [ -z "$$(find native -type f -newer $(BIN)/homenode-probe)" ]; then exit 0; fi; \
 	if command -v "$${CXX:-c++}" >/dev/null; then echo "building homenode-probe: about a minute"; \
 	$(PROGRESS) $(BUILD_PROBE) && cp build/probe/homenode-probe $(BIN)/ || exit 3; \
 	if $(PROGRESS) $(BUILD_PROBE) static; then cp build/probe/homenode-probe-static $(BIN)/; else \

@@ -19,13 +19,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PYTEST = "python -m pytest --hypothesis-seed={seed}"
+_PARALLEL = f"{_PYTEST} -n 3 --dist loadgroup"
 PARTS = {
     "frozen": ("python -m tests.frozen.compare",),
     "fuzz": (
         "HOMENODE_FUZZ=2000 HOMENODE_FUZZ_MUTATIONS=2000 "
         f"{_PYTEST} --hypothesis-profile=thorough -k 'damaged or fuzz' tests",
-        f"HOMENODE_FUZZ=1 {_PYTEST} -n 3 --dist loadgroup tests/plan tests/analyse tests/doctor tests/snapshot "
-        "tests/report tests/apply/test_apply.py tests/apply/test_edits_in_between.py "
+        f"HOMENODE_FUZZ=1 {_PARALLEL} tests/plan tests/analyse tests/doctor "
+        "tests/snapshot tests/report tests/apply/test_apply.py "
+        "tests/apply/test_edits_in_between.py "
         "tests/kubevirt/test_check.py tests/kubevirt/test_hook_script.py "
         "tests/kubevirt/test_lost_targets.py tests/slurm/test_hostile_live.py "
         "tests/verify/test_single_edits.py tests/measure/test_study_directories.py "
@@ -39,7 +41,7 @@ PARTS = {
         f"HOMENODE_KILLS=20 {_PYTEST} -s -n0 tests/measure/test_trial_killed.py",
     ),
     "conformance": ("python -m tests.conformance --seed {seed}",),
-    "more-cases": (f"{_PYTEST} -n 3 --dist loadgroup -m 'nightly and not lab'",),
+    "more-cases": (f"{_PARALLEL} -m 'nightly and not lab'",),
     "without-cluster": ("python -m tests.without_cluster",),
     "lab": (f"{_PYTEST} -m lab",),
 }

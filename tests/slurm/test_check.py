@@ -203,6 +203,16 @@ def test_the_machine_decides_which_file_has_the_right_type(
             "gres.conf lists 7 GPUs of n instead of 8",
         ),
         ("NodeName=x Name=gpu File=/dev/nvidia[0-7]\n", "", "slurm.conf does not define x"),
+        (
+            "Name=gpu File=/dev/nvidia[0-7]\nName=gpu File=/dev/nvidia[2-3]\n",
+            " Gres=gpu:8",
+            "gres.conf lists /dev/nvidia[2-3] of n twice",
+        ),
+        (
+            "Name=gpu File=/dev/nvidia[1-8]\n",
+            " Gres=gpu:8",
+            "gres.conf lists GPU 8 of n, which the machine does not have",
+        ),
     ],
 )
 def test_the_first_line_says_which_file_counts_otherwise(

@@ -121,7 +121,11 @@ def test_gres_lines_tell_nodes_files_and_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["Cores=0-", "Cores=a", "Cores=[a]", "Cores=[0-3", "Count=many", "File=/dev/n[0"]
+    "bad",
+    [
+        *("Cores=0-", "Cores=a", "Cores=[a]", "Cores=[0-3", "Count=many", "File=/dev/n[0"),
+        *("Typ=h100", "NodeNmae=n", "File=/dev/n[0-1] Count=3"),
+    ],
 )
 def test_a_bad_value_of_gres_is_named_with_its_line(bad: str) -> None:
     with pytest.raises(ParseError) as caught:

@@ -265,19 +265,22 @@ def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
 
 
 def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
-    if subject.host is None or any(gpus_short(subject)):
+    host = subject.host
+    if host is None or not host.pus or any(gpus_short(subject)):
         return
-    placed = placement_of(subject.pinned_vmi, subject.host)
+    if subject.vmi.gpu_count and not host.pci_devices:  # not shown is not absent
+        return
+    placed = placement_of(subject.pinned_vmi, host)
     reason = placed.message if isinstance(placed, Unplannable) else ""
-    if not reason and subject.pinned_vmi.dedicated_pus >= len(subject.host.pus) > 0:
-        reason = f"{plural(len(subject.host.pus), 'CPU')}, and kubelet reserves at least one"
+    if not reason and subject.pinned_vmi.dedicated_pus >= len(host.pus):
+        reason = f"{plural(len(host.pus), 'CPU')}, and kubelet reserves at least one"
     if reason:
         yield finding(
             "node-too-small",
             subject.guest.name,
-            f"{_needs_text(subject)} free on {subject.host.name}, with a core and memory to spare",
+            f"{_needs_text(subject)} free on {host.name}, with a core and memory to spare",
             reason,
-            subject.host.name,
+            host.name,
         )
 
 

@@ -4,6 +4,7 @@ The machine is the reference for the number of GPUs and their nearest cores.
 Source: gres.conf(5), slurm.conf(5) and cgroup.conf(5) of 22.05.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -154,6 +155,7 @@ def _check_counts(
     group: NodeClass, gpu_count: int, source: str, command: str, *, is_partial: bool
 ) -> Iterator[Finding]:
     """Compare the GPUs in gres.conf and slurm.conf with those of the machine."""
+    # Long because each disagreement of the two files and the machine is a few lines.
     by_hand = bool(group.lines) and group.autodetect is None
     listed = sum(line.devices for line in group.lines)
     promised = sum(group.promised_gpus.values())
@@ -187,8 +189,15 @@ def _check_counts(
             case="slices",
         )
         return
-    if any(not 0 <= number < gpu_count for _, _, number in placed_files(group.lines)):
-        yield count(f"at most {machine_text}", f"{listed} in gres.conf", "too many lines", in_gres)
+    placed = placed_files(group.lines)
+    numbers = [number for _, _, number in placed]
+    times = Counter(file for _, file, _ in placed if file is not None)
+    if absent := [number for number in numbers if not 0 <= number < gpu_count]:
+        fact = f"gres.conf lists GPU {CpuSet(absent)} of {subject}, which the machine does not have"
+        yield count(f"at most {machine_text}", f"GPU {CpuSet(absent)}", "too many lines", fact)
+    elif twice := compress_hostlist(file for file, number in times.items() if number > 1):
+        fact = f"gres.conf lists {twice} of {subject} twice"
+        yield count("each device file once", f"{twice} twice", "twice", fact)
     elif by_hand and listed < gpu_count:
         yield count(machine_text, f"{listed} in gres.conf", "too few lines", in_gres)
     if not group.lines and group.autodetect is None:
@@ -407,7 +416,7 @@ def _check_shape(
 ) -> Iterator[Finding]:
     """Compare the number of cores in slurm.conf, which Cores= counts, with the machine's."""
     node = group.definition
-    if node is None or node.shape is None or order.fits(node.shape):
+    if node is None or node.shape is None or not order.pus or order.fits(node.shape):
         return
     yield finding(
         "slurm-shape-differs",

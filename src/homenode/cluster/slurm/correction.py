@@ -101,11 +101,14 @@ def _correct_lines(
     is_detected = group.autodetect is not None
     types: dict[str, int] = {}
     rows: tuple[str, ...] = ()
+    listed: set[str | None] = set()
     line = placed[0][0]
     for line, members in groupby(placed, key=lambda place: place[0]):
         files: dict[CpuSet | None, list[str]] = {}
         for _, file, number in members:
-            if file is not None and (group.is_sliced or 0 <= number < len(gpus)):
+            is_first = 0 <= number < len(gpus) and file not in listed
+            listed.add(file)
+            if file is not None and (group.is_sliced or is_first):
                 gpu = gpus[number] if 0 <= number < len(gpus) else None
                 cores = line.cores
                 if gpu is not None:

@@ -8,6 +8,7 @@ Source: gres.conf(5) of 22.05, AutoDetect, Cores.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 
 from msgspec import Struct
 
@@ -102,16 +103,30 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
     return None if of_all in (None, "off") else of_all
 
 
+_KEY_NAMES = "AutoDetect Count Cores CPUs File Flags Include Links MultipleFiles Name NodeName Type"
+_KEYS = {name.lower(): name for name in _KEY_NAMES.split()}
+"""A key that resembles one of these is a slip, with which slurmd does not start; newer releases may
+have more keys."""
+
+
 def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
     def expand(*keys: str) -> tuple[str, ...]:
         value = line.get(*keys)
         return () if value is None else lists.expand(value, source, line=line.first)
 
+    for key, _ in line.words:
+        if key not in _KEYS and (near := get_close_matches(key, _KEYS, 1, 0.8)):
+            raise ParseError(source, f"{_KEYS[near[0]]}=", f"{key}=", line=line.first)
     nodes = line.get("nodename")
     cores = line.get("cores", "cpus")
     count = line.get("count")
     autodetect = line.get("autodetect")
     multiple = expand("multiplefiles")
+    files = multiple or expand("file")
+    device_count = None if count is None else _count(count, source, line.first)
+    if files and not multiple and device_count not in (None, len(files)):
+        expected = f"Count={len(files)}, the number of files in File=, or no Count="
+        raise ParseError(source, expected, f"Count={count}", line=line.first)
     return GresLine(
         line=line,
         nodes=None
@@ -120,9 +135,9 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
         autodetect=None if autodetect is None else autodetect.lower(),
         name=line.get("name"),
         type=line.get("type"),
-        files=multiple or expand("file"),
+        files=files,
         cores=None if cores is None else _cores(cores, source, line.first),
-        count=None if count is None else _count(count, source, line.first),
+        count=device_count,
         is_multiple=bool(multiple),
     )
 

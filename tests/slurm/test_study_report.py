@@ -600,7 +600,7 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
     )
 
 
-def _between(node: str, binding: int, rate: float, number: int) -> JobEvidence:
+def _between(node: str, binding: int | None, rate: float, number: int) -> JobEvidence:
     one = Sample("p2p-bandwidth", "bytes_per_s", rate, device=Bdf.parse("11:00.0"), node=binding)
     return job(
         Sharing.EXCLUSIVE, rate, name=f"{node}-{binding}-{number}", node=node, samples=(one,)
@@ -609,6 +609,7 @@ def _between(node: str, binding: int, rate: float, number: int) -> JobEvidence:
 
 def test_one_binding_on_two_nodes_of_the_cluster_is_one_binding() -> None:
     jobs = tuple(_between(node, 0, 130e9, 0) for node in ("n1", "n2"))
+    jobs += (_between("n3", None, 130e9, 0),)
     multi = study_report("x", StudySources(jobs=jobs)).recommendations[2]
     assert (multi.queue, multi.measured) == (Queue.UNKNOWN, False)
     jobs += tuple(_between(node, 1, 130e9, 0) for node in ("n1", "n2"))

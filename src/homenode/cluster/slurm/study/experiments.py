@@ -70,8 +70,13 @@ class Experiment(Struct, frozen=True):
     def arrangement(self) -> str:
         """Binding and node sharing of its jobs, as the arrangement of their runs."""
         if self.mode is Sharing.EXCLUSIVE:
-            return f"bound to node {self.numa}"
+            return binding_text(self.numa)
         return f"{job_size(self.gpus, self.gres)}, {self.mode}"
+
+
+def binding_text(node: int | None) -> str:
+    """Return the binding of an exclusive job as text: "bound to node 1"."""
+    return "bound to an unknown node" if node is None else f"bound to node {node}"
 
 
 def job_size(gpus: int, gres: str) -> str:

@@ -18,7 +18,7 @@ from homenode.cluster.slurm.study.evidence import (
     StudySources,
     device_of,
 )
-from homenode.cluster.slurm.study.experiments import Sharing
+from homenode.cluster.slurm.study.experiments import Sharing, binding_text
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import (
     COPIES,
@@ -41,7 +41,6 @@ from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
 from homenode.objective import Objective
 from homenode.text import plural
 
-_BOUND = "bound to node"
 _SHOWN = 3
 """Cluster nodes whose results a recommendation names."""
 
@@ -168,7 +167,7 @@ def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
 def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
     node = job.node_of(sample)
     if sample.metric == "p2p-bandwidth":
-        return f"{_BOUND} {node}" if job.mode is Sharing.EXCLUSIVE else job.shape
+        return binding_text(node) if job.mode is Sharing.EXCLUSIVE else job.shape
     if sample.metric not in COPIES:
         return None
     if job.mode is not Sharing.EXCLUSIVE:
@@ -196,7 +195,7 @@ def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
 
 
 def _binding_of(job: JobEvidence) -> str:
-    return f"{_BOUND} {job.bound_to}" if job.mode is Sharing.EXCLUSIVE else job.shape
+    return binding_text(job.bound_to) if job.mode is Sharing.EXCLUSIVE else job.shape
 
 
 QueueAnswer = tuple[Queue, str, Sequence[str], bool]
@@ -295,8 +294,10 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     def label_of(job: JobEvidence, sample: Sample) -> str | None:
         if sample.metric != "p2p-bandwidth" or sample.variant is not None:
             return None
+        if job.mode is not Sharing.EXCLUSIVE:
+            return PARTS
         node = job.node_of(sample)
-        return f"{_BOUND} {node}" if job.mode is Sharing.EXCLUSIVE else PARTS
+        return None if node is None else binding_text(node)
 
     runs = runs_by(jobs, label_of)
     if len({run.head.arrangement for run in runs}) < 2:

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -235,6 +237,22 @@ def test_an_ssh_that_never_ends_is_left(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(ssh, "_GRACE_S", 0.5)
     with pytest.raises(ToolTimeoutError):
         SshChannel("vm7", "root", tmp_path / "known").execute("true", 1)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["client_loop: send disconnect: Broken pipe", "Connection to vm7 closed by remote host."],
+)
+def test_a_connection_that_a_restart_ends_is_explained(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / "ssh"
+    stand_in.write_text(f"#!/bin/sh\necho {shlex.quote(lost)} >&2; exit 255\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ToolError, match=re.escape(lost)) as raised:
+        SshChannel("vm7", "root", tmp_path / "known").execute("true", 1)
+    assert "restarted" in str(raised.value.hint)
 
 
 def test_a_missing_or_blocked_agent_is_named(

@@ -23,6 +23,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z", re.ASCII)
 _CONNECT_S = 30  # a guest whose vCPUs all measure may answer late
 _ALIVE_S = 15
 _GRACE_S = 30.0
+_LOST = "the guest may have restarted or ended: check its console"
 _CAUSES = (
     (
         "Permission denied",
@@ -32,6 +33,8 @@ _CAUSES = (
     ("Connection refused", "is sshd running in it? --ssh-port"),
     ("No route to host", "does the guest have this address? --address"),
     ("timed out", "does the guest have this address? --address"),
+    ("send disconnect", _LOST),
+    ("closed by remote host", _LOST),
 )
 _OTHER_KEY = ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
@@ -94,7 +97,7 @@ class SshChannel(Struct, frozen=True):
         if done.returncode == _OWN_FAILURE and not errors:
             raise ToolError(
                 f"{self.name}: expected the script to end, found the connection closed",
-                hint="the guest may have restarted or ended: check its console",
+                hint=_LOST,
             )
         raise ToolError(f"{self.name}: {errors[-1][:200] if errors else done.failure()}")
 

@@ -326,7 +326,8 @@ def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
 
 def last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
     """The definition that was edited; of an interrupted step, the more similar of its two."""
-    names = [last_known_sha256(entry), *([entry.after] if entry.what is ChangeState.BEGIN else [])]
+    other = {ChangeState.BEGIN: entry.after, ChangeState.UNDOING: entry.before}.get(entry.what)
+    names = [last_known_sha256(entry), *([other] if other else [])]
     return min(map(store.document, names), key=lambda text: difference_count(text, now))
 
 

@@ -25,7 +25,7 @@ PARTS = {
     "fuzz": (
         "HOMENODE_FUZZ=2000 HOMENODE_FUZZ_MUTATIONS=2000 "
         f"{_PYTEST} --hypothesis-profile=thorough -k 'damaged or fuzz' tests",
-        f"HOMENODE_FUZZ=1 {_PARALLEL} tests/plan tests/analyse tests/doctor "
+        f"HOMENODE_FUZZ=1 {_PARALLEL} -m 'not lab' tests/plan tests/analyse tests/doctor "
         "tests/snapshot tests/report tests/apply/test_apply.py "
         "tests/apply/test_edits_in_between.py "
         "tests/kubevirt/test_check.py tests/kubevirt/test_hook_script.py "

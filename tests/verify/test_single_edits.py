@@ -155,6 +155,7 @@ DEFAULTS: dict[tuple[str, str | None], str] = {
     ("feature", "policy"): "require is libvirt's default",
     ("topology", "threads"): "1 is libvirt's default, and where it is 2 the product differs",
     ("cell", "id"): "libvirt numbers the cells in order",
+    ("sibling", None): "10 in the cell and 20 to others are libvirt's defaults",
     ("controller", None): "libvirt makes controller 0, the machine's root bus, by itself",
     ("controller", "index"): "libvirt gives the lowest free number, which is this one",
     ("controller", "model"): "libvirt makes controller 0 the machine's root bus",

@@ -24,7 +24,8 @@ from tests.kubevirt_documents import IBM
 from tests.seeds import part
 
 GATES = frozenset(WRITTEN)
-HOOK = {HOOK_ANNOTATION: "[]"}
+HOOK = {HOOK_ANNOTATION: '[{"image": "homenode"}]'}
+SCRIPT = '[{"configMap": {"hookPath": "/usr/bin/onDefineDomain"}}]'
 CPU = {
     "cores": 99,
     "threads": 2,
@@ -33,7 +34,7 @@ CPU = {
     "isolateEmulatorThread": True,
     "numa": {"guestMappingPassthrough": {}},
 }
-PERMITTED = frozenset({"x", "x.com/y"})
+PERMITTED = {"x": "", "x.com/y": ""}
 MEMORY = {"guest": "512Gi", "hugepages": {"pageSize": "2Mi"}}
 
 
@@ -79,6 +80,20 @@ def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
     )
     assert (answer.findings, len(answer.unknown), len(answer.checked)) == ((), 1, 3)
     assert "reserved CPUs" in answer.unknown[0]
+
+
+@pytest.mark.parametrize(("pci_id", "is_there"), [("10DE:20B0", True), ("10DE:2330", False)])
+def test_a_node_without_the_permitted_gpu_is_named(pci_id: str, is_there: bool) -> None:
+    cluster = Cluster(GATES, permitted={"x": pci_id})
+    found = check(read_vmi(vmi(), "vmi"), with_pages(131_072), cluster).findings
+    assert [one.observed for one in found] == ([] if is_there else ["none"])
+    assert all(pci_id in one.expected for one in found)
+
+
+def test_a_sidecar_of_others_is_unknown() -> None:
+    text = vmi(annotations={HOOK_ANNOTATION: '[{"image": "registry.k8s.io/other:1"}]'})
+    assert any("sidecar" in one for one in check(read_vmi(text, "vmi"), None, None).unknown)
+    assert not any("sidecar" in one for one in check(read_vmi(vmi(), "vmi"), None, None).unknown)
 
 
 FLAT = {"numa": None}
@@ -246,7 +261,7 @@ def cluster_of(version: str, *named: str, off: tuple[str, ...] = (), kind: str =
 @pytest.mark.parametrize("kind", ["yaml", "List", "KubeVirtList"])
 def test_the_gates_of_a_cluster_are_those_that_its_version_knows(kind: str) -> None:
     assert cluster_of("v1.6.2", "Sidecar", NATIVE_GATE, kind=kind) == Cluster(
-        frozenset({"Sidecar"}), (1, 6), frozenset({"x"}), ignores_native=True
+        frozenset({"Sidecar"}), (1, 6), {"x": "10DE:2330"}, ignores_native=True
     )
     assert cluster_of("v1.9.0", NATIVE_GATE, off=("GPUsWithDRA",), kind=kind).gates == {
         NATIVE_GATE,
@@ -299,6 +314,8 @@ def test_the_command_of_a_fix_names_the_vms_gpu() -> None:
         ({HOOK_ANNOTATION: '[{"args": ["--version", "v9"]}]'}, True),
         ({HOOK_ANNOTATION: '[{"args": ["--version", "v1alpha2"]}, {"image": "b"}]'}, False),
         ({HOOK_ANNOTATION: '[{"configMap": {"hookPath": "/x"}}]'}, True),
+        ({HOOK_ANNOTATION: SCRIPT, "homenode/pci-granularity": "switch"}, True),
+        ({HOOK_ANNOTATION: SCRIPT, "homenode/pci-granularity": "cell"}, False),
         ({HOOK_ANNOTATION: '[{"configMap": {"hookPath": "/usr/bin/preCloudInitIso"}}]'}, False),
         ({**HOOK, "homenode/on-error": "FAIL"}, True),
         ({**HOOK, "homenode/pci-granularity": "switch"}, False),
@@ -309,6 +326,8 @@ def test_the_command_of_a_fix_names_the_vms_gpu() -> None:
         "a version",
         "two hooks",
         "a path",
+        "granularity of a script",
+        "cells of a script",
         "another hook",
         "on error",
         "granularity",
@@ -321,7 +340,7 @@ def test_an_annotation_that_makes_no_sidecar_is_found(
 
 
 def test_the_check_finds_nothing_in_the_vm_and_the_gates_of_the_manifest() -> None:
-    text, gpu = json.dumps(virtual_machine(ManifestOptions())), frozenset({ManifestOptions().gpu})
+    text, gpu = json.dumps(virtual_machine(ManifestOptions())), {ManifestOptions().gpu: ""}
     for host in (None, load_host(IBM), load_host("hgx-h100")):
         answer = check(read_vmi(text, "vm.yaml"), host, Cluster(GATES, permitted=gpu))
         assert not answer.findings

@@ -6,15 +6,13 @@ the pod's events (`kubectl describe pod`).
 Source: KubeVirt vmi-create-admitter.go, virtwrap/converter/vcpu and pkg/hooks of v1.6 to v1.9.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
 
 from homenode.cluster.kubevirt.arguments import (
     NATIVE_GATE,
     NATIVE_SINCE,
-    HookVersion,
     ManifestOptions,
     parse_version,
 )
@@ -31,21 +29,19 @@ from homenode.cluster.kubevirt.object import (
     read_manifest,
     value_at,
 )
-from homenode.cluster.kubevirt.placing import CHOICES
+from homenode.cluster.kubevirt.placing import CHOICES, GRANULARITY_ANNOTATION, HOOKS, hook_faults
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, with_dedicated_cpus
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
-from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.text import command_line, first_few, nodes_text, plural
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
+from homenode.vm.plan_options import PciGranularity
 
 _CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
 _ON_SINCE = {"GPUsWithDRA": (1, 9), "HostDevicesWithDRA": (1, 9)}
-_FIRST_VERSION = {NATIVE_GATE: NATIVE_SINCE}
-_HOOKS = ("onDefineDomain", "preCloudInitIso")
 _ADMISSION = "KubeVirt, vmi-create-admitter.go"
 
 
@@ -54,8 +50,8 @@ class Cluster(Struct, frozen=True):
 
     gates: frozenset[str]  # that are on, and known to the version
     version: tuple[int, int] | None = None
-    # resource names of permittedHostDevices; None: the object has no such list
-    permitted: frozenset[str] | None = None
+    # PCI ids ("10DE:2330"; "" if none) by resource name; None: no permittedHostDevices
+    permitted: Mapping[str, str] | None = None
     ignores_native: bool = False  # it names the gate, which its version does not have
 
     @property
@@ -77,14 +73,23 @@ def read_cluster(text: bytes, source: str) -> Cluster:
     gates = _texts(value_at(developer, "featureGates"))
     off = _texts(value_at(developer, "disabledFeatureGates"))
     gates |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
-    unknown = {gate for gate, first in _FIRST_VERSION.items() if version and version < first}
+    unknown = {NATIVE_GATE} if version and version < NATIVE_SINCE else set()
     listed = value_at(cr, "spec", "configuration", "permittedHostDevices")
     kinds = listed.values() if isinstance(listed, dict) else ()
     devices = [device for kind in kinds if isinstance(kind, list) for device in kind]
-    permitted = _texts([value_at(device, "resourceName") for device in devices])
+    permitted = {
+        str(value_at(device, "resourceName")): str(value_at(device, "pciVendorSelector") or "")
+        for device in devices
+    }
     return Cluster(
         gates - unknown, version, None if listed is None else permitted, bool(gates & unknown)
     )
+
+
+def _device_names(vmi: Vmi) -> frozenset[str]:
+    """The resource names of the VMI's GPUs and host devices."""
+    devices = [d for group in _CLAIM_GATES for d in vmi.list_at("domain", "devices", group)]
+    return _texts([value_at(device, "deviceName") for device in devices])
 
 
 def _texts(value: object) -> frozenset[str]:
@@ -122,6 +127,9 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
             size = format_bytes(subject.guest.page_bytes)
             unknown.append(f"huge pages of {size}: capture the node with homenode capture")
         unknown.append("kubelet's reserved CPUs and its topology manager's policy")
+    sidecars = vmi.annotations.get(HOOK_ANNOTATION, "homenode")
+    if "homenode" not in sidecars and HOOKS[0] not in sidecars:
+        unknown.append("whether the sidecar in the annotations is the hook of homenode")
     if cluster is None:
         unknown.append("feature gates: not given (--kubevirt FILE)")
     else:
@@ -261,14 +269,34 @@ def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
             f"at most {gpu_count} on the node",
             str(subject.vmi.gpu_count),
             subject.host.name,
+            values={"fact": "the VM needs more GPUs than the node has"},
         )
+        return
+    ids = {f"{f.vendor_id or 0:04X}:{f.device_id or 0:04X}" for f in subject.host.pci_devices}
+    permitted = (subject.cluster and subject.cluster.permitted) or {}
+    for name in sorted(_device_names(subject.vmi) & permitted.keys()):
+        pci_id = permitted[name].upper()
+        if pci_id and not ids & {pci_id, "0000:0000"}:
+            yield finding(
+                "gpus-short",
+                name,
+                f"a device {pci_id} on the node, as the KubeVirt CR says",
+                "none",
+                subject.host.name,
+                case="other model",
+                values={"fact": f"the node has no device {pci_id}"},
+            )
 
 
 def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
-    host = subject.host
-    if host is None or not host.pus or any(gpus_short(subject)):
-        return
-    if subject.vmi.gpu_count and not host.pci_devices:  # not shown is not absent
+    host, gpu_count = subject.host, subject.vmi.gpu_count
+    # What the host's source does not show is not absent.
+    if (
+        host is None
+        or not host.pus
+        or (gpu_count and not host.pci_devices)
+        or any(gpus_short(subject))
+    ):
         return
     placed = placement_of(subject.pinned_vmi, host)
     reason = placed.message if isinstance(placed, Unplannable) else ""
@@ -438,9 +466,7 @@ def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
     cluster = subject.cluster
     if cluster is None:
         return
-    devices = [d for group in _CLAIM_GATES for d in subject.vmi.list_at("domain", "devices", group)]
-    names = _texts([value_at(device, "deviceName") for device in devices])
-    if missing := sorted(names - (cluster.permitted or frozenset())):
+    if missing := sorted(_device_names(subject.vmi) - (cluster.permitted or {}).keys()):
         observed = "no list: the pod stays Pending unless a device plugin announces the device"
         if cluster.permitted is not None:
             permitted = first_few(sorted(cluster.permitted), 3) or "no device"
@@ -458,12 +484,16 @@ def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
 
 def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
     text = subject.vmi.annotations.get(HOOK_ANNOTATION)
-    wrong = [] if text is None else [(HOOK_ANNOTATION, fault) for fault in _hook_faults(text)]
+    wrong = [] if text is None else [(HOOK_ANNOTATION, fault) for fault in hook_faults(text)]
     for annotation, choices in CHOICES.items() if text is not None else ():
         word = subject.vmi.annotations.get(annotation)
         if word is not None and word not in list(choices):
             fault = f"{word[:40]!r}, not {' or '.join(choices)}: the VM does not start"
             wrong.append((annotation, fault))
+    coarse = subject.vmi.annotations.get(GRANULARITY_ANNOTATION, PciGranularity.CELL)
+    if coarse != PciGranularity.CELL and '"configMap"' in (text or ""):
+        fault = f"{coarse[:40]}, which only the hook's image supports: the VM does not start"
+        wrong.append((GRANULARITY_ANNOTATION, fault))
     for annotation, fault in wrong[:1]:
         yield finding(
             "hook-annotation-wrong",
@@ -473,26 +503,6 @@ def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
             "KubeVirt, pkg/hooks and cmd/sidecars",
             values={"command": _manifest_command(subject)},
         )
-
-
-def _hook_faults(text: str) -> Iterator[str]:
-    try:
-        sidecars = decode_json(text)
-    except NotJsonError:
-        yield "not JSON: the VM does not start"
-        return
-    if not isinstance(sidecars, list) or not all(isinstance(entry, dict) for entry in sidecars):
-        yield "not a list of objects: the VM does not start"
-        return
-    for sidecar in sidecars:
-        words = sidecar.get("args")
-        for flag, version in pairwise(words if isinstance(words, list) else []):
-            if flag == "--version" and version not in tuple(HookVersion):
-                yield f"--version {str(version)[:40]}: the VM does not start"
-        path = value_at(sidecar, "configMap", "hookPath")
-        directory, _, name = str(path).rpartition("/")
-        if path is not None and (name not in _HOOKS or not directory.endswith("/bin")):
-            yield f"hookPath {str(path)[:40]}: KubeVirt's shim does not find the hook"
 
 
 RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (

@@ -5,20 +5,23 @@ elements are added: an expander bus per cell, a root port per device, addresses,
 distances.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from itertools import pairwise
 from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.kubevirt.arguments import OnError
+from homenode.cluster.kubevirt.arguments import HookVersion, OnError
 from homenode.cluster.kubevirt.needed_host import needed_host
+from homenode.cluster.kubevirt.object import value_at
 from homenode.cluster.kubevirt.vmi import Vmi, read_vmi
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HomenodeError, UsageError
 from homenode.findings import Gap
+from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
@@ -424,6 +427,9 @@ GRANULARITY_ANNOTATION = "homenode/pci-granularity"
 CHOICES = {ON_ERROR_ANNOTATION: OnError, GRANULARITY_ANNOTATION: PciGranularity}
 """Valid values of the hook's annotations; with any other value the VM does not start."""
 
+HOOKS = ("onDefineDomain", "preCloudInitIso")
+"""The hooks of KubeVirt, the names of their files."""
+
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -483,3 +489,24 @@ def _choice_of(vmi: Vmi, annotation: str, choices: type[Choice], default: Choice
             f"annotation {annotation}: expected one of {', '.join(choices)}, found {text[:60]!r}"
         )
     return choices(text)
+
+
+def hook_faults(text: str) -> Iterator[str]:
+    """Yield why an annotation with sidecars starts no VM, or no hook."""
+    try:
+        sidecars = decode_json(text)
+    except NotJsonError:
+        yield "not JSON: the VM does not start"
+        return
+    if not isinstance(sidecars, list) or not all(isinstance(entry, dict) for entry in sidecars):
+        yield "not a list of objects: the VM does not start"
+        return
+    for sidecar in sidecars:
+        words = sidecar.get("args")
+        for flag, version in pairwise(words if isinstance(words, list) else []):
+            if flag == "--version" and version not in tuple(HookVersion):
+                yield f"--version {str(version)[:40]}: the VM does not start"
+        path = value_at(sidecar, "configMap", "hookPath")
+        directory, _, name = str(path).rpartition("/")
+        if path is not None and (name not in HOOKS or not directory.endswith("/bin")):
+            yield f"hookPath {str(path)[:40]}: KubeVirt's shim does not find the hook"

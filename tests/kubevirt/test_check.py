@@ -90,6 +90,13 @@ def test_a_node_without_the_permitted_gpu_is_named(pci_id: str, is_there: bool) 
     assert all(pci_id in one.expected for one in found)
 
 
+@pytest.mark.parametrize(
+    ("size", "is_wrong"), [("1G", True), ("4Ki", True), ("16Gi", True), ("1Gi", False)]
+)
+def test_a_page_size_that_the_cpu_lacks_is_named(size: str, is_wrong: bool) -> None:
+    assert ("huge-page-size" in ids(vmi(memory={"hugepages": {"pageSize": size}}))) == is_wrong
+
+
 def test_a_sidecar_of_others_is_unknown() -> None:
     text = vmi(annotations={HOOK_ANNOTATION: '[{"image": "registry.k8s.io/other:1"}]'})
     assert any("sidecar" in one for one in check(read_vmi(text, "vmi"), None, None).unknown)
@@ -208,7 +215,7 @@ def test_the_fix_of_memory_that_is_not_whole_names_the_next_size(
     memory: str, page: str, right: str
 ) -> None:
     text = vmi(memory={"guest": memory, "hugepages": {"pageSize": page}})
-    (found,) = check(read_vmi(text, "v"), None, None).findings
+    found = check(read_vmi(text, "v"), None, None).findings[0]
     assert str(found.fix).startswith(f"set memory.guest: {right};")
 
 

@@ -148,7 +148,7 @@ def _answer(findings: Findings, subject: str, answer: str | None) -> str:
 
 
 def _headline(subject: str, group: Group, counts: str) -> str:
-    """Return line 1: the counts, and the first block, shortened to fit."""
+    """Return line 1: the counts, and the first block, shortened to fit if it can be."""
     finding, texts = group[0], texts_of(group[0].id)
     subjects = subjects_of(group)
     short = subjects.partition(":")[0] if len(group) > 1 else subjects
@@ -156,7 +156,7 @@ def _headline(subject: str, group: Group, counts: str) -> str:
     meaning = _sentence(texts.meaning)
     words += [meaning, meaning.partition(":")[0]]
     words += [f"{subjects}: {finding.observed}"] if len(group) == 1 else []
-    words += [f"{subjects} ({finding.id})", finding.id]
+    words += [meaning.partition(":")[0] or f"{subjects} ({finding.id})"]
     lines = [f"{subject}: {counts}: {text}" for text in reversed(words) if text]
     return next((line for line in reversed(lines) if len(line) <= _COLUMNS), lines[0])
 

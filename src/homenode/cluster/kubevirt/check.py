@@ -35,7 +35,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
 from homenode.machine.topology import Host
 from homenode.text import command_line, first_few, nodes_text, plural
-from homenode.units import GIB, format_bytes
+from homenode.units import GIB, MIB, format_bytes
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PciGranularity
@@ -227,6 +227,11 @@ def huge_pages_not_whole(subject: CheckedVmi) -> Iterator[Finding]:
 
 def huge_page_size(subject: CheckedVmi) -> Iterator[Finding]:
     page = subject.guest.page_bytes
+    if page and subject.guest.architecture == "x86_64" and page not in (2 * MIB, GIB):
+        expected, fact = "2Mi or 1Gi, the sizes of x86-64", "the VMI cannot be scheduled"
+        texts = ("spec.domain.memory.hugepages.pageSize", expected, f"{format_bytes(page)}: {fact}")
+        yield finding("huge-page-size", *texts, "KubeVirt, spec.domain.memory", case="no size")
+        return
     if subject.host is None or page is None or not _has_pools(subject.host):
         return
     if not page_count(subject.host, page):

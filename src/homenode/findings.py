@@ -208,7 +208,7 @@ class Findings(Struct, frozen=True, kw_only=True):
 
     checked: tuple[str, ...]  # what was looked at, also if all is well
     findings: tuple[Finding, ...]
-    not_checked: tuple[str, ...] = ()  # what was not looked at and may be wrong all the same
+    not_checked: tuple[str, ...] = ()  # facts that were not checked, and may be wrong
     not_read: tuple[str, ...] = ()  # a whole requested area that could not be read
     unknown: tuple[str, ...] = ()  # facts that the host's source does not show
 

@@ -150,7 +150,7 @@ def run(
     ends_with_us: it is also killed if homenode is killed and cannot end it: see setpriv(1).
     stop:        set by another thread, it ends the program as a timeout does.
 
-    What it left behind is killed LEFT_BEHIND_S after its end where that keeps its output open; what
+    What it left behind is killed LEFT_BEHIND_S after its end if that keeps its output open; what
     is killed and does not end, as it waits within a driver, is left to itself.
 
     Raises ToolMissingError, ToolTimeoutError, or ToolError if it cannot be started or prints more

@@ -77,7 +77,7 @@ def command_line(*words: object) -> str:
 
 
 def operands(*words: object) -> tuple[object, ...]:
-    """Names at the end of a command: after "--" if a name could be taken for an option.
+    """Return the operands of a command, after "--" if an operand could be taken for an option.
 
     >>> command_line("virsh", "start", *operands("-vm")), command_line("ls", *operands("a"))
     ('virsh start -- -vm', 'ls a')

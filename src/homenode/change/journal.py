@@ -34,7 +34,7 @@ class ChangeState(StrEnum):
     DONE = "done"
     UNDOING = "undoing"
     UNDONE = "undone"
-    REJECTED = "rejected"  # by the host: it is as it was
+    REJECTED = "rejected"  # rejected by the host: its state is unchanged
     KEPT = "kept"  # edited since by the user, so not restored
 
 
@@ -106,7 +106,7 @@ def last_lines(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEn
         if before is not None and before.what not in TO_UNDO:
             del last_entries[
                 entry.step
-            ]  # begun again: it takes its place behind those begun meanwhile
+            ]  # a step that begins again is ordered after the steps begun since
         last_entries[entry.step] = entry
     return last_entries
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 class _VmSource(Struct, frozen=True):
     name: str
-    document: "Document | None"  # libvirt's; None of another hypervisor
+    document: "Document | None"  # libvirt's definition; None for another hypervisor
     vm: "Vm | None"  # of another hypervisor
 
 

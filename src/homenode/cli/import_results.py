@@ -37,7 +37,7 @@ class ImportedRun(Struct, frozen=True, kw_only=True):
     samples: int  # how many
     metrics: tuple[str, ...]
     files: tuple[str, ...]
-    gaps: tuple[Gap, ...]  # what the files left open
+    gaps: tuple[Gap, ...]  # facts that are missing in the files
 
 
 class ImportedRuns(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ _OF_SWEEPS = (
     "a sweep that stopped early, or was given another -e: short messages never reach the peak",
     "measure both again to the same largest message (-e of nccl-tests)",
 )
-"""Cause and fix where sweeps end at unlike sizes."""
+"""Cause and fix if sweeps end at different sizes."""
 
 _GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
 

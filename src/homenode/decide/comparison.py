@@ -103,7 +103,7 @@ class Effect(SeriesId, frozen=True, kw_only=True, gc=False):
 
     slowest_device: bool  # the slowest of several devices, boot by boot
     lower_is_better: bool
-    primary: bool  # it decides for the objective; else it is exploratory
+    primary: bool  # the metric decides for the objective; if False, it is exploratory
     baseline: str
     alternative: str
     baseline_value: float  # geometric means of boot medians

@@ -67,9 +67,9 @@ def facts_of_runs(name: str, runs: Sequence[Run]) -> MachineFacts:
 class MachineMatch(StrEnum):
     """Whether a run without a host name belongs to a host."""
 
-    SHOWN = "shown"  # it names a processor or GPU that the host has, and none that it lacks
-    OTHER = "other"  # it names one that the host lacks
-    UNKNOWN = "unknown"  # it names none, or none by its model
+    SHOWN = "shown"  # the name contains models of the host, and no other model
+    OTHER = "other"  # the name contains a model that the host does not have
+    UNKNOWN = "unknown"  # the name contains no model
 
 
 def match_machine(head: RunHead, names: Iterable[str]) -> MachineMatch:

@@ -29,7 +29,7 @@ class Axis(StrEnum):
 
 class MatrixPlace(NamedTuple):
     axis: Axis
-    number: int  # of a node or CPU, or a GPU's in its tool's order
+    number: int  # number of a node or CPU, or the position of a GPU in the tool's order
     address: Bdf | None
 
     @property

@@ -45,13 +45,13 @@ class RankedResult(Struct, frozen=True, kw_only=True):
     metric: str
     unit: str
     value: float
-    ratio: float  # its value over the best one's
+    ratio: float  # value relative to the best alternative's
     # low, high: the interval of that ratio, or the range that was printed, over the best value;
     # None if there is neither
     low: float | None
     high: float | None
     position: MetricRank
-    level: EvidenceLevel  # of the evidence against the best one
+    level: EvidenceLevel  # level of the evidence against the best alternative
     slowest_device: bool = False  # the value is of the slowest of several devices
 
 
@@ -144,7 +144,7 @@ def ranking_for(
             with_figures,
             key=lambda pair: (
                 pair[1].value if metric.lower_is_better else -pair[1].value,
-                pair[0].label != OWN_NODE,  # of equal copies the near ones
+                pair[0].label != OWN_NODE,  # prefer local copies among equal copies
                 pair[0].label,  # the same answer in whatever order the runs are read
             ),
         )

@@ -524,7 +524,7 @@ def _can_run(answer: Recommendation, inputs: LayoutInputs) -> bool:
 
 
 MIN_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
-"""Least number of GPUs for an objective; a machine with fewer GPUs gets no recommendation."""
+"""Minimum number of GPUs for an objective; a machine with fewer GPUs gets no recommendation."""
 
 _OF_GPUS = MIN_GPUS.keys()
 

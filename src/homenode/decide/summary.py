@@ -57,7 +57,7 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     low: float  # of everything that was used
     high: float  # of everything that was used
     replicated: bool  # the medians are of measured boots, not of published results
-    devices: frozenset[Bdf]  # whose the slowest was taken of
+    devices: frozenset[Bdf]  # devices of which the slowest was taken
     # of each boot, (experiment, round), None if it is of no round
     blocks: tuple[tuple[str, int] | None, ...] = ()
     # of each boot, in seconds or as its place in the order; None if unknown

@@ -147,7 +147,7 @@ class PciDevice(Struct, frozen=True):
     # the node of the CPUs that are near to it; None if the firmware reports no node (-1 in sysfs)
     # or the source has no value
     node: NodeIndex | None
-    local_pus: CpuSet | None = None  # the CPUs that the kernel calls local; None if unknown
+    local_pus: CpuSet | None = None  # local_cpulist of sysfs; None if unknown
     subsystem_vendor_id: int | None = None
     subsystem_device_id: int | None = None
     name: str | None = None

@@ -362,7 +362,7 @@ class Host(Struct, frozen=True, dict=True):
         return self.device_at.get(bdf)
 
     def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
-        """Return SLIT distance from node a to node b, or None if the host gives no distances.
+        """Return SLIT distance from node a to node b, or None if the host reports no distances.
         Raises KeyError for a node that the host does not have."""
         row, column = self.row_of_node[a], self.row_of_node[b]
         return None if self.distances is None else self.distances[row][column]

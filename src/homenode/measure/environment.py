@@ -58,7 +58,7 @@ class Environment(Struct, frozen=True):
     turbo: str | None  # "on" or "off"
     throttles: tuple[tuple[str, int], ...]  # counts since boot over CPUs, by file
     links: tuple[LinkState, ...]
-    times: tuple[PuTimes, ...]  # of each CPU, () if unknown
+    times: tuple[PuTimes, ...]  # CPU times of each CPU; () if unknown
     gaps: tuple[Gap, ...] = ()
     microcode: tuple[str, ...] | None = None  # revisions of the CPUs ("0x2b000590"), sorted
     # the highest clocks that CPUs may take by cpufreq, ascending

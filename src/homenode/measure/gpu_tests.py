@@ -219,7 +219,7 @@ def _tool_tests(
     seconds = 10.0 + 50.0 * repeats / 100
     for peers in (True, False):
         variant, if_stopped = _variant(binding, peers=peers), _if_stopped(machine, peers=peers)
-        # Less where access is known to hang: every round waits for it. Else enough for the slowest
+        # Less if access is known to hang, because every round waits. Else enough for the slowest
         # machine known: nccl-tests makes all its calls, however long one takes.
         patience = 120 + 30 * seconds if if_stopped is None else 90 + 3 * seconds
         test = BenchTest(

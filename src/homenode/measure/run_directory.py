@@ -225,7 +225,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         self.add(BenchEntry(step=record))
 
     def write_head(self, head: RunHead) -> None:
-        """Write a run without an end, which readers treat as unfinished."""
+        """Write only the head of a run; readers treat a run without an end line as unfinished."""
         self.write(FILE, head_line(head).encode())
 
     def write_run(self, run: Run) -> None:

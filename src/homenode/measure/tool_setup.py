@@ -66,7 +66,7 @@ class SetupPlan(Struct, frozen=True):
     prefix: str
     steps: tuple[SetupStep, ...]  # in order
     installs: tuple[str, ...]  # programs below the prefix
-    lacks: tuple[str, ...]  # what keeps a tool from being built, in words
+    lacks: tuple[str, ...]  # missing requirements of the build
     present: tuple[str, ...]  # tools that are there already
 
 
@@ -315,7 +315,7 @@ class InstallStep:
         ended = self._machine.run(step.argv, step.timeout_s, step.input, environment=environment)
         failure = ended.failure()
         if failure is not None:
-            with contextlib.suppress(HostError):  # nothing can be written there: that is `failure`
+            with contextlib.suppress(HostError):  # an unwritable prefix is already in `failure`
                 note(entry)
             text = (ended.stderr.strip() or ended.stdout.strip())[-_MAX_SAID:]
             raise ToolError(f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=text or None)

@@ -75,7 +75,7 @@ class ReadTopology(Struct, frozen=True, kw_only=True):
 
 
 def read_topology(data: bytes, source: str) -> ReadTopology:
-    """Parse the file as NCCL does. Raises ParseError, with the line, where NCCL would fail."""
+    """Parse the file as NCCL does. Raises ParseError, with the line, if NCCL would fail."""
     if len(data) > MAX_FILE:
         raise ParseError(source, f"at most {MAX_FILE} bytes", f"{len(data)} bytes")
     reader = _Reader(text=data.decode("latin-1"), source=source)

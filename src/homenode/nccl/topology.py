@@ -138,7 +138,7 @@ def _cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:
         yield "arch", cpu.architecture
     if cpu.vendor is not None:
         yield "vendor", cpu.vendor
-    # NCCL fills both in where familyid is missing, and fails where modelid alone is.
+    # NCCL fills in both if familyid is missing, and fails if only modelid is missing.
     if cpu.family is not None and cpu.model is not None:
         yield "familyid", str(cpu.family)
         yield "modelid", str(cpu.model)

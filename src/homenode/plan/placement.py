@@ -123,7 +123,7 @@ class Placement(Struct, frozen=True):
     # pinned
     vcpu_pins: tuple[CpuSet, ...]
     vcpu_nodes: tuple[int, ...]  # index into `nodes` per vCPU
-    memory_nodes: tuple[NodeIndex, ...]  # nodes that give memory, () = not bound
+    memory_nodes: tuple[NodeIndex, ...]  # nodes that provide memory; () = not bound
     threads_per_core: int  # siblings exposed to the guest, 1 = hidden
     emulator_pus: CpuSet | None
     iothread_pus: tuple[CpuSet, ...]

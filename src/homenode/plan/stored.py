@@ -75,7 +75,7 @@ def read_plan_for(host: Host, text: bytes, source: str) -> Plan:
 
 
 def domain_of_plan(plan: Plan) -> RunningDomain:
-    """Return the resources that the VM of a plan takes from its host, as if it existed already.
+    """Return the resources that the VM of a plan will use on its host.
 
     Unbound memory counts on the vCPUs' nodes, in equal parts for each vCPU; with floating vCPUs it
     may be on any node.

@@ -186,7 +186,7 @@ def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> 
 
 
 def _columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
-    """Return the cores per row of each group that give the least total height."""
+    """Return the cores per row of each group with the smallest total height."""
     largest = max(groups, key=lambda group: len(group.cores))
     cell_width = max(_core_size(group, size)[0] for group in groups) + _CORE_GAP
     cell_height = max(_core_size(group, size)[1] for group in groups) + _CORE_GAP

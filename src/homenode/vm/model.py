@@ -143,7 +143,7 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
         return self.model in ("dimm", "virtio-mem")
 
     def lies_with_cell(self, layout: Layout) -> bool:
-        """Whether a plan gives the memory's nodes; if it binds memory, it sets a node mask."""
+        """Whether a plan determines the memory's nodes; if it binds memory, it sets a node mask."""
         bound = layout.memory is not MemoryBinding.KEEP
         return self.follows_cell or (self.has_nodemask and bound)
 

@@ -75,7 +75,7 @@ class Plan(Struct, frozen=True):
     """The placement of one VM, used by every later step."""
 
     vm: Vm
-    """The guest as it is with the plan in it. What a layout leaves as it was is None or () there:
+    """The guest with the plan applied. Fields that the layout does not change are None or ():
     see `unsaid`."""
     host_name: str
     host_fingerprint: str

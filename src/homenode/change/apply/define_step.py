@@ -28,7 +28,7 @@ class ApplyOutcome(Struct, frozen=True):
     state: DomainState
     original: Path  # its path, also if it does not exist
     defined: bytes | None  # as libvirt prints it now; None if nothing was done
-    obstacles: tuple[Rejection, ...]  # why it would be rejected
+    obstacles: tuple[Rejection, ...]  # reasons for which the change would be rejected
     changed: bool  # False if the domain had this definition already
     # it has more changes than libvirt makes to the tuned document: a concurrent edit, which restore
     # keeps

@@ -153,7 +153,7 @@ def settings_findings(
     affect. memory_is_bound: by a setting that the facts do not show."""
     yield from _check_governor(host, facts)
     yield from _find_capped(host, facts)
-    if host.settings.turbo == "off" and host.architecture != "aarch64":  # where boost is an option
+    if host.settings.turbo == "off" and host.architecture != "aarch64":  # boost is an option there
         yield finding(
             "turbo-off",
             "cpufreq",

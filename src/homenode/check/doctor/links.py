@@ -278,7 +278,7 @@ def _severity(
     )
     if gpus and has_wide_peer:
         return Severity.CRITICAL
-    if gpus:  # where all of them are as narrow, the machine was built so
+    if gpus:  # if all links are equally narrow, the machine was built so
         equal_links = [
             o for o in neighbours if o.current and link.current and o.current == link.current
         ]

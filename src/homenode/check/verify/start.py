@@ -199,7 +199,7 @@ _FLAT = ("pc.ram", "mach-virt.ram")
 
 
 class MonitorBackend(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """An object that gives memory. Source: Memdev of QMP."""
+    """A QEMU object that provides guest memory. Source: Memdev of QMP."""
 
     id: str = ""
     size: int

@@ -35,7 +35,7 @@ from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.plan_options import PlanOptions
 
 MAX_COUNTED = 100
-"""VMs of one size on one host; where as many fit, more may."""
+"""Maximum number of VMs of one size that are counted on a host; more may fit."""
 
 _LAYOUT = "pin-numa-pci"  # the guest sees where each GPU is
 _LOCALITY = (

@@ -151,7 +151,7 @@ def _with_gpus(
 
 
 def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int] | None:
-    """A device file's name before its number, and the number of GPU 0, where all agree."""
+    """A device file's name before its number, and the number of GPU 0, if all agree."""
     stems = set()
     for _, file, number in placed:
         stem = (file or "").rstrip("0123456789")

@@ -293,7 +293,7 @@ def node_classes(
     gres: SlurmConfig, slurm: SlurmConfig, nodes: Sequence[str] = ()
 ) -> tuple[NodeClass, ...]:
     """The GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all nodes.
-    Raises ParseError that names a line, InputError for a node that neither file names."""
+    Raises ParseError that names a line, InputError for a node that is in neither file."""
     lines = gres_lines(gres)
     defined = {name: node for node in node_definitions(slurm) for name in node.names}
     named = [name for name, node in defined.items() if node.gpu_types]

@@ -42,7 +42,7 @@ class NodeTree(Struct, frozen=True):
     pus_of_node: Mapping[NodeIndex, CpuSet]  # of every node; none on nodes that are memory only
     gpus_of_node: Mapping[NodeIndex, int] | None  # how many GPUs are on each; None if not known
     gpu_memory: frozenset[NodeIndex]  # nodes that are a GPU's memory
-    # (from, to) -> SLIT; empty where not given
+    # (from, to) -> SLIT; empty if not given
     distances: Mapping[tuple[NodeIndex, NodeIndex], int]
     package_of_node: Mapping[NodeIndex, int | None] = {}
     # True if "nodes" are the sets of Cores= of gres.conf, and CPUs Slurm's core numbers

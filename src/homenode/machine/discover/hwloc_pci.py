@@ -221,7 +221,7 @@ def _links(
     matrices: tuple[HwlocDistances, ...], bdf_of_object: dict[str, Bdf]
 ) -> tuple[DeviceLink, ...]:
     """Return links by matrices of bandwidth; 0 is not a link. XGMI gives every pair of a hive a
-    bandwidth, so that only pairs one hop apart count where hops are given."""
+    bandwidth, so that only pairs one hop apart count if hops are given."""
     hops = {
         frozenset((a, b)): matrix.values[i][j]
         for matrix in matrices

@@ -173,7 +173,7 @@ def read_pci_tree(
     snapshot: Snapshot, locality: Locality, nvidia_gpus: tuple[Bdf, ...] = ()
 ) -> PciTree:
     """Return the PCI tree of a snapshot; empty if it has none. nvidia_gpus: functions that the
-    NVIDIA driver calls GPUs, for trees without vendor files."""
+    NVIDIA driver treats as GPUs, for trees without vendor files."""
     gaps: list[Gap] = []
     malformed = _MalformedFiles()
     places = _places(snapshot, gaps)

@@ -179,7 +179,7 @@ def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _from_command_line(command_line: str, key: str, source: str) -> CpuSet:
-    """Return CPUs of isolcpus= or nohz_full= for kernels without the files; empty where not given.
+    """Return CPUs of isolcpus= or nohz_full= for kernels without the files; empty if not given.
     Source: Documentation/admin-guide/kernel-parameters.txt: isolcpus=[flag-list,]<cpu-list>."""
     for word in command_line.split():
         name, _, value = word.partition("=")

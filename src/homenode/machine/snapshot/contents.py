@@ -34,7 +34,7 @@ class TextForm(Enum):
 
     NUMBER = r"-?\d{1,20}"
     HEX = r"(?:0x)?[0-9a-fA-F]{1,8}"
-    # CPUs or nodes: "0-3,8"; nothing on a node without CPUs; "(null)" where nohz_full= is not given
+    # CPUs or nodes: "0-3,8"; nothing on a node without CPUs; "(null)" if nohz_full= is not set
     LIST = r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*|\(null\)|"
     MASK = r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8}){0,2047}"
     NUMBERS = r"\d{1,6}(?: +\d{1,6})*"

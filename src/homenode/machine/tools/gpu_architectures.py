@@ -3,7 +3,7 @@
     nvidia-smi --query-gpu=compute_cap --format=csv,noheader      9.0
     rocminfo                                                      Name:   gfx942
 
-Seen of nvidia-smi 510 and later (older versions do not have the field), rocminfo of ROCm 5 to 7.
+Seen with nvidia-smi 510 and later (older versions do not have the field), rocminfo of ROCm 5 to 7.
 """
 
 import re

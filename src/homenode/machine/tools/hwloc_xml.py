@@ -46,7 +46,7 @@ class HwlocTopology(Struct, frozen=True):
     machine: HwlocObject
     distances: tuple[HwlocDistances, ...]
     cpu_kinds: tuple[tuple[str, dict[str, str]], ...]  # (cpuset, infos)
-    # of the machine and, in version 3, of the topology
+    # info attributes of the machine and, in version 3, of the topology
     infos: dict[str, str] = field(default_factory=dict)
 
 
@@ -59,7 +59,7 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
         except UnicodeDecodeError:
             raise ParseError(source, "UTF-8", repr(text[:20])) from None
     root = parse_xml(text, "topology", source)
-    version = root.get("version", _VERSION_1)  # which version 1 does not have
+    version = root.get("version", _VERSION_1)  # version 1 has no such attribute
     if not version.startswith(("1.", "2.", "3.")):
         raise InputError(
             f"{source}: expected hwloc XML version 1, 2 or 3, found {version}",

@@ -18,7 +18,7 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 
 MAX_VALUE = 1e21
-"""Limit of numbers: no bandwidth, time or count in a tool's own unit comes near."""
+"""Upper limit of parsed numbers, far above any bandwidth, time or count in a tool's own unit."""
 
 _DECIMAL = re.compile(r"\d{1,25}(?:\.\d{0,25})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)

@@ -105,7 +105,7 @@ class LspciFunction(Struct, frozen=True):
     ats_enabled: bool | None = None
     bars: tuple[PciBar, ...] = ()  # with sizes only; regions of SR-IOV have no size in the listing
     is_silent: bool = False  # its configuration space reads as ones only, as if nothing answers
-    registers: PciRegisters | None = None  # of Control, DevCtl and others
+    registers: PciRegisters | None = None  # values of Control, DevCtl and others
 
 
 _UNINDENTED = re.compile(
@@ -141,7 +141,7 @@ def ends_within_a_line(text: str) -> bool:
     if not is_header and _key(last) not in {"Kernel modules", *_last_keys(whole_lines)}:
         return True
     if _key(last) == "Kernel modules" or last.endswith((")", "]") if is_header else ">"):
-        return False  # nothing is read of the modules
+        return False  # module names are not read
     last_content = _strip_address(last)
     contents = {_strip_address(line) for line in whole_lines}
     return last_content not in contents or any(

@@ -2,7 +2,7 @@
 
     numactl --hardware            numactl --show
 
-Seen of 2.0.12 to 2.0.18. Source: numactl.c of numactl 2.0.16.
+Seen with 2.0.12 to 2.0.18. Source: numactl.c of numactl 2.0.16.
 
 * "MB" is 2^20 bytes. The sizes need not add up to the machine's memory: a guest with hot-plugged
   memory shows 13,530 of 24,105 MB. Nothing here adds them.

@@ -2,12 +2,12 @@
 
 It lists only GPUs that are bound to the driver, not those of vfio-pci.
 
-Seen of drivers 535 to 580 (nvsmi_device_v12.dtd, v13). Source: man nvidia-smi, "GPU ATTRIBUTES".
+Seen with drivers 535 to 580 (nvsmi_device_v12.dtd, v13). Source: man nvidia-smi, "GPU ATTRIBUTES".
 
 nvidia-smi topo -m: how GPUs and NICs reach each other, and the nodes of GPUs.
 
 The only place that shows which node holds a GPU's own memory (GH200 and kin) where the driver's
-numa_status is not readable. Seen of drivers 470 to 580; the header is underlined with terminal
+numa_status is not readable. Seen with drivers 470 to 580; the header is underlined with terminal
 codes, on a terminal or not.
 
     \x1b[4mGPU0  GPU1  NIC0  CPU Affinity  NUMA Affinity  GPU NUMA ID\x1b[0m
@@ -27,7 +27,7 @@ nvidia-smi mig -lgi and nvidia-smi -L: the MIG instances of NVIDIA's GPUs.
 The first lists GPU instances, and needs root; the second lists compute instances, which programs
 see: a GPU instance may have several, or none.
 
-Seen of drivers 470 to 580. Source: NVIDIA MIG user guide, "Creating GPU Instances".
+Seen with drivers 470 to 580. Source: NVIDIA MIG user guide, "Creating GPU Instances".
 """
 
 import re

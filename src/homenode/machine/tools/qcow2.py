@@ -3,7 +3,7 @@
 `qemu-img info` opens what an image names: a backing file or a data file may be one on the network,
 or a whole tree of drivers as JSON. Here the header alone is read.
 
-Seen of images of QEMU 7.2, versions 2 and 3. Source: docs/interop/qcow2.txt of QEMU; all numbers
+Seen with images of QEMU 7.2, versions 2 and 3. Source: docs/interop/qcow2.txt of QEMU; all numbers
 are big-endian.
 """
 

@@ -53,7 +53,7 @@ _BYTES_OF_UNIT = {"KB": KIB, "MB": MIB, "GB": GIB}
 class RocmDevice(Struct, frozen=True, kw_only=True):
     index: int  # the tool's number, of CPUs and GPUs
     name: str
-    address: Bdf | None  # None for CPUs and where not printed
+    address: Bdf | None  # None for CPUs, and if not printed
 
 
 class RocmMatrix(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class RocmCopy(Struct, frozen=True, kw_only=True):
     source_is_cpu: bool
     destination_is_cpu: bool
     size_bytes: int
-    peak_bytes_per_s: float  # of the best of its repeats
+    peak_bytes_per_s: float  # rate of the best repeat
 
 
 class RocmBandwidthTest(Struct, frozen=True, kw_only=True):

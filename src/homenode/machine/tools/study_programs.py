@@ -5,7 +5,7 @@
     gpu_bandwidth_bench.py    GPU 0 [AMD Instinct MI350X]
                                 Host-to-Device: 55.12 GB/s
 
-Seen of revision 8476fab. Source: their sources. What the outputs do not say:
+Seen with revision 8476fab. Source: their sources. What the outputs do not say:
 
 * The chase has one pointer per 8 bytes, no pinning and ordinary pages; one sample per size. On most
 hosts it prints zeroes, which are kept; comparisons must reject them.

@@ -55,7 +55,7 @@ class TorchResult(Struct, frozen=True):
     variant: str | None = None
     peer: int | None = None  # indices
     size_bytes: int | None = None
-    memory_node: int | None = None  # of the host buffer, if it can be determined
+    memory_node: int | None = None  # node of the host buffer, if it can be determined
 
 
 class TorchRow(Struct, frozen=True):

@@ -6,7 +6,7 @@
 
     QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)
 
-Seen of libvirt 6.0 to 11.3 and QEMU 4.2 to 10.0, also as qemu-kvm of RHEL. Source: tools/
+Seen with libvirt 6.0 to 11.3 and QEMU 4.2 to 10.0, also as qemu-kvm of RHEL. Source: tools/
 virsh-host.c of libvirt; softmmu/vl.c of QEMU.
 """
 

@@ -2,7 +2,7 @@
 
 libvirt reads the same /sys independently: the results must agree.
 
-Seen of libvirt 6.0 to 11.3. Source: docs/formatcaps.html of libvirt; schemas/capability.rng.
+Seen with libvirt 6.0 to 11.3. Source: docs/formatcaps.html of libvirt; schemas/capability.rng.
 """
 
 from lxml import etree
@@ -22,7 +22,7 @@ _MAX_NUMBER = 1 << 60
 
 class CapabilitiesCell(Struct, frozen=True):
     node: NodeIndex
-    distances: tuple[tuple[NodeIndex, int], ...]  # (node, SLIT), where libvirt gives them
+    distances: tuple[tuple[NodeIndex, int], ...]  # (node, SLIT), if libvirt reports them
     siblings_of_pu: dict[PuIndex, CpuSet | None]  # the CPUs of its core; None if it is offline
 
 

@@ -33,7 +33,7 @@ class XlInfo(Struct, frozen=True, kw_only=True):
 
     cpus: LscpuTable
     nodes: NumactlHardware
-    node_of_function: Mapping[Bdf, NodeIndex]  # of functions whose node Xen has
+    node_of_function: Mapping[Bdf, NodeIndex]  # only functions whose node Xen reports
     gaps: tuple[Gap, ...]
 
 

@@ -323,7 +323,7 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
     PCI domain: it is that of the one of `gpus` with the same bus, if there is one.
 
     It measures from every node at once, and numbers CPUs first, in the kernel's order of nodes: if
-    there are several, the n-th is assumed to be node n.
+    the tool lists several CPUs, the n-th is assumed to be node n.
     """
     address_of = {
         device.index: _in_domain(device.address, gpus)

@@ -36,7 +36,7 @@ def _no_step(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
 
 class ToolOutput(Struct, frozen=True):
     name: str  # the tool's, for people
-    # what only it prints, for files; None if none is looked for
+    # text that only this tool prints; None: files are not searched
     sign: re.Pattern[str] | None = None
     of_log: Callable[[str, str], MeasuredSamples] = _no_log  # the figures of a file and its name
     # of a test of the suite, which also knows its GPUs, its binding and the machine

@@ -2,7 +2,7 @@
 
     bandwidthTest --memory=pinned [--device=0|all] [--csv]
 
-Seen of CUDA 9 to 12; gone from CUDA samples 12.9 and later, in favour of nvbandwidth. Source:
+Seen with CUDA 9 to 12; gone from CUDA samples 12.9 and later, in favour of nvbandwidth. Source:
 bandwidthTest.cu of the CUDA samples; a public output of a V100.
 
      Host to Device Bandwidth, 1 Device(s)

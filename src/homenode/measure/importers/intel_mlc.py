@@ -2,7 +2,7 @@
 
     mlc [--latency_matrix | --bandwidth_matrix | --peak_injection_bandwidth | --loaded_latency]
 
-Seen of v3.4 to v3.12; closed source, the format is that of published outputs.
+Seen with v3.4 to v3.12; closed source, the format is that of published outputs.
 
                     Numa node
     Numa node            0       1

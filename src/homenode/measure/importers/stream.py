@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=8 ./stream
 
-Seen of 5.9 and 5.10; the array size is compiled in. Source: stream.c 5.10.
+Seen with 5.9 and 5.10; the array size is compiled in. Source: stream.c 5.10.
 
     Function    Best Rate MB/s  Avg time     Min time     Max time
     Copy:          342008.3     0.018755     0.018713     0.018895
@@ -170,7 +170,7 @@ def _threads(lines: Lines) -> int | None:
 
 
 MIN_ARRAY_BYTES = 32 * MIB
-"""The least size of an array: STREAM's rule is four times the last-level cache, and 8 MiB of that
+"""The minimum size of an array: STREAM's rule is four times the last-level cache, and 8 MiB of that
 are few. With less, what was measured is a cache, whatever the machine."""
 
 

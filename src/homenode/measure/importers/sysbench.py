@@ -3,7 +3,7 @@
     sysbench cpu --threads=2 --time=30 run
     sysbench memory --threads=2 --memory-block-size=1M --memory-total-size=8G run
 
-Seen of 1.0.20. Source: its outputs. Missing in the outputs:
+Seen with 1.0.20. Source: its outputs. Missing in the outputs:
 
 * Fairness is a mean and a deviation over threads. How many events each thread had is not printed.
 * The memory test's defaults (1 KiB blocks, one buffer that all threads write) measure a first-level

@@ -172,7 +172,7 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
     switches: Switches
     # machines of equal kind have equal texts ("2x Intel Xeon Platinum 8558, NVIDIA H200")
     host_kind: str | None = None
-    host: str | None = None  # fingerprint of the very machine
+    host: str | None = None  # fingerprint of the host itself, not of its kind
     arrangement: str | None = None  # what else was chosen ("local", "memory-first")
     memory_mode: str | None = None  # strict, interleave or preferred, of bound memory
     page_bytes: int | None = None  # of the guest's backing

@@ -78,7 +78,7 @@ class TunedCopy(Struct, frozen=True):
 
 
 class TrialSetup(Struct, frozen=True):
-    """A trial as it was begun."""
+    """The settings with which a trial began."""
 
     head: TrialHead
     config: TrialConfig

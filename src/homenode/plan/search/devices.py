@@ -191,7 +191,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
         return cls(homes=home_gpus, homeless=homeless, nodes=tuple(nodes_of_count.items()))
 
     def away(self, count: int, nodes: int) -> int:
-        """Return the least number of `count` GPUs that are not at home on these nodes (bits)."""
+        """Return the minimum number of `count` GPUs that are not at home on these nodes (bits)."""
         count_at_home = sum([number * (homes & nodes).bit_count() for number, homes in self.nodes])
         return max(0, count - self.homeless - count_at_home)
 
@@ -221,7 +221,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     options: DeviceOptions  # candidates
     named: tuple[NamedDevice, ...]  # devices that the VM gets in any case
-    gpu_homes: tuple[DeviceNode | None, ...]  # of each candidate GPU
+    gpu_homes: tuple[DeviceNode | None, ...]  # node of each candidate GPU
     # of the VM's NICs that are paired with each GPU, if in another package
     nic_homes: tuple[tuple[DeviceNode, ...], ...]
     gpu_nodes: int  # nodes with free GPUs

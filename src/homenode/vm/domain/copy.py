@@ -261,7 +261,7 @@ class WritableDisk(Struct, frozen=True):
 
     target: str  # its name in the guest
     path: str  # file or block device
-    format: str  # of its content; "raw" if not given, as in libvirt
+    format: str  # format of the disk's content; "raw" if not given, as in libvirt
     is_block: bool
 
 

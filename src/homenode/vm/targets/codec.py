@@ -53,7 +53,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
     # support level of a plan's features, with the option, or the reason
     says: Mapping[Feature, Support] = MappingProxyType({})
-    read: Callable[[Any], Mapping[str, Any]] | None = None  # fields of a Vm that a file says
+    read: Callable[[Any], Mapping[str, Any]] | None = None  # fields of a Vm that a file contains
     # entries of the file that express a plan, by their keys; None takes one away
     write: Callable[[Any], Mapping[str, Any]] | None = None
     # what is read is what was planned; False if the file has a part of it, or where another file

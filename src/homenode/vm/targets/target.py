@@ -128,7 +128,7 @@ class SupportLevel(StrEnum):
     """Support of a target for a feature."""
 
     NATIVE = "native"  # an option of its own
-    INDIRECT = "indirect"  # by raw arguments or a script, at a price
+    INDIRECT = "indirect"  # by raw arguments or a script, with a limitation (`loses`)
     LOST = "lost"  # not at all
 
 

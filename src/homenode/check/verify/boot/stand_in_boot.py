@@ -82,7 +82,7 @@ _NOT_KEPT = ("kernel", "ovmf", "ovmf-variables", "domain", ".lock")
 class BootOptions(Struct, frozen=True):
     """Options for booting a test guest, and for keeping its files."""
 
-    # libvirt's URI; None = the system's if it answers; "none" = QEMU directly
+    # libvirt's URI; None = qemu:///system if it is reachable; "none" = QEMU directly
     connect: str | None = None
     kernel: Path | None = None
     timeout_s: float | None = None  # None = by vCPU count
@@ -422,7 +422,7 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
 
 
 def _check_can_keep(keep: Path | None) -> None:
-    """Check that the files can be kept before the boot spends minutes."""
+    """Check, before a boot that takes minutes, that --keep can be written."""
     if keep is None:
         return
     try:

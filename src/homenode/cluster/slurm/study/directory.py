@@ -400,7 +400,7 @@ class _Hosts:
         return self._known[node]
 
     def _read_described(self) -> Host | None:
-        """Read the described host as it was when the study began."""
+        """Read the host description that was saved when the study began."""
         content = StudyDirectory(self._directory).read(DESCRIBED)
         with contextlib.suppress(InputError):  # likewise
             if content is not None:

@@ -359,7 +359,7 @@ class StudySources(Struct, frozen=True, kw_only=True):
     jobs: tuple[JobEvidence, ...] = ()
     collective: Collective | None = None
     missing: tuple[str, ...] = ()  # jobs without results
-    gaps: tuple[Gap, ...] = ()  # what is open, with the job's name
+    gaps: tuple[Gap, ...] = ()  # unknown facts, with the job's name
     # (job, requested tests without a result)
     unmeasured: tuple[tuple[str, str], ...] = ()
 

@@ -28,7 +28,7 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
     rows: tuple[int, ...]
     columns: tuple[str, ...]
     # shape (rows, columns), [NUMA node][GPU], the median of the samples in bytes/s or ns; None
-    # where not measured
+    # if not measured
     cells: tuple[tuple[float | None, ...], ...]
     homes: tuple[int | None, ...]  # NUMA node of each GPU
     homes_measured: bool  # they were derived from these results

@@ -201,7 +201,7 @@ def _numa_lines(writing: TargetEdit[Conf]) -> dict[str, str | None]:
 
 
 def _keeps_cell(writing: TargetEdit[Conf]) -> bool:
-    """Return whether the file has one cell, which the layout leaves as it was."""
+    """Return whether the file has one cell, which the layout does not change."""
     hook = writing.file.values.get(_HOOK_KEY, "")
     of_user = not writing.plan.vcpu_pins and not _numa_lines(writing) and _OUR_HOOK not in hook
     return of_user and len(writing.file.keys_like(NUMA)) == 1
@@ -393,7 +393,7 @@ def _is_ours(option: str, value: str) -> bool:
 def _findings(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     plan, conf = writing.plan, writing.file
     yield from _hostpci(writing)[1]
-    # Proxmox gives a VM less time to start if its devices are not in `hostpci` lines.
+    # Proxmox sets a shorter start timeout if the devices are not in `hostpci` lines.
     keys = {key for key, value in {**conf.values, **lines}.items() if value is not None}
     needed = start_timeout_s(keys | {"hostpci0"}, plan.vm.memory_bytes)
     timeout_s = start_timeout_s(keys, plan.vm.memory_bytes)

@@ -85,7 +85,7 @@ def test_no_edit_of_a_tuned_document_is_lost_without_a_conflict() -> None:
     tuning = users_vm("2 GPUs")
     original, applied = parts(tuning.original), parts(tuning.document)
     outcomes: Counter[str] = Counter()
-    for edit in [one for one in edits(tuning.document) if one.done != "moved"][::6]:
+    for edit in [one for one in edits(tuning.document) if one.done != "moved"][::3]:
         try:
             open_domain(edit.document, "now")
             done = merged(tuning.original, tuning.document, edit.document)
@@ -100,7 +100,7 @@ def test_no_edit_of_a_tuned_document_is_lost_without_a_conflict() -> None:
             assert not (now - applied) - (after - original), edit.said
         elif edit.attribute is None and edit.done == "removed":
             assert not ((applied - now) & original) - (original - after), edit.said
-    assert min(outcomes.values()) > 3 and len(outcomes) == 3, outcomes
+    assert min(outcomes.values()) > 10 and len(outcomes) == 3, outcomes
 
 
 def test_one_layout_put_over_another_gives_the_first_documents_elements_back() -> None:

@@ -215,7 +215,8 @@ def test_the_fix_of_memory_that_is_not_whole_names_the_next_size(
     memory: str, page: str, right: str
 ) -> None:
     text = vmi(memory={"guest": memory, "hugepages": {"pageSize": page}})
-    found = check(read_vmi(text, "v"), None, None).findings[0]
+    findings = check(read_vmi(text, "v"), None, None).findings
+    (found,) = (one for one in findings if one.id == "huge-pages-not-whole")
     assert str(found.fix).startswith(f"set memory.guest: {right};")
 
 

@@ -85,7 +85,7 @@ def main() -> None:
     except HomenodeError as error:
         say("refused", json.dumps(str(error)))
     vcpu0 = virsh("vcpupin", "vm", "0")
-    homenode("apply", "vm", "--layout", "pin", "-q", "--live-pins", *RESERVE)
+    homenode("apply", "vm", "--layout", "pin", "-q", "--live-pins", "--yes", *RESERVE)
     say("moved", json.dumps([vcpu0, virsh("vcpupin", "vm", "0")]))
     virsh("destroy", "vm")
     restore(RestoreArguments(targets=("vm",), yes=True))

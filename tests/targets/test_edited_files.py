@@ -11,14 +11,16 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError
+from homenode.plan.pipeline import plan_for_target
 from homenode.units import GIB, MIB
 from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.targets import qm_conf
 from homenode.vm.targets.hypervisors import qemu, xen
 from homenode.vm.targets.registry import TARGETS, kind_of, read_vm, target_named
+from tests.command_line import homenode
 from tests.targets.examples import EXAMPLES, FILES
-from tests.targets.written import again, edited, options, written
+from tests.targets.written import again, edited, host_named, options, written
 
 HOST = "hgx-h100"
 QM, XL = FILES["proxmox"], FILES["xen"]
@@ -153,6 +155,79 @@ def test_a_chosen_gpu_takes_the_place_of_the_one_that_was_there() -> None:
         assert there == chosen
 
 
+XML = b"""<domain type='kvm'><name>v</name><memory unit='GiB'>8</memory>
+<currentMemory unit='GiB'>4</currentMemory><vcpu current='2'>4</vcpu>
+<memoryBacking><locked/></memoryBacking><cputune><shares>2048</shares></cputune>
+<os firmware='efi'><type machine='q35'>hvm</type><boot dev='hd'/></os>
+<features><acpi/><hyperv/></features><cpu mode='custom'><model>EPYC</model></cpu>
+<clock offset='localtime'/><devices><disk type='file'><target dev='vda'/></disk>
+<disk type='file'><target dev='vdb'/></disk><interface type='user'/><controller type='usb'/>
+<hostdev mode='subsystem' type='usb'><source><address bus='1' device='2'/></source></hostdev>
+<hostdev mode='subsystem' type='pci' managed='yes'><source>
+<address domain='0' bus='0x19' slot='0' function='0'/></source></hostdev></devices></domain>"""
+NOT_CARRIED = [
+    # (file, the settings that the file of another target does not get, by kind)
+    (
+        XML,
+        {
+            "disks": "2 <disk>",
+            "network": "<interface>",
+            "firmware": "efi",
+            "other settings": "<locked>, <shares>, <boot>, <hyperv>, <clock>, <hostdev>, "
+            "<currentMemory>, <vcpu current=>, CPU model EPYC",
+        },
+    ),
+    (
+        XL + b'firmware="ovmf"\nviridian=1\n',
+        {"disks": "disk", "network": "vif", "firmware": "efi", "other settings": "viridian"},
+    ),
+    (
+        QM.replace(b"balloon: 2048\n", b""),
+        {"disks": "scsi0", "other settings": "agent, args, boot, ostype"},
+    ),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("content", "kinds"), NOT_CARRIED, ids=["libvirt", "xen", "proxmox"])
+def test_settings_that_another_target_does_not_get_are_named(
+    content: bytes, kinds: dict[str, str], target: str
+) -> None:
+    vm = read_vm(content, "vm")
+    planned = plan_for_target(vm, plain("pin"), host_named(HOST), target)
+    title = target_named(target).title
+    subjects = {f.subject: f.observed for f in planned.findings if f.id == "target-not-carried"}
+    named = {f"{title}: {kind}": f"{text}: not in the file" for kind, text in kinds.items()}
+    assert subjects == ({} if vm.kind == target else named)
+
+
+def test_auto_chooses_no_layout_that_the_target_cannot_have(tmp_path: Path) -> None:
+    path = tmp_path / "vm.cfg"
+    path.write_bytes(XL.replace(b"'0000:9b:00.0'", b""))
+    output = homenode("plan", path, "--host", HOST).output
+    assert "pin-bound (auto, gpu-copy)" in output and "pin-numa-pci" not in output
+
+
+@pytest.mark.parametrize(
+    ("content", "layout", "changed"),
+    [
+        (XL.replace(b"maxmem = 32768", b"maxmem = 65536"), "pin", "65536 becomes 32768"),
+        (XL + b"maxvcpus=16\n", "pin", "16 becomes 8"),
+        (XL, "pin", None),
+        (XL.replace(b"maxmem = 32768", b"maxmem = 65536").partition(b"pci")[0], "pin", None),
+        (BUSY_QM, "pin", "8192 becomes 0"),
+        (BUSY_QM, "default", None),
+        (BUSY_QM.replace(b"balloon: 8192", b"vcpus: 4"), "pin", "4 becomes 8"),
+    ],
+)
+def test_a_limit_that_the_plan_changes_is_named(
+    content: bytes, layout: str, changed: str | None
+) -> None:
+    planned = edited(content, HOST, plain(layout))
+    texts = [f.observed.partition(":")[0] for f in planned.findings if f.id == "target-not-carried"]
+    assert texts == ([changed] if changed else [])
+
+
 BROKEN = [
     ("proxmox", QM.replace(b"cores: 16", b"cores: sixteen")),
     ("proxmox", QM.replace(b"cores: 16", b"cores: 16\ncores: 8")),
@@ -195,9 +270,6 @@ def test_a_name_that_is_a_command_stays_a_word() -> None:
     vm = read_vm(conf, "vm")
     assert vm.guest.name == name
     script = written("qemu", HOST, options("pin")).rendering.document
-    from homenode.plan.pipeline import plan_for_target
-    from tests.targets.written import host_named
-
     planned = plan_for_target(vm, plain("pin-numa"), host_named(HOST), "qemu")
     words = qemu.words_of(planned.rendering.document, "vm.sh")
     assert f"guest={name},debug-threads=on" in words

@@ -42,7 +42,15 @@ from homenode.vm.domain.schema import reject_new_errors
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PlanOptions, reject_objective
 from homenode.vm.sources import load_host, names_domain, shows_xen
-from homenode.vm.targets.registry import TARGETS, kind_of, on_host, read_vm, target_named
+from homenode.vm.targets.registry import (
+    TARGETS,
+    has_feature,
+    kind_of,
+    on_host,
+    read_vm,
+    target_named,
+)
+from homenode.vm.targets.target import Feature
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
@@ -235,7 +243,13 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         new = new_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
         vm, name = read_vm(new, source.name), None
     vm = on_host(vm, host)
-    resolved = resolve_layout(vm.guest, options, host, choose_by(arguments.results))
+    resolved = resolve_layout(
+        vm.guest,
+        options,
+        host,
+        choose_by(arguments.results),
+        expander_buses=has_feature(source.target, Feature.DEVICE_CELLS),
+    )
     if source.target != LIBVIRT:
         planned = plan_for_target(vm, resolved.options, host, source.target)
     else:

@@ -59,7 +59,7 @@ class LayoutInputs(Struct, frozen=True, kw_only=True):
     has_grace: bool  # Grace GPUs whose memory has NUMA nodes
     has_gpus: bool | None = None  # as the use suggests
     has_pairs: bool = False  # a GPU and an RDMA NIC of one switch
-    expander_buses: bool = True  # the VM's machine type takes them
+    expander_buses: bool = True  # the VM's machine type and its target take them
     private_memory: bool = False  # encrypted: its pages follow no cell's binding
 
 
@@ -91,7 +91,7 @@ def layout_for(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
     elif inputs.nodes == 1:
         layout, reason = FLAT, "the host has one NUMA node"
     if PRESETS[layout].pcie is GuestPcie.HOST and not inputs.expander_buses:
-        layout, reason = FLAT, "the VM's machine type does not support expander buses"
+        layout, reason = FLAT, "the VM's machine type or target does not support expander buses"
     layout, reason = needed_layout(layout, objective, inputs) or (layout, reason)
     keeps = objective is Objective.DENSITY and PRESETS[layout].siblings is Siblings.EXPOSED
     return LayoutChoice(layout=layout, reason=reason, keep_vcpus=keeps)
@@ -135,10 +135,15 @@ def host_inputs(host: Host) -> LayoutInputs:
 
 
 def resolve_layout(
-    guest: Vm, options: PlanOptions, host: Host, choose: Choose | None = None
+    guest: Vm,
+    options: PlanOptions,
+    host: Host,
+    choose: Choose | None = None,
+    *,
+    expander_buses: bool = True,
 ) -> ResolvedLayout:
     """Replace `auto` in the options, for the objective given or suggested by the devices. choose:
-    used instead of the table."""
+    used instead of the table. expander_buses: whether the target has them."""
     if options.layout != AUTO:
         return ResolvedLayout(options)
     objective = options.objective or suggested_objective(guest, options, host)
@@ -147,7 +152,7 @@ def resolve_layout(
         host_inputs(host),
         has_gpus=_gpu_count(guest, options, host) > 0,
         has_pairs=has_pairs,
-        expander_buses=guest.is_q35 or guest.is_virt,
+        expander_buses=expander_buses and (guest.is_q35 or guest.is_virt),
         private_memory=guest.has_private_memory,
     )
     choice = layout_for(objective, inputs) if choose is None else choose(host, objective, inputs)

@@ -3,7 +3,9 @@
 The main job as one pure step, for the command line and other callers that place VMs.
 """
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from msgspec import Struct, structs
@@ -25,7 +27,7 @@ from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, ManualRanges, PlanOptions, size_of_cells
 from homenode.vm.targets import libvirt
-from homenode.vm.targets.registry import VmFile, on_host, target_named
+from homenode.vm.targets.registry import VmFile, on_host, other_parts, target_named
 from homenode.vm.targets.target import (
     Feature,
     Rendering,
@@ -36,6 +38,7 @@ from homenode.vm.targets.target import (
     is_vgpu,
     settings_of,
     target_findings,
+    way_to_add,
 )
 
 
@@ -265,8 +268,8 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     document = vm.content if vm.kind == target else None
     rendering = module.render(vm_plan, vm.guest, host, document, vm.source)
     findings = (*target_findings(module, vm_plan), *rendering.findings, *limits)
-    if vm.kind != target and vm.guest.launch_security is not None:
-        findings = (*findings, _not_encrypted(vm.guest, target))
+    if vm.kind != target:
+        findings = (*findings, *_not_carried(vm, module, target))
     vm_plan = structs.replace(vm_plan, kept=settings_of(module, rendering.document), kept_of=target)
     return PlannedFile(
         plan=vm_plan,
@@ -279,15 +282,35 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     )
 
 
-def _not_encrypted(guest: Vm, target: str) -> Finding:
-    """Return a finding for a guest with launch security, which other targets' files do not have."""
-    return finding(
-        "target-not-carried",
-        f"launch security {guest.launch_security}",
-        observed=f"it is not in the file for {target}: the guest would not be encrypted",
-        severity=Severity.WARNING,
-        case="launch security",
-    )
+_KINDS = {"disks": r"<disk>|(ide|sata|scsi|virtio)\d+|disk", "network": r"<interface>|net\d+|vif"}
+"""Elements and keys by what they describe; those of no kind are other settings."""
+
+
+def _not_carried(vm: VmFile, target: Target, name: str) -> Iterator[Finding]:
+    """Yield a finding for each kind of settings that another target's file does not get."""
+    parts: dict[str, Counter[str]] = {}
+    for part in other_parts(vm):
+        kind = next((kind for kind, form in _KINDS.items() if re.fullmatch(form, part)), "")
+        parts.setdefault(kind or "other settings", Counter())[part] += 1
+    if vm.guest.firmware not in (None, "bios"):
+        parts["firmware"] = Counter([vm.guest.firmware])
+    for kind in (*_KINDS, "firmware", "other settings"):
+        counts = parts.get(kind, Counter()).items()
+        texts = [f"{count} {part}" if count > 1 else part for part, count in counts]
+        if texts:
+            yield finding(
+                "target-not-carried",
+                f"{target.title}: {kind}",
+                observed=f"{', '.join(texts)}: not in the file",
+                values={"way": way_to_add(name, kind)},
+            )
+    if vm.guest.launch_security is not None:
+        yield finding(
+            "target-not-carried",
+            f"launch security {vm.guest.launch_security}",
+            observed=f"it is not in the file for {name}: the guest would not be encrypted",
+            case="launch security",
+        )
 
 
 def _reject_lost_vgpus(plan: Plan, target: Target) -> None:

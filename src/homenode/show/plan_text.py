@@ -23,6 +23,8 @@ from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells, GuestPcie, layout_text
 from homenode.vm.model import GuestCache
 from homenode.vm.plan import Plan, Relaxation, Unplannable
+from homenode.vm.targets.registry import has_feature
+from homenode.vm.targets.target import Feature
 
 HEADS = ("guest node", "vCPUs", "host CPUs", "host node", "memory", "GPUs")
 MAX_UNKNOWN = 4  # reasons that the label `unknown` holds; --explain has them all
@@ -320,7 +322,8 @@ def _labels(
     fixes.sort(key=lambda finding: (finding.id != "host-core-taken", covered.index(finding.id)))
     if fixes:
         yield "fix", str(fixes[0].fix)
-    if plan.layout.pcie is GuestPcie.KEEP and len(plan.nodes) > 1:
+    can_show = has_feature(plan.kept_of, Feature.DEVICE_CELLS)
+    if can_show and plan.layout.pcie is GuestPcie.KEEP and len(plan.nodes) > 1:
         nodes = set(_node_of_devices(plan, host, DeviceKind.GPU).values())
         if nodes - {None}:
             yield "caveat", "numa_node of the guest's GPUs is -1; --layout pin-numa-pci sets it"

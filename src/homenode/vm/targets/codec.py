@@ -1,6 +1,7 @@
 """Codec: the format of a target as a table of rows, from which its reader and writer are made."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -8,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import Struct
 
 from homenode.errors import ParseError
-from homenode.findings import Finding
+from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import Host
 from homenode.units import MIB
 from homenode.vm.model import Vm, VmCell
@@ -71,10 +72,18 @@ class Codec(Struct, frozen=True, kw_only=True):
     edited: Callable[[Any, Mapping[str, Any]], str]  # that of a writing's file with entries in it
     refuse: Callable[[Any], None]
     # what only this plan or this file has, of the same as companions
-    findings: Callable[[Any, Any], Iterable[Finding]]
+    findings: Callable[[Any, Any], Iterable[Finding]] = lambda *_: ()
     # (suffix, content) of files next to it, of the same. refuse raises InputError for content that
     # the target cannot take safely.
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
+    placed: str = ".*"  # pattern of the keys that a plan has; other keys are the user's alone
+
+    def other_keys(self, content: bytes, source: str) -> tuple[str, ...]:
+        """Return the keys of a file that a plan does not have. Raises ParseError or InputError."""
+        if self.placed == ".*":
+            return ()
+        keys = self.parse(content, source).values
+        return tuple(key for key in keys if not re.fullmatch(self.placed, key))
 
     def read_vm(self, content: bytes, source: str) -> Vm:
         """The VM of a file. Raises ParseError or InputError."""
@@ -124,8 +133,28 @@ class Codec(Struct, frozen=True, kw_only=True):
             ),
             render=self.render,
             read_vm=self.read_vm,
+            other_keys=self.other_keys,
             **more,
         )
+
+
+def changed_keys(
+    writing: TargetEdit[Any],
+    lines: Mapping[str, Any],
+    reason_of_key: Mapping[str, tuple[object, str]],
+) -> Iterator[Finding]:
+    """Yield a finding for each limit of the user's that a plan changes: (the size that it limits,
+    why it changes) by its key. A limit that equals its size follows it."""
+    for key, (size, reason) in reason_of_key.items():
+        before, after = writing.file.values.get(key), lines.get(key)
+        if before is not None and after is not None and str(before) not in (str(size), after):
+            yield finding(
+                "target-not-carried",
+                f"{writing.target.capitalize()}: {key}",
+                observed=f"{before} becomes {after}: {reason}",
+                severity=Severity.WARNING,
+                fix=None,
+            )
 
 
 def text_of(content: bytes, source: str, meaning: str) -> str:

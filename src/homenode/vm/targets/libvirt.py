@@ -13,6 +13,7 @@ from homenode.machine.topology import Host
 from homenode.text import plural
 from homenode.vm.domain.codec import STEPS, Step, reject_older
 from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.hostdevs import is_pci_function
 from homenode.vm.domain.iommu import (
     can_accelerate,
     can_have_iommufd,
@@ -31,12 +32,38 @@ from homenode.vm.plan import Plan
 from homenode.vm.targets.target import Rendering
 
 _MAX_ALIKE = 8
+_PLACED = frozenset(
+    "name uuid memory currentMemory maxMemory vcpu vcpus iothreads iothreadids numatune metadata"
+    " title description on_poweroff on_reboot on_crash resource seclabel launchSecurity".split()
+)
+_PLACED_BELOW = {
+    "os": "type loader nvram firmware",
+    "cpu": "topology numa cache maxphysaddr model",
+    "features": "acpi apic pae gic",
+    "cputune": "vcpupin emulatorpin iothreadpin",
+    "memoryBacking": "hugepages",
+    "devices": "emulator controller memballoon iommu",
+}
+"""Elements that a plan has, that describe the definition itself, or that follow from others."""
 
 
 def recognises(content: bytes) -> bool:
     """Return whether a file is XML, with or without a byte order mark."""
     start = content[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
     return start[:1] == b"<" or content[:2] in (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
+
+
+def other_parts(content: bytes, source: str) -> Iterator[str]:
+    """Yield the elements of a definition that a plan does not have. Raises ParseError or
+    InputError."""
+    for element in open_domain(content, source).root.children:
+        placed = _PLACED_BELOW.get(element.name)
+        if placed is None and element.name not in _PLACED:
+            yield f"<{element.tag}>"
+        for child in element.children if placed is not None else ():
+            is_carried = is_pci_function(child) or child.get("type") == "mdev"
+            if child.name not in (placed or "").split() and not is_carried:
+                yield f"<{child.tag}>"
 
 
 def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: str) -> Rendering:

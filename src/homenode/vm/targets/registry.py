@@ -14,7 +14,7 @@ from homenode.vm.model import Vm
 from homenode.vm.plan import LIBVIRT
 from homenode.vm.targets import libvirt
 from homenode.vm.targets.hypervisors import NAMES
-from homenode.vm.targets.target import Target
+from homenode.vm.targets.target import Feature, SupportLevel, Target
 
 _DUMP = "virsh dumpxml --inactive NAME > VM.xml"
 _KUBEVIRT = re.compile(rb"kubevirt\.io/v1")
@@ -29,6 +29,11 @@ def target_named(name: str) -> Target:
     target = import_module(f"homenode.vm.targets.hypervisors.{name}").TARGET
     assert isinstance(target, Target)
     return target
+
+
+def has_feature(name: str, feature: Feature) -> bool:
+    """Return whether libvirt, or a target, supports a feature."""
+    return name == LIBVIRT or target_named(name).support[feature].level is not SupportLevel.LOST
 
 
 def recognise_target(content: bytes) -> str | None:
@@ -79,6 +84,22 @@ def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
     if kind == LIBVIRT:
         return VmFile(kind, read_domain(content, source), content, source)
     return VmFile(kind, target_named(kind).read_vm(content, source), content, source)
+
+
+def other_parts(vm: VmFile) -> tuple[str, ...]:
+    """Return the elements or keys of a VM's file that a plan does not have, in its order."""
+    guest, content = vm.guest, vm.content
+    if content is None or vm.kind is None:
+        return ()
+    if vm.kind != LIBVIRT:
+        return target_named(vm.kind).other_keys(content, vm.source)
+    is_model = guest.cpu_mode in ("custom", "host-model")  # a new file has the host's CPU
+    changed = {
+        "<currentMemory>": guest.ballooned_bytes,
+        "<vcpu current=>": guest.offline_vcpus,
+        f"CPU model {guest.cpu_model or guest.cpu_mode}": is_model,
+    }
+    return (*libvirt.other_parts(content, vm.source), *(part for part in changed if changed[part]))
 
 
 def on_host(vm: VmFile, host: Host) -> VmFile:

@@ -150,19 +150,31 @@ def lost_feature(how: str, loses: str) -> Support:
     return Support(SupportLevel.LOST, how, loses)
 
 
-_Texts = dict[str, dict[str, list[str]]]
-_SUPPORT = toml.decode(package_text("vm", "targets", "support.toml"), type=dict[str, _Texts])
+class _Texts(Struct, frozen=True, forbid_unknown_fields=True):
+    """The texts of support.toml, by target."""
+
+    lost: dict[str, dict[str, list[str]]]
+    indirect: dict[str, dict[str, list[str]]]
+    add: dict[str, dict[str, str]]
+
+
+_TEXTS = toml.decode(package_text("vm", "targets", "support.toml"), type=_Texts)
 
 
 def lost_by(target: str) -> dict[Feature, Support]:
     """Features that a target lacks."""
-    return {Feature[name]: lost_feature(*texts) for name, texts in _SUPPORT["lost"][target].items()}
+    return {Feature[name]: lost_feature(*texts) for name, texts in _TEXTS.lost[target].items()}
 
 
 def indirect_by(target: str) -> dict[Feature, Support]:
     """Features that a target provides at a price."""
-    texts = _SUPPORT["indirect"][target]
+    texts = _TEXTS.indirect[target]
     return {Feature[name]: indirect_support(how, loses) for name, (how, loses) in texts.items()}
+
+
+def way_to_add(target: str, kind: str) -> str:
+    """Return how a user adds disks, network, firmware or other settings to a target's VM."""
+    return _TEXTS.add[target][kind]
 
 
 class Rendering(Struct, frozen=True):
@@ -189,6 +201,8 @@ class Target(Struct, frozen=True, kw_only=True):
     render: Callable[[Plan, Vm, Host | None, bytes | None, str], Rendering]
     read_vm: Callable[[bytes, str], Vm]
     recognises: Callable[[bytes], bool]  # Whether a file is one of this target, by its content
+    other_keys: Callable[[bytes, str], tuple[str, ...]] = lambda *_: ()
+    """Keys of a file that a plan does not have."""
     may_be: Callable[[bytes], bool] = lambda content: False
     """Whether a file can be of this target, if the user named the target."""
     unread: frozenset[str] = frozenset()

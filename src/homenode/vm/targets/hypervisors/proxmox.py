@@ -17,7 +17,7 @@ from homenode.findings import Finding, finding
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Plan
-from homenode.vm.targets.codec import Codec, Row, TargetEdit
+from homenode.vm.targets.codec import Codec, Row, TargetEdit, changed_keys
 from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,
     POLICY_OF_MODE,
@@ -391,7 +391,15 @@ def _is_ours(option: str, value: str) -> bool:
 
 
 def _findings(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
-    plan, conf = writing.plan, writing.file
+    plan, conf, guest = writing.plan, writing.file, writing.guest
+    yield from changed_keys(
+        writing,
+        lines,
+        {
+            "balloon": (guest.memory_bytes // MIB, "VFIO locks all memory"),
+            "vcpus": (guest.vcpus, "every vCPU has its place from the start"),
+        },
+    )
     yield from _hostpci(writing)[1]
     # Proxmox sets a shorter start timeout if the devices are not in `hostpci` lines.
     keys = {key for key, value in {**conf.values, **lines}.items() if value is not None}
@@ -498,6 +506,8 @@ CODEC = Codec(
     refuse=_refuse,
     findings=_findings,
     companions=_companions,
+    placed=r"(name|sockets|cores|vcpus|memory|numa\d*|affinity|hugepages|hostpci\d+|hookscript|machine"
+    r"|bios|kvm|arch|cpu|numa|balloon|digest)",
 )
 TARGET = CODEC.target(
     title="Proxmox",

@@ -3,14 +3,13 @@
 Each row writes options under a name of its own, in the order of the rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
-from homenode.findings import Finding, finding
 from homenode.machine.pci import canonical_uuid
 from homenode.package_data import package_text
 from homenode.text import plural, printable
@@ -150,18 +149,6 @@ def _user_arguments(plan: Plan, guest: Vm) -> tuple[str, ...]:
 def _root(guest: Vm) -> str:
     """The bus of the chipset."""
     return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
-
-
-def _findings(writing: TargetEdit[Script], _: object) -> Iterator[Finding]:
-    words = _user_arguments(writing.plan, writing.guest)
-    yield finding(
-        "target-not-carried",
-        writing.guest.name,
-        observed="disks, network, firmware and consoles of the VM are not in the script: it "
-        "sets the places of vCPUs, memory and devices",
-        case="QEMU",
-        values={"words": " ".join(words[:2])},
-    )
 
 
 def _read_head(script: Script) -> Mapping[str, Any]:
@@ -423,7 +410,6 @@ CODEC = Codec(
     new=_new,
     edited=_render_script,
     refuse=_refuse,
-    findings=_findings,
 )
 TARGET = CODEC.target(
     title="QEMU",

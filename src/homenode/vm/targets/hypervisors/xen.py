@@ -16,7 +16,15 @@ from homenode.units import MIB, whole_number
 from homenode.vm.layout import Pinning
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan import Plan
-from homenode.vm.targets.codec import Codec, Entry, Row, TargetEdit, text_of, with_entries
+from homenode.vm.targets.codec import (
+    Codec,
+    Entry,
+    Row,
+    TargetEdit,
+    changed_keys,
+    text_of,
+    with_entries,
+)
 from homenode.vm.targets.target import (
     Feature,
     indirect_support,
@@ -183,7 +191,13 @@ def _read_size(config: Config) -> Mapping[str, Any]:
 def _write_size(writing: TargetEdit[Config]) -> Mapping[str, str]:
     memory, vcpus = str(writing.memory_mib), str(writing.plan.vm.vcpus)
     limits = {"maxvcpus": vcpus, "maxmem": memory}
-    present = {key: text for key, text in limits.items() if key in writing.file.values}
+    values, is_fixed = writing.file.values, writing.plan.is_mirrored or writing.plan.vm.hostdevs
+    present = {
+        # Xen requires a limit that equals its size with vnuma or pci.
+        key: text if is_fixed else str(max(int(text), _count(writing.file, key, 1)))
+        for key, text in limits.items()
+        if key in values
+    }
     return {"vcpus": vcpus, "memory": memory, **present}
 
 
@@ -336,7 +350,7 @@ def _refuse(writing: TargetEdit[Config]) -> None:
     if writing.plan.is_mirrored and kind not in ("hvm", "pvh"):
         raise InputError(
             f"{source}: expected type hvm or pvh for guest cells, found {kind!r}",
-            hint='set type="hvm", or choose a flat layout',
+            hint='set type="hvm", or --layout pin-bound',
         )
     if writing.plan.is_mirrored or plan.vm.hostdevs:
         reject_arm(writing.guest, "xen", "virtual NUMA nodes and passed-through devices")
@@ -347,9 +361,12 @@ def _refuse(writing: TargetEdit[Config]) -> None:
         )
 
 
-def _findings(writing: TargetEdit[Config], _: object) -> Iterator[Finding]:
+def _findings(writing: TargetEdit[Config], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     """The choice that Xen alone gives to floating vCPUs, as XAPI does; and dom0's CPUs."""
-    plan = writing.plan
+    plan, guest = writing.plan, writing.guest
+    reason = "Xen requires it with vnuma or pci"
+    sizes = {"maxmem": guest.memory_bytes // MIB, "maxvcpus": guest.vcpus}
+    yield from changed_keys(writing, lines, {key: (size, reason) for key, size in sizes.items()})
     if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(writing):
         yield finding(
             "target-soft-affinity",
@@ -373,6 +390,7 @@ CODEC = Codec(
     edited=_render_config,
     refuse=_refuse,
     findings=_findings,
+    placed="name|type|builder|vcpus|maxvcpus|memory|maxmem|cpus|cpus_soft|vnuma|pci|firmware",
 )
 TARGET = CODEC.target(
     title="Xen",

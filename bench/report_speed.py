@@ -102,7 +102,7 @@ def main() -> None:
     print(f"{count} runs, {samples_read:,} samples, {len(page) / 1e6:.1f} MB page")
     parts = (("read", read - start), ("analysed", analysed - read), ("drawn", end - analysed))
     print(", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts))
-    print(f"in all {end - start:.1f} s ({processor:.1f} s of a processor), at most {peak:.0f} MiB")
+    print(f"in all {end - start:.1f} s ({processor:.2f} s of a processor), at most {peak:.0f} MiB")
 
 
 if __name__ == "__main__":

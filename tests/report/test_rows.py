@@ -71,14 +71,21 @@ def test_rows_are_documented_field_by_field() -> None:
 
 
 PROGRAM = Path(__file__).parents[2] / "bench/report_speed.py"
-MAX_SECONDS, MAX_MIB = 9.0, 450
-"""5.2 s and 399 MiB here; of a processor, so that neighbours do not count."""
+MAX_GROWTH, MAX_MIB = 6.0, 450
+"""Ten times the runs: 3.7 times the time of a processor and 403 MiB here; a page is drawn once."""
 
 
 @pytest.mark.lab
-def test_a_thousand_runs_take_nine_seconds_and_450_mebibytes_at_most() -> None:
-    printed = run((sys.executable, str(PROGRAM), "1000"), timeout_s=600).stdout
-    found = re.search(r"\(([\d.]+) s of a processor\), at most (\d+) MiB", printed)
-    assert found is not None, printed
-    assert float(found[1]) <= MAX_SECONDS
-    assert int(found[2]) <= MAX_MIB
+def test_a_report_takes_time_as_its_runs_do_and_450_mebibytes_for_a_thousand() -> None:
+    seconds_of_hundred, _ = measure_report(100)
+    seconds, mebibytes = measure_report(1000)
+    assert seconds <= MAX_GROWTH * seconds_of_hundred
+    assert mebibytes <= MAX_MIB
+
+
+def measure_report(runs: int) -> tuple[float, int]:
+    """Seconds of a processor and MiB that a report of so many runs takes."""
+    printed = run((sys.executable, str(PROGRAM), str(runs)), timeout_s=600).stdout
+    match = re.search(r"\(([\d.]+) s of a processor\), at most (\d+) MiB", printed)
+    assert match is not None, printed
+    return float(match[1]), int(match[2])

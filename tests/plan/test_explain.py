@@ -130,6 +130,11 @@ def test_a_refusal_has_a_line_for_each_kind_and_the_option_to_add(words: str) ->
         (Relaxation.MIXED_KINDS, "P and E cores are mixed", "one kind of"),
         (Relaxation.HOST_CORE, "no core is left for the host", "a core for the host"),
         (
+            Relaxation.EMULATOR_CORE,
+            "vCPUs share a core with QEMU's own threads of another VM",
+            "a core for QEMU's own threads of other VMs",
+        ),
+        (
             Relaxation.UNEVEN_MEMORY,
             "each node gives what it has free",
             "memory divided like the vCPUs",

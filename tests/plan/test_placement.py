@@ -14,6 +14,9 @@ from homenode.vm.plan_options import PlanOptions
 from tests.small_hosts import even_host
 
 FIRST: tuple[dict[str, Any], ...] = (
+    {"relaxations": (Relaxation.UNEVEN_MEMORY,)},
+    {"relaxations": (Relaxation.EMULATOR_CORE,)},
+    {"relaxations": (Relaxation.HOST_CORE,)},
     {"relaxations": (Relaxation.MEMORY_ELSEWHERE,)},
     {"takes_siblings": True},
     {"lacks_siblings": True},
@@ -58,7 +61,7 @@ def test_the_last_core_and_even_memory_count_after_nearness_but_with_shared_core
     assert found == [
         ("given_up", 0),
         ("device_class", 0),
-        ("given_up_for_nearness", 2),
+        ("given_up_for_nearness", 4),
         ("nodes_spanned", 1),
         ("unequal_cells", 1),
         ("unevenness", 2),
@@ -67,7 +70,7 @@ def test_the_last_core_and_even_memory_count_after_nearness_but_with_shared_core
     assert dict(uneven.concerns)["given_up_for_nearness"] == 1
     shared = (Relaxation.SHARED_CORES, Relaxation.MIXED_KINDS)
     concerns = dict(placement(relaxations=shared).concerns)
-    assert (concerns["given_up"], concerns["given_up_for_nearness"]) == (256, 128)
+    assert (concerns["given_up"], concerns["given_up_for_nearness"]) == (512, 256)
 
 
 def test_a_node_of_no_single_package_is_a_package_of_its_own() -> None:

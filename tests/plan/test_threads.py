@@ -144,6 +144,13 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     assert Relaxation.HOST_CORE in last.relaxations
     assert CpuSet([4]) <= vcpus(last)
     assert any("other" in f.observed for f in last.findings if f.id == "host-core-taken")
+    wide = even_host(2, 1, 1, 8, 1, devices=[DeviceSpec("0000:10:00.0", 0)])
+    busy = structs.replace(wide, domains=served.domains)
+    near = place(busy, small_request(4, devices=["10:00.0"]))
+    assert near.relaxations == (Relaxation.EMULATOR_CORE,)  # node 1 is left for the host
+    (shared,) = near.findings
+    assert (shared.id, shared.subject) == ("emulator-shares-vcpus", "CPU 4")
+    assert "--vcpus 3" in str(shared.fix)
     (taken,) = place(even_host(1, 1, 1, 1, 1), small_request(1)).findings[:1]
     assert "vcpus" not in str(taken.fix)  # a VM of one vCPU cannot have fewer
     (rejection,) = place(even_host(1, 1, 1, 4, 1), small_request(4)).rejections

@@ -1,8 +1,12 @@
 """Where the next VM goes, and what still fits."""
 
+from itertools import product
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
+import homenode
 from homenode.cluster.pool.fits import (
     DEFAULT_SIZES,
     VmSize,
@@ -36,6 +40,7 @@ from tests.pool.pools import (
     with_free_memory,
     with_vm,
 )
+from tests.seeds import part
 
 
 def _ranked(
@@ -77,6 +82,11 @@ def test_gpus_that_later_vms_lose_come_before_free_cores() -> None:
     assert ranking.hosts[1].decided == "gpu_sets_lost"
 
 
+SHAPED = sorted(
+    path.stem
+    for path in (Path(homenode.__file__).parent / "machine/hosts").glob("*n[0-9]*c[0-9]*t*.toml")
+    if "64gpu" not in path.stem  # a minute
+)
 SMALL = VmSize(vcpus=4, memory_bytes=8 * GIB)
 
 
@@ -250,6 +260,45 @@ def test_counting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_vm_that_needs_unequal_guest_nodes_does_not_count() -> None:
     size = VmSize(gpus=1, vcpus=14, memory_bytes=200 * GIB)
     assert count_fits(shipped("hgx-a100-80gb"), size) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "counts"),
+    [
+        ("hgx-h100", 2, {24: 4, 27: 4, 28: 3, 29: 2}),
+        ("h200-xeon8558", 1, {11: 8, 12: 7, 13: 4}),
+        ("epyc-nps4-gpu-nic", 1, {30: 4, 31: 4}),
+    ],
+)
+def test_vms_fill_the_host_but_for_its_own_core(
+    name: str, gpus: int, counts: dict[int, int]
+) -> None:
+    """The last VM of a node runs on the core of another VM's emulator, too."""
+    sizes = {vcpus: VmSize(gpus=gpus, vcpus=vcpus, memory_bytes=16 * GIB) for vcpus in counts}
+    fits = {vcpus: count_fits(shipped(name), size) for vcpus, size in sizes.items()}
+    assert fits == counts
+
+
+@pytest.mark.parametrize("name", part(SHAPED, 0, every=3))
+def test_a_larger_vm_never_fits_more_often(name: str) -> None:
+    """From a vCPU for each node on: a VM's memory is on nodes with vCPUs only."""
+    host = shipped(name)
+    memory, gpus = sum(node.memory_bytes or 0 for node in host.nodes), len(passable_gpus(host))
+    steps = (
+        range(min(gpus, 4) + 1),
+        range(sum(bool(node.pus) for node in host.nodes), len(host.cores) + 2),
+        [max(1, memory // share // GIB) * GIB for share in (16, 5, 3, 2)],
+    )
+    sizes = list(product(*map(enumerate, steps)))
+    fits = {
+        tuple(at for at, _ in size): count_fits(host, VmSize(gpus=g, vcpus=v, memory_bytes=m)) or 0
+        for size in sizes
+        for (_, g), (_, v), (_, m) in (size,)
+    }
+    for at, count in fits.items():
+        for axis in range(3):
+            smaller = (*at[:axis], at[axis] - 1, *at[axis + 1 :])
+            assert count <= fits.get(smaller, count), (name, smaller, at)
 
 
 def test_shares_of_an_idle_host_are_of_its_free_memory() -> None:

@@ -186,7 +186,12 @@ _GIVEN_FIRST: tuple[str, ...] = (
     "whole cores",
     Relaxation.MEMORY_ELSEWHERE,
 )
-_SEVEREST_FIRST = (*_GIVEN_FIRST, Relaxation.HOST_CORE, Relaxation.UNEVEN_MEMORY)
+_SEVEREST_FIRST = (
+    *_GIVEN_FIRST,
+    Relaxation.HOST_CORE,
+    Relaxation.EMULATOR_CORE,
+    Relaxation.UNEVEN_MEMORY,
+)
 
 
 def _severity(names: Iterable[str]) -> int:

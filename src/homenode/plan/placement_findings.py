@@ -150,18 +150,27 @@ def _host_share(
     threads: int,
     allocations: Allocations,
 ) -> Iterator[Finding]:
-    if Relaxation.HOST_CORE in relaxations:
-        cores = sum(not core.pus.isdisjoint(vcpu_pus) for core in host.cores)
-        shared = [
-            owner.domain
-            for owner in allocations.by_domain
-            if not (owner.cores - owner.vcpu_cores).isdisjoint(vcpu_pus)
-        ]
-        also = (
-            f"; QEMU's own threads of {first_few(shared, MAX_NAMED)} run on cores of its vCPUs"
-            if shared
-            else ""
+    cores = sum(not core.pus.isdisjoint(vcpu_pus) for core in host.cores)
+    serving = [
+        (owner.domain, emulator_pus)
+        for owner in allocations.by_domain
+        if (emulator_pus := (owner.cores - owner.vcpu_cores) & vcpu_pus)
+    ]
+    names = first_few([domain for domain, _ in serving], MAX_NAMED)
+    shares = f"QEMU's own threads of {names} run on cores of its vCPUs"
+    if Relaxation.EMULATOR_CORE in relaxations:
+        shared_pus = CpuSet.union(pus for _, pus in serving)
+        shared = sum(not core.pus.isdisjoint(shared_pus) for core in host.cores)
+        fewer = min(request.vcpus, cores * threads) - threads * shared
+        yield finding(
+            "emulator-shares-vcpus",
+            cpus_text(shared_pus),
+            observed=shares,
+            case="of another VM" if fewer > 0 else None,
+            values={"vcpus": fewer},
         )
+    if Relaxation.HOST_CORE in relaxations:
+        also = f"; {shares}" if serving else ""
         fewer = min(request.vcpus, cores * threads) - threads
         yield finding(
             "host-core-taken",
@@ -245,6 +254,7 @@ def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Itera
 _COSTS_OF_CORES = {
     Relaxation.SHARED_CORES: "not suffice",
     Relaxation.HOST_CORE: "use the host's last core",
+    Relaxation.EMULATOR_CORE: "share cores with QEMU's own threads of other VMs",
     Relaxation.MIXED_KINDS: "mix performance and efficiency cores",
 }
 

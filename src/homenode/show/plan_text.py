@@ -53,6 +53,11 @@ _RELAXED = {  # a relaxation: (the goal, what the VM gets, findings with the sam
         "none is left",
         ("host-core-taken", "emulator-on-siblings", "emulator-shares-vcpus"),
     ),
+    Relaxation.EMULATOR_CORE: (
+        "a core for QEMU's own threads of other VMs",
+        "vCPUs share it",
+        ("emulator-shares-vcpus",),
+    ),
     Relaxation.UNEVEN_MEMORY: (
         "memory divided like the vCPUs",
         "each node gives what it has free",
@@ -215,6 +220,8 @@ def _effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
         return f"guest nodes of {_cell_sizes(plan)}"
     if relaxation is Relaxation.HOST_CORE:
         return "no core is left for the host"
+    if relaxation is Relaxation.EMULATOR_CORE:
+        return "vCPUs share a core with QEMU's own threads of another VM"
     return _RELAXED[relaxation][1]
 
 

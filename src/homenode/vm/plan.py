@@ -66,6 +66,7 @@ class Relaxation(StrEnum):
     FEWER_SIBLINGS = "fewer siblings"
     SIBLINGS_NOT_EXPOSED = "siblings not exposed"
     HOST_CORE = "host's last core"
+    EMULATOR_CORE = "core of another VM's emulator"
     UNEVEN_MEMORY = "uneven memory"
     MEMORY_ELSEWHERE = "memory from other nodes"
     UNEQUAL_CELLS = "unequal cells"

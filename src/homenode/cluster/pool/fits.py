@@ -40,7 +40,7 @@ MAX_COUNTED = 100
 _LAYOUT = "pin-numa-pci"  # the guest sees where each GPU is
 _LOCALITY = (
     *("given_up", "device_class", "packages_spanned", "gpus_away_from_home"),
-    *("given_up_for_nearness", "unequal_cells"),
+    *("given_up_for_nearness", "nodes_spanned"),
 )
 
 
@@ -311,8 +311,8 @@ def _hides_vms(gap: Gap) -> bool:
 
 def count_fits(host: Host, size: VmSize) -> int | None:
     """Count the VMs of a size that fit locally, one after the other, at most MAX_COUNTED. Locally
-    means no GPU away from the VM's nodes, no more packages, and no other fallback than on the empty
-    host. None if the host has no GPUs to share out."""
+    means no GPU away from the VM's nodes, no more packages or nodes, and no other fallback than on
+    the empty host, but for cores of other VMs' emulators. None: the host has no GPUs to share."""
     try:
         request = size.request(host)
     except InputError:
@@ -340,7 +340,9 @@ def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan]
         return None
     if Relaxation.HOST_MEMORY in placement.relaxations:
         return None
-    concerns = dict(placement.concerns)
+    # Every VM shares its emulator's core before one is refused; the host's own core stays free.
+    relaxations = tuple(r for r in placement.relaxations if r is not Relaxation.EMULATOR_CORE)
+    concerns = dict(replace(placement, relaxations=relaxations).concerns)
     return tuple(concerns.get(name, 0) for name in _LOCALITY), plan
 
 

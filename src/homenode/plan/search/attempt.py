@@ -147,6 +147,11 @@ class Attempt:
             return True
         if self.request.layout.pinning is Pinning.NONE:
             return True
+        return self._leaves_host_core
+
+    @property
+    def _leaves_host_core(self) -> bool:
+        """Whether the cores without vCPUs are the host's share or more."""
         used = self._vcpu_pus.bits | self.search.allocations.vcpu_cores.bits
         cores_left = sum(not core.pus.bits & used for core in self.host.cores)
         return cores_left >= self.request.host_reserve.cores
@@ -209,7 +214,12 @@ class Attempt:
     def _relaxations(self) -> tuple[Relaxation, ...]:
         sizes = {len(cell.pins) for cell in self._cells}
         unequal = self.fallback.equal and len(sizes) > 1
-        return (*self.fallback.relaxations, *((Relaxation.UNEQUAL_CELLS,) if unequal else ()))
+        relaxations = self.fallback.relaxations
+        if not self.fallback.keeps_core and self._leaves_host_core:
+            # The fallback offers both; the VM needed only cores of other VMs' emulators.
+            milder = {Relaxation.HOST_CORE: Relaxation.EMULATOR_CORE}
+            relaxations = tuple(milder.get(relaxed, relaxed) for relaxed in relaxations)
+        return (*relaxations, *((Relaxation.UNEQUAL_CELLS,) if unequal else ()))
 
     @property
     def _own_nodes(self) -> tuple[NodeIndex, ...]:

@@ -114,13 +114,17 @@ def test_a_vm_that_takes_the_hosts_memory_does_not_count_as_fitting(run: Run) ->
     assert _rows(out)[3][-1] == "0"
 
 
-def test_addresses_that_are_gpus_of_another_host_are_named(run: Run) -> None:
+def test_an_address_that_is_a_gpu_of_one_host_and_a_nic_of_another_is_refused_first(
+    run: Run,
+) -> None:
     run("place vm.xml --gpus 2 --pool hgx-h100 -o vm2.xml --layout pin")
     _, out, err = run("place vm2.xml --pool hgx-h100 --pool h200-xeon8558 --on h200-xeon8558")
     assert out.splitlines()[0].endswith("; all NICs local")
     assert "warning" not in err
-    _, _, err = run("place vm2.xml --pool hgx-h100 --pool h200-xeon8558")
-    assert "GPUs of hgx-h100, and not of h200-xeon8558" in err
+    for more in ("", " --gpus 8"):
+        code, out, err = run(f"place vm2.xml --pool hgx-h100 --pool h200-xeon8558{more}")
+        assert (code, out) == (2, "")
+        assert "NIC of h200-xeon8558 and GPU of hgx-h100" in err
 
 
 def test_place_has_a_row_for_each_guest_node_with_its_gpus(run: Run) -> None:

@@ -33,7 +33,7 @@ from homenode.cluster.pool.arguments import (
     PoolShowArguments,
 )
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, passable_gpus, size_of
-from homenode.cluster.pool.place import PoolPlace, PoolRanking, gpus_of_others, rank_hosts
+from homenode.cluster.pool.place import PoolPlace, PoolRanking, rank_hosts, reject_ambiguous_devices
 from homenode.cluster.pool.text import (
     no_place_text,
     order_text,
@@ -108,6 +108,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         named = _with_cores(read_hosts(arguments.pool, progress))
     after = hosts_after(tuple(entry.host for entry in named.hosts), arguments.after)
     hosts = _hosts_named(_with_hosts(named.hosts, after), arguments)
+    reject_ambiguous_devices(hosts, guest)
 
     def options_on(entry: NamedHost) -> PlanOptions:
         return resolve_layout(guest, options, entry.host, choose).options
@@ -144,8 +145,6 @@ def place(arguments: PoolPlaceArguments) -> None:
         _print_places(arguments, ranking, tuning, reasons, unknown_lines(gaps))
     for line in (*lines, *tuning.notes):
         note(line)
-    if foreign := gpus_of_others(best.entry, hosts, guest):
-        note(f"warning: {foreign}; remove their <hostdev> and add --gpus")
     warn_slow_links(best.entry.host, options)
     _note_unread(named)
     _exit_with_unread(named, or_if=is_critical(tuning.plan))

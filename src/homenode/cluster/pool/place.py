@@ -7,17 +7,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cluster.pool.fits import FreeOfNode, equivalence_key, free_by_node, sum_of
-from homenode.errors import UNPLANNABLE, HomenodeError, InputError, NotKnownError
+from homenode.errors import UNPLANNABLE, HomenodeError, InputError, NotKnownError, UsageError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import Host, with_certain_nodes
+from homenode.machine.topology import with_certain_nodes
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed, placement
 from homenode.plan.request import request_for
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
-from homenode.text import subjects_text
+from homenode.show.device_groups import KIND_NAMES
 from homenode.vm.host_sources import NamedHost, Progress, natural_key
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
@@ -104,19 +104,22 @@ def rank_hosts(
     return PoolRanking(hosts=_rank(taking), refusing=tuple(refusing))
 
 
-def gpus_of_others(best: NamedHost, hosts: Sequence[NamedHost], guest: Vm) -> str:
-    """Return a note on devices of the definition that are GPUs of another host only, or ""."""
-
-    def gpus(host: Host) -> list[str]:
-        own = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
-        return [str(hostdev.bdf) for hostdev in guest.hostdevs if hostdev.bdf in own]
-
-    ours = gpus(best.host)
-    for entry in hosts:
-        if foreign := [bdf for bdf in gpus(entry.host) if bdf not in ours]:
-            verb = "are GPUs" if len(foreign) > 1 else "is a GPU"
-            return f"{subjects_text(foreign)} {verb} of {entry.name}, and not of {best.name}"
-    return ""
+def reject_ambiguous_devices(hosts: Sequence[NamedHost], guest: Vm) -> None:
+    """Raise UsageError for a device of the definition that is of different kinds on the hosts: the
+    definition means only one of them."""
+    for hostdev in guest.hostdevs:
+        host_of_kind: dict[DeviceKind, str] = {}
+        for entry in hosts:
+            function = entry.host.device_at.get(hostdev.bdf)
+            if function is not None:
+                host_of_kind.setdefault(function.kind, entry.name)
+        if len(host_of_kind) > 1:
+            kinds = [f"{KIND_NAMES[kind]} of {name}" for kind, name in host_of_kind.items()]
+            raise UsageError(
+                f"device {hostdev.bdf}: expected one kind of device on all hosts, found "
+                f"{' and '.join(kinds)}",
+                hint=f"remove its <hostdev> and add --gpus, or --on {hosts[0].name}",
+            )
 
 
 def _closest(refusal: HomenodeError) -> Rejection | None:

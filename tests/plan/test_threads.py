@@ -53,13 +53,17 @@ def test_a_full_node_sends_the_emulator_to_the_nearest_node_with_room() -> None:
     assert placement.emulator_pus == CpuSet.parse("0")
 
 
-@pytest.mark.parametrize(("far_gpus", "expected"), [(0, "8"), (2, "5")])
+@pytest.mark.parametrize(
+    ("far_gpus", "served", "expected"),
+    [(0, None, "8"), (2, None, "5"), (0, "12", "12"), (2, "12", "5"), (2, "7", "7")],
+)
 def test_the_emulator_leaves_the_node_only_for_cores_that_free_gpus_do_not_need(
-    far_gpus: int, expected: str
+    far_gpus: int, served: str | None, expected: str
 ) -> None:
     gpus = [DeviceSpec(f"0000:1{i}:00.0", 0) for i in range(2)]
     gpus += [DeviceSpec(f"0000:9{i}:00.0", 1) for i in range(far_gpus)]
-    host = even_host(2, 1, 1, 8, 1, devices=gpus)
+    domains = [pinned_domain("13", emulator=served)] if served else []
+    host = even_host(2, 1, 1, 8, 1, devices=gpus, domains=domains)
     placement = place(host, small_request(5, devices=["10:00.0"]))
     assert placement.emulator_pus == CpuSet.parse(expected)
 

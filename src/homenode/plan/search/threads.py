@@ -1,10 +1,11 @@
 """Threads: CPUs for QEMU's own threads and the IOThreads, after the vCPUs are placed.
 
 Order of places for the emulator: cores without vCPUs on the chosen nodes that the node's free GPUs
-do not need, those nearest the devices first (on hybrid hosts efficiency cores first); cores that
-serve the emulators of other VMs; the host's own core, which is any other core without vCPUs, first
-on nodes whose free GPUs do not need it, then on the VM's own; the host's housekeeping CPUs; free
-siblings of vCPU cores, with a finding; the vCPUs' own CPUs, with a finding. Never isolated CPUs.
+do not need, those nearest the devices first (on hybrid hosts efficiency cores first); cores there
+that serve the emulators of other VMs; the host's own core, which is any other core without vCPUs,
+first on nodes whose free GPUs do not need it, then on the VM's own; instead of a core of another
+node, a core that serves other emulators; the host's housekeeping CPUs; free siblings of vCPU cores,
+with a finding; the vCPUs' own CPUs, with a finding. Never isolated CPUs.
 The emulator gets one core on each of at most EMULATOR_CORES chosen nodes: its main loop is one
 thread, and a second node's core keeps its workers near that node's memory.
 
@@ -104,13 +105,17 @@ def _emulator(
         chosen = list(islice((n for n in nodes if request.own_cores(n) > 0), EMULATOR_CORES))
         if chosen:
             return CpuSet.from_bits(sum(spare_of_node[node][0] for node in chosen))
-    if request.service_cores:
-        return request.service_cores[0]
+    service = next(iter(request.service_cores), None)
+    is_near = service and any(service <= free.nodes[node].pus for node in spare_of_node)
+    if is_near or (service and request.housekeeping):
+        return service
     spare = {node: spare_of_node[node] for node in nodes[:1]}
     spare |= {node: _spare_cores(free, node, request.vcpu_pus, frozenset()) for node in far_nodes}
     with_spare = (node for node, cores in spare.items() if cores)
     node = min(with_spare, key=lambda node: request.own_cores(node) <= 0, default=None)
-    return None if node is None else CpuSet.from_bits(spare[node][0])
+    if node is None or (service and node in far_nodes):
+        return service
+    return CpuSet.from_bits(spare[node][0])
 
 
 def _on_every_node(

@@ -238,19 +238,23 @@ def test_huge_pages_are_reserved_by_command_above_what_the_pool_has() -> None:
 
 
 def test_kernel_parameters_reserve_the_pages_and_isolate_the_vcpus_from_every_boot_on() -> None:
-    host = even_host(2, 1, 1, 8, 1)
+    host = even_host(2, 1, 1, 8, 2)
     reservations = (
         PageReservation(NodeIndex(0), 2 << 20, 10, None),
         PageReservation(NodeIndex(0), 1 << 30, 4, None),
         PageReservation(NodeIndex(1), 1 << 30, 4, None),
     )
     plan = replace(plan_on(host, small_request(4)), page_reservations=reservations)
-    used = CpuSet.union(plan.vcpu_pins)
-    rest = CpuSet(range(16)) - used
+    used = CpuSet.parse("0-3,16-19")  # with the siblings that the plan keeps idle
+    rest = CpuSet(range(32)) - used
     assert _section(plan, host, "Kernel parameters").commands == (
         "hugepagesz=1048576K hugepages=0:4,1:4",
         "hugepagesz=2048K hugepages=0:10",
         f"isolcpus=managed_irq,domain,{used} nohz_full={used} rcu_nocbs={used} irqaffinity={rest}",
+    )
+    beside = replace(plan, vm=replace(plan.vm, emulator_pus=CpuSet([16])))
+    assert "isolcpus=managed_irq,domain,0-3,17-19 " in str(
+        _section(beside, host, "Kernel parameters")
     )
     # Pages that are there already stay: 448, of which 420 are free.
     own = replace(_plan(), page_reservations=(PageReservation(NodeIndex(0), 1 << 30, 440, 420),))

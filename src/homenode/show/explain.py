@@ -257,6 +257,10 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
     ]
     pus = CpuSet.union(plan.vcpu_pins)
     if host is not None and pus and plan.layout.pinning is not Pinning.NODE:
+        # Whatever runs on an idle sibling slows the vCPU of that core.
+        siblings = CpuSet.union(host.core_at[pu].pus for pu in pus if pu in host.core_at)
+        threads = CpuSet.union([plan.vm.emulator_pus or CpuSet(), *plan.iothread_pus])
+        pus |= siblings - threads
         pus |= CpuSet(pu.index for pu in host.pus if pu.isolated)
         host_pus = CpuSet(pu.index for pu in host.pus if pu.online) - pus
         isolated = f"isolcpus=managed_irq,domain,{pus} nohz_full={pus} rcu_nocbs={pus}"

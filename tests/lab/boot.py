@@ -62,9 +62,11 @@ class BootOutcome:
 
     def result(self, name: str) -> str:
         """What the program inside reported under a name."""
-        found = re.search(rf"^@@{re.escape(name)} (.*?)\r?$", self.console, re.MULTILINE)
-        assert found is not None, f"no @@{name} in:\n{self.console[-6000:]}"
-        return found[1]
+        # A progress line that was just erased leaves its control sequences before the report.
+        pattern = rf"^(?:\x1b\[[0-9;?]*[A-Za-z])*@@{re.escape(name)} (.*?)\r?$"
+        match = re.search(pattern, self.console, re.MULTILINE)
+        assert match is not None, f"no @@{name} in:\n{self.console[-6000:]}"
+        return match[1]
 
     def report(self, name: str) -> Any:
         """What it reported as JSON."""

@@ -276,6 +276,12 @@ def finding(
     )
 
 
+def with_fix(finding: Finding, text: str) -> Finding:
+    """Return the finding with another fix, in the form of the tables."""
+    command = _COMMAND.search(text)
+    return replace(finding, fix=as_printed(text, {}), command="" if command is None else command[1])
+
+
 def as_printed(text: str, values: Mapping[str, object]) -> str | None:
     """Cost or fix on one line without the marks of Markdown, None if nothing is printed."""
     return fill_in(" ".join(text.replace("`", "").split()), values) or None

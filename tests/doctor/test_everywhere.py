@@ -1,10 +1,12 @@
 """The doctor on every machine and document at hand, and for each finding one that nearly has it."""
 
 import ast
+import re
 from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.check.doctor.baseline import drift, record_of
 from homenode.check.doctor.diagnosis import diagnose
@@ -14,15 +16,17 @@ from homenode.machine.description.parse import shipped_hosts
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.read import open_domain
+from homenode.vm.domain.read import open_domain, vm_of
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
+from homenode.vm.targets.registry import TARGETS, read_vm
 from tests import source_trees
 from tests.doctor_cases import HEALTH_CASES, HOST_CASES, QUIET_CASES
 from tests.doctor_domains import NAME, domain, gpus, host
 from tests.doctor_guest_cases import GUEST_CASES
 from tests.seeds import THOROUGH, part
 from tests.shared_data import needs_shared, shared
+from tests.targets.written import written
 
 DOMAINS = Path(__file__).parents[1] / "domains"
 
@@ -50,6 +54,31 @@ def test_any_document_is_diagnosed_on_any_host(name: str) -> None:
             assert finding.subject and finding.expected and finding.observed and finding.source
             if finding.severity in (Severity.CRITICAL, Severity.WARNING):
                 assert finding.cost and finding.fix, finding
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_findings_on_a_targets_vm_name_nothing_of_libvirt(target: str) -> None:
+    for document, name in product(DOCUMENTS, ("hgx-h100", "small-2n8c-2gpu", "rtx4080-i9-14900k")):
+        vm = vm_of(document)
+        hostdevs = tuple(replace(device, managed=True) for device in vm.hostdevs)
+        vm = replace(vm, has_acpi=True, hostdevs=hostdevs)  # as the files of targets have them
+        for finding in diagnose(host(name), None, None, vm, target).findings:
+            texts = (finding.subject, finding.expected, finding.observed, finding.headline)
+            text = " ".join((*texts, finding.cost or "", finding.fix or ""))
+            assert not re.search("<[a-z]|libvirt|virsh|managed=", text), (document.source, finding)
+            assert target != "xen" or not re.search(r"--layout \S*-(pci|smt)|VFIO", text), finding
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("layout", ["default", "pin", "pin-bound", "pin-numa"])
+def test_a_file_of_a_target_gives_no_alarm_on_its_own_plan(target: str, layout: str) -> None:
+    options = PlanOptions(layout, vcpus=4, memory_bytes=4 * GIB)
+    content = written(target, "hgx-h100", options).rendering.document
+    vm = read_vm(content, "vm").guest
+    findings = diagnose(host("hgx-h100"), None, None, vm, target).findings
+    # Only libvirt's definition has a record of layouts that leave memory unbound.
+    expected = {"memory-unbound"} if layout == "pin" and target != "xen" else set()
+    assert {finding.id for finding in findings if finding.is_bad} == expected
 
 
 @pytest.mark.parametrize("name", shipped_hosts())

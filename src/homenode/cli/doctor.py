@@ -55,6 +55,7 @@ class _VmSource(Struct, frozen=True):
     name: str
     document: "Document | None"  # libvirt's definition; None for another hypervisor
     vm: "Vm | None"  # of another hypervisor
+    target: str = "qemu"  # that hypervisor
 
 
 def doctor(arguments: DoctorArguments) -> None:
@@ -134,7 +135,7 @@ def _diagnose_all(
     host: "Host", vms: Sequence[_VmSource], rates: MeasuredRates, *, explain: bool
 ) -> Findings:
     """The findings on the host and each VM on it; without `explain` a line per checked fact."""
-    answers = [diagnose(host, vm.document, rates, vm.vm) for vm in vms] or [
+    answers = [diagnose(host, vm.document, rates, vm.vm, vm.target) for vm in vms] or [
         diagnose(host, None, rates)
     ]
     findings = in_order(dict.fromkeys(finding for answer in answers for finding in answer.findings))
@@ -216,8 +217,9 @@ def _vm_of_file(name: str) -> _VmSource:
     content = read_subject(name, "a file of a VM or a host")
     if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
         return _VmSource(name, open_domain(content, name), None)
-    if target_of(content) is not None:
-        return _VmSource(name, None, read_vm(content, name).guest)
+    target = target_of(content)
+    if target is not None:
+        return _VmSource(name, None, read_vm(content, name).guest, target)
     vm = read_command_line(content.decode(errors="replace"), name)
     if vm is None:
         raise InputError(

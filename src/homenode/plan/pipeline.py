@@ -35,6 +35,7 @@ from homenode.vm.targets.target import (
     Target,
     default_machine,
     features_of,
+    findings_for,
     is_vgpu,
     settings_of,
     target_findings,
@@ -270,7 +271,12 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     findings = (*target_findings(module, vm_plan), *rendering.findings, *limits)
     if vm.kind != target:
         findings = (*findings, *_not_carried(vm, module, target))
-    vm_plan = structs.replace(vm_plan, kept=settings_of(module, rendering.document), kept_of=target)
+    vm_plan = structs.replace(
+        vm_plan,
+        findings=findings_for(target, vm_plan.findings),
+        kept=settings_of(module, rendering.document),
+        kept_of=target,
+    )
     return PlannedFile(
         plan=vm_plan,
         target=target,

@@ -54,10 +54,11 @@ def diagnose(
     document: "Document | None" = None,
     rates: MeasuredRates | None = None,
     vm: "Vm | None" = None,
+    target: str = "qemu",
 ) -> Findings:
     """Return the findings, worst first, and the checked areas. document: a domain of this host; all
-    links of the host are judged. vm: a VM from another hypervisor's file. Raises ParseError or
-    InputError if the document cannot be read."""
+    links of the host are judged. vm: a VM from the file of another hypervisor, target. Raises
+    ParseError or InputError if the document cannot be read."""
     rates = rates or MeasuredRates()
     findings = [
         *link_findings(host, rates.is_loaded, rates.known_widths, rates.reached),
@@ -73,12 +74,14 @@ def diagnose(
     from homenode.check.domain.diagnosis import domain_checked, domain_findings, locate
     from homenode.check.domain.memory import is_bound_by_numad
     from homenode.vm.domain.read import vm_of
+    from homenode.vm.targets.target import findings_for
 
     facts = vm_of(document) if document is not None else vm
     assert facts is not None
-    findings += domain_findings(facts, document, host)
+    of_vm = domain_findings(facts, document, host)
+    of_vm += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
+    findings += of_vm if document is not None else findings_for(target, of_vm)
     findings += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
-    findings += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked[1:1] = domain_checked(facts, host)
     answer = findings if document is None else locate(findings, document)
     return Findings(checked=tuple(checked), findings=in_order(answer))

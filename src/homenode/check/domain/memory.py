@@ -320,7 +320,7 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
             "memory-unbound",
             Subject(f"cells {CpuSet(unbound)}", "cell", unbound[0]),
             expected="memory bound to the node of the cell's vCPUs",
-            observed="no <memnode> and no <memory>",
+            observed="no binding",
         )
     elif len(facts.cells) < 2 and not facts.memory_nodes and len(vcpu_nodes) == 1:
         record = facts.record

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.findings import Finding, finding
+from homenode.findings import Finding, finding, with_fix
 from homenode.machine.topology import Host
 from homenode.package_data import package_text
 from homenode.vm.model import (
@@ -156,6 +156,9 @@ class _Texts(Struct, frozen=True, forbid_unknown_fields=True):
     lost: dict[str, dict[str, list[str]]]
     indirect: dict[str, dict[str, list[str]]]
     add: dict[str, dict[str, str]]
+    omit: dict[str, frozenset[str]]
+    fix: dict[str, dict[str, str]]
+    key: dict[str, dict[str, str]]
 
 
 _TEXTS = toml.decode(package_text("vm", "targets", "support.toml"), type=_Texts)
@@ -175,6 +178,29 @@ def indirect_by(target: str) -> dict[Feature, Support]:
 def way_to_add(target: str, kind: str) -> str:
     """Return how a user adds disks, network, firmware or other settings to a target's VM."""
     return _TEXTS.add[target][kind]
+
+
+def findings_for(target: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings on a VM of a target, without those that do not hold there, with the target's
+    fixes, and with keys of its file in place of libvirt's elements."""
+    fixes, key_of = _TEXTS.fix[target], _TEXTS.key[target]
+
+    def put_keys(text: str) -> str:
+        return re.sub(r"<([A-Za-z]{1,20})>", lambda match: key_of.get(match[1], match[1]), text)
+
+    held = (f for f in findings if f.id not in _TEXTS.omit[target])
+    fixed = (with_fix(f, fixes[f.id]) if f.id in fixes else f for f in held)
+    return tuple(
+        replace(
+            f,
+            subject=put_keys(f.subject),
+            expected=put_keys(f.expected),
+            observed=put_keys(f.observed),
+            headline=put_keys(f.headline),
+            fix=f.fix and put_keys(f.fix),
+        )
+        for f in fixed
+    )
 
 
 class Rendering(Struct, frozen=True):

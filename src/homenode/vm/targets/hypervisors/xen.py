@@ -204,10 +204,12 @@ def _write_size(writing: TargetEdit[Config]) -> Mapping[str, str]:
 def _read_pins(config: Config) -> Mapping[str, Any]:
     values, place = config.values, f"{config.source}: cpus"
     cpus = values.get("cpus", values.get("cpus_soft", []))
+    vcpus = _count(config, "vcpus", 1)
     if isinstance(cpus, list):
-        return {"vcpu_pins": tuple(CpuSet.parse(str(pus), place) for pus in cpus)}
+        pins = [CpuSet.parse(str(pus), place) for pus in cpus[:vcpus]]
+        return {"vcpu_pins": (*pins, *(None,) * (vcpus - len(pins)))}
     if re.match(r"[0-9,-]+\Z", str(cpus)):
-        return {"vcpu_pins": (CpuSet.parse(str(cpus), place),) * _count(config, "vcpus", 1)}
+        return {"vcpu_pins": (CpuSet.parse(str(cpus), place),) * vcpus}
     return {}
 
 

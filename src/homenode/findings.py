@@ -213,24 +213,35 @@ class Findings(Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()  # facts that the host's source does not show
 
 
-def name_vm(findings: Findings, document: str, host: str | None = None) -> Findings:
-    """Return the findings with the VM, and its host, in the commands of their fixes."""
-    words = command_line(document, *(() if host is None else ("--host", host)))
+Call = Sequence[tuple[str, ...]]
+"""The words of a user's command: of each argument, and of each option with its value."""
+
+
+def with_call(findings: Iterable[Finding], call: Call) -> tuple[Finding, ...]:
+    """Return the findings with the VM and its host, as the user named them, in the commands of
+    their fixes."""
 
     def fill_command(text: str) -> str:
-        return _OF_VM.sub(lambda match: f"{match[1]} {words}", text)
+        return _CALL.sub(repeat, text)
 
-    return replace(
-        findings,
-        findings=tuple(
-            replace(
-                finding,
-                fix=finding.fix and fill_command(finding.fix),
-                command=fill_command(finding.command),
-            )
-            for finding in findings.findings
-        ),
+    def repeat(match: re.Match[str]) -> str:
+        of_host = match[1] == "homenode show"
+        kept = [words for words in call if not of_host or words[0].startswith("--")]
+        return " ".join((match[1], *(command_line(*words) for words in kept))) + match[2]
+
+    return tuple(
+        replace(f, fix=f.fix and fill_command(f.fix), command=fill_command(f.command))
+        for f in findings
     )
+
+
+def same_command(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings of a plan with options to add to the user's command in their fixes."""
+
+    def name_options(match: re.Match[str]) -> str:
+        return f"the same command with{match[2]}" if match[2] else match[0]
+
+    return tuple(replace(f, fix=f.fix and _CALL.sub(name_options, f.fix)) for f in findings)
 
 
 def finding(
@@ -287,7 +298,10 @@ def as_printed(text: str, values: Mapping[str, object]) -> str | None:
     return fill_in(" ".join(text.replace("`", "").split()), values) or None
 
 
-_OF_VM = re.compile(r"\b(homenode (?:plan|verify))(?: VM(?:\.xml)?)?\b(?! ORIGINAL)")
+_CALL = re.compile(
+    r"\b(homenode (?:plan|verify|show))\b(?: VM(?:\.xml)?\b)?(?! ORIGINAL)"
+    r"((?: --[a-z-]{1,30}(?: [A-Za-z0-9.]{1,30})?){0,9})"
+)
 _COMMAND = re.compile(r"`((?:sudo )?homenode [^`]+|\{command\})`")
 
 

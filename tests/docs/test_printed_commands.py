@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from homenode.change.apply.definition import find_obstacles
 from homenode.errors import InputError
+from homenode.findings import finding, same_command, with_call, with_fix
 from homenode.text import command_line
 from homenode.vm.domain.restore import restore, write_tuned
 from homenode.vm.hypervisor.connection import DomainState
@@ -113,6 +114,39 @@ def test_a_command_is_the_words_that_it_was_made_of(words: list[str]) -> None:
     assert line.isprintable()
     if all(word.isprintable() for word in words):
         assert shlex.split(line) == words
+
+
+@pytest.mark.parametrize(
+    ("fix", "in_doctor", "in_plan"),
+    [
+        (
+            "`homenode plan --with-nvswitches`, or not",
+            "homenode plan 'a vm' --host h.txt --lspci l.txt --with-nvswitches, or not",
+            "the same command with --with-nvswitches, or not",
+        ),
+        (
+            "again: `homenode plan VM.xml`",
+            "again: homenode plan 'a vm' --host h.txt --lspci l.txt",
+            "again: homenode plan VM.xml",
+        ),
+        (
+            "`homenode plan VM --gpus 2` does",
+            "homenode plan 'a vm' --host h.txt --lspci l.txt --gpus 2 does",
+            "the same command with --gpus 2 does",
+        ),
+        ("`homenode show` lists", "homenode show --host h.txt --lspci l.txt lists", None),
+        ("`homenode plan ORIGINAL -o FILE --force`", None, None),
+        ("`homenode doctor retrain 41:00.0`", None, None),
+    ],
+)
+def test_a_fix_keeps_what_the_user_named(
+    fix: str, in_doctor: str | None, in_plan: str | None
+) -> None:
+    fault = with_fix(finding("unpinned", "vCPUs"), fix)
+    call = [("a vm",), ("--host", "h.txt"), ("--lspci", "l.txt")]
+    (named,) = with_call([fault], call)
+    assert named.fix == (in_doctor or fault.fix) and named.command in str(named.fix)
+    assert same_command([fault])[0].fix == (in_plan or fault.fix)
 
 
 @pytest.mark.parametrize("word", [HOSTILE, "a\x1b[2J'\\", "\u202e\n\t", "-n", "\udcff", "ü€\x9b"])

@@ -42,9 +42,9 @@ host     24 of 112 cores run no vCPU; QEMU on CPUs 44,100,156,212; IOThread 1 on
 before   reserve 512 huge pages of 1 GiB on each of nodes 0-1; memlock 1025 GiB
 warning  4 NVSwitches (0000:83:00.0 and 3 more): they stay on the host, and the
          VM gets all 8 GPUs that they join: CUDA fails with error 802 unless a
-         Fabric Manager there activates the partition of all GPUs; fix: homenode
-         plan --with-nvswitches, unless a Fabric Manager outside serves all VMs
-         (FABRIC_MODE=1)
+         Fabric Manager there activates the partition of all GPUs; fix: the same
+         command with --with-nvswitches, unless a Fabric Manager outside serves
+         all VMs (FABRIC_MODE=1)
 info     qemu-commandline (--explain)
 unknown  free huge pages; QEMU's version (6.0 or newer is assumed)
 next     the same command with -o tuned.xml

@@ -29,7 +29,7 @@ from homenode.errors import (
     requires,
     unknown,
 )
-from homenode.findings import Findings, GapKind, in_order, name_vm, shared_gap_lines, with_gaps
+from homenode.findings import Findings, GapKind, in_order, shared_gap_lines, with_call, with_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
 from homenode.safe.input_files import read_subject
@@ -41,6 +41,7 @@ from homenode.vm.sources import (
     load_host_of,
     names_domain,
     read_matrices,
+    split_sources,
 )
 from homenode.vm.targets.qemu_command import read_command_line
 from homenode.vm.targets.registry import read_vm, target_of
@@ -97,8 +98,14 @@ def doctor(arguments: DoctorArguments) -> None:
     # Without another question it is about this machine, whose VMs are a part of it.
     asks_vms = not (sources or vms or arguments.host or arguments.expect)
     findings = with_gaps(findings, loaded.gaps, asks_vms=asks_vms)
-    if len(vms) == 1 and len(sources) < 2:
-        findings = name_vm(findings, vms[0].name, next(iter(sources), arguments.host))
+    bases, listings = split_sources(sources, arguments.lspci)
+    host = bases[0] if len(bases) == 1 else "SOURCE" if bases else arguments.host
+    call: list[tuple[str, ...]] = [(vm.name,) for vm in vms[:1]]
+    call += [] if host is None else [("--host", host)]
+    call += [("--lspci", str(listing)) for listing in listings]
+    if len(vms) < 2:
+        named = with_call(findings.findings, call)
+        findings = structs.replace(findings, findings=named)
     if arguments.prometheus:
         from homenode.show.findings_text import prometheus
 

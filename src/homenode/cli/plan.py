@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from homenode.plan.auto import Choose
 
 SCRIPT_MODE = 0o755
+_SUFFIXES = {LIBVIRT: ".xml", "proxmox": ".conf", "qemu": ".sh", "xen": ".cfg"}
 
 
 class VmSource(NamedTuple):
@@ -347,7 +348,7 @@ def _print(
 
         outputs = (arguments.output, arguments.save_plan, arguments.svg)
         screen = error_console() if STANDARD_OUTPUT in outputs else console()
-        step = "the same command with -o tuned.xml"
+        step = f"the same command with -o tuned{_SUFFIXES[planned.target]}"
         if arguments.output is not None:
             step = _define_step(planned, source, arguments) if is_libvirt else ""
         host = _host_to_show(planned, arguments)

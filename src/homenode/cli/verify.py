@@ -22,7 +22,7 @@ from homenode.cli.terminal import (
     working,
 )
 from homenode.errors import UsageError, exclusive, requires
-from homenode.findings import Findings, Severity, are_bad, in_order, name_vm
+from homenode.findings import Call, Findings, Severity, are_bad, in_order, with_call
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_input
@@ -193,7 +193,8 @@ def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) 
 def _print(verified: Verification, arguments: VerifyArguments) -> None:
     findings = verified.findings
     if arguments.document is not None:
-        findings = name_vm(findings, str(arguments.document), arguments.host)
+        named = with_call(findings.findings, _call_of_vm(arguments))
+        findings = structs.replace(findings, findings=named)
     subject = "the guest" if arguments.document is None else arguments.document.name
     if arguments.prometheus:
         print_file(prometheus(findings, {"domain": str(arguments.document)}))
@@ -244,8 +245,15 @@ def _boot_command(arguments: VerifyArguments) -> str:
     if arguments.document is None or arguments.start:
         return ""
     plan = () if arguments.plan is None else ("--plan", arguments.plan)
-    host = () if arguments.host is None else ("--host", arguments.host)
-    return command_line("homenode", "verify", arguments.document, *plan, *host, "--boot")
+    call = (word for words in _call_of_vm(arguments) for word in words)
+    return command_line("homenode", "verify", *call, *plan, "--boot")
+
+
+def _call_of_vm(arguments: VerifyArguments) -> Call:
+    """Return the words of the user's command that name the VM and its host."""
+    options = {"--host": arguments.host, "--lspci": arguments.lspci}
+    given = [(name, str(value)) for name, value in options.items() if value is not None]
+    return [(str(arguments.document),), *given]
 
 
 def _verify_live(name: str, arguments: VerifyArguments) -> None:
@@ -259,7 +267,9 @@ def _verify_live(name: str, arguments: VerifyArguments) -> None:
     connect, plan = arguments.connect or DEFAULT, None
     if arguments.plan is not None or arguments.host is not None:
         _, plan = _host_and_plan(arguments, Virsh(connect))
-    findings = name_vm(verify_running_domain(name, connect, plan), name)
+    findings = verify_running_domain(name, connect, plan)
+    named = with_call(findings.findings, [(name,)])
+    findings = structs.replace(findings, findings=named)
     if arguments.prometheus:
         print_file(prometheus(findings, {"domain": name}))
     else:

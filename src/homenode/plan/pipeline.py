@@ -11,7 +11,7 @@ from itertools import product
 from msgspec import Struct, structs
 
 from homenode.errors import InputError, UsageError, missing, requires
-from homenode.findings import Finding, Severity, finding
+from homenode.findings import Finding, Severity, finding, same_command
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.planner import manual_placement, plan
@@ -49,7 +49,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
     original: bytes  # the edited file, as given or copied; b"" = a new file
     rendering: Rendering
     findings: tuple[Finding, ...]  # on the file, settings that the target cannot express included
-    notes: tuple[str, ...]  # faults of the input file, then warnings and errors, as lines
+    faults: tuple[str, ...] = ()  # of the input file, as lines
     host: Host | None = None  # the host of the plan; None = CPU lists of the user
 
     @property
@@ -57,10 +57,16 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
         return self.rendering.document
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the faults of the input file, then warnings and errors, as lines."""
+        return (*self.faults, *_sentences(same_command(self.findings)))
+
+    @property
     def plan_to_show(self) -> Plan:
         """Return the plan with the file's findings of severity info, which `notes` lacks."""
         infos = (f for f in self.findings if f.severity is Severity.INFO)
-        shown = structs.replace(self.plan, findings=(*self.plan.findings, *infos))
+        findings = same_command((*self.plan.findings, *infos))
+        shown = structs.replace(self.plan, findings=findings)
         if self.target == LIBVIRT or target_named(self.target).runs_qemu:
             return shown
         return _without_qemu(shown)
@@ -141,7 +147,7 @@ def _planned_file(
         original=document,
         rendering=rendering,
         findings=findings,
-        notes=(*libvirt.contradictions(document, source), *_sentences(findings)),
+        faults=tuple(libvirt.contradictions(document, source)),
         host=host,
     )
 
@@ -283,7 +289,6 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
         original=document or b"",
         rendering=rendering,
         findings=findings,
-        notes=_sentences(findings),
         host=host,
     )
 

@@ -204,15 +204,21 @@ def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
     like load_host, and InputError for sources that do not complement each other."""
     from homenode.machine.discover.listings import complement
 
-    listings = [source for source in sources if _is_lspci(source)]
-    bases = [source for source in sources if source not in listings] or [listings.pop()]
-    overlays = [*map(Path, listings), *([] if lspci is None else [lspci])]
+    bases, overlays = split_sources(sources, lspci)
     if len(overlays) > 1:
         raise InputError(
             f"{overlays[0]}, {overlays[1]}: two outputs of lspci for one host",
             hint="homenode doctor --pool DIR compares hosts",
         )
     return _overlay_lspci(reduce(complement, map(_load_named, bases)), *overlays)
+
+
+def split_sources(sources: Sequence[str], lspci: Path | None) -> tuple[list[str], list[Path]]:
+    """Return the sources of one host that are for --host, and those that are for --lspci."""
+    listings = [source for source in sources if _is_lspci(source)]
+    bases = [source for source in sources if source not in listings] or listings[-1:]
+    listings = [source for source in listings if source not in bases]
+    return bases, [*map(Path, listings), *([] if lspci is None else [lspci])]
 
 
 def read_matrices(sources: Sequence[str]) -> "dict[str, TopoMatrix]":

@@ -85,7 +85,7 @@ def _check_qemu_memory(
     if None not in sizes and 0 < vm_bytes <= total < needed:
         yield finding(
             "memory-short",
-            "all nodes of the host",
+            "all nodes",
             expected=f"{format_bytes(needed)} for the VM and QEMU",
             observed=format_bytes(total),
             case="all nodes",
@@ -205,9 +205,7 @@ def _short_of(
 
 
 def _places(nodes: CpuSet, node_at: Iterable[int]) -> str:
-    return (
-        "all nodes of the host" if nodes == CpuSet(node_at) and len(nodes) > 1 else f"node {nodes}"
-    )
+    return "all nodes" if nodes == CpuSet(node_at) and len(nodes) > 1 else f"node {nodes}"
 
 
 def _free_memory(space: str, severity: Severity | None) -> str:

@@ -89,6 +89,8 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
         (b"<domain/>", "expected a host, found the domain"),
         (b'{"format": "homenode.plan/1"}', "expected a homenode.host document"),
         (b"\x1f\x8bgarbage", "garbage"),
+        (b"host   : a\nnr_nodes  : 2\nxen_version  : 4.17\n", "xl info without -n"),
+        (b"Architecture:      x86_64\nCPU(s):    8\n", "lscpu without -e"),
     ],
 )
 def test_what_is_no_host_says_what_is_expected(

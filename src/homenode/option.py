@@ -5,6 +5,7 @@ The field's type determines the accepted words (a choice, a number, a path, or t
 `parse`), and tuple[X, ...] allows repetition; its default is the option's.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -95,17 +96,31 @@ def key_values(
     for part in filter(None, (name.strip() for name in text.split(","))):
         key, _, value = (half.strip() for half in part.partition("="))
         if key not in keys or not value or key in parts:
-            near = value and find_near(key, set(keys) - {key})
             raise UsageError(
                 f"{option}: expected {', '.join(f'{key}=...' for key in keys)}, each once, "
                 f"found {part!r}",
-                hint=f"{option} {keys[0]}={part}" if part.isdigit() else near and f"{near}={value}",
+                hint=f"{option} {_nearest_pair(part, keys)}",
             )
         parts[key] = value
     missing = [name for name in needed if name not in parts]
     if missing:
         raise UsageError(f"{option} {text!r}: missing {' and '.join(f'{key}=' for key in missing)}")
     return parts
+
+
+def _nearest_pair(part: str, keys: tuple[str, ...]) -> str:
+    """Return the key=value that a text may mean.
+
+    >>> [_nearest_pair(part, ("gpus", "memory")) for part in ("2gpu", "64GiB", "4", "gpu=1", "x")]
+    ['gpus=2', 'memory=64GiB', 'gpus=4', 'gpus=1', 'gpus=N']
+    """
+    key, _, value = part.partition("=")
+    digits = re.sub("[^0-9]", "", part)
+    if "memory" in keys and re.fullmatch(r"\d+ ?[kmgt]i?b?", part, re.ASCII | re.IGNORECASE):
+        return f"memory={part}"
+    name = key if value else re.sub("[^a-z]", "", part.lower())
+    near = find_near(name, set(keys) - {key})
+    return f"{near or keys[0]}={value if near and value else digits or 'N'}"
 
 
 def whole_number(option: str, text: str) -> int:

@@ -277,6 +277,7 @@ def test_a_planned_vm_of_the_same_name_is_refused() -> None:
         ("vcpus=x,memory=32GiB", "a whole number, found 'x'"),
         ("vcpus=8,vcpus=8,memory=1GiB", "each once"),
         ("vcpus=8,memory=1GiB,cpu=3", "each once, found 'cpu=3'"),
+        ("8vcpus,memory=1GiB", "hint: --guest-node vcpus=8"),
     ],
 )
 def test_a_cell_option_that_says_too_little_or_too_much_is_refused(
@@ -284,7 +285,7 @@ def test_a_cell_option_that_says_too_little_or_too_much_is_refused(
 ) -> None:
     with pytest.raises(UsageError) as error:
         cell_of(text)
-    assert expected in str(error.value)
+    assert expected in f"{error.value} hint: {error.value.hint}"
 
 
 def test_options_of_cells_and_of_the_hosts_share_are_read() -> None:

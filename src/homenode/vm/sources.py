@@ -250,6 +250,27 @@ def shows_xen(source: str | None) -> bool:
     return looks_like_xl_info(_text(Path(source)))
 
 
+_SHORT = (
+    (re.compile(r"^xen_version +:", re.MULTILINE), "xl info", "-n"),
+    (re.compile(r"^Architecture: ", re.MULTILINE), "lscpu", "-e"),
+    (re.compile(r"^policy: ", re.MULTILINE), "numactl", "-H"),
+    (re.compile(r"^\| NVIDIA-SMI ", re.MULTILINE), "nvidia-smi", "topo -m"),
+)
+"""A line of an output without topology, its command, and the option that shows the topology."""
+
+
+def _is_short(text: str) -> bool:
+    return any(line.search(text) for line, *_ in _SHORT)
+
+
+def _reject_short(text: str, name: str) -> Host:
+    command, option = next(words for line, *words in _SHORT if line.search(text))
+    raise InputError(
+        f"{name}: output of {command} without {option}: it shows no topology",
+        hint=f"{command} {option} > host.txt",
+    )
+
+
 def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Host]]]:
     """(is a text of this tool, host of such a text) of each tool that shows a part of a host."""
     from homenode.machine.discover import listings
@@ -274,6 +295,7 @@ def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Ho
         nvidia_smi.looks_like_topology,
         lambda text, name: listings.host_from_topology(nvidia_smi.parse_topology(text), name),
     )
+    yield _is_short, _reject_short
 
 
 def shipped_host(name: str) -> Host:

@@ -92,7 +92,7 @@ class DoctorArguments(Struct, frozen=True, kw_only=True):
       homenode doctor --pool captures/
     """
 
-    files: Annotated[tuple[str, ...], Arg("[FILE...]", complete="vms")] = ()
+    files: Annotated[tuple[str, ...], Arg("[FILE]...", complete="vms")] = ()
     host: HostOption = None
     lspci: LspciOption = None
     h2d: Annotated[tuple[str, ...], Opt("--h2d", "[BDF=]GB/S")] = ()

@@ -410,7 +410,7 @@ class ReportArguments(Struct, frozen=True, kw_only=True):
       homenode report demo/published -o published.pdf
     """
 
-    runs: Annotated[tuple[str, ...], Arg("[RUN...]")] = ()
+    runs: Annotated[tuple[str, ...], Arg("[RUN]...")] = ()
     output: Annotated[Path | None, Opt("--output -o", "FILE")] = None
     host: Annotated[tuple[str, ...], Opt("--host", "SOURCE", complete="host_sources")] = ()
     title: Annotated[str | None, Opt("--title", "TEXT")] = None

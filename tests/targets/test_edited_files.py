@@ -197,7 +197,7 @@ def test_settings_that_another_target_does_not_get_are_named(
     planned = plan_for_target(vm, plain("pin"), host_named(HOST), target)
     title = target_named(target).title
     subjects = {f.subject: f.observed for f in planned.findings if f.id == "target-not-carried"}
-    named = {f"{title}: {kind}": f"{text}: not in the file" for kind, text in kinds.items()}
+    named = {f"{title}: {kind}": f"{text} not in the file" for kind, text in kinds.items()}
     assert subjects == ({} if vm.kind == target else named)
 
 

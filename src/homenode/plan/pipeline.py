@@ -312,7 +312,7 @@ def _not_carried(vm: VmFile, target: Target, name: str) -> Iterator[Finding]:
             yield finding(
                 "target-not-carried",
                 f"{target.title}: {kind}",
-                observed=f"{', '.join(texts)}: not in the file",
+                observed=f"{', '.join(texts)} not in the file",
                 values={"way": way_to_add(name, kind)},
             )
     if vm.guest.launch_security is not None:

@@ -408,9 +408,9 @@ def _findings(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Ite
     if plan.vm.hostdevs and timeout_s < needed:
         yield finding(
             "target-start-timeout",
-            "Proxmox: time-out of the start",
-            observed=f"Proxmox does not see devices in args: it ends a start after {timeout_s} s, "
-            f"and with hostpciN after {needed} s, since VFIO pins all memory",
+            "Proxmox: start",
+            observed=f"ends after {timeout_s} s, as the devices are in args; after {needed} s with "
+            "hostpciN",
             values={"vmid": conf.vmid or "VMID", "seconds": needed},
         )
     hook = lines.get(_HOOK_KEY)
@@ -418,8 +418,7 @@ def _findings(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Ite
         yield finding(
             "target-hook",
             "Proxmox: hookscript",
-            observed=f"{hook} does not start the VM until the hook script is there: Proxmox "
-            "refuses",
+            observed=f"Proxmox does not start the VM before {hook} exists",
             case="to be copied",
             values={"name": hook[15:]},
         )

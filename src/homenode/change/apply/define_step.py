@@ -14,7 +14,7 @@ from homenode.change.apply.store import DEFINE, DomainStore, sha256
 from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.findings import Rejection
-from homenode.text import command_line, first_few
+from homenode.text import command_line, plural
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.merge import added_ports, same_definition
 from homenode.vm.domain.metadata import read_mark
@@ -335,12 +335,17 @@ def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
     """Return the error for edits since `last`; it names the first edit: "vcpu 88, now 64"."""
     old, new = (vm_of(open_domain(xml, "definition")) for xml in (last, now))
     edits = diff(old, new)
-    texts = [f"{c.subject.strip('<>')} {c.expected}, now {c.observed}" for c in edits]
+    texts = [
+        f"{c.subject.strip('<>')}{'' if c.fact.show_both else f' {c.expected}'}, now {c.observed}"
+        for c in edits
+    ]
     if not texts:
         before, after = _parts(last), _parts(now)
         paths = dict.fromkeys(path for path, _ in (*(after - before), *(before - after)))
         texts = [path.removeprefix("/domain/") for path in paths]
-    return InputError(f"{name} was edited after homenode apply: " + first_few(texts, 1), hint=hint)
+    text, *others = texts or ["the order of its elements"]
+    more = f"; {plural(len(others), 'more edit')}" if others else ""
+    return InputError(f"{name} was edited after homenode apply: {text}{more}", hint=hint)
 
 
 def difference_count(definition: bytes, other: bytes) -> int:

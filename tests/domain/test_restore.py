@@ -67,6 +67,21 @@ def test_the_record_is_one_that_sha256sum_can_check(tmp_path: Path) -> None:
     assert checked_by_sha256sum(saved.record) in (0, None)
 
 
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_script_of_the_layout_goes_with_it_unless_it_was_edited(
+    edited: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "101.conf.hook.sh"
+    out = tmp_path / "101.conf"
+    for over in (lambda: restore(out), lambda: write_tuned(out, ORIGINAL, b"flat")):
+        script.write_bytes(b"pin\n")
+        write_tuned(out, ORIGINAL, TUNED, scripts={script.name: b"pin\n"})
+        if edited:
+            script.write_bytes(b"my pins\n")
+        over()
+        assert script.exists() is edited
+
+
 def test_a_kill_of_a_restore_leaves_what_the_next_ends(tmp_path: Path) -> None:
     saved = write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED)
     saved.output.write_bytes(ORIGINAL)  # it is in place before the record goes

@@ -429,7 +429,8 @@ def write_definition(
     if original is None:
         write_bytes(output, document, SCRIPT_MODE if document.startswith(b"#!") else None)
         return [*lines, f"wrote {output}"]
-    saved = write_tuned(output, original, document, mode)
+    scripts = {f"{output.name}{suffix}": text for suffix, text in planned.rendering.companions}
+    saved = write_tuned(output, original, document, mode, scripts)
     return [
         *lines,
         f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)",

@@ -83,7 +83,8 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
     before = preview.current or b""
     if arguments.dry_run or not arguments.yes:
         line = f"{path}: its original would be restored: {_change_text(before, preview.original)}"
-        console().print(Doc("", (Text(line, hang=2),)))
+        removals = (f"{script}: would be removed" for script in preview.scripts)
+        console().print(Doc("", tuple(Text(text, hang=2) for text in (line, *removals))))
     if arguments.diff:
         print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
     if arguments.explain:
@@ -95,6 +96,8 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
         ask(f"Restore {path}?")
     restore_original(path)
     say(f"{path}: restored, equal to its original")
+    for script in preview.scripts:
+        say(f"{script}: removed; remove its copy among the host's snippets as well")
 
 
 def _say_files(original: Path, record: Path) -> None:

@@ -1,13 +1,16 @@
 """Restore: keep the original next to the tuned document, and put it back. [I/O]
 
-OUT.xml.orig is the original; OUT.xml.orig.sha256 has its sum and that of OUT.xml, for sha256sum -c.
+OUT.xml.orig is the original; OUT.xml.orig.sha256 has its sum and that of OUT.xml, for sha256sum -c,
+and those of scripts that were written next to OUT.xml.
 A comment there has the sum of a tuned document that is being replaced by another, so that a kill
 between the two writes leaves a known file.
 """
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -34,12 +37,23 @@ class _Sums(NamedTuple):
     original: str
     tuned: str
     before: str | None
+    scripts: Mapping[str, str]  # of the scripts next to the document, by their names
+
+    @property
+    def of_documents(self) -> tuple[str | None, ...]:
+        return self.original, self.tuned, self.before
 
 
 def write_tuned(
-    output: str | Path, original: bytes, tuned: bytes, mode: int = PRIVATE
+    output: str | Path,
+    original: bytes,
+    tuned: bytes,
+    mode: int = PRIVATE,
+    scripts: Mapping[str, bytes] = MappingProxyType({}),
 ) -> SavedOriginal:
     """Write the tuned document with its original next to it; each file is replaced atomically.
+    scripts: content of those that were written next to it, by name; scripts of an earlier layout
+    are removed.
 
     Planning again over a tuned document keeps the first original. mode: permissions of the input
     (PRIVATE if it was no file: it may hold passwords); `output` keeps fewer. Raises InputError if
@@ -53,8 +67,12 @@ def write_tuned(
         if keep is None:
             replace_file(saved.original, original, mode)
             keep = original
-        replace_file(saved.record, _record(saved, keep, tuned, _ours_there(saved)), mode)
+        stale = [path for path in _scripts_there(saved) if path.name not in scripts]
+        record = _record(saved, keep, tuned, _ours_there(saved), scripts)
+        replace_file(saved.record, record, mode)
         replace_file(saved.output, tuned, mode)
+        for path in stale:
+            remove_file(path)
     except OSError as error:
         raise HostError(f"{output}: cannot write: {error.strerror}") from None
     return saved
@@ -74,6 +92,7 @@ class RestorableFile(Struct, frozen=True):
     saved: SavedOriginal
     current: bytes | None  # None: the tuned document is gone
     original: bytes
+    scripts: tuple[Path, ...] = ()  # next to it, to be removed: unchanged ones of its layout
 
 
 def preview_restore(output: str | Path) -> RestorableFile:
@@ -90,17 +109,18 @@ def preview_restore(output: str | Path) -> RestorableFile:
             f"{saved.original} was edited since it was saved, with sha256 {sums.original}",
             hint="restore it from a backup; nothing was written",
         )
-    if current is not None and _sum(current) not in (sums.tuned, sums.before, sums.original):
+    if current is not None and _sum(current) not in sums.of_documents:
         raise InputError(
             f"{saved.output} was edited since homenode wrote it, with sha256 {sums.tuned}",
             hint="to drop the edits: " + command_line("cp", saved.original, saved.output),
         )
-    return RestorableFile(saved, current, original)
+    return RestorableFile(saved, current, original, _scripts_there(saved))
 
 
 def restore(output: str | Path) -> Path:
-    """Put the original back in place of a tuned document, and return its path. Raises InputError if
-    no original is saved or a file has changed; nothing is written then."""
+    """Put the original back in place of a tuned document, remove the scripts of its layout, and
+    return its path. Raises InputError if no original is saved or a file has changed; nothing is
+    written then."""
     restorable = preview_restore(output)
     saved = restorable.saved
     try:
@@ -109,6 +129,8 @@ def restore(output: str | Path) -> Path:
         replace_file(
             saved.output, restorable.original, original_mode if permissions is None else permissions
         )
+        for path in restorable.scripts:
+            remove_file(path)
         remove_file(saved.record)
         remove_file(saved.original)
     except OSError as error:
@@ -158,11 +180,30 @@ def _ours_there(saved: SavedOriginal) -> str | None:
     except InputError:
         return None  # damaged: it is about to be written again
     digest = _sum(_content(saved.output))
-    return digest if digest in sums else None
+    return digest if digest in sums.of_documents else None
 
 
-def _record(saved: SavedOriginal, original: bytes, tuned: bytes, before: str | None) -> bytes:
+def _scripts_there(saved: SavedOriginal) -> tuple[Path, ...]:
+    """Return the scripts that homenode wrote next to a document, and nobody changed."""
+    if not saved.record.exists():
+        return ()
+    try:
+        scripts = _read_record(saved).scripts
+    except InputError:
+        return ()  # damaged
+    paths = {saved.output.with_name(name): digest for name, digest in scripts.items()}
+    return tuple(p for p, digest in paths.items() if p.exists() and _sum(_content(p)) == digest)
+
+
+def _record(
+    saved: SavedOriginal,
+    original: bytes,
+    tuned: bytes,
+    before: str | None,
+    scripts: Mapping[str, bytes],
+) -> bytes:
     lines = [f"{_sum(original)}  {saved.original.name}\n", f"{_sum(tuned)}  {saved.output.name}\n"]
+    lines += [f"{_sum(content)}  {name}\n" for name, content in scripts.items()]
     if before not in (None, _sum(tuned)):
         lines.append(f"# before: {before}  {saved.output.name}\n")
     return "".join(lines).encode("utf-8", "surrogateescape")
@@ -185,8 +226,10 @@ def _read_record(saved: SavedOriginal) -> _Sums:
             before = match[2]
         elif match is not None:
             sums[match[3]] = match[2]
+    scripts = {name: digest for name, digest in sums.items() if "/" not in name}
     try:
-        return _Sums(sums[saved.original.name], sums[saved.output.name], before)
+        original, tuned = (scripts.pop(path.name) for path in (saved.original, saved.output))
+        return _Sums(original, tuned, before, scripts)
     except KeyError:
         raise InputError(
             f"{saved.record}: expected the sha256 of {saved.original.name} and of "

@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from homenode.cluster.kubevirt.check import check, read_cluster
+from homenode.cluster.kubevirt.check import check
+from homenode.cluster.kubevirt.object import read_cluster
 from homenode.cluster.kubevirt.vmi import vmi_of
 from homenode.errors import ParseError
 from tests.conformance.builds import absent, directory

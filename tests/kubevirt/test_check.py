@@ -10,10 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cluster.kubevirt.arguments import NATIVE_GATE, ManifestOptions
-from homenode.cluster.kubevirt.check import RULES, Cluster, check, read_cluster
+from homenode.cluster.kubevirt.check import RULES, check
 from homenode.cluster.kubevirt.manifests import GATES as WRITTEN
 from homenode.cluster.kubevirt.manifests import virtual_machine
-from homenode.cluster.kubevirt.object import parse_quantity, read_manifest, yaml_text
+from homenode.cluster.kubevirt.object import (
+    Cluster,
+    parse_quantity,
+    read_cluster,
+    read_manifest,
+    yaml_text,
+)
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, guest_of, read_vmi, vmi_of
 from homenode.errors import InputError
 from homenode.findings import Severity
@@ -46,6 +52,7 @@ def vmi(
     kind: str = "VirtualMachineInstance",
     devices: Mapping[str, Any] | None = None,
     machine: str | None = None,
+    architecture: str | None = None,
 ) -> str:
     """A VMI, good but for what is given; in a VM where that is the kind."""
     by_name = [{"name": f"g{i}", "deviceName": "x"} for i in range(gpus)]
@@ -55,7 +62,8 @@ def vmi(
         "devices": {"gpus": by_name, **(devices or {})},
         "machine": {"type": machine},
     }
-    inner = {"metadata": {"annotations": dict(annotations)}, "spec": {"domain": domain}}
+    spec = {"architecture": architecture, "domain": domain}
+    inner = {"metadata": {"annotations": dict(annotations)}, "spec": spec}
     if kind == "VirtualMachine":
         return json.dumps({"kind": kind, "metadata": {"name": "v"}, "spec": {"template": inner}})
     return json.dumps({"kind": kind, **inner})
@@ -122,6 +130,8 @@ ROWS: dict[str, tuple[str, Host | None, frozenset[str] | None]] = {
     "huge-pages-short": (vmi(), with_pages(131_071), None),
     "huge-pages-not-whole": (vmi(memory={"guest": "1000501Mi"}), None, None),
     "core-shared": (vmi({"cores": 199, "threads": 1}), with_pages(131_072), None),
+    "other-architecture": (vmi(architecture="arm64"), with_pages(131_072), None),
+    "threads-not-siblings": (vmi({"cores": 66, "threads": 3}), with_pages(131_072), None),
     "device-not-permitted": (vmi(devices={"gpus": [{"deviceName": "y"}]}), None, GATES),
     "node-too-small": (vmi({"cores": 300}), with_pages(131_072), None),
     "gpus-over-nodes": (vmi(FLAT), with_pages(131_072), None),
@@ -141,7 +151,7 @@ def test_each_rule_finds_what_it_is_for(id: str) -> None:
 
 def test_each_rule_has_a_row() -> None:
     rules = {rule.__name__.replace("_", "-") for rule in RULES} - {"wrong-settings"}
-    assert rules <= ROWS.keys() and len(ROWS) == len(rules) + 6
+    assert rules <= ROWS.keys() and len(ROWS) == len(rules) + 7
 
 
 @pytest.mark.parametrize(
@@ -155,6 +165,8 @@ def test_each_rule_has_a_row() -> None:
         ("hgx-h100", 24, "1200Gi", 4, "4 GPUs on node 0, all CPUs on node 0, memory of 2 nodes"),
         ("hgx-h100", 56, "1024Gi", 8, "112 CPUs on node 0, 1 CPU on node 1"),
         ("hgx-h100", 75, "1800Gi", 8, None),
+        ("hgx-h100", 57, "256Gi", 4, "4 GPUs on node 0, 112 CPUs on node 0, 3 CPUs on node 1"),
+        ("hgx-h100", 55, "256Gi", 4, None),
     ],
 )
 def test_gpus_of_both_nodes_need_cpus_of_both_whatever_the_memory_needs(
@@ -166,6 +178,7 @@ def test_gpus_of_both_nodes_need_cpus_of_both_whatever_the_memory_needs(
     if found is not None and places is not None:
         assert places in found.observed and found.is_bad
         assert f"at least {'172' if 'a100' in host else '150'} CPUs" in str(found.fix)
+        assert ("at most 110 CPUs" in str(found.fix)) == (cores == 57)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +246,7 @@ def test_what_a_source_lacks_is_not_checked() -> None:
     answer = check(read_vmi(vmi(), "vmi"), bare, None)
     assert len(answer.unknown) == 4
     assert "homenode capture" in answer.unknown[0]
+    assert not any("huge pages" in line or "GPUs" in line for line in answer.checked)
     assert not any(finding.id.startswith("gpus") for finding in answer.findings)
 
 
@@ -312,6 +326,37 @@ def test_the_command_of_a_fix_names_the_vms_gpu() -> None:
         for f in check(read_vmi(vmi(annotations={}, devices=moved), "v"), None, None).findings
     ]
     assert any("--gpu x --gpu-id VENDOR:DEVICE --gpus 4" in fix for fix in fixes)
+
+
+def test_a_fix_for_a_nic_does_not_add_the_nodes_gpu() -> None:
+    text = vmi(annotations={}, devices={"hostDevices": [{"deviceName": "x.com/nic"}]})
+    for devices in (text, text.replace('"gpus"', '"others"')):
+        cluster = Cluster(GATES | {"HostDevices"}, permitted={"x": "10DE:2330"})
+        findings = check(read_vmi(devices, "v"), load_host("hgx-h100"), cluster).findings
+        (finding,) = (f for f in findings if f.id == "device-not-permitted")
+        assert "pciVendorSelector" in str(finding.fix)
+        assert not any("nic --gpu-id 10DE" in str(finding.fix) for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("host", "pci_id", "is_grace"),
+    [("gh200x4", "", True), (None, "10de:2342", True), ("hgx-h100", "10DE:2342", False)],
+)
+def test_the_script_of_a_configmap_is_no_hook_for_grace_gpus(
+    host: str | None, pci_id: str, is_grace: bool
+) -> None:
+    cluster = Cluster(GATES, permitted={"x": pci_id})
+    for annotation, is_wrong in ((SCRIPT, is_grace), ('[{"image": "homenode"}]', False)):
+        subject = read_vmi(vmi(gpus=1, annotations={HOOK_ANNOTATION: annotation}), "v")
+        findings = check(subject, load_host(host) if host else None, cluster).findings
+        fixes = [str(f.fix) for f in findings if f.id == "hook-annotation-wrong"]
+        assert bool(fixes) == is_wrong and all("--image" in fix for fix in fixes)
+
+
+@pytest.mark.parametrize(("version", "count"), [("v1.5.2", 1), ("v1.6.0", 0), ("v1.10.0", 1)])
+def test_a_version_that_was_not_tested_is_named(version: str, count: int) -> None:
+    answer = check(read_vmi(vmi(), "v"), None, cluster_of(version, *GATES))
+    assert sum(line.startswith("KubeVirt 1.") for line in answer.unknown) == count
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,15 @@ def test_the_hook_s_policy_is_an_option() -> None:
     assert (passed.exit_code, passed.stdout) == (0, "<a")
 
 
+@pytest.mark.parametrize("option", ["--vmi", "--domain"])
+def test_a_file_name_is_no_text_of_a_vm(option: str) -> None:
+    texts = {"--vmi": vmi(), "--domain": "<a", option: "vm.file"}
+    words = [word for pair in texts.items() for word in pair]
+    done = run("on-define-domain", *words, "--on-error", "passthrough")
+    assert isinstance(done.exception, UsageError) and done.stdout == ""
+    assert option in str(done.exception) and "cat FILE" in str(done.exception)
+
+
 def test_the_check_reads_files_and_exits_by_what_it_finds(tmp_path: Path) -> None:
     vm, cluster = tmp_path / "vm.json", tmp_path / "kubevirt.json"
     vm.write_text(checked_vmi())
@@ -54,7 +63,7 @@ def test_the_check_reads_files_and_exits_by_what_it_finds(tmp_path: Path) -> Non
     answer = json.loads(done.stdout)
     assert answer["format"] == "homenode.findings/1"
     assert {finding["id"] for finding in answer["findings"]} == {
-        *("device-not-permitted", "gate-off", "gpus-short")
+        *("device-not-permitted", "gate-off", "gpus-short", "threads-not-siblings")
     }
 
 

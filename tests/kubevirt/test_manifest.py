@@ -47,6 +47,16 @@ def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
     assert cpu["maxSockets"] == cpu["sockets"]
 
 
+def test_a_grace_gpu_needs_the_image_and_an_arm_vm_without_siblings() -> None:
+    gpu = {"gpu": "nvidia.com/GH200", "gpu_id": "10de:2342"}
+    with pytest.raises(UsageError, match="only the hook's image"):
+        manifests(ManifestOptions(**gpu))  # type: ignore[arg-type]
+    options = ManifestOptions(image="r.example/h:1", **gpu)  # type: ignore[arg-type]
+    spec = virtual_machine(options)["spec"]["template"]["spec"]
+    assert (spec["architecture"], spec["domain"]["machine"]["type"]) == ("arm64", "virt")
+    assert spec["domain"]["cpu"]["threads"] == 1
+
+
 def test_the_operator_s_annotation_adds_to_the_gates_that_there_are() -> None:
     annotations = hyperconverged_patch()["metadata"]["annotations"]
     patch = json.loads(annotations["kubevirt.kubevirt.io/jsonpatch"])
@@ -100,6 +110,7 @@ def test_every_step_names_a_file_that_is_written_from_where_the_command_was_run(
         }
         assert {"kubevirt-gates.tpl", "permitted-devices.tpl", "vm.yaml"} <= named
         assert "vm-hook.yaml" in named, "a VM that exists"
+        assert max(map(len, steps)) <= 110
         assert any("kubectl logs" in step and "-n " in step for step in steps)
         assert ("native-gates.tpl" in named) == (options.kubevirt == "v1.9.0")
 

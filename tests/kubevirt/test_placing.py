@@ -122,6 +122,8 @@ def test_a_device_that_the_user_put_on_the_root_complex_stays_there() -> None:
     given = {"01:00.0": 'domain="0x0000" bus="0x00" slot="0x07" function="0x0"'}
     placed = place(document(["01:00.0", "02:00.0"], addresses=given))
     assert str(guest(placed).hostdevs[0].address) == "0000:00:07.0"
+    staying = place(document(["01:00.0"], addresses=given)).notes
+    assert not any("placed already" in note for note in staying), "the warning denies it"
     assert cell_of_device(placed)["02:00.0"] == 1
     (said,) = warnings(placed)
     assert "01:00.0" in said and "stays" in said and "port above" in said

@@ -42,7 +42,7 @@ warning   8 GPUs have no guest NUMA node                    devices-without-node
   found     no hook in the annotations
   cost      H2D 12.6 instead of 15.6 GB/s, 19 % slower (HGX A100)
   fix       homenode kubevirt manifest -o sidecar --vm train --namespace \\
-            default --vcpus 96 --memory 256GiB
+            default --vcpus 172 --memory 256GiB
 
 info     1: emulator-on-vcpu (--explain)
 unknown  huge pages of 1 GiB: capture the node with homenode capture; kubelet's

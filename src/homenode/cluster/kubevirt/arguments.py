@@ -23,6 +23,10 @@ class OnError(StrEnum):
 NATIVE_GATE = "PCINUMAAwareTopology"
 """KubeVirt's own placement of devices, Alpha in 1.8 and 1.9."""
 NATIVE_SINCE = (1, 8)
+TESTED_VERSIONS = ((1, 6), (1, 9))
+"""The oldest and the newest KubeVirt that homenode was tested with."""
+SIDECAR_IMAGE = "registry.example/homenode-sidecar:1"
+"""An example of the name of the hook's image."""
 
 
 class HookVersion(StrEnum):

@@ -6,33 +6,37 @@ the pod's events (`kubectl describe pod`).
 Source: KubeVirt vmi-create-admitter.go, virtwrap/converter/vcpu and pkg/hooks of v1.6 to v1.9.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from homenode.cluster.kubevirt.arguments import (
     NATIVE_GATE,
     NATIVE_SINCE,
+    SIDECAR_IMAGE,
+    TESTED_VERSIONS,
     ManifestOptions,
-    parse_version,
 )
 from homenode.cluster.kubevirt.kubelet import (
-    EVEN_PART,
-    NodeShares,
+    larger_vcpus,
     page_count,
     placement_of,
     shares_of,
+    threads_of,
+    ways_together,
 )
+from homenode.cluster.kubevirt.manifests import GRACE_IDS
 from homenode.cluster.kubevirt.object import (
+    Cluster,
     format_quantity,
     parse_quantity,
-    read_manifest,
+    texts_of_list,
     value_at,
 )
 from homenode.cluster.kubevirt.placing import CHOICES, GRANULARITY_ANNOTATION, HOOKS, hook_faults
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, with_dedicated_cpus
-from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, in_order
+from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
 from homenode.text import command_line, first_few, nodes_text, plural
 from homenode.units import GIB, MIB, format_bytes
@@ -41,60 +45,13 @@ from homenode.vm.plan import Unplannable
 from homenode.vm.plan_options import PciGranularity
 
 _CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
-_ON_SINCE = {"GPUsWithDRA": (1, 9), "HostDevicesWithDRA": (1, 9)}
 _ADMISSION = "KubeVirt, vmi-create-admitter.go"
-
-
-class Cluster(Struct, frozen=True):
-    """Version and gates of a KubeVirt object."""
-
-    gates: frozenset[str]  # that are on, and known to the version
-    version: tuple[int, int] | None = None
-    # PCI ids ("10DE:2330"; "" if none) by resource name; None: no permittedHostDevices
-    permitted: Mapping[str, str] | None = None
-    ignores_native: bool = False  # it names the gate, which its version does not have
-
-    @property
-    def has_native(self) -> bool:
-        """Whether KubeVirt itself gives the devices their nodes."""
-        return NATIVE_GATE in self.gates
-
-
-def read_cluster(text: bytes, source: str) -> Cluster:
-    """Return the version and gates of a KubeVirt object, as YAML or JSON. Raises InputError."""
-    cr = read_manifest(text, source, "a KubeVirt object")
-    if cr.get("kind") != "KubeVirt":
-        raise InputError(
-            f"{source}: expected one object of kind KubeVirt, found {cr.get('kind')!r}",
-            hint="kubectl get kubevirt -A -o yaml > kubevirt.yaml",
-        )
-    version = parse_version(value_at(cr, "status", "observedKubeVirtVersion"))
-    developer = value_at(cr, "spec", "configuration", "developerConfiguration")
-    gates = _texts(value_at(developer, "featureGates"))
-    off = _texts(value_at(developer, "disabledFeatureGates"))
-    gates |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
-    unknown = {NATIVE_GATE} if version and version < NATIVE_SINCE else set()
-    listed = value_at(cr, "spec", "configuration", "permittedHostDevices")
-    kinds = listed.values() if isinstance(listed, dict) else ()
-    devices = [device for kind in kinds if isinstance(kind, list) for device in kind]
-    permitted = {
-        str(value_at(device, "resourceName")): str(value_at(device, "pciVendorSelector") or "")
-        for device in devices
-    }
-    return Cluster(
-        gates - unknown, version, None if listed is None else permitted, bool(gates & unknown)
-    )
 
 
 def _device_names(vmi: Vmi) -> frozenset[str]:
     """The resource names of the VMI's GPUs and host devices."""
     devices = [d for group in _CLAIM_GATES for d in vmi.list_at("domain", "devices", group)]
-    return _texts([value_at(device, "deviceName") for device in devices])
-
-
-def _texts(value: object) -> frozenset[str]:
-    listed = value if isinstance(value, list) else []
-    return frozenset(text for text in listed if isinstance(text, str))
+    return texts_of_list([value_at(device, "deviceName") for device in devices])
 
 
 class CheckedVmi(Struct, frozen=True):
@@ -108,6 +65,15 @@ class CheckedVmi(Struct, frozen=True):
         """The VMI as it is, or with the dedicated CPUs and cells that another fix gives it."""
         return self.vmi if self.vmi.is_dedicated else with_dedicated_cpus(self.vmi)
 
+    @property
+    def has_grace(self) -> bool:
+        """Whether the node, or else the cluster's list of the VM's devices, has Grace GPUs."""
+        permitted = (self.cluster and self.cluster.permitted) or {}
+        ids = {permitted.get(name, "").upper() for name in _device_names(self.vmi)}
+        if self.host is not None and self.host.whole_gpus:
+            ids = set(map(_pci_id, self.host.whole_gpus))
+        return bool(self.vmi.passed_count) and not ids.isdisjoint(GRACE_IDS)
+
 
 def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     """Apply every rule. Raises ParseError for a malformed quantity."""
@@ -118,7 +84,10 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
         unknown.append("the node: not given (--host SOURCE)")
     else:
         if host.pus:
-            checked.append(f"node {host.name}: CPUs, NUMA nodes, huge pages, GPUs")
+            has_pages = subject.guest.page_bytes and _has_pools(host)
+            areas = ["CPUs", "NUMA nodes", *(["huge pages"] if has_pages else [])]
+            areas += ["GPUs"] if vmi.gpu_count and host.pci_devices else []
+            checked.append(f"node {host.name}: {', '.join(areas)}")
         else:
             unknown.append(f"CPUs and NUMA nodes of {host.name}")
         if vmi.gpu_count and not host.pci_devices:
@@ -137,6 +106,10 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
         if vmi.is_hooked and {"Sidecar", NATIVE_GATE} <= cluster.gates:
             gates += "; the hook adds distances, switches and audio functions only"
         checked.append(gates)
+        oldest, newest = TESTED_VERSIONS
+        if cluster.version is not None and not oldest <= cluster.version <= newest:
+            texts = ["{}.{}".format(*version) for version in (cluster.version, oldest, newest)]
+            unknown.append("KubeVirt {}: tested with {} to {}".format(*texts))
     return Findings(
         checked=tuple(checked),
         findings=in_order(result for rule in RULES for result in rule(subject)),
@@ -194,10 +167,37 @@ def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
         )
 
 
+def other_architecture(subject: CheckedVmi) -> Iterator[Finding]:
+    architecture, host = subject.vmi.get("architecture"), subject.host
+    names = {"x86_64": "amd64", "aarch64": "arm64"}
+    host_name = None if host is None else names.get(host.architecture or "")
+    if host is not None and host_name and architecture and architecture != host_name:
+        yield finding(
+            "other-architecture",
+            "spec.architecture",
+            f"{host_name}, as {host.name} has",
+            str(architecture),
+            host.name,
+            case="under KubeVirt",
+            values={"architecture": host_name},
+        )
+
+
 def core_shared(subject: CheckedVmi) -> Iterator[Finding]:
     vmi, host = subject.vmi, subject.host
-    threads = 1 if host is None else _threads(host)
-    if vmi.is_dedicated and threads > 1 and (vmi.get("domain", "cpu", "threads") or 1) == 1:
+    threads = 1 if host is None else threads_of(host)
+    guest_threads = vmi.get("domain", "cpu", "threads") or 1
+    if vmi.is_dedicated and host is not None and host.cores and guest_threads > threads:
+        yield finding(
+            "threads-not-siblings",
+            "spec.domain.cpu.threads",
+            f"{threads}, as the node's cores have",
+            f"{guest_threads}: the guest takes CPUs of several cores for siblings",
+            "KubeVirt, virtwrap/converter/vcpu",
+            case="under KubeVirt",
+            values={"threads": threads},
+        )
+    if vmi.is_dedicated and threads > 1 and guest_threads == 1:
         yield finding(
             "core-shared",
             "spec.domain.cpu.threads",
@@ -277,11 +277,11 @@ def gpus_short(subject: CheckedVmi) -> Iterator[Finding]:
             values={"fact": "the VM needs more GPUs than the node has"},
         )
         return
-    ids = {f"{f.vendor_id or 0:04X}:{f.device_id or 0:04X}" for f in subject.host.pci_devices}
+    ids = set(map(_pci_id, subject.host.pci_devices))
     permitted = (subject.cluster and subject.cluster.permitted) or {}
     for name in sorted(_device_names(subject.vmi) & permitted.keys()):
         pci_id = permitted[name].upper()
-        if pci_id and not ids & {pci_id, "0000:0000"}:
+        if pci_id and not ids & {pci_id, _NO_ID}:
             yield finding(
                 "gpus-short",
                 name,
@@ -339,9 +339,9 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
     if not subject.vmi.is_dedicated:
         places += ", with dedicatedCpuPlacement and guestMappingPassthrough"
     nodes = {*shares.gpus, *shares.cpus}
-    count = max(len(nodes), shares.memory_node_count)
+    count = shares.node_count
     nodes_words = nodes_text(nodes) if len(nodes) == count else plural(count, "node")
-    ways = tuple(_ways_together(subject, shares))
+    ways = tuple(ways_together(vmi, subject.host, shares))
     yield finding(
         "gpus-over-nodes",
         _needs_text(subject),
@@ -353,63 +353,38 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
         values={
             "needs": _needs_text(subject).replace(", ", " and "),
             "nodes": "both nodes" if count == 2 else nodes_words,
-            "ways": "; or ".join(ways),
         },
+        fix="; or ".join(ways) or UNSET,
     )
 
 
-def _ways_together(subject: CheckedVmi, shares: NodeShares) -> Iterator[str]:
-    """Changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
-    assert subject.host is not None, "a rule about the node"
-    vmi, threads = subject.pinned_vmi, _threads(subject.host)
-    mapped = "" if vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
-    if shares.is_near:
-        yield mapped
-    else:
-        # The kubelet takes CPUs of a further node only when it has taken all of the others.
-        count = max(len(shares.gpus), shares.memory_node_count)
-        most_pus = max(len(node.pus) for node in subject.host.nodes) * (count - 1)
-        enough = -(-most_pus * EVEN_PART * count // (EVEN_PART * count - 1))
-        vcpus, even = (-(-number // threads) * threads for number in (enough, most_pus + 1))
-        larger = shares_of(vmi, subject.host, vcpus=vcpus)
-        if larger is not None and larger.is_near:
-            request = f"{mapped and f'{mapped}, and '}request at least {plural(vcpus, 'CPU')}"
-            yield f"{request} ({even} with kubelet's distribute-cpus-across-numa)"
-    parts = min(len({*shares.gpus, *shares.cpus}), subject.guest.vcpus)
-    parts = max(parts, min(shares.memory_node_count, subject.guest.vcpus))
-    smaller = shares_of(vmi, subject.host, parts=parts)
-    if smaller is not None and smaller.is_near and len(smaller.cpus) == 1:
-        size = format_bytes(subject.guest.memory_bytes // parts)
-        gpus = plural(subject.vmi.gpu_count // parts, "GPU")
-        yield f"request {gpus}, {plural(subject.guest.vcpus // parts, 'CPU')} and {size}"
-
-
-def _manifest_command(subject: CheckedVmi, *options: str) -> str:
-    """Return the command that writes the hook and the patches for this VM and its GPUs."""
+def _manifest_options(subject: CheckedVmi, *options: str) -> dict[str, str]:
+    """Return the options of `manifest` for this VM and its GPUs, as the value of a command."""
     vmi = subject.vmi
-    words = ["homenode", "kubevirt", "manifest", "-o", "sidecar", "--vm", vmi.name]
-    if vmi.namespace:
-        words += ["--namespace", vmi.namespace]
+    words = ["--vm", vmi.name, *(("--namespace", vmi.namespace) if vmi.namespace else ())]
     # GPUs may be named under hostDevices, too.
     devices = vmi.gpus or vmi.list_at("domain", "devices", "hostDevices")
-    resources = _texts([value_at(device, "deviceName") for device in devices])
+    resources = texts_of_list([value_at(device, "deviceName") for device in devices])
     if len(resources) == 1 and resources != {ManifestOptions().gpu}:
-        words += ["--gpu", *resources]
-        gpus = () if subject.host is None else subject.host.whole_gpus
-        ids = {
-            f"{gpu.vendor_id:04X}:{gpu.device_id:04X}"
-            for gpu in gpus
-            if gpu.vendor_id is not None and gpu.device_id is not None
-        }
-        words += ["--gpu-id", *(ids if len(ids) == 1 else ("VENDOR:DEVICE",))]
+        (resource,) = resources
+        permitted = (subject.cluster and subject.cluster.permitted) or {}
+        ids = {permitted.get(resource, "")} - {""}
+        if vmi.gpus and subject.host is not None and not ids:
+            ids = set(map(_pci_id, subject.host.whole_gpus)) - {_NO_ID}
+        words += ["--gpu", resource, "--gpu-id", *(ids if len(ids) == 1 else ("VENDOR:DEVICE",))]
     memory_gib = -(-subject.guest.memory_bytes // GIB) or ManifestOptions().memory_gib
+    pinned, larger = subject.pinned_vmi, None
+    shares = None if subject.host is None else shares_of(pinned, subject.host)
+    if subject.host and shares is not None and (shares.is_apart or shares.is_uneven):
+        larger = larger_vcpus(pinned, subject.host, shares)  # as the fix of gpus-over-nodes says
     for option, value, default in (
+        ("--image", SIDECAR_IMAGE if subject.has_grace else None, None),
         ("--gpus", len(devices) or 1, ManifestOptions().gpus),
-        ("--vcpus", subject.guest.vcpus, ManifestOptions().vcpus),
+        ("--vcpus", larger or subject.guest.vcpus, ManifestOptions().vcpus),
         ("--memory", f"{memory_gib}GiB", f"{ManifestOptions().memory_gib}GiB"),
     ):
         words += [option, str(value)] if value != default else []
-    return command_line(*words, *options)
+    return {"options": command_line(*words, *options)}
 
 
 def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
@@ -435,7 +410,7 @@ def devices_without_node(subject: CheckedVmi) -> Iterator[Finding]:
         observed,
         "KubeVirt, feature gates",
         case=case,
-        values={"command": _manifest_command(subject, *options)},
+        values=_manifest_options(subject, *options),
     )
 
 
@@ -463,7 +438,7 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
             "off",
             "KubeVirt, feature gates",
             case=case,
-            values={"command": _manifest_command(subject)},
+            values=_manifest_options(subject),
         )
 
 
@@ -471,6 +446,7 @@ def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
     cluster = subject.cluster
     if cluster is None:
         return
+    gpu_names = texts_of_list([value_at(gpu, "deviceName") for gpu in subject.vmi.gpus])
     if missing := sorted(_device_names(subject.vmi) - (cluster.permitted or {}).keys()):
         observed = "no list: the pod stays Pending unless a device plugin announces the device"
         if cluster.permitted is not None:
@@ -483,7 +459,8 @@ def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
             observed,
             "KubeVirt, virt-controller/services/renderresources.go",
             severity=Severity.WARNING if cluster.permitted is None else None,
-            values={"command": _manifest_command(subject)},
+            case=None if gpu_names.issuperset(missing) else "not a GPU",
+            values=_manifest_options(subject),
         )
 
 
@@ -499,6 +476,9 @@ def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
     if coarse != PciGranularity.CELL and '"configMap"' in (text or ""):
         fault = f"{coarse[:40]}, which only the hook's image supports: the VM does not start"
         wrong.append((GRANULARITY_ANNOTATION, fault))
+    if subject.has_grace and '"configMap"' in (text or ""):
+        fault = "a ConfigMap, whose script rejects Grace GPUs: the VM does not start"
+        wrong.append((HOOK_ANNOTATION, fault))
     for annotation, fault in wrong[:1]:
         yield finding(
             "hook-annotation-wrong",
@@ -506,13 +486,14 @@ def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
             "what homenode kubevirt manifest writes",
             fault,
             "KubeVirt, pkg/hooks and cmd/sidecars",
-            values={"command": _manifest_command(subject)},
+            values=_manifest_options(subject),
         )
 
 
 RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
     wrong_settings,
     guest_flat,
+    other_architecture,
     core_shared,
     huge_pages_not_whole,
     huge_page_size,
@@ -527,8 +508,12 @@ RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
 )
 
 
-def _threads(host: Host) -> int:
-    return max((len(core.pus) for core in host.cores), default=1)
+_NO_ID = "0000:0000"
+"""PCI ids of a device whose ids the host's source does not show."""
+
+
+def _pci_id(device: PciDevice) -> str:
+    return f"{device.vendor_id or 0:04X}:{device.device_id or 0:04X}"
 
 
 def _has_pools(host: Host) -> bool:

@@ -11,7 +11,7 @@ from homenode.cluster.kubevirt.arguments import (
     KubevirtReceiveArguments,
     OnDefineDomainArguments,
 )
-from homenode.errors import InputError, ParseError
+from homenode.errors import InputError, ParseError, UsageError
 from homenode.findings import with_gaps
 from homenode.measure.results.received import receive_run
 from homenode.safe.input_files import read_input, read_subject
@@ -24,6 +24,14 @@ def on_define_domain(arguments: OnDefineDomainArguments) -> None:
     from homenode.cluster.kubevirt.placing import answer
     from homenode.machine.snapshot.store import DirectorySnapshot
 
+    for option, text, first, kind in (
+        ("--vmi", arguments.vmi, "{", "JSON"),
+        ("--domain", arguments.domain, "<", "XML"),
+    ):
+        if not text.lstrip().startswith(first):
+            raise UsageError(
+                f"{option}: expected {kind}, found {text[:60]!r}", hint=f'{option} "$(cat FILE)"'
+            )
     root = arguments.root
     gc.disable()  # the process ends before there is anything to collect
     given = answer(
@@ -47,8 +55,7 @@ def receive(arguments: KubevirtReceiveArguments) -> None:
 
 def check(arguments: KubevirtCheckArguments) -> None:
     from homenode.cluster.kubevirt.check import check as judge
-    from homenode.cluster.kubevirt.check import read_cluster
-    from homenode.cluster.kubevirt.object import read_manifest
+    from homenode.cluster.kubevirt.object import read_cluster, read_manifest
     from homenode.cluster.kubevirt.vmi import vmi_of
 
     kind, name = "a VirtualMachineInstance", str(arguments.vmi)

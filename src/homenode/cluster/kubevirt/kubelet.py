@@ -4,7 +4,7 @@ Source: Kubernetes, cpumanager/cpu_assignment.go, takeByTopologyNUMAPacked.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +16,8 @@ from homenode.machine.topology import Host
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
+from homenode.text import plural
+from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS, Pinning
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
@@ -25,7 +27,7 @@ _LAYOUT = replace(PRESETS["pin-numa-pci"], pinning=Pinning.NODE)
 """The guest's nodes and PCIe tree as the host's; a kubelet gives CPUs, and counts no cores."""
 
 EVEN_PART = 2
-"""A node whose CPUs are less than this part of an even share has too few for its GPUs."""
+"""A node with less than this part of an even share of the CPUs has too few for its memory."""
 
 
 class NodeShares(Struct, frozen=True):
@@ -52,10 +54,15 @@ class NodeShares(Struct, frozen=True):
         return not (is_shown and self._is_within)
 
     @property
+    def node_count(self) -> int:
+        """Number of nodes that the VM's GPUs, CPUs and memory are on."""
+        return max(len({*self.gpus, *self.cpus}), self.memory_node_count)
+
+    @property
     def is_uneven(self) -> bool:
-        """Whether a node of GPUs has too few of the CPUs."""
+        """Whether a node has too few of the CPUs: KubeVirt gives each cell the same memory."""
         enough = sum(self.cpus.values()) / (EVEN_PART * len(self.cpus))
-        return any(0 < self.cpus.get(node, 0) < enough for node in self.gpus)
+        return any(0 < count < enough for count in self.cpus.values())
 
 
 def placement_of(
@@ -110,6 +117,51 @@ def shares_of(
         cpus[node] = min(remaining, len(pus_of_node[node]))
         remaining -= cpus[node]
     return NodeShares(cpus, gpus, len(fit.nodes), vmi.is_mapped)
+
+
+def _full_pus(host: Host, shares: NodeShares) -> int:
+    """Return the CPUs of all these nodes but one: the kubelet takes CPUs of a further node only
+    when it has taken all of the others."""
+    return max(len(node.pus) for node in host.nodes) * (shares.node_count - 1)
+
+
+def larger_vcpus(vmi: Vmi, host: Host, shares: NodeShares) -> int | None:
+    """Return the vCPUs with which each of these nodes has enough CPUs; None if none suffice."""
+    count, threads = shares.node_count, threads_of(host)
+    enough = -(-_full_pus(host, shares) * EVEN_PART * count // (EVEN_PART * count - 1))
+    vcpus = -(-enough // threads) * threads
+    larger = shares_of(vmi, host, vcpus=vcpus) if vcpus else None
+    return vcpus if larger is not None and larger.is_near else None
+
+
+def ways_together(vmi: Vmi, host: Host, shares: NodeShares) -> Iterator[str]:
+    """Yield changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
+    guest, threads, full_pus = guest_of(vmi), threads_of(host), _full_pus(host, shares)
+    mapped = "" if vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
+    if shares.is_near:
+        yield mapped
+    elif larger := larger_vcpus(vmi, host, shares):
+        even = -(-(full_pus + 1) // threads) * threads
+        request = f"{mapped and f'{mapped}, and '}request at least {plural(larger, 'CPU')}"
+        yield f"{request} ({even} with kubelet's distribute-cpus-across-numa)"
+    fewer = full_pus - (vmi.dedicated_pus - guest.vcpus)
+    fewer -= fewer % threads
+    less = shares_of(vmi, host, vcpus=fewer) if 0 < fewer < guest.vcpus else None
+    if less is not None and less.is_near:
+        yield f"request at most {plural(fewer, 'CPU')}"
+        return
+    parts = min(len({*shares.gpus, *shares.cpus}), guest.vcpus)
+    parts = max(parts, min(shares.memory_node_count, guest.vcpus))
+    smaller = shares_of(vmi, host, parts=parts)
+    if smaller is not None and smaller.is_near and len(smaller.cpus) == 1:
+        size = format_bytes(guest.memory_bytes // parts)
+        gpus = plural(vmi.gpu_count // parts, "GPU")
+        yield f"request {gpus}, {plural(guest.vcpus // parts, 'CPU')} and {size}"
+
+
+def threads_of(host: Host) -> int:
+    """Return the most CPUs of a core."""
+    return max((len(core.pus) for core in host.cores), default=1)
 
 
 def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:

@@ -11,19 +11,25 @@ from typing import Any
 from homenode.cluster.kubevirt.arguments import (
     NATIVE_GATE,
     NATIVE_SINCE,
+    SIDECAR_IMAGE,
+    TESTED_VERSIONS,
     ManifestOptions,
     parse_version,
 )
 from homenode.cluster.kubevirt.object import read_manifest, yaml_text
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
 from homenode.errors import UsageError, out_of_range
+from homenode.machine.pci import NVIDIA
 from homenode.package_data import package_text
+from homenode.plan.shape.guest_numa import GRACE_GPUS
 from homenode.process import CLOSED
 from homenode.text import command_line
 
 _IDS_HINT = "lspci -nn -d ::0302 on the node shows it in brackets: [10de:20b0]"
 GATES = ("Sidecar", "CPUManager")
 _DEFAULT_GPU, _DEFAULT_GPU_ID = ManifestOptions().gpu, "10DE:20B0"
+GRACE_IDS = frozenset(f"{NVIDIA:04X}:{device_id:04X}" for device_id in GRACE_GPUS)
+"""PCI ids of Grace GPUs, which the ConfigMap's script rejects."""
 HOOK_FILE = "onDefineDomain"
 NATIVE_GATES = (NATIVE_GATE, "CPUManager")
 GATES_FILE, NATIVE_FILE, DEVICES_FILE = (
@@ -44,7 +50,6 @@ main()
 _LARGEST = 1 << 20
 _MAX_GPUS = 64
 _GPUS_OF_NODE = 4
-TESTED_UP_TO = (1, 9)
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SPELLINGS = {
     "--vm": (_LABEL, "a name of lower-case letters, digits and '-'"),
@@ -74,6 +79,11 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         raise UsageError(
             f"--gpu {options.gpu}: missing option --gpu-id VENDOR:DEVICE",
             hint=_IDS_HINT,
+        )
+    if _is_grace(options) and options.image is None:
+        raise UsageError(
+            f"--gpu-id {options.gpu_id}: a Grace GPU, which only the hook's image supports",
+            hint=f"--image {SIDECAR_IMAGE}",
         )
     for name, number, largest in (
         ("--gpus", options.gpus, _MAX_GPUS),
@@ -125,8 +135,8 @@ def native_files() -> dict[str, str]:
 def untested_parts(options: ManifestOptions) -> tuple[str, ...]:
     """Return warnings on options that are valid, and that homenode was not tested with."""
     version, warnings = parse_version(options.kubevirt), []
-    if version is not None and version > TESTED_UP_TO:
-        newest = "v{}.{}".format(*TESTED_UP_TO)
+    if version is not None and version > TESTED_VERSIONS[1]:
+        newest = "v{}.{}".format(*TESTED_VERSIONS[1])
         warnings.append(f"--kubevirt {options.kubevirt}: tested up to {newest}")
     if options.gpus > _GPUS_OF_NODE and options.vcpus % 2:
         warnings.append(
@@ -149,11 +159,11 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
 
     cr = ("kubevirt", "kubevirt", "-n", "kubevirt")
 
-    def patch_cr(template: str) -> str:
+    def patch_cr(name: str, template: str) -> tuple[tuple[str, str], ...]:
         """Lists in a CR are replaced as a whole, so the patch is made from the CR's own."""
         made = command_line("kubectl", "get", *cr, "-o", f"go-template-file={at}{template}")
         words = ("kubectl", "patch", *cr, "--type", "merge", "--patch-file", "/dev/stdin")
-        return f"{made} | {command_line(*words)}"
+        return (name, f"{made} |"), ("", f"  {command_line(*words)}")
 
     image = options.image or ""
     hook = command_line(*"kubectl apply --server-side -f".split(), f"{at}hook-configmap.yaml")
@@ -162,23 +172,22 @@ def next_steps(options: ManifestOptions, directory: str) -> tuple[tuple[str, str
         build = command_line("podman", "build", "-t", image, directory)
         hook = f"{build} && {command_line('podman', 'push', image)}"
         wheel = (("wheel", f"copy homenode's wheel and its packaging/runtime.lock to {at}"),)
-    files = f"{at}hyperconverged-gates.yaml"
-    files += f" (for {NATIVE_GATE} {at}hyperconverged-native.yaml)" if has_native(options) else ""
-    operator = f"use {files}, and its permittedHostDevices"
     native = (
-        ("1.8 on", f"either {NATIVE_GATE} (Alpha), and no hook in the VM's annotations:"),
-        ("", patch_cr(NATIVE_FILE)),
+        ("1.8 on", f"either {NATIVE_GATE} (Alpha), and no hook in the VM's annotations"),
+        ("", f"(of HyperConverged: {at}hyperconverged-native.yaml):"),
+        *patch_cr("", NATIVE_FILE),
         ("", command_line("virtctl", "restart", options.vm, *namespace)),
         ("", "or the gates and the hook:"),
     )
     vm_hook = ("--type", "merge", "--patch-file", f"{at}vm-hook.yaml")
     logs = command_line("kubectl", "logs", *namespace, "-l", f"vm.kubevirt.io/name={options.vm}")
     return (
-        ("HCO", f"if HyperConverged owns the CR, it reverts these patches: {operator}"),
+        ("HCO", "if HyperConverged owns the CR, it reverts these patches: use instead"),
+        ("", f"{at}hyperconverged-gates.yaml, and its permittedHostDevices"),
         ("GPUs", f"if NVIDIA's operator announces {options.gpu}, set $external in the file:"),
-        ("", patch_cr(DEVICES_FILE)),
+        *patch_cr("", DEVICES_FILE),
         *(native if has_native(options) else ()),
-        ("gates", patch_cr(GATES_FILE)),
+        *patch_cr("gates", GATES_FILE),
         *wheel,
         ("hook", hook),
         ("VM", command_line("kubectl", "patch", "vm", options.vm, *namespace, *vm_hook)),
@@ -220,6 +229,10 @@ def hook_patch(options: ManifestOptions) -> dict[str, Any]:
     return {"spec": {"template": {"metadata": {"annotations": annotations}}}}
 
 
+def _is_grace(options: ManifestOptions) -> bool:
+    return (options.gpu_id or _DEFAULT_GPU_ID).upper() in GRACE_IDS
+
+
 def _configmap_name(options: ManifestOptions) -> str:
     return f"{options.vm}-hook"
 
@@ -256,7 +269,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     """A VM whose guest has the nodes' cells, and the hook. If the VM has more GPUs than one NUMA
     node of a common board, they come from both packages, so the guest has two sockets."""
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
-    threads = 2 if options.vcpus % (2 * sockets) == 0 else 1
+    threads = 2 if options.vcpus % (2 * sockets) == 0 and not _is_grace(options) else 1
     vm = _document(
         "vm.yaml",
         VM=options.vm,
@@ -267,6 +280,9 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
         GIB=options.memory_gib,
     )
     template = vm["spec"]["template"]
+    if _is_grace(options):
+        template["spec"] = {"architecture": "arm64", **template["spec"]}
+        template["spec"]["domain"]["machine"]["type"] = "virt"
     template["metadata"]["annotations"][HOOK_ANNOTATION] = hook_annotation(options)
     template["spec"]["domain"]["devices"]["gpus"] = [
         {"name": f"gpu{i}", "deviceName": options.gpu} for i in range(options.gpus)

@@ -13,7 +13,9 @@ from decimal import Decimal
 from typing import Any
 
 import yaml
+from msgspec import Struct
 
+from homenode.cluster.kubevirt.arguments import NATIVE_GATE, NATIVE_SINCE, parse_version
 from homenode.errors import InputError, ParseError
 from homenode.text import plural
 
@@ -174,6 +176,57 @@ def yaml_text(*documents: Mapping[str, Any]) -> str:
         width=float("inf"),
     )
     return text
+
+
+_ON_SINCE = {"GPUsWithDRA": (1, 9), "HostDevicesWithDRA": (1, 9)}
+"""Gates that are on from a version on."""
+
+
+class Cluster(Struct, frozen=True):
+    """Version and gates of a KubeVirt object."""
+
+    gates: frozenset[str]  # that are on, and known to the version
+    version: tuple[int, int] | None = None
+    # PCI ids ("10DE:2330"; "" if none) by resource name; None: no permittedHostDevices
+    permitted: Mapping[str, str] | None = None
+    ignores_native: bool = False  # it names the gate, which its version does not have
+
+    @property
+    def has_native(self) -> bool:
+        """Whether KubeVirt itself gives the devices their nodes."""
+        return NATIVE_GATE in self.gates
+
+
+def read_cluster(text: bytes, source: str) -> Cluster:
+    """Return the version and gates of a KubeVirt object, as YAML or JSON. Raises InputError."""
+    cr = read_manifest(text, source, "a KubeVirt object")
+    if cr.get("kind") != "KubeVirt":
+        raise InputError(
+            f"{source}: expected one object of kind KubeVirt, found {cr.get('kind')!r}",
+            hint="kubectl get kubevirt -A -o yaml > kubevirt.yaml",
+        )
+    version = parse_version(value_at(cr, "status", "observedKubeVirtVersion"))
+    developer = value_at(cr, "spec", "configuration", "developerConfiguration")
+    gates = texts_of_list(value_at(developer, "featureGates"))
+    off = texts_of_list(value_at(developer, "disabledFeatureGates"))
+    gates |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
+    unknown = {NATIVE_GATE} if version and version < NATIVE_SINCE else set()
+    listed = value_at(cr, "spec", "configuration", "permittedHostDevices")
+    kinds = listed.values() if isinstance(listed, dict) else ()
+    devices = [device for kind in kinds if isinstance(kind, list) for device in kind]
+    permitted = {
+        str(value_at(device, "resourceName")): str(value_at(device, "pciVendorSelector") or "")
+        for device in devices
+    }
+    return Cluster(
+        gates - unknown, version, None if listed is None else permitted, bool(gates & unknown)
+    )
+
+
+def texts_of_list(value: object) -> frozenset[str]:
+    """Return the texts of a list; none if it is not a list."""
+    listed = value if isinstance(value, list) else []
+    return frozenset(text for text in listed if isinstance(text, str))
 
 
 _QUANTITY = re.compile(

@@ -134,7 +134,7 @@ def place_devices(
             # KubeVirt keeps the devices of its first definition, and drops the cells' distances.
             plan = _plan(guest, host, cells, by_bdf, MirroredPcie((), {}, {}, {}, ()), {})
             rewritten = rewrite_by((edit_cells,), xml, plan, source)
-        note = "all devices are placed already: nothing to do"
+        note = "no device to move: nothing to do"
         if rewritten != xml:
             note = "added the distances of the cells; no device moved"
         return PlacedXml(rewritten, (*notes, note))

@@ -196,7 +196,7 @@ def place_devices(root, by_name, base):
                 value = 10 if i == j else min(max(int(row[home]), 11), 255)
                 ElementTree.SubElement(siblings, "sibling", id=str(j), value=str(value))
     if not moving:
-        return "; ".join([*notes, "all devices are placed already"])
+        return "; ".join([*notes, "no device to move: nothing to do"])
     machine = root.find("os/type").get("machine", "none")
     if "q35" not in machine and "virt" not in machine:
         raise ValueError(f"expected machine q35 or virt, found {machine}")

@@ -302,7 +302,7 @@ _CALL = re.compile(
     r"\b(homenode (?:plan|verify|show))\b(?: VM(?:\.xml)?\b)?(?! ORIGINAL)"
     r"((?: --[a-z-]{1,30}(?: [A-Za-z0-9.]{1,30})?){0,9})"
 )
-_COMMAND = re.compile(r"`((?:sudo )?homenode [^`]+|\{command\})`")
+_COMMAND = re.compile(r"`((?:sudo )?homenode [^`]+)`")
 
 
 class _Values(dict[str, object]):

@@ -64,6 +64,13 @@ def test_there_are_no_texts_of_a_finding_that_homenode_does_not_make() -> None:
     assert not sorted(catalogue().keys() - words_of_source())
 
 
+def test_no_cost_or_fix_is_a_placeholder_alone() -> None:
+    """`homenode list findings` would print WAYS for a fix."""
+    for name, texts in catalogue().items():
+        for text in (texts.cost, texts.fix, *texts.cost_of.values(), *texts.fix_of.values()):
+            assert not re.fullmatch(r"`?\{\w+\}`?", text), name
+
+
 def test_findings_have_the_severities_of_their_texts() -> None:
     for path in FILES:
         for name, severity in severities_given(path):

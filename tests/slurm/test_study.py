@@ -434,7 +434,13 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
     assert (tmp_path / "study/log").is_dir(), "sbatch by hand writes there"
     reported = homenode("slurm", "report", tmp_path / "study", whole=True)
     assert reported.exit_code == 2 and "scripts of a dry run" in reported.stderr
+    assert homenode("slurm", "study", *words, whole=True).exit_code == 0
+    fewer = homenode("slurm", "study", *words, "--shared", "2x4", whole=True)
+    assert fewer.exit_code == 3 and "a script of another study" in fewer.stderr
+    words = ("-o", tmp_path / "other", *words[2:])
     fewer = homenode("slurm", "study", *words, "--shared", "2x4", whole=True)
     assert "warning: --shared 2x4: a2 runs 2 jobs of that size at once" in fewer.stderr
+    cpus = homenode("slurm", "study", *words, "--cpus-per-gpu", "73", whole=True)
+    assert cpus.exit_code == 2 and "(1 to 72)" in cpus.stderr, "four jobs do not fit at once"
     more = homenode("slurm", "study", *words, "--nodes", "5", whole=True)
     assert more.exit_code == 2 and "--nodelist names 2 nodes" in more.stderr

@@ -499,6 +499,11 @@ def test_a_directory_without_a_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing\n")
     done = homenode("slurm", "report", tmp_path, whole=True)
     assert done.exit_code == 2 and "no jobs of a study in it" in done.stderr
+    (tmp_path / "exclusive_1gpu_node0.txt").write_text("nvbandwidth: not found\n")
+    done = homenode("slurm", "report", tmp_path, whole=True)
+    assert done.exit_code == 2 and "exclusive_1gpu_node0.txt: no result" in done.stderr
+    done = homenode("slurm", "report", f"{tmp_path}s", whole=True)
+    assert done.exit_code == 2 and f"hint: homenode slurm report {tmp_path}\n" in done.stderr
 
 
 def test_a_row_whose_interval_excludes_1_says_why_nothing_can_be_told(gh200: Path) -> None:

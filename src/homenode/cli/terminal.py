@@ -454,8 +454,7 @@ def write_new_files(
     try:
         for path, text in written.items():
             if path.exists() and read_plain(path, _MAX_WRITTEN) != text.encode():
-                old = command_line("mv", directory, f"{directory}.old")
-                hint = f"{old}, or name another directory"
+                hint = f"-o {command_line(directory / 'new')}, or another new directory"
                 raise UsageError(f"{path}: file exists, with other content", hint=hint)
         for path in written:
             path.parent.mkdir(parents=True, exist_ok=True)

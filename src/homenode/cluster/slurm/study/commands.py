@@ -259,8 +259,9 @@ def report(arguments: SlurmReportArguments) -> None:
     if not sources.jobs and not sources.missing:
         scripts = [path for path in arguments.directories if any(path.glob("jobs/*.sbatch"))]
         command = command_line("homenode", "slurm", "study", "-o", *scripts[:1])
+        reason = "; ".join(map(str, sources.gaps[:3])) or "no jobs of a study in it"
         raise InputError(
-            f"{source}: {'scripts of a dry run' if scripts else 'no jobs of a study in it'}",
+            f"{source}: {'scripts of a dry run' if scripts else reason}",
             hint=f"{command} submits them, with the options of the dry run"
             if scripts
             else "homenode slurm study makes them; logs are named exclusive_… and shared_…",

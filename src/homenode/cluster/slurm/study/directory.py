@@ -29,6 +29,7 @@ from homenode.cluster.slurm.study.evidence import (
     evidence_of_logs,
     evidence_of_runs,
     gpu_hours,
+    mode_of,
     parse_record,
 )
 from homenode.cluster.slurm.study.experiments import (
@@ -40,7 +41,7 @@ from homenode.cluster.slurm.study.experiments import (
     script_name,
     script_of,
 )
-from homenode.errors import HomenodeError, HostError, InputError, not_found
+from homenode.errors import HomenodeError, HostError, InputError, find_near, not_found
 from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.measure.experiment import ExperimentJournal
@@ -118,6 +119,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         self._open()
         if self.has_journal:
             raise HostError(f"{self.path}: another study has just begun in it")
+        self._reject_other_scripts(study)
         self.write_scripts(study, study.all_experiments())
         if described is not None:
             self.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
@@ -142,7 +144,19 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         with self.errors():
             for name in ("jobs", "log"):  # Slurm does not create the directory of --output
                 os.close(open_directory(self.path, name))
+        self._reject_other_scripts(study)
         self.write_scripts(study, study.all_experiments())
+
+    def _reject_other_scripts(self, study: Study) -> None:
+        """Raise HostError if jobs/ has scripts of jobs that this study does not have."""
+        names = {script_name(experiment) for experiment in study.all_experiments()}
+        paths = sorted((self.path / "jobs").glob("*.sbatch"))
+        if others := [path for path in paths if f"jobs/{path.name}" not in names]:
+            raise HostError(
+                f"{others[0]}: a script of another study or dry run"
+                + (f", and {len(others) - 1} more" if len(others) > 1 else ""),
+                hint="remove them, or choose another directory with -o",
+            )
 
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
         """Write the scripts of these experiments. Raises HostError."""
@@ -293,11 +307,11 @@ def read_sources(directories: Iterable[Path]) -> StudySources:
             continue
         seen.add(directory.resolve())
         if not directory.exists():
-            raise not_found(
-                str(directory),
-                "directory",
-                command_line("homenode", "slurm", "study", "-o", directory),
-            )
+            near = find_near(directory.name, [path.name for path in directory.parent.glob("*/")])
+            hint = command_line("homenode", "slurm", "study", "-o", directory, "--dry-run")
+            if near is not None:
+                hint = command_line("homenode", "slurm", "report", directory.with_name(near))
+            raise not_found(str(directory), "directory", hint)
         if (directory / JOURNAL).is_file():
             sources = read_study(directory.resolve(), StudyDirectory(directory).study())
         else:
@@ -460,10 +474,17 @@ def _missing_results(directory: Path, study: Study) -> list[str]:
 
 def _foreign_sources(directory: Path) -> StudySources:
     """Runs of jobs or of homenode import below a directory, or the logs themselves."""
-    jobs = evidence_of_logs(find_directories(directory).directories)
-    gaps: tuple[Gap, ...] = ()
+    sources = find_directories(directory)
+    jobs = evidence_of_logs(sources.directories)
+    names = {job.name for job in jobs}
+    logs = [name for source in sources.directories for name in source.texts if name not in names]
+    gaps = [
+        Gap(name, "no result of nvbandwidth in it")
+        for name in logs
+        if mode_of(name.rpartition(".")[0]) is not None
+    ]
     if directory.is_dir() and not jobs:
         loaded = load_runs(directory)
-        gaps = loaded.skipped if loaded.runs else ()
         jobs = evidence_of_runs(loaded.runs)
-    return StudySources(jobs=jobs, gaps=gaps)
+        gaps = [*(loaded.skipped if loaded.runs else (*sources.skipped, *gaps))]
+    return StudySources(jobs=jobs, gaps=tuple(gaps))

@@ -293,7 +293,7 @@ def experiments_for(
     experiments: list[Experiment] = []
     of_nodes: dict[str, list[Experiment]] = {}
     for node in shared:
-        of_nodes.setdefault(node.name, []).extend(_shared_experiments(node, options))
+        of_nodes.setdefault(node.name, []).extend(shared_experiments(node, options))
     for node in exclusive:
         whole = _exclusive_experiments(node, hosts[node.name], options)
         of_nodes.setdefault(node.name, []).extend(whole)
@@ -359,7 +359,8 @@ def _exclusive_experiments(
         )
 
 
-def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
+def shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
+    """Yield the jobs of the shared queue on a node. Raises UsageError for jobs that do not fit."""
     gpus = node.gpus or 0
     fitting = [shape for shape in options.shapes if shape.gres != "gpu" or shape.gpus <= gpus]
     if options.shapes and not fitting:
@@ -371,7 +372,7 @@ def _shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Ex
         is_slice = shape.gres != "gpu"
         jobs = shape.jobs if is_slice else min(shape.jobs, gpus // shape.gpus)
         parts = max(gpus, jobs) if is_slice else gpus
-        most_cpus = node.cpus // shape.gpus
+        most_cpus = node.cpus // (shape.gpus * jobs)
         if options.cpus_per_gpu and options.cpus_per_gpu > most_cpus:
             raise out_of_range("--cpus-per-gpu", str(options.cpus_per_gpu), 1, most_cpus)
         alone = Experiment(

@@ -30,6 +30,7 @@ from homenode.cluster.slurm.study.experiments import (
     job_name,
     nodes_to_bind_to,
     script_name,
+    shared_experiments,
 )
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
@@ -65,6 +66,8 @@ def make_study(
         nodes = client.ask_nodes()
     exclusive, shared = choose_nodes(nodes, options)
     study = Study(id=id, options=options, exclusive=exclusive, shared=shared, host=host)
+    for node in shared:
+        tuple(shared_experiments(node, options))  # before a job captures the nodes
     if described is None:
         return replace(study, looks=capture_experiments(exclusive))
     hosts = {node.name: described for node in (*exclusive, *shared)}

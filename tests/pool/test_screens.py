@@ -138,7 +138,7 @@ next     the same command with -o tuned.xml
         ("slurm", "audit", "--jobs", "JOBS", "--host", "other=hgx-h100"),
         5,
         """\
-nothing was checked: 1 allocation of jobs with unknown facts
+nothing was checked: 1 allocation of GPU jobs with unknown facts
 unknown  job 7 on gpu01: no host is given for this node
 next     homenode capture --ssh root@NODE -o NODE.tar.gz
 """,

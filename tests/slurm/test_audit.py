@@ -306,12 +306,20 @@ def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
             for job in jobs((FILL, PLANTED, GOOD))
             for share in job.shares
         ]
-        (finding,) = audit([place for place in places if place is not None]).findings
+        answer = audit([place for place in places if place is not None])
+        assert "Cores= of gres.conf" in answer.not_checked[0], "another file may be wrong, too"
+        (finding,) = answer.findings
         assert finding.id == "job-gpu-far" and "job 7" in finding.subject, layout
         assert finding.expected == "CPUs on cores 0-15, where gpu0, gpu1 are"
         assert finding.observed == "cores 16-19"
-    detected = device_order(parse_config(f"AutoDetect=nvml\n{text}", "gres.conf"))
     (job,) = LAYOUTS["scontrol"]([PLANTED])
+    beyond = device_order(parse_config(text.replace("-31", "-99"), "gres.conf"))
+    place = allocation_by_gres(job, job.shares[0], SHAPE, beyond)
+    assert place is not None and "core 99" in str(place.unknown)
+    (other,) = LAYOUTS["scontrol"]([replace(PLANTED, gpus=())])
+    without = allocation_on(other, other.shares[0], None, SHAPE)
+    assert "unknown facts" in audit([without, place]).not_checked[0], "the first is the reason"
+    detected = device_order(parse_config(f"AutoDetect=nvml\n{text}", "gres.conf"))
     assert allocation_by_gres(job, job.shares[0], SHAPE, detected) is None
 
 

@@ -459,6 +459,40 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
     assert "slurm-cores-shared" in ids(found) and "SelectTypeParameters=CR_Core " in found.slurm
 
 
+@pytest.mark.parametrize(
+    ("slurm", "cgroup", "near"),
+    [
+        (CLUSTER.replace("TaskPlugin", "TaskPlugn"), CGROUP, "slurm.conf:3.*TaskPlugin"),
+        (f"{CLUSTER}NodeNames=n1\n", CGROUP, "slurm.conf:5.*NodeName"),
+        (CLUSTER, "\nConstrainCore=yes\n", "cgroup.conf:2.*ConstrainCores"),
+        (f"{CLUSTER}TaskPluginParam=none\nSlurmctldParameters=x\n", CGROUP, None),
+    ],
+)
+def test_a_key_that_slurm_does_not_start_with_is_named(
+    slurm: str, cgroup: str, near: str | None
+) -> None:
+    host = load_host("hgx-h100")
+    if near is None:
+        assert ids(checked(right_gres(host), host, slurm=slurm, cgroup=cgroup)) == []
+        return
+    with pytest.raises(InputError, match=rf"{near}\?\)"):
+        checked(right_gres(host), host, slurm=slurm, cgroup=cgroup)
+
+
+def test_jobs_get_no_device_of_a_line_without_files() -> None:
+    host = load_host("hgx-h100")
+    found = checked("Name=gpu Count=8 Cores=0-55\n", host)
+    assert ids(found) == ["gres-count"] and "File=" in str(found.findings.findings[0].fix)
+
+
+def test_memory_alone_leaves_the_cores_to_every_job() -> None:
+    host = load_host("hgx-h100")
+    slurm = CLUSTER.replace("CR_Core_Memory", "CR_Memory")
+    found = checked(right_gres(host), host, slurm=slurm)
+    assert ids(found) == ["slurm-cores-shared"]
+    assert "memory alone" in str(found.findings.findings[0].cost)
+
+
 def test_a_part_of_the_nodes_cores_is_worth_knowing_and_stays() -> None:
     host = load_host("hgx-h100")
     gres = right_gres(host).replace("Cores=56-111", "Cores=56-110")

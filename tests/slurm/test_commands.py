@@ -104,6 +104,8 @@ def test_one_job_is_audited(run: Run) -> None:
         ("audit", "--hooks", "h", "--records", "."),
         ("audit", "--hooks", "jobs.txt"),
         ("audit", "--hooks", "h", "--spool", "a b"),
+        ("audit", "--jobs", "jobs.txt", "--spool", "/srv/spool"),
+        ("check", "-", "-"),
         ("audit", "--jobs", "jobs.txt", "--host", "=gpu8.toml"),
         ("check", "gres.conf", "none.conf"),
         ("check", "gres.conf", "gres.conf", "--host", "gpu8.toml"),
@@ -115,7 +117,9 @@ def test_what_cannot_be_read_is_bad_input(run: Run, words: tuple[str, ...]) -> N
     assert (
         code == 2
         and err.startswith("homenode: ")
-        and re.search("no such (file|directory)|a file, not|cannot be used together|expected", err)
+        and re.search(
+            "no such (file|directory)|a file, not|cannot be used together|requires|expected", err
+        )
     )
 
 
@@ -188,6 +192,10 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     assert "+Name=gpu File=/dev/nvidia[4-7] Cores=16-31" in out
     assert run("check", "slurm.conf", "gres.conf", *files[3:], "--nodes", "n[1-2]")[1] == out
     assert json.loads(run(*files, "--json")[1])["format"] == "homenode.findings/1"
+    piped = ("slurm", "check", "-", *files[2:], "-o", "piped")
+    done = homenode(*piped, input=gres, whole=True)
+    assert done.exit_code == 1 and "gres-cores-wrong" in done.stdout
+    assert sorted(path.name for path in Path("piped").iterdir()) == ["gres.conf", "slurm.conf"]
     assert run(*files, "-o", "right")[0] == 1
     assert Path("gres.conf").read_text() == gres
     again = ("check", "right/gres.conf", "right/slurm.conf", "--host", "gpu8.toml")
@@ -195,7 +203,7 @@ def test_files_are_checked_shown_and_written(run: Run) -> None:
     assert run(*files, "-o", "right")[0] == 1
     Path("right/gres.conf").write_text("")
     code, out, err = run(*files, "-o", "right")
-    assert code == 2 and "file exists" in err and not out
+    assert code == 2 and "file exists" in err and "hint: -o right/new" in err and not out
     code, _, err = run(*files, "--nodes", "other[1-2]")
     assert code == 2 and "no node other[1-2]" in err and "hint: --nodes n[1-2]" in err
     Path("cgroup.conf").write_text("ConstrainCores=no\n")

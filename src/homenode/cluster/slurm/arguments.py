@@ -130,7 +130,7 @@ class SlurmCheckArguments(Struct, frozen=True, kw_only=True):
     """Check gres.conf and slurm.conf against a node's GPUs, and show the corrections.
 
     Options:
-      gres: The cluster's gres.conf; the two files may be passed in any order.
+      gres: The cluster's gres.conf, - for standard input; the two files may be passed in any order.
       slurm: The cluster's slurm.conf.
       nodes: Check only these nodes (gpu[01-36]); each is like --host. Default: all with GPUs.
       cgroup: Also check this cgroup.conf. Default: not checked.

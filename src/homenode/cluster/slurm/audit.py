@@ -19,7 +19,7 @@ _RECORD = "the job's record"
 def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) -> Findings:
     """Return the findings on the locality of GPU jobs, worst first."""
     findings = list(_unreadable_jobs(unreadable))
-    judged = far = open_count = without = 0
+    judged = far = open_count = without = by_gres = 0
     nodes: set[str] = set()
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
     for allocation in allocations:
@@ -32,6 +32,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
         job_findings = tuple(_job_findings(allocation))
         findings += job_findings
         judged += 1
+        by_gres += allocation.tree is not None and allocation.tree.is_of_gres
         nodes.add(allocation.node)
         ids = {finding.id for finding in job_findings}
         far += "job-gpu-far" in ids
@@ -43,12 +44,15 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
             f"{judged - far - open_count} local to all of their GPUs, {far} not"
             + (f", {open_count} unknown" if open_count else "")
         )
-    if without:
-        not_checked.append(f"{plural(without, 'allocation')} of jobs without GPUs")
     if unknown:
         count = sum(map(len, unknown.values()))
-        not_checked.append(f"{plural(count, 'allocation')} of jobs with unknown facts")
+        not_checked.append(f"{plural(count, 'allocation')} of GPU jobs with unknown facts")
         findings += [_unjudged_finding(*cause, group) for cause, group in unknown.items()]
+    if by_gres:
+        count_text = plural(by_gres, "allocation")
+        not_checked.append(f"Cores= of gres.conf, for {count_text}: homenode slurm check")
+    if without:
+        not_checked.append(f"{plural(without, 'allocation')} of jobs without GPUs")
     if unreadable:
         not_checked.append(f"{plural(len(unreadable), 'job')} whose records cannot be trusted")
     if not (judged or unknown or unreadable):

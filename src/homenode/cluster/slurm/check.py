@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.config import SlurmConfig
+from homenode.cluster.slurm.config import SlurmConfig, reject_misspelt_keys
 from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, placed_files
 from homenode.cluster.slurm.numbering import (
     CoreOrder,
@@ -32,6 +32,12 @@ from homenode.text import command_line, nodes_text, plural
 _GRES_PAGE = "gres.conf(5)"
 _SLURM_PAGE = "slurm.conf(5)"
 _NOT_SET = "it is not set"
+_SLURM_KEYS = """
+ClusterName GresTypes Include PartitionName SelectType SelectTypeParameters TaskPlugin
+TaskPluginParam NodeName NodeHostname Boards CPUs CoresPerSocket Gres Sockets SocketsPerBoard
+ThreadsPerCore"""
+_CGROUP_KEYS = "CgroupPlugin ConstrainCores ConstrainDevices"
+"""Keys that are read, and the keys of slurm.conf that resemble them."""
 _DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
 """AutoDetect= values that detect the GPUs of each vendor; "nvidia" since 24.11."""
 
@@ -76,6 +82,8 @@ def check(
     no file names.
     """
     # Long because each comparison of the two files and the machine is a line or two.
+    reject_misspelt_keys(slurm.lines, _SLURM_KEYS)
+    reject_misspelt_keys(cgroup.lines if cgroup else (), _CGROUP_KEYS)
     groups = node_classes(gres, slurm, nodes)
     gpus, order = gpu_cores(host), core_order(host)
     if groups and not gpus:
@@ -86,12 +94,12 @@ def check(
             "name it: --host NODE.tar.gz",
         )
     findings: list[Finding] = []
-    words = ["homenode", "slurm", "check", gres.source, slurm.source]
+    words = [gres.source, slurm.source]
     words += [] if host_source is None else ["--host", host_source]
     # A line is corrected only if all of its nodes are checked.
     of_lines = [name for group in groups for line in group.lines for name in line.nodes or ()]
     words += ["--nodes", compress_hostlist([*nodes, *of_lines])] if nodes else []
-    command = command_line(*words, "-o", "DIR")
+    arguments = command_line(*words)
     alike = groups_like(groups, order)
     for group in groups:
         findings += _check_shape(group, order, alike)
@@ -99,15 +107,15 @@ def check(
             continue
         source = f"{gres.source}, {_GRES_PAGE}"
         is_partial = bool(gres.not_read or slurm.not_read)
-        findings += _check_counts(group, len(gpus), source, command, is_partial=is_partial)
-        findings += _check_types(group, host, source, command)
+        findings += _check_counts(group, len(gpus), source, arguments, is_partial=is_partial)
+        findings += _check_types(group, host, source, arguments)
         findings += _check_detector(group, gpus, source)
     by_lines: dict[tuple[object, ...], list[NodeClass]] = {}
     for group in alike:  # nodes of several NodeName= lines may have the same lines of gres.conf
         by_lines.setdefault((group.lines, group.autodetect), []).append(group)
     for same in by_lines.values():
         members = tuple(name for group in same for name in group.names)
-        findings += _check_cores(replace(same[0], names=members), gpus, order, command)
+        findings += _check_cores(replace(same[0], names=members), gpus, order, arguments)
     findings += _check_settings(slurm, has_core_counts(alike, order))
     findings += [] if cgroup is None else _check_cgroup(cgroup)
     machine = f"{host.name}: {plural(len(gpus), 'GPU')} on "
@@ -152,7 +160,7 @@ def _may_be_unread(missing: Finding) -> Finding:
 
 
 def _check_counts(
-    group: NodeClass, gpu_count: int, source: str, command: str, *, is_partial: bool
+    group: NodeClass, gpu_count: int, source: str, arguments: str, *, is_partial: bool
 ) -> Iterator[Finding]:
     """Compare the GPUs in gres.conf and slurm.conf with those of the machine."""
     # Long because each disagreement of the two files and the machine is a few lines.
@@ -164,8 +172,9 @@ def _check_counts(
     subject = group.subject
 
     def count(expected: str, observed: str, case: str | None, fact: str) -> Finding:
-        texts, values = (subject, expected, observed, source), {"command": command, "fact": fact}
-        is_agreed = case == "too few lines" and promised == listed
+        texts = subject, expected, observed, source
+        values = {"arguments": arguments, "fact": fact}
+        is_agreed = case in ("too few lines", "no files") and promised == listed
         severity = Severity.WARNING if is_agreed else Severity.CRITICAL
         result = finding("gres-count", *texts, severity=severity, case=case, values=values)
         is_unknown = is_partial and case in ("no lines", "not defined", "not promised")
@@ -200,6 +209,10 @@ def _check_counts(
         yield count("each device file once", f"{twice} twice", "twice", fact)
     elif by_hand and listed < gpu_count:
         yield count(machine_text, f"{listed} in gres.conf", "too few lines", in_gres)
+    elif by_hand and any(not line.files for line in group.lines):
+        fact = f"gres.conf has Count= without File= for GPUs of {subject}"
+        expected, observed = "File= with the device files of all GPUs", "lines without File="
+        yield count(expected, observed, "no files", fact)
     if not group.lines and group.autodetect is None:
         fact = f"gres.conf has no line for the GPUs of {subject}"
         yield count(f"lines for {machine_text}", "none, and no AutoDetect", "no lines", fact)
@@ -229,7 +242,7 @@ def right_type(group: NodeClass, host: Host) -> str:
     return ""
 
 
-def _check_types(group: NodeClass, host: Host, source: str, command: str) -> Iterator[Finding]:
+def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> Iterator[Finding]:
     """Compare the types of GPU in Gres= with those of manual lines, and both with the machine.
 
     Slurm ignores other types. Seen: `slurmd -G` of 22.05.8, which exits if only some GPUs of a file
@@ -259,7 +272,7 @@ def _check_types(group: NodeClass, host: Host, source: str, command: str) -> Ite
             f"Gres={gres_text(promised)}, and {gres_text(listed) or 'no line'} in gres.conf",
             source,
             case="mixed types" if is_mixed else None,
-            values={"command": command},
+            values={"arguments": arguments},
         )
     elif wrong := [kind for kind in {**listed, **promised} if is_other_model(kind, host)]:
         models = dict.fromkeys(gpu.name or "?" for gpu in host.whole_gpus)
@@ -325,14 +338,14 @@ def right_cores(
 
 
 def _check_cores(
-    group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder, command: str
+    group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder, arguments: str
 ) -> Iterator[Finding]:
     is_detected = group.autodetect is not None
     for line, places in groupby(placed_files(group.lines), key=lambda place: place[0]):
         members = [
             gpus[number]
             for _, file, number in places
-            if 0 <= number < len(gpus) and (file is not None or not is_detected)
+            if 0 <= number < len(gpus) and file is not None
         ]
         place = f"{line.line.source.rpartition('/')[2]}:{line.line.first}"
         unknown = [gpu for gpu in members if gpu.cores is None]
@@ -378,7 +391,7 @@ def _check_cores(
                 "has": "has" if len(wrong) == 1 else "have",
                 "those": "this GPU" if len(wrong) == 1 else "these GPUs",
                 "nodes": nodes_text(sorted(n for n in others if n is not None)) or "other nodes",
-                "command": command,
+                "arguments": arguments,
             },
         )
 
@@ -469,8 +482,9 @@ def _check_settings(slurm: SlurmConfig, core_counts: bool) -> Iterator[Finding]:
     source = f"{slurm.source}, {_SLURM_PAGE}"
     for key, (name, value) in right_settings(slurm, core_counts).items():
         expected, observed = f"{key}={value}", _setting_text(slurm, key)
-        values = {"setting": expected}
-        result = finding(name, "the cluster", expected, observed, source, values=values)
+        values = {"value": value}
+        case = "CR_Memory" if "CR_MEMORY" in map(str.upper, _words(slurm, key)) else None
+        result = finding(name, "the cluster", expected, observed, source, case=case, values=values)
         yield _may_be_unread(result) if _is_unknown(slurm, key) else result
     key = "SelectTypeParameters"
     if "ENFORCE_BINDING_GRES" not in {word.upper() for word in _words(slurm, key)}:

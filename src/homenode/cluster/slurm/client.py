@@ -44,7 +44,7 @@ from homenode.cluster.slurm.tools.squeue import (
 )
 from homenode.errors import InputError, NoAnswerError, NotKnownError, ParseError, ToolError
 from homenode.process import ProgramResult, ToolTimeoutError, run
-from homenode.safe.input_files import read_below, read_file, read_plain
+from homenode.safe.input_files import read_below, read_file, read_input, read_plain
 
 _TIMEOUT_S = 90.0
 """Longer than Slurm's own MessageTimeout of a busy controller."""
@@ -230,8 +230,8 @@ _MAX_BYTES = 4 * MAX_TEXT_CHARS
 
 
 def read_config(path: Path) -> SlurmConfig:
-    """Return a configuration file with its includes. Raises InputError for an unreadable file,
-    ParseError that names a line."""
+    """Return a configuration file with its includes, or standard input for -, without. Raises
+    InputError for an unreadable file, ParseError that names a line."""
     directory = path.parent
 
     def include(name: str, neighbours: str) -> tuple[ConfigFile, ...] | str:
@@ -250,6 +250,9 @@ def read_config(path: Path) -> SlurmConfig:
         except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle
             return str(error)
 
+    if str(path) == "-":
+        text = read_input(path, "a configuration file of Slurm").decode("utf-8", "replace")
+        return parse_config(text, "-")
     content = read_file(path, "a configuration file of Slurm", max_bytes=_MAX_BYTES)
     return parse_config(content.decode("utf-8", "replace"), str(path), include)
 

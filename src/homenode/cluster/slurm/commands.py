@@ -20,10 +20,7 @@ from homenode.cli.terminal import (
     working,
     write_new_files,
 )
-from homenode.cluster.slurm.arguments import (
-    SlurmAuditArguments,
-    SlurmCheckArguments,
-)
+from homenode.cluster.slurm.arguments import SPOOL, SlurmAuditArguments, SlurmCheckArguments
 from homenode.cluster.slurm.audit import audit as judge_jobs
 from homenode.cluster.slurm.check import check as judge_files
 from homenode.cluster.slurm.client import (
@@ -35,7 +32,7 @@ from homenode.cluster.slurm.client import (
     read_jobs,
     read_records,
 )
-from homenode.cluster.slurm.config import is_slurm_conf, parse_config
+from homenode.cluster.slurm.config import is_slurm_conf
 from homenode.cluster.slurm.correction import correct, shared_lines
 from homenode.cluster.slurm.gres import DeviceOrder, device_order
 from homenode.cluster.slurm.job_allocation import (
@@ -54,7 +51,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import (
     expand_hostlist,
     shown_shapes,
 )
-from homenode.errors import NotKnownError, ParseError, ToolError, UsageError, exclusive
+from homenode.errors import NotKnownError, ParseError, ToolError, UsageError, exclusive, requires
 from homenode.findings import with_gaps
 from homenode.safe.input_files import read_input
 from homenode.text import plural
@@ -71,7 +68,9 @@ def audit(arguments: SlurmAuditArguments) -> None:
             raise exclusive("--hooks", "--jobs, --records or a job")
         _write_hooks(arguments.hooks, arguments.spool)
         return
-    order = None if arguments.gres is None else _order(arguments.gres)
+    if arguments.spool != SPOOL:
+        raise requires("--spool", "--hooks")
+    order = None if arguments.gres is None else device_order(read_config(arguments.gres))
     if arguments.look and (arguments.records is not None or arguments.jobs_file is not None):
         raise exclusive("--look", "--jobs or --records", "--look reads running jobs")
     if arguments.records is not None and (
@@ -193,12 +192,6 @@ def _read_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
         return ()
 
 
-def _order(path: Path) -> DeviceOrder:
-    if str(path) == "-":
-        return device_order(parse_config(_text(path, "a configuration file of Slurm"), "-"))
-    return device_order(read_config(path))
-
-
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
     """Machines by node name; "" is that of all other nodes. Each source is read once."""
     sources: dict[str, str | None] = {} if hosts else {"": None}
@@ -231,6 +224,8 @@ def _write_hooks(directory: Path, spool: str) -> None:
 
 def check(arguments: SlurmCheckArguments) -> None:
     """Print the faults of the files, and the corrections."""
+    if arguments.gres == arguments.slurm:
+        raise UsageError(f"{arguments.gres}: expected gres.conf and slurm.conf, found one file")
     gres, slurm = read_config(arguments.gres), read_config(arguments.slurm)
     if is_slurm_conf(gres):
         gres, slurm = slurm, gres
@@ -255,7 +250,14 @@ def check(arguments: SlurmCheckArguments) -> None:
         note(f"{place}: not corrected, since it is also about {compress_hostlist(names)}")
     before = {file.source: file.text for file in (*gres.files, *slurm.files)}
     if arguments.output is not None:
-        _write(arguments.output, corrected, (arguments.gres, arguments.slurm))
+        # Standard input has no name.
+        texts = {
+            {"-": f"{kind}.conf"}.get(source, source): text
+            for kind, config in (("gres", gres), ("slurm", slurm))
+            for source, text in corrected.items()
+            if source in {file.source for file in config.files}
+        }
+        _write(arguments.output, texts, (arguments.gres, arguments.slurm))
     sources = [finding.source for finding in findings.findings if finding.is_bad]
     files = {Path(re.split("[,:]", source)[0]).name for source in sources}
     name = "Slurm's files" if len(files) > 1 else next(iter(files), Path(gres.source).name)

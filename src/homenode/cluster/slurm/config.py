@@ -9,6 +9,7 @@ neither quotes around a name nor "*" in it; newer versions do. Source: slurm.con
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -98,6 +99,23 @@ _OF_SLURM_CONF = frozenset(
 
 def is_slurm_conf(config: SlurmConfig) -> bool:
     return any(line.words[0][0] in _OF_SLURM_CONF for line in config.lines)
+
+
+_MAX_UNKNOWN_KEYS = 500
+"""Limit of the different keys that are compared: releases have about 200 others."""
+
+
+def reject_misspelt_keys(lines: Sequence[ConfigLine], names: str) -> None:
+    """Raise InputError for a key that resembles one of these names, which blanks separate: Slurm
+    does not start with it. Other unknown keys may be of another release."""
+    keys = {name.lower(): name for name in names.split()}
+    line_of = {key: line for line in reversed(lines) for key, _ in line.words if key not in keys}
+    for key in list(line_of)[:_MAX_UNKNOWN_KEYS]:
+        if near := get_close_matches(key, keys, 1, 0.8):
+            line = line_of[key]
+            place = f"{line.source}:{line.first}"
+            text = f"unknown key {key!r} (did you mean {keys[near[0]]}?)"
+            raise InputError(text, subject=place)
 
 
 Includer = Callable[[str, str], tuple[ConfigFile, ...] | str]

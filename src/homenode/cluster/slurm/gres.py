@@ -8,11 +8,10 @@ Source: gres.conf(5) of 22.05, AutoDetect, Cores.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 
 from msgspec import Struct
 
-from homenode.cluster.slurm.config import ConfigLine, SlurmConfig
+from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, reject_misspelt_keys
 from homenode.cluster.slurm.tools.scontrol import gpu_types
 from homenode.cluster.slurm.tools.slurm_nodes import (
     Hostlists,
@@ -59,6 +58,7 @@ class GresLine(Struct, frozen=True, eq=False):
 
 def gres_lines(config: SlurmConfig) -> tuple[GresLine, ...]:
     """The lines of a gres.conf. Raises ParseError that names the line."""
+    reject_misspelt_keys(config.lines, _KEYS)
     lists = Hostlists()
     return tuple(_gres_line(line, line.source, lists) for line in config.lines)
 
@@ -103,10 +103,7 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
     return None if of_all in (None, "off") else of_all
 
 
-_KEY_NAMES = "AutoDetect Count Cores CPUs File Flags Include Links MultipleFiles Name NodeName Type"
-_KEYS = {name.lower(): name for name in _KEY_NAMES.split()}
-"""A key that resembles one of these is a slip, with which slurmd does not start; newer releases may
-have more keys."""
+_KEYS = "AutoDetect Count Cores CPUs File Flags Include Links MultipleFiles Name NodeName Type"
 
 
 def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
@@ -114,9 +111,6 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
         value = line.get(*keys)
         return () if value is None else lists.expand(value, source, line=line.first)
 
-    for key, _ in line.words:
-        if key not in _KEYS and (near := get_close_matches(key, _KEYS, 1, 0.8)):
-            raise ParseError(source, f"{_KEYS[near[0]]}=", f"{key}=", line=line.first)
     nodes = line.get("nodename")
     cores = line.get("cores", "cpus")
     count = line.get("count")

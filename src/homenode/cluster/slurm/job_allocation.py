@@ -205,6 +205,13 @@ def allocation_by_gres(
     sets = list(dict.fromkeys(places))
     if None in sets or max(cores, default=0) >= shape.cores:
         return None
+    if beyond := CpuSet.union(pus for pus in sets if pus) - CpuSet(range(shape.cores)):
+        return unknown_allocation(
+            job,
+            share.node,
+            f"gres.conf names core {max(beyond)}, and Slurm lists {plural(shape.cores, 'core')}",
+            "`homenode slurm check` corrects Cores=",
+        )
     return replace(
         _allocation(job, share.node),
         pus=cores,

@@ -19,9 +19,9 @@ from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switche
 from homenode.measure.results.store import write_run
 from homenode.measure.results.vantage import Vantage
 from homenode.show.html import html_page
-from homenode.show.report.document import document_of
+from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import machines_of
+from homenode.show.report.machine import build_machines
 from homenode.vm.layout import PRESETS
 
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-smt", "pin-numa-pci")
@@ -38,7 +38,7 @@ def made_up(number: int, rng: random.Random) -> Run:
         f"GPU {machine}",
         Origin.MEASURED,
         Vantage.GUEST,
-        Switches.of_layout(PRESETS[layout]),
+        Switches.from_layout(PRESETS[layout]),
         host_kind=f"kind {machine}",
         host=f"host-{machine}",
         vcpus=64,
@@ -93,9 +93,9 @@ def main() -> None:
         start, processor = time.perf_counter(), time.process_time()
         found = gather([directory], [])
         read = time.perf_counter()
-        machines = machines_of(found.runs, found.stored, found.hosts)
+        machines = build_machines(found.runs, found.stored, found.hosts)
         analysed = time.perf_counter()
-        page = html_page(document_of(machines, found.skipped, "now"))
+        page = html_page(build_report(machines, found.skipped, "now"))
         end, processor = time.perf_counter(), time.process_time() - processor
     samples_read = sum(len(run.samples) for run in found.runs)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

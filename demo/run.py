@@ -26,9 +26,9 @@ from homenode.show.host_groups import host_counts
 from homenode.show.html import html_page
 from homenode.show.plan_text import refusal_text
 from homenode.show.report.answer import answer_text
-from homenode.show.report.document import document_of
+from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import machines_of
+from homenode.show.report.machine import build_machines
 from homenode.show.terminal_text import PrintableConsole
 from homenode.show.topology_map import topology_map
 from homenode.text import number_list, plural
@@ -80,8 +80,8 @@ def _report(console: Console, out: Path) -> None:
     console.rule("What others have measured", align="left")
     console.print(f"$ homenode report {PUBLISHED} -o {out / REPORT}", style="bold")
     found = gather([PUBLISHED], ())
-    machines = machines_of(found.runs, found.stored, found.hosts)
-    page = html_page(document_of(machines, found.skipped, "made by make demo"))
+    machines = build_machines(found.runs, found.stored, found.hosts)
+    page = html_page(build_report(machines, found.skipped, "made by make demo"))
     (out / REPORT).write_text(page, encoding="utf-8")
     console.print(answer_text(machines))
 

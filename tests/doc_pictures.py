@@ -10,8 +10,8 @@ from pathlib import Path
 from homenode.doc import Gallery
 from homenode.show.report.answer import answer_section
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import machines_of
-from homenode.show.svg_canvas import CHART, css
+from homenode.show.report.machine import build_machines
+from homenode.show.svg_canvas import CHART, read_css
 from tests.command_line import homenode
 from tests.doc_pages import ROOT
 
@@ -38,7 +38,7 @@ def _planned(path: Path) -> str:
 def _published() -> str:
     """What each layout changes, of published figures, with its style sheet inside."""
     found = gather([str(ROOT / "demo" / "published")], ())
-    machines = machines_of(found.runs, found.stored, found.hosts)
+    machines = build_machines(found.runs, found.stored, found.hosts)
     (gallery,) = (
         one
         for one in answer_section(machines, ["x"] * len(machines)).parts
@@ -46,7 +46,7 @@ def _published() -> str:
     )
     head, _, rest = gallery.pictures[0].svg.partition(">")
     head = _SIZE.sub(lambda one: f'{one[1]}="{float(one[2]) * _LARGER:g}"', head)
-    style = f"<style>{css(*CHART)}</style>"
+    style = f"<style>{read_css(*CHART)}</style>"
     return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'
 
 

@@ -45,7 +45,7 @@ def _findings(head: str, name: str) -> str:
     sections = [head]
     for first, texts in page(name).items():
         if first not in texts.also:
-            sections.append(texts.markdown(f"## {', '.join((first, *texts.also))}"))
+            sections.append(texts.format_markdown(f"## {', '.join((first, *texts.also))}"))
     return "\n".join(sections)
 
 

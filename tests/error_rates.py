@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome
 from homenode.measure.results.model import Origin, Run, RunHead, Sample, Switches
@@ -61,7 +61,7 @@ def found(
             "gpu",
             Origin.MEASURED,
             Vantage.GUEST,
-            Switches.of_layout(PRESETS[LAYOUTS[layout]]),
+            Switches.from_layout(PRESETS[LAYOUTS[layout]]),
             host_kind="kind",
             host="host",
             boots=(name,),
@@ -81,7 +81,7 @@ def found(
         )
         runs.append(Run(head, samples))
     runs.sort(key=lambda run: run.head.switches.name)
-    effects = compare(alternatives(runs)).effects
+    effects = compare(group_runs(runs)).effects
     return any(one.primary and one.outcome in (Outcome.BETTER, Outcome.WORSE) for one in effects)
 
 

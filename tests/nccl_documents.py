@@ -15,7 +15,7 @@ from homenode.nccl.guest_side import (
 )
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.plan.pipeline import plan_file
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.guest_observation import path_of_address, paths_of_guest
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import PlanOptions, Policy
@@ -59,7 +59,7 @@ def vm(devices: tuple[str, ...], *, vcpus: int = 8, inside: str = "", type_: str
 
 def side(xml: bytes, *, plan: Plan | None = None, guest: Host | None = None) -> GuestSide:
     document = open_domain(xml, "vm.xml")
-    return guest_side(vm_of(document), left_to_libvirt(document), plan=plan, guest=guest)
+    return guest_side(build_vm(document), left_to_libvirt(document), plan=plan, guest=guest)
 
 
 def assembled(host: Host, xml: bytes, flavour: NcclVariant = NcclVariant.NCCL) -> TopologyFile:

@@ -49,7 +49,7 @@ def simulated_run(
         system,
         Origin.MEASURED,
         Vantage.GUEST,
-        Switches.of_layout(PRESETS[layout]),
+        Switches.from_layout(PRESETS[layout]),
         host_kind=f"kind of {system}",
         host=host,
         conditions=conditions,

@@ -23,7 +23,7 @@ from homenode.machine.discover.host import discover
 from homenode.machine.tools import lspci, numactl
 from homenode.machine.topology import Host
 from homenode.measure.access.guest_agent import GuestAgent
-from homenode.measure.imported_runs import vcpus_of
+from homenode.measure.imported_runs import count_vcpus
 from homenode.measure.results.received import MAX_BYTES, receive_run
 from homenode.measure.results.store import parse_run, run_text
 from homenode.measure.tool_setup import DIRECTORY, setup_journal
@@ -65,7 +65,7 @@ def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path
         lambda: decode(content, "host", Host, "x"),
         lambda: parse_run(content + b"\n", "x"),
         lambda: decode_head(content, "change", ChangeHead, "x"),
-        lambda: setup_journal(tmp_path).entries(),
+        lambda: setup_journal(tmp_path).read_entries(),
         lambda: decode_journal(content + b"\n", "trial", TrialHead, TrialEntry, "x"),
         lambda: read_plan_for(load_host("hgx-h100"), content, "x"),
         lambda: load_host(str(tmp_path / "host")),
@@ -88,7 +88,7 @@ def test_a_number_of_thousands_of_digits_is_no_traceback() -> None:
             lspci.parse(f"{FUNCTION}\tNUMA node: {text}\n")
     with pytest.raises(ParseError):
         numactl.parse_hardware(f"available: {LONG} nodes (0-1)\n")
-    assert vcpus_of({"cpu_topology.txt": f"CPU(s): {LONG}"}) is None
+    assert count_vcpus({"cpu_topology.txt": f"CPU(s): {LONG}"}) is None
     files = cpu_files() | pci_function("0000:3b:00.0", "030200", "10de:2330")
     files["/proc/cpuinfo"] = f"vendor_id : GenuineIntel\ncpu family : {LONG}\n"
     files[f"{PCI}/0000:3b:00.0/numa_node"] = LONG

@@ -75,7 +75,7 @@ def plan_file(
 def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) -> Findings:
     """Return the findings on a domain definition: its consistency, its host, and its plan."""
     from homenode.check.domain.verification import verify_document
-    from homenode.findings import in_order
+    from homenode.findings import sort_findings
     from homenode.vm.domain.read import open_domain
     from homenode.vm.domain.schema import parsed_by_libvirt, validate
 
@@ -86,7 +86,9 @@ def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) ->
         document, plan=plan, host=_host(host), schema_errors=errors, parsed=parsed
     )
     unchecked = (*([str(gap)] if gap else []), *verification.not_checked)
-    return replace(verification, findings=in_order(verification.findings), not_checked=unchecked)
+    return replace(
+        verification, findings=sort_findings(verification.findings), not_checked=unchecked
+    )
 
 
 def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
@@ -101,23 +103,23 @@ def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
 def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Recommendation:
     """Recommend a layout on a host for an objective. results: directories that override the
     table."""
-    from homenode.decide.machine_facts import facts_of_host, of_host
+    from homenode.decide.machine_facts import assign_runs, facts_of_host
     from homenode.decide.recommendation import decide as decide_on
 
     machine = _host(host)
-    runs = of_host(load_results(*results), machine)
+    runs = assign_runs(load_results(*results), machine)
     return decide_on(runs, facts_of_host(machine), objective)
 
 
 def compare(directories: Sequence[str], objective: Objective | None = None) -> Comparison:
     """Compare layouts, with intervals; the first directory's layout is the baseline."""
-    from homenode.decide.alternative import alternatives_of
+    from homenode.decide.alternative import group_by_argument
     from homenode.decide.compare import compare as compare_alternatives
     from homenode.measure.imported_files import load_sources
 
     named = load_sources(directories)
     skipped = [gap for source in named for gap in source.skipped]
-    chosen = alternatives_of([(source.argument, source.runs) for source in named])
+    chosen = group_by_argument([(source.argument, source.runs) for source in named])
     return replace(compare_alternatives(chosen, objective), skipped=tuple(skipped))
 
 
@@ -131,12 +133,12 @@ def load_results(*directories: str) -> tuple[Run, ...]:
 def result_rows(*directories: str) -> list[dict[str, Any]]:
     """Return every result as a row for pandas.DataFrame; see docs/reference/formats/rows.md."""
     from homenode.show.report.inputs import gather
-    from homenode.show.report.machine import machines_of
-    from homenode.show.report.rows import rows_of
+    from homenode.show.report.machine import build_machines
+    from homenode.show.report.rows import list_rows
 
     inputs = gather(list(directories), ())
-    machines = machines_of(inputs.runs, inputs.stored, inputs.hosts)
-    return [row for machine in machines for row in rows_of(machine)]
+    machines = build_machines(inputs.runs, inputs.stored, inputs.hosts)
+    return [row for machine in machines for row in list_rows(machine)]
 
 
 def to_json(value: Host | Plan | Findings | Comparison) -> str:

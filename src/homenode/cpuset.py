@@ -77,7 +77,7 @@ class CpuSet:
         Source: Documentation/core-api/cpumask.rst (lists, strides); libvirt's cpuset attribute.
         """
         stripped = text.strip()
-        parsed = _bits_remembered if len(stripped) <= _REMEMBERED_CHARS else _bits
+        parsed = _bits_remembered if len(stripped) <= _REMEMBERED_CHARS else _parse_bits
         try:
             return cls.from_bits(parsed(stripped))
         except _ListError as error:
@@ -172,7 +172,7 @@ class _ListError(Exception):
         self.expected, self.found = expected, found
 
 
-def _bits(text: str) -> int:
+def _parse_bits(text: str) -> int:
     """The CPUs of a stripped list, as bits. Raises _ListError."""
     if len(text) > MAX_CHARS:
         raise _ListError(f"a list of at most {MAX_CHARS} characters", text)
@@ -185,10 +185,10 @@ def _bits(text: str) -> int:
         exclude = item.startswith("^")
         span, _, stride_text = item.removeprefix("^").partition(":")
         first_text, dash, last_text = span.partition("-")
-        if not (_digits(first_text) and (_digits(last_text) if dash else True)):
+        if not (_is_decimal(first_text) and (_is_decimal(last_text) if dash else True)):
             raise _ListError("a list such as 0-3,8", part)
         # "used/group" strides (0-31:2/4) are legal in the kernel but nothing prints them.
-        if stride_text and not _digits(stride_text):
+        if stride_text and not _is_decimal(stride_text):
             raise _ListError("a whole number as stride", part)
         first = int(first_text)
         last = int(last_text) if dash else first
@@ -202,7 +202,7 @@ def _bits(text: str) -> int:
     return bits
 
 
-_bits_remembered = lru_cache(maxsize=2048)(_bits)
+_bits_remembered = lru_cache(maxsize=2048)(_parse_bits)
 """A host has few distinct lists in thousands of files."""
 
 
@@ -215,7 +215,7 @@ def _repeat_bit(stride: int, count: int) -> int:
     return bits
 
 
-def _digits(text: str) -> bool:
+def _is_decimal(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
@@ -233,7 +233,7 @@ LlcIndex = NewType("LlcIndex", int)
 
 
 @lru_cache(maxsize=1 << 14)
-def members(mask: int) -> tuple[int, ...]:
+def list_members(mask: int) -> tuple[int, ...]:
     """The positions of the set bits, ascending. Cached, as a search needs the same sets often.
 
     >>> members(0b1010)

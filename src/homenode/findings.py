@@ -176,12 +176,15 @@ class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str = ""
     more: str = ""  # for `homenode list findings` and the pages
 
-    def markdown(self, heading: str) -> str:
+    def format_markdown(self, heading: str) -> str:
         """The section of the finding on its page."""
         severities = ", ".join(self.severity).capitalize()
-        return "\n\n".join((heading, f"**{severities}.** {self.meaning}", *self._parts())) + "\n"
+        return (
+            "\n\n".join((heading, f"**{severities}.** {self.meaning}", *self._format_parts()))
+            + "\n"
+        )
 
-    def _parts(self) -> Iterator[str]:
+    def _format_parts(self) -> Iterator[str]:
         yield from (f"**Cause.** {self.cause}",) if self.cause else ()
         for part, usual, texts in (
             ("Cost", self.cost, self.cost_of),
@@ -264,7 +267,7 @@ def finding(
     subject: an address becomes the device. case: selects the texts. values: replacements for
     `{word}`. source: "" = set later for all findings (add_source). devices, count: as in Finding.
     """
-    texts, key, placeholders = texts_of(id), case or "", values or {}
+    texts, key, placeholders = find_texts(id), case or "", values or {}
     fix_text = texts.fix_of.get(key, texts.fix) if fix is UNSET else ""
     command = _COMMAND.search(fix_text)
     name = subject.text if isinstance(subject, Subject) else str(subject)
@@ -274,14 +277,14 @@ def finding(
         subject=name,
         expected=expected,
         observed=observed,
-        cost=as_printed(texts.cost_of.get(key, texts.cost), placeholders)
+        cost=format_plain(texts.cost_of.get(key, texts.cost), placeholders)
         if cost is UNSET
         else cost,
-        fix=as_printed(fix_text, placeholders) if fix is UNSET else fix,
+        fix=format_plain(fix_text, placeholders) if fix is UNSET else fix,
         source=source,
         devices=(subject,) if isinstance(subject, Bdf) else devices,
         count=count,
-        headline=as_printed(texts.headline, {"subjects": name, **placeholders}) or "",
+        headline=format_plain(texts.headline, {"subjects": name, **placeholders}) or "",
         command="" if command is None else fill_in(command[1], placeholders),
         element=subject[1:] if isinstance(subject, Subject) else None,
     )
@@ -290,10 +293,12 @@ def finding(
 def with_fix(finding: Finding, text: str) -> Finding:
     """Return the finding with another fix, in the form of the tables."""
     command = _COMMAND.search(text)
-    return replace(finding, fix=as_printed(text, {}), command="" if command is None else command[1])
+    return replace(
+        finding, fix=format_plain(text, {}), command="" if command is None else command[1]
+    )
 
 
-def as_printed(text: str, values: Mapping[str, object]) -> str | None:
+def format_plain(text: str, values: Mapping[str, object]) -> str | None:
     """Cost or fix on one line without the marks of Markdown, None if nothing is printed."""
     return fill_in(" ".join(text.replace("`", "").split()), values) or None
 
@@ -319,7 +324,7 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
     return text.format_map(_Values(values))
 
 
-def texts_of(id: str) -> FindingTexts:
+def find_texts(id: str) -> FindingTexts:
     """The texts of a finding. Raises KeyError for an unknown id."""
     for name in GROUPS:
         if id in _page_text(name) and id in page(name):
@@ -365,7 +370,7 @@ def page(name: str) -> Mapping[str, FindingTexts]:
     return {key: texts for first, texts in tables.items() for key in (first, *texts.also)}
 
 
-def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return each finding once, worst first, otherwise in input order."""
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: _RANK[finding.severity]))
 
@@ -387,7 +392,7 @@ def exit_code(findings: Findings) -> int:
     return DONE if findings.checked and not findings.not_read else NOT_KNOWN
 
 
-def with_gaps(findings: Findings, gaps: Sequence[Gap], *, asks_vms: bool | None = None) -> Findings:
+def add_gaps(findings: Findings, gaps: Sequence[Gap], *, asks_vms: bool | None = None) -> Findings:
     """Return the findings with unknown facts of their host. asks_vms: whether its VMs are the
     question, so that an unread one makes the answer unknown; None = the answer needs no VMs."""
     unread = unread_vms(gaps) if asks_vms else ()

@@ -45,7 +45,7 @@ def encode(
         stored.encode_name: getattr(value, stored.name) for stored in msgspec.structs.fields(value)
     }
     document = {"format": _format(kind), **(head or {}), **fields, **(changed or {})}
-    builtins = msgspec.to_builtins(document, enc_hook=_to_text)
+    builtins = msgspec.to_builtins(document, enc_hook=_encode_text)
     return msgspec.json.format(encode_json(builtins), indent=2).decode() + "\n"
 
 
@@ -56,9 +56,9 @@ def encode_json(value: Any) -> bytes:
     b'["quiet","m?de"]'
     """
     try:
-        return msgspec.json.encode(value, enc_hook=_to_text)
+        return msgspec.json.encode(value, enc_hook=_encode_text)
     except UnicodeEncodeError:
-        builtins = msgspec.to_builtins(value, enc_hook=_to_text)
+        builtins = msgspec.to_builtins(value, enc_hook=_encode_text)
         return json.dumps(builtins, ensure_ascii=False, separators=(",", ":")).encode(
             "utf-8", "replace"
         )
@@ -73,11 +73,11 @@ def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T
 
 def head_line(kind: str, value: Any) -> str:
     """The first line of a file of lines."""
-    head = {"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_to_text)}
+    head = {"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_encode_text)}
     return encode_json(head).decode() + "\n"
 
 
-def kind_of(text: bytes) -> str | None:
+def find_kind(text: bytes) -> str | None:
     """The kind of a document, or of a first line, of whatever version; None without one."""
     try:
         document = decode_json(text)
@@ -140,7 +140,7 @@ def plain_lines(text: bytes, record_type: type[T]) -> list[T] | None:
     """The values of whole lines of one type, in one step; None if any line is not one."""
     try:
         with TYPES:
-            records = msgspec.json.Decoder(record_type, dec_hook=_from_text).decode_lines(text)
+            records = msgspec.json.Decoder(record_type, dec_hook=_decode_text).decode_lines(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError, HomenodeError):
         return None
     return records if len(records) == text.count(b"\n") else None
@@ -187,18 +187,18 @@ def _check_format(document: object, kind: str, source: str) -> None:
 def _convert(record: object, record_type: type[T], expected: str) -> T:
     try:
         with TYPES:
-            return msgspec.convert(record, record_type, dec_hook=_from_text)
+            return msgspec.convert(record, record_type, dec_hook=_decode_text)
     except (msgspec.ValidationError, HomenodeError) as error:
         raise InputError(f"{expected}: {error}") from None
 
 
-def _to_text(value: Any) -> str:
+def _encode_text(value: Any) -> str:
     if isinstance(value, CpuSet | PciAddress):
         return str(value)
     raise NotImplementedError(f"no text for {type(value).__name__}")
 
 
-def _from_text(value_type: type, value: Any) -> Any:
+def _decode_text(value_type: type, value: Any) -> Any:
     if isinstance(value, str) and (value_type is CpuSet or issubclass(value_type, PciAddress)):
         parsed: Any = _parse_value  # mypy takes a class for no Hashable
         return parsed(value_type, value)

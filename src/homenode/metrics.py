@@ -81,7 +81,7 @@ _OWN_RATE = Metric(
 _OWN_TIME = replace(_OWN_RATE, id="app-time", unit="ns", lower_is_better=True)
 
 
-def metric_of(id: str) -> Metric | None:
+def find_metric(id: str) -> Metric | None:
     """The metric of an id; None for one whose direction is unknown.
 
     >>> metric_of("app-time:epoch").lower_is_better, metric_of("frobs") is None
@@ -94,10 +94,10 @@ def metric_of(id: str) -> Metric | None:
     return METRICS.get(id)
 
 
-def primaries(objective: Objective) -> tuple[Metric, ...]:
+def list_primaries(objective: Objective) -> tuple[Metric, ...]:
     return tuple(metric for metric in _METRICS if objective in metric.primary)
 
 
-def titles_of(objective: Objective) -> str:
+def format_titles(objective: Objective) -> str:
     """The metrics that decide for an objective, in words."""
-    return " or ".join(metric.title for metric in primaries(objective))
+    return " or ".join(metric.title for metric in list_primaries(objective))

@@ -95,7 +95,7 @@ class ProgramResult(Struct, frozen=True):
         except ValueError:  # a real-time signal has no name
             return f"signal {-self.returncode}"
 
-    def complaints(self) -> list[str]:
+    def list_messages(self) -> list[str]:
         """The lines of standard error with content, without the `error: ` before them."""
         lines = map(str.strip, self.stderr.splitlines())
         return [line.removeprefix("error: ") for line in lines if line]
@@ -163,16 +163,16 @@ def run(
     try:
         with _interrupts_held():
             process = _start(
-                [*(_setpriv() if ends_with_us else ()), program, *argv[1:]],
+                [*(_build_setpriv() if ends_with_us else ()), program, *argv[1:]],
                 stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-                env={**_environment(), **(environment or {})},
+                env={**_build_environment(), **(environment or {})},
                 # A group of its own, so that what it starts ends with it. Not if it may prompt: the
                 # terminal belongs to homenode's group.
                 start_new_session=not on_terminal,
                 pass_fds=tuple(kept_open),
                 cwd=directory,
             )
-        stdout, stderr = _exchange(process, tuple(argv), timeout_s, input, stop)
+        stdout, stderr = _exchange_data(process, tuple(argv), timeout_s, input, stop)
         returncode = process.wait(timeout=max(1.0, timeout_s))
     except subprocess.TimeoutExpired:
         raise ToolTimeoutError(f"{argv[0]}: no end after {timeout_s:g} s") from None
@@ -188,7 +188,7 @@ def run(
 
 
 @cache
-def _setpriv() -> tuple[str, ...]:
+def _build_setpriv() -> tuple[str, ...]:
     """The command that starts a program which dies with this process; () without util-linux."""
     program = find_program("setpriv")
     has_option = program is not None and "--pdeathsig" in run((program, "--help"), 10).stdout
@@ -224,7 +224,7 @@ def _interrupts_held() -> Iterator[None]:
             handlers[signal.Signals(number)](number, None)
 
 
-def _exchange(
+def _exchange_data(
     process: "subprocess.Popen[bytes]",
     argv: tuple[str, ...],
     timeout_s: float,
@@ -300,7 +300,7 @@ def _end(process: "subprocess.Popen[bytes]", *, group: bool) -> None:
             stream.close()
 
 
-def _environment() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if _LIBRARIES in passed_on:
         passed_on[_LIBRARIES] = ":".join(_absolute_directories(passed_on[_LIBRARIES]))

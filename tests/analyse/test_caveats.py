@@ -11,23 +11,23 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.decide.alternative import Alternative, alternatives
+from homenode.decide.alternative import Alternative, group_runs
 from homenode.decide.caveats import find_caveats, find_own_caveats
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome, make_caveat
 from homenode.decide.health import check_results, sweep_fits
-from homenode.decide.machine_facts import of_host
+from homenode.decide.machine_facts import assign_runs
 from homenode.decide.matrices import (
     Axis,
     CopyLocality,
     MatrixKey,
+    build_matrices,
+    compare_localities,
     far_copies,
-    localities,
-    matrices_of,
 )
 from homenode.decide.recommendation import decide_for_machines
 from homenode.decide.sentences import first_line
-from homenode.decide.summary import series_of
+from homenode.decide.summary import collect_series
 from homenode.findings import Caveat, Severity
 from homenode.measure.results.model import (
     COLLECTIVE_GPUS,
@@ -50,7 +50,7 @@ FIGURES = {"triad": ("bytes_per_s", 1e10)}
 
 
 def caveats(first: Run, second: Run) -> dict[str, Caveat]:
-    one, other = alternatives([first, second])
+    one, other = group_runs([first, second])
     return {caveat.id: caveat for caveat in find_caveats(one, other)}
 
 
@@ -173,7 +173,7 @@ def test_two_alternatives_have_the_caveats_of_how_their_runs_were_made(
         for run in [simulated_run(layout, FIGURES, random.Random(1), boots=1)]
     ]
     one, other = (
-        replace(made, runs=tuple(runs)) for runs in sides for made in alternatives(runs[:1])
+        replace(made, runs=tuple(runs)) for runs in sides for made in group_runs(runs[:1])
     )
     assert {caveat.id for caveat in find_caveats(one, other)} == expected
 
@@ -193,7 +193,7 @@ def test_nameless_runs_are_a_hosts_where_all_that_show_its_hardware_are_of_one_m
     host = load_host("h200-xeon8558")
     common = replace(run_of("pin").head, host=None, hardware=("NVIDIA H200",))
     runs = [Run(head, run_of("pin").samples) for head in (common, replace(common, **changes))]
-    assert [run.head.host == host.fingerprint for run in of_host(runs, host)] == expected
+    assert [run.head.host == host.fingerprint for run in assign_runs(runs, host)] == expected
 
 
 def test_a_missing_gpu_of_a_collective_leaves_other_answers_and_is_named() -> None:
@@ -228,7 +228,7 @@ def test_the_start_up_time_of_a_sweep_counts_the_gpus_of_its_tool() -> None:
 def test_caveats_of_some_metrics_leave_out_what_was_refused_of_others() -> None:
     run = run_of("pin")
     refused = Sample("memory-latency", "ns", 0.0)
-    (one,) = alternatives([replace(run, samples=(*run.samples, refused))])
+    (one,) = group_runs([replace(run, samples=(*run.samples, refused))])
     for metric, number in (("memory-latency", 1), (run.samples[0].metric, 0)):
         found = [caveat.id for caveat in find_own_caveats(one, frozenset({metric}))]
         assert found.count("impossible-results") == number
@@ -236,7 +236,7 @@ def test_caveats_of_some_metrics_leave_out_what_was_refused_of_others() -> None:
 
 def test_samples_of_thousands_of_positions_are_grouped_in_one_pass() -> None:
     samples = [Sample("h2d-bandwidth", "bytes_per_s", 1e9 + i, index=i) for i in range(2000)]
-    (one,) = alternatives([replace(run_of("pin"), samples=tuple(samples))])
+    (one,) = group_runs([replace(run_of("pin"), samples=tuple(samples))])
     found = one.series
     assert {(key.worst, series.medians) for key, series in found.items()} == {
         (False, (1e9 + 999.5,)),
@@ -258,7 +258,7 @@ def alternative(
     gpus: Sequence[Bdf] = (),
 ) -> Alternative:
     head = RunHead(
-        f"{layout}-1", "gpus", Origin.IMPORTED, Vantage.HOST, Switches.of_layout(PRESETS[layout])
+        f"{layout}-1", "gpus", Origin.IMPORTED, Vantage.HOST, Switches.from_layout(PRESETS[layout])
     )
     unit, scale = ("ns", 1.0) if "latency" in metric else ("bytes_per_s", 1e9)
     samples = tuple(
@@ -273,7 +273,7 @@ def alternative(
         )
         for index, (value, node) in enumerate(zip(figures, nodes, strict=False))
     )
-    (found,) = alternatives([Run(head, samples)])
+    (found,) = group_runs([Run(head, samples)])
     return found
 
 
@@ -297,9 +297,9 @@ def test_gpus_that_differ_by_chance_or_one_slow_link_are_no_groups() -> None:
 def test_copies_that_were_bound_to_the_other_node_are_remote() -> None:
     gpus = [Bdf.parse(f"0000:{bus:02x}:00.0") for bus in (7, 8, 0x47, 0x48)]
     bound = alternative("default", BEFORE[:2] + BEFORE[:2], bound=1, gpus=gpus)
-    (found,) = localities([bound], dict.fromkeys(gpus, 0))
+    (found,) = compare_localities([bound], dict.fromkeys(gpus, 0))
     assert (found.local, found.cells) == (None, (0, 4))
-    (found,) = localities([bound], dict.fromkeys(gpus, 1))
+    (found,) = compare_localities([bound], dict.fromkeys(gpus, 1))
     assert (found.remote, found.cells) == (None, (4, 0))
 
 
@@ -308,7 +308,7 @@ def test_a_guests_nodes_are_not_the_hosts() -> None:
     (run,) = alternative("pin-numa-pci", (25.0, 25.0), bound=1, gpus=gpus).runs
     places = tuple(GpuPlace(gpu, 1) for gpu in gpus)
     head = structs.replace(run.head, vantage=Vantage.GUEST, gpus=places)
-    (found,) = localities(alternatives([Run(head, run.samples)]), dict.fromkeys(gpus, 0))
+    (found,) = compare_localities(group_runs([Run(head, run.samples)]), dict.fromkeys(gpus, 0))
     assert found.cells == (2, 0)
 
 
@@ -325,7 +325,7 @@ def test_pairs_of_three_gpus_are_a_matrix_with_or_without_its_diagonal(count: in
     (run,) = alternative("pin", [5.0] * count, [None] * count, metric="p2p-bandwidth").runs
     pairs = zip(run.samples, indices, strict=True)
     samples = tuple(replace(sample, index=index) for sample, index in pairs)
-    (matrix,) = matrices_of(*alternatives([Run(run.head, samples)]))
+    (matrix,) = build_matrices(*group_runs([Run(run.head, samples)]))
     assert (len(matrix.rows), len(matrix.cells)) == (3, count)
 
 
@@ -346,7 +346,7 @@ def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() ->
 
 def test_the_slowest_of_five_gpus_is_compared_with_the_fastest_two() -> None:
     samples = [Sample("h2d-bandwidth", "bytes_per_s", n * 1e9, index=n) for n in range(1, 6)]
-    made = series_of([replace(run_of("pin"), samples=tuple(samples))])
+    made = collect_series([replace(run_of("pin"), samples=tuple(samples))])
     (slowest,) = [series for key, series in made.items() if key.worst]
     assert slowest.shares == pytest.approx((1 / math.sqrt(4 * 5),))
 
@@ -354,7 +354,7 @@ def test_the_slowest_of_five_gpus_is_compared_with_the_fastest_two() -> None:
 def test_samples_within_a_boot_say_how_sure_its_median_is() -> None:
     (run,) = alternative("pin", [math.exp(n) for n in range(3)], metric="memory-bandwidth").runs
     samples = tuple(replace(sample, index=None) for sample in run.samples)
-    (series,) = series_of([Run(run.head, samples)]).values()
+    (series,) = collect_series([Run(run.head, samples)]).values()
     assert series.inner_variance == pytest.approx(math.pi / 2 / 3)
 
 
@@ -387,11 +387,11 @@ def test_cells_that_bench_bound_to_the_other_node_are_no_far_copies() -> None:
         whole[0].head,
         gpus=tuple(GpuPlace(gpu, place // 2) for place, gpu in enumerate(gpus)),
     )
-    assert not list(find_own_caveats(alternatives([Run(head, samples)])[0]))
+    assert not list(find_own_caveats(group_runs([Run(head, samples)])[0]))
     astray = alternative("pin-numa-pci", (*far[:2], *near[2:]), (1,) * 4, gpus=gpus).runs[0]
-    (caveat,) = find_own_caveats(alternatives([astray])[0])
+    (caveat,) = find_own_caveats(group_runs([astray])[0])
     assert caveat.id == "far-copies" and "2 of 4 GPUs 41.2 GB/s" in caveat.detail
     unplaced = alternative("pin-numa-pci", (*far[:2], *near[2:]), gpus=gpus).runs[0]
     for run, ids in ((astray, []), (unplaced, ["far-copies"])):
         known = Run(structs.replace(run.head, gpus=head.gpus), run.samples)
-        assert [caveat.id for caveat in find_own_caveats(alternatives([known])[0])] == ids
+        assert [caveat.id for caveat in find_own_caveats(group_runs([known])[0])] == ids

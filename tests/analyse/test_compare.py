@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import (
     FEW_BOOTS,
@@ -25,13 +25,13 @@ from homenode.decide.comparison import (
 )
 from homenode.decide.distributions import two_sided_p
 from homenode.decide.intervals import Interval
-from homenode.decide.ranking import ranking_for
+from homenode.decide.ranking import make_ranking
 from homenode.decide.summary import find_unused_results
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
 from homenode.measure.results.model import Condition, Origin, Run, Sample, Statistic
 from homenode.measure.results.vantage import Vantage
-from homenode.metrics import METRICS, metric_of, primaries
+from homenode.metrics import METRICS, find_metric, list_primaries
 from homenode.objective import Objective
 from homenode.show.results_text import file_text, power_table
 from tests.simulated_runs import simulated_run
@@ -42,7 +42,7 @@ GPU = Bdf.parse("0000:19:00.0")
 
 
 def compared(*runs: Run, objective: Objective | None = None, bare: bool = False) -> Comparison:
-    return compare(alternatives(runs), objective, bare=bare)
+    return compare(group_runs(runs), objective, bare=bare)
 
 
 def only(comparison: Comparison, metric: str = "memory-bandwidth") -> Effect:
@@ -106,7 +106,7 @@ def test_all_reduce_with_the_topology_file_is_compared_within_its_layout() -> No
         for one in runs[1].samples
     )
     both = replace(runs[1], samples=(*runs[1].samples, *with_file))
-    (effect,) = file_effects(alternatives([runs[0], both]))
+    (effect,) = file_effects(group_runs([runs[0], both]))
     assert (effect.alternative, effect.outcome) == ("pin-numa, topology file", Outcome.BETTER)
     assert file_text(effect).startswith("pin-numa is 2.1x without it (2.")
     assert not any(map(file_text, compared(*runs).effects))
@@ -205,7 +205,7 @@ def test_a_control_that_moved_takes_the_other_metrics_with_it() -> None:
     assert only(comparison, "cpu-single").outcome is Outcome.WORSE
     (caveat,) = [one for one in comparison.caveats if one.id == "control-moved"]
     assert "idle" in caveat.fix
-    ranking, _ = ranking_for(alternatives([first, second]), Objective.MEMORY_BANDWIDTH)
+    ranking, _ = make_ranking(group_runs([first, second]), Objective.MEMORY_BANDWIDTH)
     assert [one.subject for one in ranking.caveats] == ["cpu-single"]
 
 
@@ -250,7 +250,7 @@ def test_runs_of_one_name_that_tell_no_boots_are_boots_of_their_own() -> None:
     ]
     assert only(compared(*one_value, other)).boots == (2, 3), "few values agree by chance"
     empty = [replace(run, samples=()) for run in (first, again)]
-    assert [len(one.runs) for one in alternatives(empty)] == [2], "nothing is no copy of nothing"
+    assert [len(one.runs) for one in group_runs(empty)] == [2], "nothing is no copy of nothing"
 
 
 def test_dozens_of_controls_do_not_block_equal_layouts_by_their_number() -> None:
@@ -505,7 +505,7 @@ def test_bare_metal_is_compared_on_the_same_ground_only() -> None:
 
 def test_an_objective_has_at_most_six_primary_metrics_and_none_is_a_control() -> None:
     for objective in Objective:
-        assert 1 <= len(primaries(objective)) <= 6
+        assert 1 <= len(list_primaries(objective)) <= 6
     assert not [one for one in METRICS.values() if one.control and one.primary]
 
 
@@ -518,7 +518,7 @@ def test_an_unknown_metric_is_named_and_not_compared() -> None:
     comparison = compared(*runs)
     assert [one.metric for one in comparison.effects] == ["app-rate:epochs"]
     assert "unknown-metric" in {one.id for one in comparison.caveats}
-    time = metric_of("app-time:epoch")
+    time = find_metric("app-time:epoch")
     assert time is not None
     assert time.lower_is_better
 

@@ -9,9 +9,9 @@ from itertools import combinations
 import pytest
 from msgspec.structs import replace
 
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import _imbalance_ratio
-from homenode.decide.comparison import Effect, Outcome, holm
+from homenode.decide.comparison import Effect, Outcome, correct_by_holm
 from homenode.decide.distributions import (
     f_upper_p,
     range_quantile,
@@ -19,7 +19,7 @@ from homenode.decide.distributions import (
     t_quantile,
     two_sided_p,
 )
-from homenode.decide.intervals import interval
+from homenode.decide.intervals import compute_interval
 from homenode.decide.recommendation import recommend
 from homenode.decide.summary import Series, SeriesKey
 from homenode.measure.results.model import Run
@@ -61,9 +61,9 @@ def test_tails_of_f_are_those_of_the_tables() -> None:
 
 
 def test_holm_is_monotone_and_never_above_one() -> None:
-    assert holm([]) == ()
-    assert holm([0.5, 0.9]) == (1.0, 1.0)
-    assert holm([0.04, 0.01]) == (0.04, 0.02)
+    assert correct_by_holm([]) == ()
+    assert correct_by_holm([0.5, 0.9]) == (1.0, 1.0)
+    assert correct_by_holm([0.04, 0.01]) == (0.04, 0.02)
 
 
 def _rate(
@@ -261,11 +261,11 @@ def _series(logs: Sequence[float], *, in_rounds: bool = False) -> Series:
 
 def test_the_error_of_two_is_that_of_welch_and_in_rounds_that_of_the_pairs() -> None:
     boots = (*_SHIFTED, 0.2, -0.1, 0.1)
-    welch = interval(_series(_QUIET), _series(boots))
+    welch = compute_interval(_series(_QUIET), _series(boots))
     variances = [statistics.variance(logs) / len(logs) for logs in (_QUIET, boots)]
     assert welch is not None and welch.error == pytest.approx(math.sqrt(sum(variances)))
     first, second = (list(map(sum, zip(logs, _ROUNDS, strict=True))) for logs in (_QUIET, _SHIFTED))
-    paired = interval(_series(first, in_rounds=True), _series(second, in_rounds=True))
+    paired = compute_interval(_series(first, in_rounds=True), _series(second, in_rounds=True))
     spread = statistics.stdev(b - a for a, b in zip(_QUIET, _SHIFTED, strict=True))
     assert paired is not None and paired.freedom == 3
     assert paired.error == pytest.approx(spread / math.sqrt(4))
@@ -274,7 +274,7 @@ def test_the_error_of_two_is_that_of_welch_and_in_rounds_that_of_the_pairs() -> 
 def test_what_varies_more_counts_up_to_six_times_the_noise() -> None:
     def error(times: float) -> float:
         noisy = _series([times * log for log in _QUIET])
-        tested = interval(_series(_QUIET), _series(_QUIET[::-1]), neighbours=[noisy])
+        tested = compute_interval(_series(_QUIET), _series(_QUIET[::-1]), neighbours=[noisy])
         assert tested is not None
         return tested.error
 
@@ -290,7 +290,7 @@ def test_from_four_rounds_on_each_of_three_has_its_own_variance(
         _series(list(map(sum, zip(row[:rounds], _ROUNDS, strict=False))), in_rounds=True)
         for row in rows
     ]
-    tested = interval(series[0], series[1], neighbours=series[2:])
+    tested = compute_interval(series[0], series[1], neighbours=series[2:])
     assert tested is not None and tested.freedom == freedom
 
 
@@ -340,7 +340,7 @@ def test_the_closed_test_is_that_of_ryan_einot_gabriel_and_welsch() -> None:
 
         def p_of(a: int, b: int, size: int, series: Sequence[Series] = series) -> float:
             others = [one for n, one in enumerate(series) if n not in (a, b)]
-            pair = interval(series[a], series[b], neighbours=others, is_closed=False)
+            pair = compute_interval(series[a], series[b], neighbours=others, is_closed=False)
             assert pair is not None
             distance = abs(math.log(pair.ratio)) / pair.error * math.sqrt(2)
             share = 1.0 if size >= len(series) - 1 else size / len(series)
@@ -351,8 +351,8 @@ def test_the_closed_test_is_that_of_ryan_einot_gabriel_and_welsch() -> None:
             for count in range(len(series) - 1)
             for added in combinations(range(2, len(series)), count)
         )
-        tested = interval(series[0], series[1], neighbours=series[2:])
-        plain = interval(series[0], series[1], neighbours=series[2:], is_closed=False)
+        tested = compute_interval(series[0], series[1], neighbours=series[2:])
+        plain = compute_interval(series[0], series[1], neighbours=series[2:], is_closed=False)
         assert tested is not None and plain is not None
         if plain.p < 0.05 or expected < 0.05:
             assert tested.p == pytest.approx(plain.p if plain.p < 0.05 else min(plain.p, expected))
@@ -371,7 +371,7 @@ def test_rounds_that_differ_by_a_step_are_blocks_and_no_line() -> None:
         replace(_series(logs, in_rounds=True), times=tuple(2.0 * n + late for n in range(6)))
         for late, logs in enumerate((first, second))
     ]
-    difference = interval(timed[0], timed[1])
+    difference = compute_interval(timed[0], timed[1])
     assert difference is not None and not difference.adjusted
     assert difference.low > 1.0
 
@@ -381,8 +381,8 @@ def test_boots_in_an_order_that_leans_have_the_bounds_of_either_estimate() -> No
     places = ((0.0, 1.0, 3.0), (2.0, 4.0, 5.0))
     logs = ((0.01, -0.02, 0.01), (-0.01, 0.02, 0.0))
     first, second = map(_series, logs)
-    narrow = interval(first, second)
-    wide = interval(replace(first, times=places[0]), replace(second, times=places[1]))
+    narrow = compute_interval(first, second)
+    wide = compute_interval(replace(first, times=places[0]), replace(second, times=places[1]))
     assert narrow is not None and wide is not None
     assert wide.low < narrow.low and narrow.high < wide.high
 
@@ -419,7 +419,7 @@ def test_a_verdict_hardly_ever_avoids_one_of_several_equal_layouts(
         runs = [
             simulated_run(one, TRIAD, rng, between=noise, samples=3) for one in LAYOUTS[:layouts]
         ]
-        avoided += bool(recommend("x", alternatives(runs), Objective.MEMORY_BANDWIDTH).avoid)
+        avoided += bool(recommend("x", group_runs(runs), Objective.MEMORY_BANDWIDTH).avoid)
     assert avoided / count <= 0.085  # 6 % and twice what chance adds in so few
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, EvidenceLevel, Outcome
 from homenode.decide.machine_facts import facts_of_runs
@@ -42,7 +42,7 @@ def boots_of(
             "H200",
             Origin.MEASURED,
             Vantage.GUEST,
-            Switches.of_layout(PRESETS[layout]),
+            Switches.from_layout(PRESETS[layout]),
             host="host-1",
             conditions=(Condition("governor", "performance"),),
             started_s=None if starts is None else starts[number],
@@ -65,7 +65,7 @@ def boots_of(
 
 
 def effects(runs: Iterable[Run]) -> tuple[Effect, ...]:
-    return compare(alternatives(runs)).effects
+    return compare(group_runs(runs)).effects
 
 
 def is_stated(effect: Effect) -> bool:
@@ -246,7 +246,7 @@ def run_of(layout: str, number: int, samples: Sequence[Sample], origin: Origin) 
         "gpu",
         origin,
         Vantage.GUEST,
-        Switches.of_layout(PRESETS[layout]),
+        Switches.from_layout(PRESETS[layout]),
         host_kind="kind",
         host="host",
         host_addresses=True,
@@ -286,12 +286,12 @@ def test_another_run_within_one_percent_turns_no_recommendation_round() -> None:
                     for place, each in enumerate(repeats)
                 ]
                 runs.append(run_of(layout, number, samples, Origin.MEASURED))
-        before = recommend("gpu", alternatives(runs), objective)
-        assert recommend("gpu", alternatives([*runs, rng.choice(runs)]), objective) == before
+        before = recommend("gpu", group_runs(runs), objective)
+        assert recommend("gpu", group_runs([*runs, rng.choice(runs)]), objective) == before
         other = rng.choice(runs)
         near = [replace(one, value=one.value * rng.uniform(0.99, 1.01)) for one in other.samples]
         again = Run(replace(other.head, name="again"), tuple(near))
-        after = recommend("gpu", alternatives([*runs, again]), objective)
+        after = recommend("gpu", group_runs([*runs, again]), objective)
         assert not turned_round(before, after), (before, after)
         changed += after.choice != before.choice
     assert changed <= 0.03 * count, "and hardly any changes between layouts that are alike"
@@ -323,10 +323,10 @@ def test_expander_buses_are_recommended_from_however_many_tables(
     ]
     if is_ordered:
         runs = [Run(replace(one.head, place=at), one.samples) for at, one in enumerate(runs)]
-    answer = recommend("gpu", alternatives(runs), Objective.GPU_COPY)
+    answer = recommend("gpu", group_runs(runs), Objective.GPU_COPY)
     assert (answer.choice, answer.avoid) == ("pin-numa-pci", ("pin-numa",))
     assert answer.level is EvidenceLevel.PROVISIONAL
-    copied = recommend("gpu", alternatives([*runs, *runs]), Objective.GPU_COPY)
+    copied = recommend("gpu", group_runs([*runs, *runs]), Objective.GPU_COPY)
     assert copied == answer
 
 
@@ -342,7 +342,7 @@ def test_what_a_boot_changes_for_all_gpus_is_no_layouts_doing(boots: int, own: f
                 shared = rng.gauss(0, 0.03)
                 table = [15.5 * math.exp(shared + rng.gauss(0, own)) for _ in GPUS]
                 runs.append(run_of(layout, number, copies(table), Origin.MEASURED))
-        effects = compare(alternatives(runs)).effects
+        effects = compare(group_runs(runs)).effects
         told += any(
             one.primary and one.outcome in (Outcome.BETTER, Outcome.WORSE) for one in effects
         )

@@ -11,7 +11,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.decide.alternative import alternatives, alternatives_of
+from homenode.decide.alternative import group_by_argument, group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.health import check_results
@@ -31,7 +31,7 @@ from homenode.decide.recommendation import (
     decide_for_machines,
     recommend,
 )
-from homenode.decide.sentences import first_line, ground_of, sentence_of
+from homenode.decide.sentences import first_line, format_basis, format_sentence
 from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.findings import Severity
 from homenode.measure.results.model import (
@@ -176,7 +176,7 @@ def test_nothing_is_recommended_for_the_rtx_5090_before_its_links_are_fixed(
     if objective in (Objective.MULTI_GPU, Objective.GPU_COPY):
         assert {one.id for one in made.findings} == {"h2d-low"}
     else:  # the source calls its whole set compromised
-        assert made.reason_of(ReasonId.UNUSABLE)
+        assert made.find_reason(ReasonId.UNUSABLE)
 
 
 def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
@@ -193,8 +193,8 @@ def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
         for run in runs
     ]
     made = measured(zeroed, Objective.LATENCY)
-    assert (made.choice, made.reason_of(ReasonId.IMPOSSIBLE) is not None) == (None, True)
-    assert ground_of(made) == "not ready"
+    assert (made.choice, made.find_reason(ReasonId.IMPOSSIBLE) is not None) == (None, True)
+    assert format_basis(made) == "not ready"
     assert measured(zeroed, Objective.MEMORY_BANDWIDTH).choice is not None
 
 
@@ -202,7 +202,7 @@ def test_sdumont_wants_local_memory_and_says_which_queue_gives_it() -> None:
     memory_bound = published("GH200 x4", Objective.GPU_COPY)
     assert memory_bound.choice == "the GPU's own node"
     assert memory_bound.layout == "pin-numa-pci"
-    assert memory_bound.reason_of(ReasonId.NO_LAYOUT)
+    assert memory_bound.find_reason(ReasonId.NO_LAYOUT)
     between = published("GH200 x4", Objective.MULTI_GPU)
     assert between.avoid == ()
 
@@ -241,7 +241,7 @@ def test_our_answer_is_the_sources_where_its_results_are_behind_it(
     choice, avoid = ARTICLE[system, objective]
     assert made.choice == choice and avoid in (None, set(made.avoid))
     if objective is Objective.LATENCY:
-        assert made.reason_of(ReasonId.IMPOSSIBLE) is not None
+        assert made.find_reason(ReasonId.IMPOSSIBLE) is not None
     if choice == "cores-first":
         assert made.layout == "pin-bound"
 
@@ -293,12 +293,12 @@ HELD = [
 def test_a_verdict_holds_over_simulated_repeats_around_its_figures(
     system: str, objective: Objective
 ) -> None:
-    first = recommend(system, alternatives(runs_of(system)), objective)
+    first = recommend(system, group_runs(runs_of(system)), objective)
     runs = runs_of(system)
     owned = 0
     for seed in range(20):
         rng = random.Random(seed)
-        made = recommend(system, alternatives(_repeated(run, rng) for run in runs), objective)
+        made = recommend(system, group_runs(_repeated(run, rng) for run in runs), objective)
         if objective is Objective.MULTI_GPU and system in ("H200", "MI350X"):
             owned += made.layout in ("pin", "default") and set(made.avoid) >= set(first.avoid)
         else:
@@ -361,7 +361,7 @@ def test_a_machine_type_without_expander_buses_is_not_given_one() -> None:
     inputs = replace(machine.inputs, expander_buses=False)
     made = decide((), machine, Objective.GPU_COPY, inputs)
     assert made.layout == "pin-bound"
-    assert "expander bus" in sentence_of(made)
+    assert "expander bus" in format_sentence(made)
 
 
 @pytest.mark.parametrize("nodes", [4, 1])
@@ -384,7 +384,7 @@ def test_a_vm_without_gpus_on_a_grace_host_needs_no_expander_bus() -> None:
     with_gpus = replace(machine.inputs, has_gpus=True)
     given = decide((), machine, Objective.MEMORY_BANDWIDTH, with_gpus)
     assert given.layout == "pin-numa-pci"
-    assert "Grace" in sentence_of(given)
+    assert "Grace" in format_sentence(given)
 
 
 @pytest.mark.parametrize("objective", Objective)
@@ -396,7 +396,7 @@ def test_private_memory_is_shown_no_cells(objective: Objective) -> None:
     made_here = decide(runs, machine, objective, replace(machine.inputs, private_memory=True))
     assert made_here.layout == "pin-bound"
     is_changed = decide((), machine, objective).layout != "pin-bound"
-    assert ("private memory" in sentence_of(made)) is is_changed
+    assert ("private memory" in format_sentence(made)) is is_changed
 
 
 def test_a_flat_guest_that_was_measured_on_this_grace_host_is_believed() -> None:
@@ -428,7 +428,7 @@ def test_sick_links_block_the_objectives_that_use_them_however_good_the_results(
 def test_a_machine_has_no_answer_for_what_it_has_too_few_gpus_for() -> None:
     answers = {one.objective: one for one in decide_all((), facts("rtx4080-i9-14900k"))}
     assert answers[Objective.MULTI_GPU].choice is None
-    assert sentence_of(answers[Objective.MULTI_GPU]) == "it takes 2 GPUs"
+    assert format_sentence(answers[Objective.MULTI_GPU]) == "it takes 2 GPUs"
     assert answers[Objective.GPU_COPY].choice is not None
     assert answers[Objective.GPU_COPY].measure_next is None  # it has one node
 
@@ -535,7 +535,7 @@ def test_emulated_figures_lead_to_no_verdict() -> None:
     ]
     made = measured(runs, Objective.MEMORY_BANDWIDTH)
     assert made.choice is None
-    assert made.reason_of(ReasonId.UNUSABLE)
+    assert made.find_reason(ReasonId.UNUSABLE)
 
 
 def test_a_layout_that_is_better_one_way_and_worse_the_other_stays_in_the_choice() -> None:
@@ -550,7 +550,7 @@ def test_a_layout_that_is_better_one_way_and_worse_the_other_stays_in_the_choice
         )
         for layout, h2d, d2h in (("pin", 50e9, 30e9), ("pin-numa-pci", 30e9, 50e9))
     ]
-    made = recommend("H200", alternatives(runs), Objective.GPU_COPY)
+    made = recommend("H200", group_runs(runs), Objective.GPU_COPY)
     assert {made.choice, *made.also} == {"pin", "pin-numa-pci"}
     assert all(one.value > 0 and one.unit == "bytes_per_s" for one in made.results)
     assert not [run for run in runs if run.samples[0].statistic is not Statistic.SAMPLE]
@@ -566,7 +566,7 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
     ):
         run = simulated_run("pin-bound", {"memory-bandwidth": ("bytes_per_s", value)}, rng)
         runs.append(Run(structs.replace(run.head, memory_mode=mode, page_bytes=pages), run.samples))
-    made = recommend("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
+    made = recommend("H200", group_runs(runs), Objective.MEMORY_BANDWIDTH)
     assert made.choice == "pin-bound, interleave, 2 MiB pages"
     assert made.layout == "pin-bound"
     assert made.avoid == ("pin-bound, strict, 4 KiB pages", "pin-bound, interleave, 4 KiB pages")
@@ -578,7 +578,7 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
         (Origin.MEASURED, UNKNOWN_SWITCHES, None, 2),
         (Origin.PUBLISHED, UNKNOWN_SWITCHES, None, 1),  # printed for every layout
         (Origin.PUBLISHED, UNKNOWN_SWITCHES, "local", 2),
-        (Origin.PUBLISHED, Switches.of_layout(PRESETS["pin"]), None, 2),
+        (Origin.PUBLISHED, Switches.from_layout(PRESETS["pin"]), None, 2),
     ],
 )
 def test_values_that_a_source_prints_for_every_layout_are_no_alternative(
@@ -586,7 +586,7 @@ def test_values_that_a_source_prints_for_every_layout_are_no_alternative(
 ) -> None:
     default, run = runs_with({"default": 1e11, "pin": 2e11}, 1)
     head = replace(run.head, origin=origin, switches=switches, arrangement=arrangement)
-    chosen = alternatives_of([("a", [default, Run(head, run.samples)])])
+    chosen = group_by_argument([("a", [default, Run(head, run.samples)])])
     assert len(chosen) == count
 
 
@@ -606,7 +606,7 @@ def test_a_choice_is_named_by_what_differs_alone(
         Run(replace(common, **head), tuple(replace(s, value=s.value + n) for s in run.samples))
         for n, head in enumerate(heads)
     ]
-    assert [one.label for one in alternatives(runs)] == [f"pin-bound, {name}" for name in labels]
+    assert [one.label for one in group_runs(runs)] == [f"pin-bound, {name}" for name in labels]
 
 
 def test_a_flat_curve_of_any_collective_stops_the_machine() -> None:
@@ -617,7 +617,7 @@ def test_a_flat_curve_of_any_collective_stops_the_machine() -> None:
     )
     (found,) = check_results([Run(run.head, samples)])
     assert (found.id, found.severity) == ("collective-flat-curve", Severity.CRITICAL)
-    other = replace(run.head, switches=Switches.of_layout(PRESETS["default"]))
+    other = replace(run.head, switches=Switches.from_layout(PRESETS["default"]))
     fast = tuple(replace(sample, value=2 * sample.value) for sample in samples)
     for of_other, count in ((samples, 2), (fast, 0)):  # the faster layout refutes the ceiling
         runs = [Run(run.head, samples), Run(other, of_other)]
@@ -631,7 +631,7 @@ def test_an_unusable_run_is_left_out_and_named_where_others_can_answer() -> None
     assert (made.choice, made.avoid) == ("pin-numa", ("default",))
     assert [caveat.blocks for caveat in made.caveats if caveat.id == "unusable"] == [False]
     alone = measured((runs[0], marked), Objective.MEMORY_BANDWIDTH)
-    assert alone.choice is None and alone.reason_of(ReasonId.UNUSABLE)
+    assert alone.choice is None and alone.find_reason(ReasonId.UNUSABLE)
 
 
 def test_where_results_cannot_tell_the_layout_is_one_that_was_compared() -> None:
@@ -651,7 +651,7 @@ def test_equal_values_are_ranked_alike_in_whatever_order_they_are_read() -> None
         replace(run, head=replace(run.head, switches=UNKNOWN_SWITCHES, arrangement=name))
         for run, name in zip(copies, (OTHER_NODE, OWN_NODE), strict=True)
     ]
-    ranked = recommend("H200", alternatives(arranged), Objective.GPU_COPY).results
+    ranked = recommend("H200", group_runs(arranged), Objective.GPU_COPY).results
     assert [result.alternative for result in ranked] == [OWN_NODE, OTHER_NODE]
 
 
@@ -660,14 +660,14 @@ def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:
     for _ in range(60):
         layouts = ("default", "pin", "pin-numa", "pin-numa-pci")
         runs = runs_with(dict.fromkeys(layouts, 1e11), rng, vcpus=16)
-        made = recommend("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
+        made = recommend("H200", group_runs(runs), Objective.MEMORY_BANDWIDTH)
         assert (made.layout, made.avoid) == ("pin-numa", ())
-        assert made.reason_of(ReasonId.RULE)
+        assert made.find_reason(ReasonId.RULE)
 
 
 def _simulated(noise: float, values: Mapping[str, float], seed: int) -> Recommendation:
     runs = runs_with(values, seed, between=noise)
-    return recommend("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
+    return recommend("H200", group_runs(runs), Objective.MEMORY_BANDWIDTH)
 
 
 def test_a_pair_that_shows_nothing_weakens_no_other_and_each_has_the_word_of_compare() -> None:
@@ -675,10 +675,10 @@ def test_a_pair_that_shows_nothing_weakens_no_other_and_each_has_the_word_of_com
     runs = runs_with(
         {"default": 8e10 * 1.0, "pin": 8e10 * 1.5, "pin-numa": 8e10 * 2.4}, 35, boots=4
     )
-    made = recommend("x", alternatives(runs), Objective.MEMORY_BANDWIDTH)
+    made = recommend("x", group_runs(runs), Objective.MEMORY_BANDWIDTH)
     assert (made.avoid, made.level) == (("default",), EvidenceLevel.MEASURED)
-    *_, best = alternatives(runs)
-    pairs = compare([best, *alternatives(runs)[:2]]).effects
+    *_, best = group_runs(runs)
+    pairs = compare([best, *group_runs(runs)[:2]]).effects
     words = {one.alternative: one.level for one in pairs if one.primary}
     assert words == {one.alternative: one.level for one in made.results if one.ratio < 1}
     assert words == {"default": EvidenceLevel.MEASURED, "pin": EvidenceLevel.PROVISIONAL}
@@ -709,9 +709,9 @@ def test_a_noisy_layout_is_neither_chosen_nor_avoided_among_clear_ones() -> None
             ("pin-numa", 5.6e11, 0.01),
         )
     ]
-    made = recommend("H200", alternatives(runs), Objective.MEMORY_BANDWIDTH)
+    made = recommend("H200", group_runs(runs), Objective.MEMORY_BANDWIDTH)
     assert (made.choice, made.also, made.avoid) == ("pin-numa", (), ("pin",))
-    assert "cannot tell it from default" in sentence_of(made)
+    assert "cannot tell it from default" in format_sentence(made)
 
 
 def test_every_objective_has_one_answer_and_the_same_twice() -> None:
@@ -741,6 +741,6 @@ def test_a_machine_under_review_gives_no_advice_for_others_of_its_kind() -> None
 
     assert (decided(1e5).level, decided(1e5).choice) == (EvidenceLevel.MEASURED, "pin")
     reviewed = decided(0.6e5)
-    passed = reviewed.reason_of(ReasonId.PASSED)
+    passed = reviewed.find_reason(ReasonId.PASSED)
     assert reviewed.level is EvidenceLevel.RULE
     assert passed is not None and "recommends nothing for other machines" in passed.detail

@@ -35,7 +35,7 @@ from homenode.change.apply.live_pins import (
     restore_live_pins,
     run_mark,
 )
-from homenode.change.apply.store import DomainStore, saved_originals, sha256
+from homenode.change.apply.store import DomainStore, compute_sha256, saved_originals
 from homenode.change.journal import ChangeState, default_root
 from homenode.change.paused_start import PausedStart, end_paused, paused_journal
 from homenode.cpuset import CpuSet
@@ -55,7 +55,7 @@ def root(tmp_path: Path) -> Path:
 
 def apply(root: Path, layout: str = "pin-numa") -> bytes:
     virsh = Virsh(URI)
-    original = virsh.definition(UUID)
+    original = virsh.read_definition(UUID)
     done = apply_definition(virsh, NAME, tuned(layout, original), original, root)
     assert done.defined is not None
     return done.defined
@@ -69,7 +69,7 @@ def test_apply_defines_the_tuned_document_and_restore_gives_the_original_back_by
     done = restore_definition(Virsh(URI), NAME, root)
     assert done.changed and done.exact
     assert daemon.definition() == ORIGINAL
-    assert DomainStore(root, URI, UUID).document(sha256(defined)) == defined
+    assert DomainStore(root, URI, UUID).read_document(compute_sha256(defined)) == defined
 
 
 def test_apply_and_restore_remove_what_a_killed_one_left_half_written(
@@ -90,9 +90,9 @@ def test_a_step_that_was_only_begun_leaves_the_record_that_was_there(
     """As where libvirt refuses another domain of the same command."""
     apply(root)
     virsh, store = Virsh(URI), DomainStore(root, URI, UUID)
-    now, before = virsh.definition(UUID), store.journal.to_undo()
+    now, before = virsh.read_definition(UUID), store.journal.to_undo()
     change = DomainChange(name=NAME, tuned=tuned("pin", now), original=now)
-    step = DefineStep(virsh, virsh.domain(NAME), store, (), change)
+    step = DefineStep(virsh, virsh.find_domain(NAME), store, (), change)
     step.begin(store.journal.write)
     step.take_back(store.journal.write)
     assert store.journal.to_undo() == before != ()
@@ -128,7 +128,7 @@ def test_apply_refuses_by_name_what_stands_against_it(
 ) -> None:
     daemon.put(file, value)
     virsh = Virsh(URI)
-    original = virsh.definition(UUID)
+    original = virsh.read_definition(UUID)
     assert [
         o.constraint for o in preview_definition(virsh, NAME, tuned(), original, root).obstacles
     ] == [id]
@@ -184,7 +184,7 @@ def test_kept_edits_are_the_original_as_libvirt_printed_them(daemon: StandIn, ro
     daemon.put("drops", "<iothreads>")
     restore_definition(Virsh(URI), NAME, root, keep_edits=True)
     assert b"<title>" in daemon.definition() and b"<iothreads>" not in daemon.definition()
-    assert saved_original(Virsh(URI), NAME, root) == Virsh(URI).definition(UUID)
+    assert saved_original(Virsh(URI), NAME, root) == Virsh(URI).read_definition(UUID)
 
 
 def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_definition_that_changed_while_it_was_planned_is_refused(
     daemon: StandIn, root: Path
 ) -> None:
     virsh = Virsh(URI)
-    before = virsh.definition(UUID).replace(b"kept", b"older")
+    before = virsh.read_definition(UUID).replace(b"kept", b"older")
     with pytest.raises(InputError, match="edited in between"):
         apply_definition(virsh, NAME, tuned(original=before), before, root)
     assert daemon.definition() == ORIGINAL
@@ -330,7 +330,7 @@ def test_the_first_original_is_kept_where_a_second_layout_was_undone(
 
 def test_a_document_of_another_domain_is_refused(daemon: StandIn, root: Path) -> None:
     virsh = Virsh(URI)
-    original = virsh.definition(UUID)
+    original = virsh.read_definition(UUID)
     for other in (
         tuned().replace(UUID.encode(), b"00000000-4a35-4c9c-8f2e-5a0d1c2b3a49"),
         tuned().replace(NAME.encode(), b"another"),
@@ -346,7 +346,7 @@ def test_a_document_that_was_dumped_without_passwords_is_refused(
     virsh = Virsh(URI)
     without = tuned().replace(b" passwd='kept'", b"")
     with pytest.raises(UsageError, match="lacks the passwords of vnc"):
-        apply_definition(virsh, NAME, without, virsh.definition(UUID), root)
+        apply_definition(virsh, NAME, without, virsh.read_definition(UUID), root)
 
 
 def test_a_restore_with_nothing_saved_says_where_something_is(daemon: StandIn, root: Path) -> None:
@@ -372,7 +372,7 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
     with pytest.raises(InputError, match="expected the definition with that sha256"):
         restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == owned
-    assert store.document(store.save(ORIGINAL)) == ORIGINAL  # saved again, it is whole
+    assert store.read_document(store.save(ORIGINAL)) == ORIGINAL  # saved again, it is whole
 
 
 def test_a_display_that_is_gone_has_lost_no_password() -> None:
@@ -606,7 +606,7 @@ def test_a_paused_vm_is_ended_unless_its_guest_runs_or_another_started_it(
     daemon.put("id", run_id)
     daemon.put("run-state", run_state)
     assert [entry.what for entry in end_paused(virsh, root, UUID, NAME)] == [outcome]
-    assert virsh.domain(UUID).is_active is (outcome is ChangeState.KEPT)
+    assert virsh.find_domain(UUID).is_active is (outcome is ChangeState.KEPT)
 
 
 def test_files_that_a_paused_start_made_go_unless_they_were_written_since(
@@ -641,19 +641,19 @@ def test_a_missing_virsh_and_a_daemon_that_is_down_say_what_to_do(
 ) -> None:
     daemon.put("down", "")
     with pytest.raises(HostError, match=r"failed to connect.*\n  hint: systemctl start libvirtd"):
-        Virsh(URI).domain(NAME)
+        Virsh(URI).find_domain(NAME)
     monkeypatch.setattr("shutil.which", lambda *words, **more: None)
     with pytest.raises(ToolError, match="hint: apt install libvirt-clients") as missing:
-        Virsh(URI).domain(NAME)
+        Virsh(URI).find_domain(NAME)
     assert missing.value.exit_code == 3
 
 
 def test_a_uuid_in_capitals_is_the_same_domain(daemon: StandIn) -> None:
-    assert Virsh(URI).domain(UUID.upper()).name == NAME
+    assert Virsh(URI).find_domain(UUID.upper()).name == NAME
 
 
 def test_what_names_a_domain_on_a_command_line_is_no_option_id_or_file(daemon: StandIn) -> None:
-    state = Virsh(URI).domain(NAME)
+    state = Virsh(URI).find_domain(NAME)
     assert state.argument == UUID
     for name, argument in (("vm-1.a", "vm-1.a"), ("12", UUID), ("a.xml", UUID), ("a b", UUID)):
         assert structs.replace(state, name=name).argument == argument
@@ -662,18 +662,18 @@ def test_what_names_a_domain_on_a_command_line_is_no_option_id_or_file(daemon: S
 def test_a_number_that_virsh_takes_for_an_id_is_no_name(daemon: StandIn) -> None:
     daemon.put("id", "4")
     with pytest.raises(InputError, match="'4' is not the name of a domain, but the id of '-vm 7'"):
-        Virsh(URI).domain("4")
+        Virsh(URI).find_domain("4")
 
 
 def test_an_unknown_domain_is_bad_input(daemon: StandIn) -> None:
     with pytest.raises(InputError, match=r"no VM named other; here: -vm 7 \(shut off\)"):
-        Virsh(URI).domain("other")
+        Virsh(URI).find_domain("other")
     daemon.put("id", "4")
     with pytest.raises(InputError, match=r"here: -vm 7 \(running\)"):
-        Virsh(URI).domain("other")
+        Virsh(URI).find_domain("other")
     for name in ("", " ", "a\nb"):
         with pytest.raises(UsageError):
-            Virsh(URI).domain(name)
+            Virsh(URI).find_domain(name)
 
 
 @pytest.mark.parametrize("uri", ["", "-h", "qemu", "qemu:///system evil", "file:///etc", "xen:///"])

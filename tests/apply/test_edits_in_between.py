@@ -37,7 +37,7 @@ Work = Callable[[Path], object]
 
 def apply(root: Path, layout: str) -> None:
     virsh = Virsh(URI)
-    original = virsh.definition(UUID)
+    original = virsh.read_definition(UUID)
     apply_definition(virsh, NAME, tuned(layout, original), original, root)
 
 

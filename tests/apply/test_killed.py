@@ -61,7 +61,7 @@ def children_of(process: int) -> list[int]:
 
 def apply(connect: str, domain: str, root: Path, layout: str) -> None:
     virsh = Virsh(connect)
-    original = virsh.definition(virsh.domain(domain).uuid)
+    original = virsh.read_definition(virsh.find_domain(domain).uuid)
     apply_definition(virsh, domain, tuned(layout, original), original, root)
 
 
@@ -101,10 +101,12 @@ class Operators:
         with host_locked(domain.root, domain.virsh.connect, "tests"):  # a virsh that goes on alone
             assert title_of(domain.definition()) == title_of(now), "an edit is lost"
             self.counts["changed"] += domain.definition() != now
-        store = DomainStore(domain.root, domain.virsh.connect, domain.virsh.domain(UNDO).uuid)
+        store = DomainStore(domain.root, domain.virsh.connect, domain.virsh.find_domain(UNDO).uuid)
         entry = store.definition()
         if entry is not None and entry.what in TO_UNDO:
-            assert without_title(store.document(entry.before)) == self.bare, "the original is lost"
+            assert without_title(store.read_document(entry.before)) == self.bare, (
+                "the original is lost"
+            )
 
     def edit(self) -> None:
         """Edit as others do: with virsh edit, or with virsh define of another text."""

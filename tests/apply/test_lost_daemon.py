@@ -80,7 +80,7 @@ def test_a_libvirtd_killed_under_a_change_is_named_with_commands_that_work(
     daemon.kill()
     said: list[str] = []
     with pytest.raises(HostError):
-        retry_while_unavailable(lambda: Virsh(daemon.uri).domain(NAME), "t-1", said.append)
+        retry_while_unavailable(lambda: Virsh(daemon.uri).find_domain(NAME), "t-1", said.append)
     (line,) = said
     assert "homenode trial resume t-1" in line and "homenode trial undo t-1" in line
     daemon.start()

@@ -15,7 +15,7 @@ from homenode.errors import InputError
 from homenode.machine.topology import Host, RunningDomain
 from homenode.objective import Objective
 from homenode.vm.daemon_host import load_daemon_host
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import PlanOptions
@@ -122,7 +122,7 @@ class ElsewhereVirsh(Virsh):
         super().__init__("qemu+ssh://gpu7/system")
         self.host: Host = load_host(source)
 
-    def capabilities(self) -> str:
+    def read_capabilities(self) -> str:
         cells = "".join(
             f"<cell id='{node.index}'><cpus>"
             + "".join(f"<cpu id='{pu}' siblings='{pu}'/>" for pu in node.pus)
@@ -137,7 +137,7 @@ class ElsewhereVirsh(Virsh):
         addresses = (str(device.bdf) for device in self.host.pci_devices)
         return tuple(f"pci_{address.replace(':', '_').replace('.', '_')}" for address in addresses)
 
-    def domains(self, *, running: bool = False) -> dict[str, str]:
+    def list_domains(self, *, running: bool = False) -> dict[str, str]:
         return {}
 
 
@@ -215,6 +215,6 @@ def test_another_layout_is_that_of_the_command_and_not_of_the_record(daemon: Sta
 
 
 def layout_of(daemon: StandIn) -> str:
-    record = vm_of(open_domain(daemon.definition(), "x")).record
+    record = build_vm(open_domain(daemon.definition(), "x")).record
     assert record is not None
     return record.layout.name

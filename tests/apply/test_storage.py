@@ -39,7 +39,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def apply(root: Path) -> None:
     virsh = Virsh(URI)
-    apply_definition(virsh, NAME, tuned(), virsh.definition(virsh.domain(NAME).uuid), root)
+    apply_definition(
+        virsh, NAME, tuned(), virsh.read_definition(virsh.find_domain(NAME).uuid), root
+    )
 
 
 def fill(disk: Path, left: int) -> None:
@@ -102,5 +104,5 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_happens(
     assert "make /var/lib/homenode a directory" in (refused.value.hint or "")  # for root
     assert daemon.definition() == ORIGINAL
     assert not [word for word in daemon.commands() if word.startswith("define")]
-    would = preview_definition(Virsh(URI), NAME, tuned(), Virsh(URI).definition(NAME), disk)
+    would = preview_definition(Virsh(URI), NAME, tuned(), Virsh(URI).read_definition(NAME), disk)
     assert would.changed and not would.obstacles

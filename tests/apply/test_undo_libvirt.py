@@ -100,7 +100,7 @@ class Domain:
         assert defined.returncode == 0, defined.stderr
 
     def definition(self) -> bytes:
-        return self.virsh.definition(self.virsh.domain(NAME).uuid)
+        return self.virsh.read_definition(self.virsh.find_domain(NAME).uuid)
 
     def apply(self, layout: str, gpus: int, host: Host) -> bool:
         """Apply a layout; False where the definition cannot have it."""

@@ -53,16 +53,16 @@ class Word:
         if self.word == "fails":
             raise HostError("it fails")
         self.path.write_text(self.word)
-        note(entry.now(ChangeState.DONE))
+        note(entry.with_state(ChangeState.DONE))
         return entry
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        note(entry.now(ChangeState.UNDOING))
+        note(entry.with_state(ChangeState.UNDOING))
         if entry.before is None:
             self.path.unlink(missing_ok=True)
         else:
             self.path.write_text(entry.before)
-        note(entry.now(ChangeState.UNDONE))
+        note(entry.with_state(ChangeState.UNDONE))
         return entry
 
     def is_done(self, entry: ChangeEntry) -> bool:
@@ -141,7 +141,7 @@ def test_a_step_that_fails_stays_open(journal: Journal, tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused_by_name(journal: Journal, kind: str) -> None:
     journal.files.make()
     journal.files.begin(f'{{"format": "homenode.{kind}"}}\n')
-    for use in (journal.entries, journal.write):
+    for use in (journal.read_entries, journal.write):
         with pytest.raises(InputError, match=rf"expected a homenode\.change document.*{kind}"):
             use()
 
@@ -150,7 +150,7 @@ def test_a_newer_journal_is_refused_by_name(journal: Journal) -> None:
     journal.files.make()
     journal.files.begin('{"format": "homenode.change/9", "run": "a"}\n')
     with pytest.raises(InputError, match="change/1, found version 9"):
-        journal.entries()
+        journal.read_entries()
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_what_every_command_can_undo_is_listed_with_its_way_back(
 ) -> None:
     assert listed() == ["0 changes can be undone"]
     virsh = Virsh(URI)
-    apply_definition(virsh, NAME, tuned("pin", ORIGINAL), virsh.definition(UUID), root)
+    apply_definition(virsh, NAME, tuned("pin", ORIGINAL), virsh.read_definition(UUID), root)
     port = Bdf.parse("0000:00:01.0")
     begun = ChangeEntry(
         what=ChangeState.BEGIN, kind=KIND, subject=str(port), by_hand="setpci -s it"
@@ -227,7 +227,7 @@ def test_what_every_command_can_undo_is_listed_with_its_way_back(
 
 def test_a_journal_that_cannot_be_read_hides_no_other(root: Path) -> None:
     virsh = Virsh(URI)
-    apply_definition(virsh, NAME, tuned("pin", ORIGINAL), virsh.definition(UUID), root)
+    apply_definition(virsh, NAME, tuned("pin", ORIGINAL), virsh.read_definition(UUID), root)
     broken = root / "domains" / f"{UUID[:-1]}0@00000000"
     broken.mkdir()
     (broken / "journal.jsonl").write_text(json.dumps({"format": "homenode.change/9"}) + "\n")

@@ -99,7 +99,7 @@ class Domain:
 
     def apply(self, layout: str) -> None:
         virsh = Virsh(URI)
-        original = virsh.definition(UUID)
+        original = virsh.read_definition(UUID)
         change = DomainChange(name=NAME, tuned=tuned(layout, original), original=original)
         apply_definitions(virsh, (change,), self.root)
 
@@ -165,7 +165,7 @@ class Several:
 
     def apply(self, layout: str) -> None:
         virsh = Virsh(URI)
-        now = {name: virsh.definition(virsh.domain(name).uuid) for name in self.names}
+        now = {name: virsh.read_definition(virsh.find_domain(name).uuid) for name in self.names}
         changes = [
             DomainChange(name=name, tuned=tuned(layout, original), original=original)
             for name, original in now.items()

@@ -58,7 +58,7 @@ class RealHost(SmallHost):
     def definitions(self) -> dict[str, bytes]:
         virsh = Virsh(self.connect)
         uuids = sorted(path.stem for path in self.state.glob("*.xml"))
-        return {uuid: virsh.definition(uuid) for uuid in uuids}
+        return {uuid: virsh.read_definition(uuid) for uuid in uuids}
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_a_daemon_killed_at_any_moment_loses_nothing(daemon: TwoNodes, tmp_path:
     define(daemon, document)
     virsh = Virsh(daemon.uri)
     (uuid,) = daemon.virsh("list", "--all", "--uuid").stdout.split()
-    original, root = virsh.definition(uuid), default_root()
-    name = virsh.domain(uuid).name
+    original, root = virsh.read_definition(uuid), default_root()
+    name = virsh.find_domain(uuid).name
 
     def apply(layout: str) -> None:
-        now = virsh.definition(uuid)
+        now = virsh.read_definition(uuid)
         apply_definition(virsh, name, tuned(layout, now), now, root)
 
     choose = random.Random(SEED)
@@ -115,10 +115,10 @@ def test_a_daemon_killed_at_any_moment_loses_nothing(daemon: TwoNodes, tmp_path:
         daemon.start()
         if choose.random() < 0.5:
             restore_definition(virsh, name, root)
-            assert virsh.definition(uuid) == original
+            assert virsh.read_definition(uuid) == original
             apply(choose.choice(LAYOUTS))
     restore_definition(virsh, name, root)
-    assert virsh.definition(uuid) == original
+    assert virsh.read_definition(uuid) == original
     left = [
         one for one in open_changes(journals_of_domains(root)) if isinstance(one, HomenodeError)
     ]

@@ -95,7 +95,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_the_hgx_h100_is_where_a_captured_one_has_its_functions() -> None:
     captured = host_from_lspci(HGX_CAPTURE.read_text(), "capture")
     for ours in load_shipped("hgx-h100").host.pci_devices:
-        theirs = captured.device(ours.bdf)
+        theirs = captured.find_device(ours.bdf)
         assert theirs is not None, ours.bdf
         assert (ours.kind, ours.class_code, ours.node, ours.parent, ours.link) == (
             theirs.kind,

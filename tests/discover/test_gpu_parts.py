@@ -232,7 +232,7 @@ def test_amd_smi_counts_partitions_where_sysfs_gives_no_mode() -> None:
         "amd-smi-topology": topology,
     }
     found = discover(changed(files=files, commands=commands))
-    cpx = found.device(Bdf.parse("15:00.0"))
+    cpx = found.find_device(Bdf.parse("15:00.0"))
     assert cpx is not None and cpx.partition_mode == "DPX"
     assert cpx.parts == tuple(GpuPart(PartKind.PARTITION, "DPX", number=n) for n in range(2))
     assert cpx.memory_partition_mode == "NPS1"

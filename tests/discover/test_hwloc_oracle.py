@@ -164,7 +164,7 @@ def test_gpu_memory_is_distinguished_from_other_memory(unpacked: Path) -> None:
 
 def test_a_node_without_cpus_or_memory_that_initiates_is_kept(unpacked: Path) -> None:
     host, _ = _both(unpacked, "x86-2p11n-initiators")
-    node = host.node(4)
+    node = host.find_node(4)
     assert node is not None and node.generic_initiator
     assert not node.pus and node.memory_bytes == 0
     assert {n.index for n in host.nodes if n.memory_kind == "other"} == {7, 10}

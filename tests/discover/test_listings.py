@@ -4,7 +4,7 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.machine.discover.listings import complement
+from homenode.machine.discover.listings import combine
 from homenode.machine.topology import Host, summarise
 from homenode.vm.sources import host_of_text
 from tests.tools.test_lscpu import TABLE
@@ -78,7 +78,7 @@ def test_the_matrix_of_gpus_shows_their_nodes_and_no_whole_node() -> None:
 def test_listings_of_one_machine_complement_each_other(order: tuple[int, ...]) -> None:
     texts = (NUMACTL, TABLE, TOPOLOGY)
     first, second, third = (host(texts[position]) for position in order)
-    found = complement(complement(first, second), third)
+    found = combine(combine(first, second), third)
     assert len(found.cores) == 2
     assert [node.memory_bytes for node in found.nodes] == [64000 << 20, 32000 << 20]
     assert found.distances == ((10, 21), (21, 10))
@@ -99,4 +99,4 @@ def test_listings_of_one_machine_complement_each_other(order: tuple[int, ...]) -
 )
 def test_listings_of_two_machines_are_refused(other: str) -> None:
     with pytest.raises(InputError, match=r"CPUs of node [12]"):
-        complement(host(TABLE), host(other))
+        combine(host(TABLE), host(other))

@@ -182,7 +182,7 @@ def test_links_bars_driver_group_and_sriov_are_read() -> None:
         f"{directory}/driver": "../../../../../../bus/pci/drivers/vfio-pci",
         f"{directory}/iommu_group": "../../../../../../kernel/iommu_groups/17",
     }
-    gpu = _host(files, links=links).device(Bdf.parse("03:00.0"))
+    gpu = _host(files, links=links).find_device(Bdf.parse("03:00.0"))
     assert gpu is not None
     assert gpu.link == PciLink(16.0, 16, 32.0, 16)
     assert gpu.bars == (
@@ -214,7 +214,7 @@ def test_a_virtual_function_knows_its_physical_one() -> None:
         **pci_function("0000:00:02.1", "020000", "15b3:101e"),
     }
     links = {f"{PCI}/0000:00:02.1/physfn": "../0000:00:02.0"}
-    vf = _host(files, links=links).device(Bdf.parse("00:02.1"))
+    vf = _host(files, links=links).find_device(Bdf.parse("00:02.1"))
     assert vf is not None and vf.physical_function == Bdf.parse("00:02.0")
 
 
@@ -251,7 +251,7 @@ def test_class_and_ids_say_what_a_function_is(
 def test_a_gpu_whose_firmware_gives_no_node_has_none_and_a_gap() -> None:
     files = {**SWITCHED, f"{PCI}/{GPU}/numa_node": "-1\n", f"{PCI}/{GPU}/local_cpulist": "0-7\n"}
     host = _host(files)
-    gpu = host.device(Bdf.parse("03:00.0"))
+    gpu = host.find_device(Bdf.parse("03:00.0"))
     assert gpu is not None and gpu.node is None
     gap = next(gap for gap in host.gaps if gap.subject == "node of 0000:03:00.0")
     assert gap.reason == "the firmware reports no node: numa_node is -1"
@@ -260,7 +260,7 @@ def test_a_gpu_whose_firmware_gives_no_node_has_none_and_a_gap() -> None:
 def test_a_node_that_is_not_online_is_no_node() -> None:
     files = {**SWITCHED, f"{PCI}/{GPU}/numa_node": "7\n"}
     host = _host(files)
-    gpu = host.device(Bdf.parse("03:00.0"))
+    gpu = host.find_device(Bdf.parse("03:00.0"))
     assert gpu is not None and gpu.node is None
     assert any("7, a node that is not online" in gap.reason for gap in host.gaps)
 
@@ -272,7 +272,7 @@ def test_where_only_local_pus_are_known_they_give_the_node(local: str, node: int
     files = {**SWITCHED, f"{PCI}/{GPU}/local_cpulist": f"{local}\n"}
     del files[f"{PCI}/{GPU}/numa_node"]
     for numa_node in ({}, {f"{PCI}/{GPU}/numa_node": "-1\n"}):
-        gpu = _host({**files, **numa_node}).device(Bdf.parse("03:00.0"))
+        gpu = _host({**files, **numa_node}).find_device(Bdf.parse("03:00.0"))
         assert gpu is not None and gpu.node == node
 
 
@@ -284,7 +284,7 @@ def test_a_volume_management_device_has_a_root_complex_of_its_own() -> None:
         **pci_function(vmd, "010802", "144d:a80a"),
     }
     host = _host(files)
-    disk = host.device(Bdf.parse("10000:e1:00.0"))
+    disk = host.find_device(Bdf.parse("10000:e1:00.0"))
     assert disk is not None and disk.kind is DeviceKind.NVME
     assert (disk.root_complex, disk.parent) == ("pci10000:e0", Bdf.parse("10000:e0:06.0"))
     assert [root.name for root in host.root_complexes] == ["pci0000:00", "pci10000:e0"]
@@ -305,7 +305,7 @@ def test_a_function_without_a_class_is_of_no_known_kind() -> None:
     link = {"/sys/bus/pci/devices/0000:00:02.0": directory}
     host = _host({**SWITCHED, f"{directory}/vendor": "0x8086\n"}, links=link)
     assert len(host.pci_devices) == len(_host(SWITCHED).pci_devices) + 1
-    odd = host.device(Bdf.parse("00:02.0"))
+    odd = host.find_device(Bdf.parse("00:02.0"))
     assert odd is not None and odd.kind is DeviceKind.OTHER and odd.vendor_id == 0x8086
     assert "class of 0000:00:02.0" in {gap.subject for gap in host.gaps}
 
@@ -315,7 +315,7 @@ def test_configuration_space_stands_in_for_a_class_that_is_missing_or_malformed(
     config = bytearray(64)
     config[0x09:0x0C] = bytes((0x00, 0x02, 0x03))
     files = {**SWITCHED, f"{directory}/config": config.decode("utf-8", "surrogateescape")}
-    gpu = _host({**files, f"{directory}/class": "banana\n"}).device(Bdf.parse("03:00.0"))
+    gpu = _host({**files, f"{directory}/class": "banana\n"}).find_device(Bdf.parse("03:00.0"))
     assert gpu is not None and gpu.kind is DeviceKind.GPU
 
 
@@ -377,7 +377,7 @@ def test_a_malformed_file_of_one_function_is_a_gap(file: str) -> None:
     assert [d for d in host.pci_devices if d.bdf != gpu] == [
         d for bdf, d in whole.items() if bdf != gpu
     ]
-    assert host.device(gpu) is not None
+    assert host.find_device(gpu) is not None
     assert any(f"/{file}" in gap.reason and "found 'what 0x'" in gap.reason for gap in host.gaps)
 
 
@@ -402,7 +402,7 @@ def test_lspci_of_the_same_host_adds_names_and_finds_differences() -> None:
         "0000:09:00.0 VGA compatible controller [0300]: ASPEED [1a03:2000]\n"
     )
     host = _host(SWITCHED, commands={"lspci": listing})
-    gpu = host.device(Bdf.parse("03:00.0"))
+    gpu = host.find_device(Bdf.parse("03:00.0"))
     assert gpu is not None and gpu.name == "NVIDIA Corporation GH100 [H100]"
     assert gpu.node == 0
     reasons = {gap.subject: gap.reason for gap in host.gaps}
@@ -420,7 +420,7 @@ def test_a_function_that_the_bus_does_not_list_is_a_gap() -> None:
     whole = snapshot({**cpu_files(), **SWITCHED})
     links = {p: to for p, to in whole.links.items() if not p.endswith("0000:03:00.0")}
     host = discover(MemorySnapshot("a tree", whole.files, links))
-    assert host.device(Bdf.parse("03:00.0")) is None
+    assert host.find_device(Bdf.parse("03:00.0")) is None
     gap = next(gap for gap in host.gaps if gap.subject == "0000:03:00.0")
     assert "not in /sys/bus/pci/devices" in gap.reason
 

@@ -37,7 +37,7 @@ def test_package_numbers_may_be_above_65535() -> None:
 def test_a_bridge_missing_from_the_bus_is_known_by_what_is_below_it() -> None:
     host = _host("32intel64-2p8co2t+8ve.tar.bz2")
     assert summarise(host).pci_functions == 29
-    bridge = host.device(Bdf.parse("5f:03.0"))
+    bridge = host.find_device(Bdf.parse("5f:03.0"))
     assert bridge is not None and bridge.bridge is not None
     assert bridge.bridge.port_type is PortType.SWITCH_DOWNSTREAM
     assert host.switch_above(Bdf.parse("60:00.1")) == Bdf.parse("5e:00.0")

@@ -12,9 +12,9 @@ from homenode.findings import (
     GROUPS,
     FindingTexts,
     Severity,
-    as_printed,
     catalogue,
     finding,
+    format_plain,
     page,
 )
 from homenode.measure.results.model import (
@@ -170,7 +170,7 @@ def test_each_finding_says_what_it_means_and_how_to_fix_it(name: str) -> None:
             *texts.cost_of.values(),
             *texts.fix_of.values(),
         ):
-            assert len(as_printed(text, {}) or "") < 200, key
+            assert len(format_plain(text, {}) or "") < 200, key
             assert not text.endswith("."), key
         if texts.cause:
             assert texts.source, key
@@ -196,9 +196,9 @@ def test_a_finding_is_printed_on_one_line_and_stands_as_sentences_on_its_page() 
         fix_of={"late": ""},
         more="Check: `cat x`.",
     )
-    assert as_printed(texts.fix, {"file": "/f"}) == "set x=1 in /f"
-    assert as_printed(texts.fix_of["late"], {}) is None
-    assert texts.markdown("## a").split("\n\n") == [
+    assert format_plain(texts.fix, {"file": "/f"}) == "set x=1 in /f"
+    assert format_plain(texts.fix_of["late"], {}) is None
+    assert texts.format_markdown("## a").split("\n\n") == [
         "## a",
         "**Info, critical.** It is.",
         "**Cost.** Half of LINK.",

@@ -182,7 +182,7 @@ def test_a_connection_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     virsh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(InputError) as raised:
-        Virsh(uri).domain("vm7")
+        Virsh(uri).find_domain("vm7")
     assert _words(str(raised.value.hint), "virsh")[:3] == ["virsh", "-c", uri]
 
 

@@ -22,12 +22,17 @@ from homenode.cli.command import WrongCall
 from homenode.cli.main import run as program
 from homenode.doc import Text, plain
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
-from homenode.findings import Finding, Findings, Gap, GapKind, Severity, finding, with_gaps
+from homenode.findings import Finding, Findings, Gap, GapKind, Severity, add_gaps, finding
 from homenode.formats import encode
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
 from homenode.safe import trusted_path
-from homenode.show.findings_text import findings_text, group_findings, prometheus, subjects_of
+from homenode.show.findings_text import (
+    findings_text,
+    format_prometheus,
+    format_subjects,
+    group_findings,
+)
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 from tests.doctor_cases import changed, settings
@@ -221,7 +226,7 @@ def test_metrics_escape_what_comes_from_outside() -> None:
         observed="o",
         source="s",
     )
-    text = prometheus(Findings(checked=(), findings=(finding, finding)), {"host": "h"})
+    text = format_prometheus(Findings(checked=(), findings=(finding, finding)), {"host": "h"})
     assert 'subject="a \\"b\\"\\n\\\\c"' in text
     assert 'severity="warning"} 2' in text and 'severity="critical"} 0' in text
     assert len([line for line in text.splitlines() if line.startswith("homenode_finding{")]) == 1
@@ -230,7 +235,7 @@ def test_metrics_escape_what_comes_from_outside() -> None:
 @pytest.fixture
 def installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an installation below /opt; the tests run wherever a developer has the tree."""
-    monkeypatch.setattr(retrain, "changeable", lambda paths: None)
+    monkeypatch.setattr(retrain, "find_other_writer", lambda paths: None)
 
 
 @pytest.mark.usefixtures("installed_by_root")
@@ -284,9 +289,9 @@ def test_a_program_that_somebody_else_can_change_gets_no_unit_and_no_hook(
         (directory / "opt" / "homenode").write_text("#!/bin/sh\n")
         (directory / "opt" / "link").symlink_to("../elsewhere/homenode")
         named = [directory / "opt" / "homenode", directory / "opt" / "link"]
-        assert trusted_path.changeable(named) is None
+        assert trusted_path.find_other_writer(named) is None
         change(directory / part)
-        why = trusted_path.changeable(named)
+        why = trusted_path.find_other_writer(named)
         assert why is not None and str(directory / part) in why
         (directory / "opt" / "homenode").chmod(0o777)
         monkeypatch.setattr(sys, "argv", [str(directory / "opt" / "homenode")])
@@ -346,7 +351,7 @@ def test_a_name_that_is_no_file_is_a_domain_of_this_machine(
         asked.append(name)
         raise InputError(f"domain {name!r}: none of that name")
 
-    monkeypatch.setattr("homenode.vm.hypervisor.virsh.Virsh.domain", domain)
+    monkeypatch.setattr("homenode.vm.hypervisor.virsh.Virsh.find_domain", domain)
     assert homenode("doctor", "gpu-vm").exit_code == 2
     assert homenode("doctor", "none.conf").exit_code == 2
     assert asked == ["gpu-vm"]
@@ -383,7 +388,7 @@ def test_a_host_is_judged_on_one_screen(
 
 def test_an_unread_area_is_in_the_first_line() -> None:
     found = Findings(checked=("nodes",), findings=())
-    unread = with_gaps(
+    unread = add_gaps(
         found, [Gap("VMs, pins and allocations", "no daemon", GapKind.VMS)], asks_vms=True
     )
     first, *labels = lines(unread)
@@ -462,7 +467,7 @@ def test_a_screen_of_many_findings_counts_what_does_not_fit() -> None:
 def test_subjects_are_named_or_counted(subjects: list[str], text: str) -> None:
     group = [finding("cpu-shared", subject, "e", "o") for subject in subjects]
     assert group_findings(group) == [group]
-    assert subjects_of(group) == text
+    assert format_subjects(group) == text
     block = lines(Findings(checked=(), findings=tuple(group)), explain=True)
     assert text in block[2] and sum(line.startswith("  found  ") for line in block) == 1
     assert (f"  subjects  {', '.join(subjects)}" in block) is (len(subjects) > 3)

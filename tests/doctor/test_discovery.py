@@ -69,7 +69,7 @@ def test_errors_power_and_domains_are_read() -> None:
         aer_dev_correctable="RxErr 0\nBadTLP 1200\nTOTAL_ERR_COR 1200\n",
         aer_dev_nonfatal="Undefined 0\nTOTAL_ERR_NONFATAL 0\n",
     )
-    device = discover(tree).device(GPU)
+    device = discover(tree).find_device(GPU)
     assert device is not None
     assert device.power_state == "D3hot"
     assert device.errors == PciErrors((("BadTLP", 1200),))
@@ -89,11 +89,11 @@ def test_a_device_that_sysfs_lists_and_lspci_cannot_read_is_silent() -> None:
 
 
 def test_what_no_file_tells_is_unknown() -> None:
-    device = discover(render(load_shipped("rtx4080-i9-14900k"))).device(GPU)
+    device = discover(render(load_shipped("rtx4080-i9-14900k"))).find_device(GPU)
     assert device is not None
     unknown = (device.errors, device.power_state, device.iommu_domain, device.acs)
     assert unknown == (None, None, None, None)
-    assert discover(overlaid(power_state="unknown\n")).device(GPU) == device
+    assert discover(overlaid(power_state="unknown\n")).find_device(GPU) == device
     settings = host("rtx4080-i9-14900k").settings
     assert (settings.ksm_run, settings.pus_of_idle_latency_us) == (None, None)
 
@@ -122,7 +122,7 @@ def test_settings_of_idle_states_ksm_and_iommus_are_read() -> None:
 @pytest.mark.parametrize("text", ["RxErr\n", "RxErr many\n", "3\n"])
 def test_counts_that_are_none_are_a_gap(text: str) -> None:
     found = discover(overlaid(aer_dev_correctable=text))
-    device = found.device(GPU)
+    device = found.find_device(GPU)
     assert device is not None and device.errors is None
     assert any("aer_dev_correctable" in gap.reason for gap in found.gaps)
 
@@ -151,9 +151,9 @@ def test_no_tool_is_asked_in_quiet() -> None:
 def test_acs_target_speeds_and_replays_come_from_tools() -> None:
     listing = shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt").read_text()
     hgx = host_from_lspci(listing, "hgx")
-    port = hgx.device(Bdf.parse("17:01.0"))
+    port = hgx.find_device(Bdf.parse("17:01.0"))
     assert port is not None and port.acs == () and port.target_gt_per_s == 32.0
-    redirecting = hgx.device(Bdf.parse("82:00.0"))
+    redirecting = hgx.find_device(Bdf.parse("82:00.0"))
     assert redirecting is not None and redirecting.acs is not None
     assert {"ReqRedir", "CmpltRedir"} <= set(redirecting.acs)
 
@@ -188,7 +188,7 @@ def test_interrupts_idle_states_and_governors_are_read_pu_by_pu() -> None:
     )
     for source in (tree, gather(tree).snapshot):
         found = discover(source)
-        device = found.device(GPU)
+        device = found.find_device(GPU)
         assert device is not None
         assert device.interrupts == (
             PciInterrupt(99, CpuSet((3,))),
@@ -215,7 +215,7 @@ def test_kernels_without_effective_affinities_tell_where_interrupts_may_go() -> 
     gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
     files = {f"{gpu}/msi_irqs/7": "msi\n", "/proc/irq/7/smp_affinity_list": "0-3\n"}
     tree = MemorySnapshot("old", {**below.files, **files}, below.links, below.commands)
-    device = discover(gather(tree).snapshot).device(GPU)
+    device = discover(gather(tree).snapshot).find_device(GPU)
     assert device is not None and device.interrupts == (PciInterrupt(7, CpuSet(range(4))),)
 
 

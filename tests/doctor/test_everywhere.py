@@ -16,7 +16,7 @@ from homenode.machine.description.parse import shipped_hosts
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import TARGETS, read_vm
@@ -59,7 +59,7 @@ def test_any_document_is_diagnosed_on_any_host(name: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_findings_on_a_targets_vm_name_nothing_of_libvirt(target: str) -> None:
     for document, name in product(DOCUMENTS, ("hgx-h100", "small-2n8c-2gpu", "rtx4080-i9-14900k")):
-        vm = vm_of(document)
+        vm = build_vm(document)
         hostdevs = tuple(replace(device, managed=True) for device in vm.hostdevs)
         vm = replace(vm, has_acpi=True, hostdevs=hostdevs)  # as the files of targets have them
         for finding in diagnose(host(name), None, None, vm, target).findings:

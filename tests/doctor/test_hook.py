@@ -19,7 +19,7 @@ from homenode.change.retrain.install import (
 )
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.machine.link_path import LinkRate, gigabytes
+from homenode.machine.link_path import LinkRate, format_rate
 from homenode.machine.pci import PciLink
 from tests.doctor.test_retrain import AUDIO, GPU, SICK, sick
 from tests.doctor_cases import changed
@@ -153,7 +153,7 @@ def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     assert list(dropped_links(narrow, gpus(SOUND, 1), "vm", {})) == []
     (finding,) = dropped_links(host, (GPU,), "vm", {GPU: LinkRate(16.0, 16)})
     assert "at start/begin" in finding.expected
-    assert finding.cost == f"75 % of the link: {gigabytes(before[GPU].bytes_per_s)}"
+    assert finding.cost == f"75 % of the link: {format_rate(before[GPU].bytes_per_s)}"
 
 
 def test_links_at_the_start_are_kept_until_started(tmp_path: Path) -> None:

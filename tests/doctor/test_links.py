@@ -37,7 +37,7 @@ def edited(bdf: str, old: str, new: str) -> Host:
 
 def with_link(host: Host, bdf: str, **fields: object) -> Host:
     """The host with some fields of one function's link changed."""
-    device = host.device(Bdf.parse(bdf))
+    device = host.find_device(Bdf.parse(bdf))
     assert device is not None and device.link is not None
     return changed(host, lambda d: d == device, link=replace(device.link, **fields))
 
@@ -97,7 +97,7 @@ def test_a_link_as_slow_as_its_ports_target_is_critical_whatever_the_load(at_por
     """No load raises the link above its target: the study's README names it, at 2.5 GT/s. A card's
     own register may follow its driver's idling."""
     idle = edited("5d:00.0", "LnkSta:\tSpeed 32GT/s (ok)", "LnkSta:\tSpeed 2.5GT/s (downgraded)")
-    gpu = idle.device(Bdf.parse("5d:00.0"))
+    gpu = idle.find_device(Bdf.parse("5d:00.0"))
     assert gpu is not None and gpu.parent is not None
     end = gpu.parent if at_port else gpu.bdf
     stated = changed(idle, lambda d: d.bdf == end, target_gt_per_s=2.5)
@@ -134,7 +134,7 @@ def test_sound_hosts_have_no_link_findings(name: str) -> None:
 def test_a_newer_card_on_an_older_port_is_no_fault_and_is_said() -> None:
     host = load_host("rtx4080-i9-14900k")
     gpu, port = "0000:01:00.0", None
-    device = host.device(Bdf.parse(gpu))
+    device = host.find_device(Bdf.parse(gpu))
     assert device is not None and device.parent is not None
     port = str(device.parent)
     older = with_link(host, port, max_gt_per_s=8.0, current_gt_per_s=8.0)
@@ -151,7 +151,7 @@ def test_a_sleeping_gpu_is_inconclusive() -> None:
 
 def test_links_without_known_ends_are_not_judged() -> None:
     host = load_host("rtx4080-i9-14900k")
-    port = host.device(Bdf.parse("01:00.0"))
+    port = host.find_device(Bdf.parse("01:00.0"))
     assert port is not None
     unknown = with_link(
         with_link(host, "0000:01:00.0", current_gt_per_s=5.0),

@@ -19,7 +19,7 @@ from homenode.machine.topology import Host
 from homenode.measure.gpu_load_sampling import (
     LoadProgram,
     load_program,
-    reached_by,
+    parse_load_report,
     sample_under_load,
 )
 from tests.doctor_cases import GPU_4080, changed
@@ -80,7 +80,7 @@ def test_links_are_taken_at_their_fastest_while_the_load_runs(tmp_path: Path) ->
     awake = tmp_path / "awake"
     load = load_program(["sh", "-c", f"until [ -e '{awake}' ]; do sleep 0.05; done"])
     busy, reached = sample_under_load(idle(), _Waking(awake), load)
-    device = busy.device(GPU_4080)
+    device = busy.find_device(GPU_4080)
     assert device is not None and device.link == PciLink(16.0, 16, 16.0, 16)
     assert reached.gpus is None and reached.h2d == {}
 
@@ -133,7 +133,7 @@ def test_without_any_program_the_message_names_them(
 
 
 def test_the_copys_own_report_tells_its_gpus_and_rates() -> None:
-    reached = reached_by(TORCH, copies("host-copies", addresses=GPUS, rates={"h2d": 20e9}))
+    reached = parse_load_report(TORCH, copies("host-copies", addresses=GPUS, rates={"h2d": 20e9}))
     assert reached.gpus == frozenset(Bdf.parse(gpu) for gpu in GPUS)
     # A busy machine is late with calls, so that rates may be lower; never higher.
     assert all(0 < rate < 25e9 for rate in reached.h2d.values())
@@ -142,7 +142,7 @@ def test_the_copys_own_report_tells_its_gpus_and_rates() -> None:
 def test_a_copy_that_reached_no_gpu_is_no_load() -> None:
     document = '{"format":"homenode.torch/1","command":"host-copies","torch":"2","devices":[]}'
     with pytest.raises(ToolError, match="copied nothing to a GPU"):
-        reached_by(TORCH, document)
+        parse_load_report(TORCH, document)
 
 
 def test_only_gpus_that_the_copy_reached_are_faulty_when_slow() -> None:

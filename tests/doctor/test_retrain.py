@@ -54,7 +54,7 @@ AUDIO_LIKE = Bdf(GPU.domain, GPU.bus, GPU.device, 5)
 def sick(**fields: object) -> Host:
     """The 5090 host, its GPUs given to VFIO; fields: of every function behind the first port."""
     host = shipped(SICK)
-    port = host.device(GPU)
+    port = host.find_device(GPU)
     assert port is not None
     return changed(host, lambda d: d.bdf.bus == GPU.bus, **{"driver": "vfio-pci", **fields})
 
@@ -266,7 +266,7 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
     process(1, "init", "/dev/null")
     process(4711, "qemu-system-x86", "/dev/vfio/vfio", "/dev/vfio/77", "socket:[1]")
-    device = shipped(SICK).device(GPU)
+    device = shipped(SICK).find_device(GPU)
     assert device is not None
 
     def holders(of: PciDevice) -> tuple[str, ...] | None:

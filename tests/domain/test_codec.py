@@ -15,7 +15,7 @@ from homenode.errors import HomenodeError
 from homenode.vm.domain.codec import ROWS, STEPS, ElementRow
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.merge import same_definition
-from homenode.vm.domain.read import open_domain, read_running_domain, read_vm, vm_of
+from homenode.vm.domain.read import build_vm, open_domain, read_running_domain, read_vm
 from homenode.vm.model import GuestAddress, GuestCache, Vm
 from homenode.vm.plan import Aperture, Plan, with_vm
 from tests.domain_corpus import sample
@@ -172,7 +172,7 @@ def written() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, xml in DOCUMENTS.items():
         start = open_domain(xml, name)
-        for plan in plans(vm_of(start)):
+        for plan in plans(build_vm(start)):
             document = start
             for step in STEPS:
                 try:

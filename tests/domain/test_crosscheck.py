@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.findings import Finding
-from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.limits import document_findings
 from homenode.vm.domain.read import read_vm
@@ -36,12 +36,14 @@ def found(inside: str, devices: str = "", vcpus: int = 4) -> dict[str, str]:
         f"<domain type='kvm'><name>d</name><memory unit='GiB'>4</memory><vcpu>{vcpus}</vcpu>"
         f"{inside}<devices>{devices}</devices></domain>"
     )
-    return {broken.id: str(broken) for broken in crosscheck(parse_document(xml.encode(), "d"))}
+    return {
+        broken.id: str(broken) for broken in check_references(parse_document(xml.encode(), "d"))
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_our_samples_hold_together(name: str) -> None:
-    assert crosscheck(parse_document(sample(name), name)) == ()
+    assert check_references(parse_document(sample(name), name)) == ()
 
 
 @pytest.mark.parametrize("dimm", ["2", "8"])

@@ -16,7 +16,7 @@ from homenode.option import version
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.iommu import has_iommufd
 from homenode.vm.domain.limits import reject_unsafe
-from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.domain.schema import SCHEMA_PATH, validate
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
@@ -156,7 +156,7 @@ def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> No
     now = plan_file(bare, "vm.xml", PlanOptions("pin-numa-pci"), on("12.7", "11.1", "gh200x4"))
     assert now.document.count(b"<iommu model='smmuv3'>") == 2
     document, older = open_domain(once.document, "vm"), on("12.6", "11.1", "gh200x4")
-    too_old = versions_on_host(document, vm_of(document), older)
+    too_old = versions_on_host(document, build_vm(document), older)
     assert "<iommu model='smmuv3'><driver accel=>" in [finding.subject for finding in too_old]
 
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from homenode.errors import InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.merge import MergeResult, added_ports, as_stored, same_definition, take_out
+from homenode.vm.domain.merge import (
+    MergeResult,
+    add_libvirt_parts,
+    added_ports,
+    same_definition,
+    take_out,
+)
 from homenode.vm.domain.read import open_domain
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
@@ -189,7 +195,10 @@ def test_sizes_and_sets_are_stored_as_libvirt_prints_them() -> None:
     tuning = text.format("GiB", 3, "0,1,2", "0,1", 512, "MiB")
     printed = text.format("KiB", 3 << 20, "0-2", "0-1", 512 << 10, "KiB")
     now = parse_document(printed.encode(), "now")
-    assert as_stored(parse_document(tuning.encode(), "tuned"), now).to_bytes() == printed.encode()
+    assert (
+        add_libvirt_parts(parse_document(tuning.encode(), "tuned"), now).to_bytes()
+        == printed.encode()
+    )
 
 
 # Path of an element that has a name among its like, and the element, with {} for the name.

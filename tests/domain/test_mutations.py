@@ -24,7 +24,7 @@ from homenode.vm.domain.edits import (
     set_attribute,
     set_text,
 )
-from homenode.vm.domain.read import open_domain, read_running_domain, read_vm, vm_of
+from homenode.vm.domain.read import build_vm, open_domain, read_running_domain, read_vm
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import shipped_host
@@ -112,7 +112,7 @@ def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
     nothing."""
     try:
         document = open_domain(xml, "mutated")
-        facts = vm_of(document)
+        facts = build_vm(document)
         findings_of(xml, host=small_host())
         without_vcpus(expectation_of(facts), facts.offline_vcpus)
         str((facts.pinned_pus, facts.memory_pieces))

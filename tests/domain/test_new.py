@@ -21,8 +21,8 @@ from homenode.plan.auto import resolve_layout
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB, KIB
 from homenode.vm.domain.copy import new_domain
-from homenode.vm.domain.crosscheck import crosscheck
-from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.crosscheck import check_references
+from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.domain.schema import validate
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -46,8 +46,8 @@ def test_a_new_domain_is_valid_on_every_host_and_planned_again_unchanged(name: s
         errors, gap = validate(made)
         assert not errors or gap is not None, errors
         document = open_domain(made, "vm.xml")
-        assert crosscheck(document) == ()
-        guest = vm_of(document)
+        assert check_references(document) == ()
+        guest = build_vm(document)
         assert guest.architecture == (host.architecture or "x86_64")
         assert guest.is_virt if host.architecture == "aarch64" else guest.is_q35
         worse = {"critical", "warning"}
@@ -151,6 +151,6 @@ def test_qemu_starts_a_new_domain_with_stand_ins_of_its_devices() -> None:
     made = planned(host, PlanOptions("pin-numa-pci", vcpus=4, memory_bytes=GIB, gpu_count=2))
     document = open_domain(made, "vm.xml")
     options = BootOptions(connect="none", timeout_s=600)
-    outcome = boot_stand_in(document, vm_of(document), options)
+    outcome = boot_stand_in(document, build_vm(document), options)
     assert outcome.guest is not None, outcome.findings
     assert len(outcome.guest.nodes) == 2

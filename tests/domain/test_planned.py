@@ -12,7 +12,7 @@ from homenode.machine.topology import Host
 from homenode.plan.pipeline import plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
-from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import validate
@@ -122,7 +122,7 @@ def test_every_granularity_is_written_and_read_back(name: str, granularity: PciG
     request = request_for(read_vm(xml, "vm.xml"), options, host)
     after = rewrite(xml, plan(host, request))
     assert validate(after)[0] == ()
-    assert crosscheck(parse_document(after, "after")) == ()
+    assert check_references(parse_document(after, "after")) == ()
     request = request_for(read_vm(after, "after"), options, host)
     assert rewrite(after, plan(host, request)) == after
 
@@ -153,7 +153,7 @@ def test_every_sample_takes_the_planners_own_plan(hgx: Host, name: str, layout: 
         assert "expected" in str(error)
         return
     assert validate(after)[0] == ()
-    assert crosscheck(parse_document(after, name)) == ()
+    assert check_references(parse_document(after, name)) == ()
     assert rewrite(after, chosen, name) == after
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from homenode.errors import InputError
 from homenode.units import GIB, MIB
-from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.edits import NewElement, append, apply, remove_all
 from homenode.vm.domain.read import read_vm
@@ -84,7 +84,7 @@ def test_a_tuned_document_is_valid_keeps_its_order_and_is_tuned_once(
         assert token in remaining, f"{token!r} is gone or has moved"
     errors, gap = validate(after)
     assert errors == () or gap is not None, errors
-    assert crosscheck(document) == ()
+    assert check_references(document) == ()
     assert rewrite(after, plan, name) == after
 
 
@@ -98,7 +98,7 @@ def test_one_layout_after_another_leaves_no_pin_or_cell_of_the_first(
     after = parse_document(
         rewrite(once, hand_plan(read_vm(xml, "first"), second, vcpus=guest.vcpus)), "twice"
     )
-    assert crosscheck(after) == ()
+    assert check_references(after) == ()
     again = read_vm(after.to_bytes(), "twice")
     mirrored = second not in ("default", "pin", "pin-bound")
     assert len(again.cell_vcpus) == (2 if mirrored else 0)

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import NO_ORDER, ORDER, EvidenceLevel, Outcome
 from homenode.decide.machine_facts import (
     MachineMatch,
+    assign_runs,
+    check_unassigned_runs,
     facts_of_host,
     match_machine,
-    of_host,
-    of_no_machine,
 )
 from homenode.errors import ParseError
 from homenode.measure.imported_files import find_directories
 from homenode.measure.imported_runs import ImportOptions, imported_runs
 from homenode.measure.importers import stream
-from homenode.measure.results.model import Origin, Run, hardware_of
+from homenode.measure.results.model import Origin, Run, list_hardware
 from homenode.measure.step_reading import read_tool_results
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
@@ -67,7 +67,7 @@ def test_a_run_belongs_to_a_host_whose_hardware_it_names(
     hardware: tuple[str, ...], host: str, expected: MachineMatch
 ) -> None:
     head = structs.replace(_imported("pin", 1.0).head, system="cpu-only", hardware=hardware)
-    assert match_machine(head, hardware_of(load_host(host))) is expected
+    assert match_machine(head, list_hardware(load_host(host))) is expected
 
 
 def _imported(layout: str, rate: float, started_s: float | None = None) -> Run:
@@ -81,7 +81,7 @@ def _imported(layout: str, rate: float, started_s: float | None = None) -> Run:
 
 
 def _outcome(runs: list[Run]) -> tuple[tuple[str, ...], Outcome]:
-    (effect,) = compare(alternatives(runs)).effects
+    (effect,) = compare(group_runs(runs)).effects
     return effect.caveats, effect.outcome
 
 
@@ -104,7 +104,7 @@ def test_times_of_files_that_were_copied_together_are_none(step_s: float) -> Non
     runs = [Run(structs.replace(run.head, of_files=True), run.samples) for run in runs]
     assert NO_ORDER in _outcome(runs)[0]
     untimed = [Run(structs.replace(run.head, started_s=None), run.samples) for run in runs]
-    assert compare(alternatives(runs)).effects == compare(alternatives(untimed)).effects
+    assert compare(group_runs(runs)).effects == compare(group_runs(untimed)).effects
 
 
 def test_an_order_that_the_user_gives_counts_before_times() -> None:
@@ -124,7 +124,7 @@ def test_an_order_that_the_user_gives_counts_before_times() -> None:
 def test_a_difference_beyond_any_drift_is_provisional() -> None:
     runs = [_imported("pin", 1 + i / 100) for i in range(3)]
     runs += [_imported("pin-numa", 3 + i / 100) for i in range(3)]
-    (effect,) = compare(alternatives(runs)).effects
+    (effect,) = compare(group_runs(runs)).effects
     assert (effect.outcome, effect.level) == (Outcome.BETTER, EvidenceLevel.PROVISIONAL)
 
 
@@ -223,8 +223,8 @@ def test_what_keeps_runs_from_counting_is_what_is_said() -> None:
         for system, hardware in heads.items()
         for made in (_imported("pin", 1.0),)
     ]
-    assert {run.head.host for run in of_host(runs, load_host("hgx-h100"))} == {None}
-    said = {one.subject: (one.id, one.detail) for one in of_no_machine(runs, machine)}
+    assert {run.head.host for run in assign_runs(runs, load_host("hgx-h100"))} == {None}
+    said = {one.subject: (one.id, one.detail) for one in check_unassigned_runs(runs, machine)}
     assert said["other"][0] == "other-machine" and "NVIDIA A100" in said["other"][1]
     assert said["lab-a; lab-b"][0] == "machine-unknown"
     assert "several directories" in said["lab-a; lab-b"][1]

@@ -13,7 +13,7 @@ from homenode.cli.apply import tuned_together
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.machine_facts import facts_of_host, facts_of_measured
 from homenode.decide.recommendation import Recommendation, RecommendedComparison, decide
-from homenode.decide.sentences import by_results
+from homenode.decide.sentences import choose_by_results
 from homenode.decide.trial_conclusion import conclude
 from homenode.formats import decode
 from homenode.machine.topology import Host
@@ -26,7 +26,7 @@ from homenode.plan import auto
 from homenode.plan.request import layout_for
 from homenode.plan.stored import read_plan
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import machines_of
+from homenode.show.report.machine import build_machines
 from homenode.vm.domain.read import read_vm
 from homenode.vm.layout import PRESETS, Layout, MemoryBinding, Pinning
 from homenode.vm.plan_options import PlanOptions
@@ -64,7 +64,7 @@ def planned(host: Host, runs: Sequence[Run]) -> Iterator[tuple[Objective, tuple[
     guest = read_vm(DOCUMENT.read_bytes(), "vm.xml")
     for objective in Objective:
         wanted = PlanOptions("auto", objective=objective)
-        made = auto.resolve_layout(guest, wanted, host, by_results(runs)).options
+        made = auto.resolve_layout(guest, wanted, host, choose_by_results(runs)).options
         yield objective, (layout_for(made), made.keep_vcpus)
 
 
@@ -79,7 +79,7 @@ def expected_plan(made: Recommendation, host: Host) -> tuple[object, ...]:
 
 def reported(*arguments: str, host: str | None = None) -> dict[Objective, Answer]:
     found = gather(arguments, () if host is None else (host,))
-    (machine,) = machines_of(found.runs, found.stored, found.hosts)
+    (machine,) = build_machines(found.runs, found.stored, found.hosts)
     return {one.objective: answer(one) for one in machine.recommendations}
 
 

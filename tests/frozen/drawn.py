@@ -10,17 +10,17 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PackageIndex
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import alternatives_by_machine, compare_machines
 from homenode.decide.machine_facts import MachineFacts, facts_of_runs
-from homenode.decide.matrices import localities, matrices_of
+from homenode.decide.matrices import build_matrices, compare_localities
 from homenode.decide.recommendation import decide_all, decide_for_machines
 from homenode.decide.sentences import (
     effect_text,
     first_line,
-    ground_of,
+    format_basis,
+    format_sentence,
     review_text,
-    sentence_of,
     stop_text,
 )
 from homenode.decide.switch_effects import file_effects, switch_effects
@@ -271,7 +271,7 @@ def drawn_runs(draw: random.Random) -> list[Run]:
             system,
             draw.choice((Origin.MEASURED, Origin.IMPORTED)) if odd else Origin.MEASURED,
             draw.choice((*(Vantage.GUEST,) * 5, Vantage.HOST)) if odd else Vantage.GUEST,
-            Switches.of_layout(PRESETS[layout]),
+            Switches.from_layout(PRESETS[layout]),
             host_kind=kind,
             host=host,
             arrangement=draw.choice((None, None, None, "local")) if odd else None,
@@ -328,7 +328,7 @@ def decided(number: int) -> str:
         *decide_for_machines(runs, tuple(Objective)),
         *decide_all(runs, machine),
     )
-    chosen = alternatives(runs)
+    chosen = group_runs(runs)
     head = TrialHead(
         "t",
         "qemu:///system",
@@ -344,11 +344,14 @@ def decided(number: int) -> str:
     values: list[object] = [
         answers,
         [first_line("made", answers), review_text(answers), stop_text(answers)],
-        [(sentence_of(answer), ground_of(answer), effect_text(answer)) for answer in answers],
+        [
+            (format_sentence(answer), format_basis(answer), effect_text(answer))
+            for answer in answers
+        ],
         switch_effects("made", chosen),
         file_effects(chosen),
-        localities(chosen, dict(zip(GPUS, (0, 0, 1, 1, 1), strict=True))),
-        [matrices_of(alternative) for alternative in chosen],
+        compare_localities(chosen, dict(zip(GPUS, (0, 0, 1, 1, 1), strict=True))),
+        [build_matrices(alternative) for alternative in chosen],
         answer_of(conclude(runs, "vm", "qemu:///system", ("--yes",), machine), head, 3),
     ]
     try:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.machine.discover.host import discover
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import Vm
 from tests.domain.test_libvirt import URI, libvirt, virsh
 from tests.kubevirt.kubevirt_code import build
@@ -157,7 +157,7 @@ def definitions(
 
 
 def read(xml: str) -> Vm:
-    return vm_of(open_domain(xml.encode(), "vm.xml"))
+    return build_vm(open_domain(xml.encode(), "vm.xml"))
 
 
 def distances(xml: str) -> list[str | None]:

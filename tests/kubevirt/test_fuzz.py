@@ -14,7 +14,7 @@ from homenode.cluster.kubevirt.placing import DomainAnswer, answer, place_device
 from homenode.errors import HomenodeError
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.vm.domain.edits import Edit, apply, remove, set_attribute
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import validate
 from homenode.vm.plan_options import PciGranularity
 from tests.kubevirt_documents import defined_again, document, small_host, vmi
@@ -167,7 +167,7 @@ def test_random_vms_lose_nothing_gain_no_error_and_keep_their_places_when_define
         defined += once != xml.encode()
         between = defined_again(xml, once.decode())
         again = place_devices(between.encode(), host, granularity=granularity).document
-        first, second = (vm_of(open_domain(text, "fuzz")) for text in (once, again))
+        first, second = (build_vm(open_domain(text, "fuzz")) for text in (once, again))
         assert second.controllers == first.controllers, f"seed {seed}"
         assert second.hostdevs == first.hostdevs, f"seed {seed}"
     assert placed > COUNT // 3 and defined > COUNT // 3

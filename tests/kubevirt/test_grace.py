@@ -7,7 +7,7 @@ import pytest
 
 from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
 from homenode.machine.snapshot.protocol import MemorySnapshot
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import validate
 from tests.kubevirt_documents import document, shipped
 
@@ -97,7 +97,9 @@ def test_a_gpu_that_has_its_place_gets_its_cells_and_stays_there() -> None:
     }
     xml = grace_vm(controllers=native, addresses=given)
     placed = place(xml)
-    before, after = (vm_of(open_domain(text, "vm.xml")) for text in (xml.encode(), placed.document))
+    before, after = (
+        build_vm(open_domain(text, "vm.xml")) for text in (xml.encode(), placed.document)
+    )
     assert after.controllers == before.controllers
     assert after.hostdevs == before.hostdevs
     assert nodesets(placed) == ["2-9", "10-17"]

@@ -9,7 +9,7 @@ from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.check.verify.expectation import expectation_of
 from homenode.check.verify.guest_checks import view_of_stand_in
 from homenode.cluster.kubevirt.placing import place_devices
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import validate
 from homenode.vm.model import expander_above
 from homenode.vm.plan_options import PciGranularity
@@ -82,7 +82,7 @@ def test_kubevirts_second_definition_has_the_places_of_the_first(
         assert defined.returncode == 0, defined.stderr
         printed.append(virsh("dumpxml", "--inactive", NAME).stdout)
     assert virsh("undefine", "--nvram", NAME).returncode == 0
-    first, second = (vm_of(open_domain(xml.encode(), "vm.xml")) for xml in printed)
+    first, second = (build_vm(open_domain(xml.encode(), "vm.xml")) for xml in printed)
     assert second.controllers == first.controllers
     assert second.hostdevs == first.hostdevs
     assert sorted(c.cell for c in second.controllers if c.cell is not None) == [0, 1]
@@ -107,7 +107,7 @@ def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
     assert defined.returncode == 0, defined.stderr
     printed = virsh("dumpxml", "--inactive", NAME).stdout
     assert virsh("undefine", "--nvram", NAME).returncode == 0
-    ours, theirs = (vm_of(open_domain(xml, "vm.xml")) for xml in (written, printed.encode()))
+    ours, theirs = (build_vm(open_domain(xml, "vm.xml")) for xml in (written, printed.encode()))
     places = {hostdev.bdf: hostdev.address for hostdev in ours.hostdevs}
     assert {hostdev.bdf: hostdev.address for hostdev in theirs.hostdevs} == places
     controllers = {controller.index: controller for controller in theirs.controllers}
@@ -123,7 +123,7 @@ def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
     """The article's tree and devices; 4 vCPUs for its 200, which say nothing of where GPUs are."""
     guest_files()
     opened = open_domain(placed(document(IBM_GPUS, pins=PINS)), "vm.xml")
-    facts = vm_of(opened)
+    facts = build_vm(opened)
     booted = boot_stand_in(opened, facts, BootOptions(connect="none", timeout_s=600))
     assert booted.guest is not None, booted.findings
     seen = view_of_stand_in(expectation_of(facts), booted.stand_in, booted.guest)

@@ -5,7 +5,7 @@ from itertools import count, product
 import pytest
 
 from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import GuestPciController
 from homenode.vm.plan_options import PciGranularity
 from tests.kubevirt.test_grace import GPUS as GRACE_GPUS
@@ -40,12 +40,12 @@ def twice(
 
 
 def expanders(placed: PlacedXml) -> list[GuestPciController]:
-    read = vm_of(open_domain(placed.document, "placed"))
+    read = build_vm(open_domain(placed.document, "placed"))
     return [controller for controller in read.controllers if controller.model == EXPANDER]
 
 
 def addresses(placed: PlacedXml) -> dict[str, str]:
-    read = vm_of(open_domain(placed.document, "placed"))
+    read = build_vm(open_domain(placed.document, "placed"))
     return {str(hostdev.bdf): str(hostdev.address) for hostdev in read.hostdevs}
 
 

@@ -12,7 +12,7 @@ import pytest
 from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.machine.snapshot.protocol import MemorySnapshot
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import Vm
 from homenode.vm.plan_options import PciGranularity
 from tests.discover.test_device_nodes import gpus_on_the_cpus_nodes, gpus_on_their_own_nodes
@@ -44,7 +44,7 @@ def place(xml: str, host: MemorySnapshot = HOST, **given: object) -> PlacedXml:
 
 
 def guest(placed: PlacedXml) -> Vm:
-    return vm_of(open_domain(placed.document, "placed"))
+    return build_vm(open_domain(placed.document, "placed"))
 
 
 def test_a_document_without_acpi_gets_it_with_its_expander_buses() -> None:
@@ -266,7 +266,7 @@ def test_memory_devices_stay_and_their_cells_with_them(gib: int) -> None:
 def test_other_gpus_of_the_same_nodes_get_the_same_addresses() -> None:
     def places(gpus: Sequence[str]) -> list[str]:
         xml = place_devices(document(gpus, pins=((0, 1), (64, 65))).encode(), shipped(IBM)).document
-        guest = vm_of(open_domain(xml, "placed"))
+        guest = build_vm(open_domain(xml, "placed"))
         at = {str(h.bdf): str(h.address) for h in guest.hostdevs}
         return [at[f"0000:{gpu}"] for gpu in gpus]
 

@@ -19,10 +19,10 @@ from homenode.machine.topology import CpuModel, Host
 from homenode.measure.environment import (
     Environment,
     IdleReadings,
-    changes,
-    conditions_of,
+    find_changes,
     is_emulated,
     is_virtual,
+    list_conditions,
     preflight,
     read_environment,
     share_between,
@@ -92,7 +92,7 @@ def test_a_look_holds_what_may_not_change() -> None:
 
 def test_two_equal_looks_are_no_change() -> None:
     later = look(changed={"/proc/stat": stat(5000, 5000, 0)})
-    assert changes(look(), later) == ()
+    assert find_changes(look(), later) == ()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_two_equal_looks_are_no_change() -> None:
     ],
 )
 def test_a_change_in_between_is_the_reason_to_mark_a_run(after: dict[str, str], says: str) -> None:
-    reasons = changes(look(), look(changed=after))
+    reasons = find_changes(look(), look(changed=after))
     assert len(reasons) == 1
     assert says in reasons[0]
 
@@ -120,7 +120,7 @@ def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
         settings=structs.replace(made.settings, pus_of_governor=(("powersave", CpuSet(range(4))),)),
         pus=(structs.replace(made.pus[0], online=False), *made.pus[1:]),
     )
-    reasons = " ".join(changes(look(), look(smaller)))
+    reasons = " ".join(find_changes(look(), look(smaller)))
     assert "memory changed" in reasons
     assert "governor changed" in reasons
     assert "online CPUs changed" in reasons
@@ -128,19 +128,19 @@ def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
 
 def test_a_link_that_fell_is_a_change_and_one_that_rests_is_none() -> None:
     busy, fallen, resting = with_link(32.0, "P0"), with_link(2.5, "P0"), with_link(2.5, "P8")
-    assert "link 0000:19:00.0 changed" in changes(look(busy), look(fallen))[0]
-    assert changes(look(busy), look(resting)) == ()
+    assert "link 0000:19:00.0 changed" in find_changes(look(busy), look(fallen))[0]
+    assert find_changes(look(busy), look(resting)) == ()
 
 
 def test_a_gpu_that_went_away_is_a_change() -> None:
     gone = structs.replace(host(), pci_devices=())
-    assert "went away" in changes(look(), look(gone))[0]
-    assert "appeared" in changes(look(gone), look())[0]
+    assert "went away" in find_changes(look(), look(gone))[0]
+    assert "appeared" in find_changes(look(gone), look())[0]
 
 
 def test_what_is_unknown_on_one_side_is_no_change() -> None:
     unknown = replace(look(), memory_bytes=None, governors=None, turbo=None, times=())
-    assert changes(look(), unknown) == ()
+    assert find_changes(look(), unknown) == ()
 
 
 def test_a_pu_that_counts_from_zero_again_gives_no_share() -> None:
@@ -149,11 +149,11 @@ def test_a_pu_that_counts_from_zero_again_gives_no_share() -> None:
 
 
 def test_conditions_leave_out_what_is_unknown() -> None:
-    found = {condition.name: condition.value for condition in conditions_of(look())}
+    found = {condition.name: condition.value for condition in list_conditions(look())}
     assert found["governor"] == "performance"
     assert found["turbo"] == "on"
     assert not {"turbo", "governor"} & {
-        condition.name for condition in conditions_of(replace(look(), turbo=None, governors=None))
+        condition.name for condition in list_conditions(replace(look(), turbo=None, governors=None))
     }
 
 
@@ -163,10 +163,10 @@ def test_microcode_and_clock_limits_are_conditions_and_changes() -> None:
     old = {"/proc/cpuinfo": "processor\t: 0\nmicrocode\t: 0x2b000590\nflags\t\t: lm\n"}
     new = {"/proc/cpuinfo": "processor\t: 0\nmicrocode\t: 0x2b0005c0\nflags\t\t: lm\n"}
     before, after = look(changed={**slow, **old}), look(changed={**fast, **new})
-    found = {condition.name: condition.value for condition in conditions_of(before)}
+    found = {condition.name: condition.value for condition in list_conditions(before)}
     assert found["clock limit"] == "2600 MHz"
     assert found["microcode"] == "0x2b000590"
-    reasons = changes(before, after)
+    reasons = find_changes(before, after)
     assert any("clock limit changed" in one and "2600 MHz, 3800 MHz" in one for one in reasons)
     assert any("microcode changed" in one for one in reasons)
 
@@ -176,7 +176,7 @@ def test_a_microcode_that_a_hypervisor_invents_is_unknown(invented: str) -> None
     """A CPU model of its own hides the machine's: two layouts do not differ by that."""
     seen = look(changed={"/proc/cpuinfo": f"processor\t: 0\nmicrocode\t: {invented}\n"})
     assert seen.microcode is None
-    assert "microcode" not in {condition.name for condition in conditions_of(seen)}
+    assert "microcode" not in {condition.name for condition in list_conditions(seen)}
 
 
 def test_a_quiet_machine_has_no_findings_but_its_past() -> None:
@@ -226,8 +226,8 @@ def test_a_neighbour_on_one_of_many_pus_is_found(
 
 def test_what_is_stolen_from_pus_that_do_not_measure_marks_nothing() -> None:
     after = look(changed={"/proc/stat": spread((0, 100, 300), 4)})
-    assert any("took" in one for one in changes(look(), after))
-    assert not changes(look(), after, CpuSet.parse("0-2"))
+    assert any("took" in one for one in find_changes(look(), after))
+    assert not find_changes(look(), after, CpuSet.parse("0-2"))
 
 
 def test_time_that_no_one_counts_is_inconclusive() -> None:

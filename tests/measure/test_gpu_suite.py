@@ -21,7 +21,7 @@ from homenode.measure.model import (
     Suite,
     SuiteOptions,
 )
-from homenode.measure.suite import ALL_AT_ONCE, HOST_COPIES, suite_for
+from homenode.measure.suite import ALL_AT_ONCE, HOST_COPIES, build_suite
 from tests.small_hosts import DeviceSpec, even_host
 
 NVIDIA = frozenset({"numactl", "nvbandwidth", "all_reduce_perf"})
@@ -56,7 +56,7 @@ def suite(
     groups: Sequence[Group] = GPU_GROUPS,
     depth: Depth = Depth.NORMAL,
 ) -> Suite:
-    return suite_for(host, installed, SuiteOptions(tuple(groups), depth))
+    return build_suite(host, installed, SuiteOptions(tuple(groups), depth))
 
 
 def by_id(made: Suite) -> dict[str, BenchTest]:
@@ -177,7 +177,7 @@ def test_amds_tools_are_tried_in_order_and_their_quirks_are_known() -> None:
 
 
 def test_gpus_that_guests_hold_are_not_measured() -> None:
-    made = suite_for(
+    made = build_suite(
         host_with(*TWO, driver="vfio-pci"), NVIDIA | {"homenode-probe"}, SuiteOptions()
     )
     assert not any(test.group in GPU_GROUPS for test in made.tests)
@@ -248,9 +248,9 @@ def test_a_quick_look_at_eight_gpus_takes_a_few_minutes_a_round() -> None:
 
 def test_what_is_unbound_is_measured_with_the_topology_file_too_where_there_is_one() -> None:
     installed = NVIDIA | {TORCH, PYTHON}
-    without = suite_for(host_with(*TWO), installed, SuiteOptions((Group.NCCL,)))
+    without = build_suite(host_with(*TWO), installed, SuiteOptions((Group.NCCL,)))
     options = SuiteOptions((Group.NCCL,), topology="<system/>")
-    found = suite_for(host_with(*TWO), installed, options)
+    found = build_suite(host_with(*TWO), installed, options)
     more = [test for test in found.tests if "topology file" in (test.variant or "")]
     assert [test for test in found.tests if test not in more] == list(without.tests)
     unbound = {None, "P2P off", "a process for each GPU", "a process for each GPU, P2P off"}
@@ -260,5 +260,5 @@ def test_what_is_unbound_is_measured_with_the_topology_file_too_where_there_is_o
         for attempt in test.attempts:
             assert attempt.argv[0] == "sh" and attempt.argv[4] == "<system/>"
     failed = SuiteOptions((Group.NCCL,), why_no_topology="it cannot be made")
-    gaps = suite_for(host_with(*TWO), installed, failed).omitted
+    gaps = build_suite(host_with(*TWO), installed, failed).omitted
     assert [gap.reason for gap in gaps] == ["topology file: it cannot be made"]

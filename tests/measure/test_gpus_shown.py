@@ -21,7 +21,7 @@ from homenode.measure.model import TORCH, Depth, Group, Suite, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import read_step_results
-from homenode.measure.suite import ShownGpus, parse_shown, suite_for
+from homenode.measure.suite import ShownGpus, build_suite, parse_shown
 from homenode.measure.tools_installed import program_text
 from homenode.process import ProgramResult
 from tests.measure import test_gpu_run as gpu_run
@@ -47,17 +47,17 @@ int cuDeviceGetPCIBusId(char *text, int length, int device) {
 
 
 def suite(shown: ShownGpus | None, *groups: Group, installed: frozenset[str] = NVIDIA) -> Suite:
-    return suite_for(host_with(*TWO), installed | {TORCH}, SuiteOptions(groups), shown)
+    return build_suite(host_with(*TWO), installed | {TORCH}, SuiteOptions(groups), shown)
 
 
 def test_collectives_and_copies_are_of_the_gpus_that_a_job_has() -> None:
     three = host_with(*TWO, DeviceSpec("0000:9c:00.0", node=1, root=1))
-    made = suite_for(three, NVIDIA, SuiteOptions(), ShownGpus((FIRST, SECOND)))
+    made = build_suite(three, NVIDIA, SuiteOptions(), ShownGpus((FIRST, SECOND)))
     tests = by_id(made)
     argv = tests["nccl"].argv
     assert argv[argv.index("-g") + 1] == "2"
     assert any("0000:9c:00.0: not shown" in gap.reason for gap in made.omitted)
-    asked = by_id(suite_for(three, NVIDIA, SuiteOptions(), None))["nccl"].argv
+    asked = by_id(build_suite(three, NVIDIA, SuiteOptions(), None))["nccl"].argv
     assert asked[asked.index("-g") + 1] == "3"
 
 

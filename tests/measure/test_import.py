@@ -7,20 +7,20 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.machine.tools import study_programs
-from homenode.measure.figures.gpu_tools import sections
+from homenode.measure.figures.gpu_tools import split_sections
 from homenode.measure.imported_runs import (
     ImportOptions,
     RunWithSources,
     SourceDirectory,
-    contradictions,
+    find_contradictions,
     imported_runs,
+    parse_switches,
     read_study_results,
-    switches_of,
 )
 from homenode.measure.model import Reader
 from homenode.measure.results.model import Origin, Sample, Switches
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.step_reading import tool_of
+from homenode.measure.step_reading import recognize_tool
 from homenode.metrics import METRICS
 from homenode.vm.layout import PRESETS
 from tests.measure.importers import test_cuda_bandwidth_test as cuda
@@ -133,7 +133,7 @@ def test_a_study_directory_is_one_run_under_the_layout_of_its_name() -> None:
     one = only(imported_runs([directory(STUDY)], ImportOptions()))
     head = one.run.head
     assert (head.system, head.name, head.vcpus) == ("h200", "vcpu_pin_numa", 8)
-    assert head.switches == Switches.of_layout(PRESETS["pin-numa"])
+    assert head.switches == Switches.from_layout(PRESETS["pin-numa"])
     assert (head.origin, head.vantage) == (Origin.IMPORTED, Vantage.GUEST)
     assert not head.unusable
 
@@ -195,7 +195,7 @@ def test_all_nodes_count_and_not_only_the_first() -> None:
     ("name", "is_wrong"), [("vcpu_pin", True), ("vcpu_pin_numa", False), ("default", True)]
 )
 def test_a_guest_that_cannot_have_had_its_layout_is_unusable(name: str, is_wrong: bool) -> None:
-    assert bool(list(contradictions(STUDY, switches_of(name)))) is is_wrong
+    assert bool(list(find_contradictions(STUDY, parse_switches(name)))) is is_wrong
     one = only(imported_runs([directory(STUDY, name)], ImportOptions()))
     assert bool(one.run.head.unusable) is is_wrong
 
@@ -212,9 +212,9 @@ def test_conditions_of_the_guest_and_of_its_tools_are_read() -> None:
     two = {"cpu_topology.txt": lscpu, "hugepages.txt": ""}
     metadata = {**two, "stream.txt": stream.OUTPUT}
     assert only(imported_runs([directory(metadata)], ImportOptions())).run.head.vcpus == 8
-    (reason,) = contradictions(two, switches_of("vcpu_pin"))
+    (reason,) = find_contradictions(two, parse_switches("vcpu_pin"))
     assert reason == "layout pin hides siblings, the guest showed 2 a core"
-    assert not list(contradictions(two, switches_of("vcpu_pin_numa_smt")))
+    assert not list(find_contradictions(two, parse_switches("vcpu_pin_numa_smt")))
 
 
 def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:
@@ -226,7 +226,7 @@ def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:
 
 
 def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
-    options = ImportOptions(layouts={"try7": Switches.of_layout(PRESETS["pin-numa-pci"])})
+    options = ImportOptions(layouts={"try7": Switches.from_layout(PRESETS["pin-numa-pci"])})
     one = only(imported_runs([directory(STUDY, "try7")], options))
     assert one.run.head.switches.name == "pin-numa-pci"
     unknown = only(imported_runs([directory(STUDY, "try7")], ImportOptions()))
@@ -237,7 +237,7 @@ def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
 
 
 def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None:
-    options = ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])})
+    options = ImportOptions(layouts={"run1": Switches.from_layout(PRESETS["pin"])})
     one = only(imported_runs([directory({"run1.log": nccl.TEXT})], options))
     assert (one.run.head.name, one.run.head.switches.name) == ("run1", "pin")
     assert not any(gap.subject == "layout" for gap in one.gaps)
@@ -248,12 +248,12 @@ def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
     directories = [directory(logs, "first", "a"), directory(logs, "second", "a")]
     names = [one.run.head.name for one in imported_runs(directories, ImportOptions())]
     assert len(set(names)) == 2
-    layouts = {names[1]: Switches.of_layout(PRESETS["pin-numa"])}
+    layouts = {names[1]: Switches.from_layout(PRESETS["pin-numa"])}
     runs = imported_runs(directories, ImportOptions(layouts=layouts))
     assert [one.run.head.switches.name for one in runs] == ["unknown", "pin-numa"]
     with pytest.raises(InputError, match="no run named") as refused:
         imported_runs(
-            directories, ImportOptions(layouts={"run1": Switches.of_layout(PRESETS["pin"])})
+            directories, ImportOptions(layouts={"run1": Switches.from_layout(PRESETS["pin"])})
         )
     assert refused.value.hint == f"runs: {', '.join(sorted(names))}"
 
@@ -292,7 +292,7 @@ def test_exclusive_and_shared_files_of_one_directory_are_two_runs() -> None:
 
 
 def test_several_jobs_in_one_log_each_have_their_own_binding() -> None:
-    found = list(sections(shared_job(0) + shared_job(3)))
+    found = list(split_sections(shared_job(0) + shared_job(3)))
     assert [section.binding.node for section in found if section.binding] == [0, 3]
     assert [section.text.count("nvbandwidth Version") for section in found] == [1, 1]
 
@@ -301,7 +301,7 @@ def test_a_scripts_own_word_stands_against_a_numactl_that_was_asked_outside() ->
     text = (
         pinned(2).replace("cpubind: 2 ", "cpubind: 0 1 2 3 ").replace("PINNED to 2", "PINNED to 7")
     )
-    section = next(sections(text))
+    section = next(split_sections(text))
     assert section.binding is not None and section.binding.node == 7
     assert section.gaps[0].subject == "binding"
 
@@ -384,7 +384,7 @@ def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
     ],
 )
 def test_files_are_known_by_what_they_hold(text: str, tool: str | None) -> None:
-    assert tool_of(text) == tool
+    assert recognize_tool(text) == tool
 
 
 def test_matmul_takes_the_total_and_not_its_three_digits() -> None:

@@ -412,7 +412,7 @@ def test_a_directory_that_goes_away_meanwhile_is_reported(
 ) -> None:
     (tmp_path / "gone").mkdir()
     (tmp_path / "log.txt").write_text(mlc.OUTPUT)
-    read = import_directory._texts
+    read = import_directory._read_texts
 
     def slow(
         paths: list[Path], skipped: list[Gap], here: str, left: int
@@ -421,7 +421,7 @@ def test_a_directory_that_goes_away_meanwhile_is_reported(
             (tmp_path / "gone").rmdir()
         return read(paths, skipped, here, left)
 
-    monkeypatch.setattr(import_directory, "_texts", slow)
+    monkeypatch.setattr(import_directory, "_read_texts", slow)
     found = find_directories(tmp_path)
     assert len(found.directories) == 1
     assert [gap.subject for gap in found.skipped] == [str(tmp_path / "gone")]

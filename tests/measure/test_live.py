@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.caveats import find_own_caveats
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
@@ -82,7 +82,7 @@ def test_a_busy_neighbour_on_the_same_pu_marks_the_run(tmp_path: Path) -> None:
     assert all(one.disturbed for one in outcome.run.samples)
     unusable = [
         caveat
-        for one in alternatives((outcome.run,))
+        for one in group_runs((outcome.run,))
         for caveat in find_own_caveats(one)
         if caveat.id == "unusable" and caveat.blocks
     ]

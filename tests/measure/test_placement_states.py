@@ -9,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homenode.decide.alternative import USUAL, alternatives, with_joint_states
+from homenode.decide.alternative import USUAL, group_runs, join_states
 from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import read_probe_results
 from homenode.measure.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
-from homenode.measure.results.placement_states import MAX_SPAN, Bracket, classes_of, states_of
+from homenode.measure.results.placement_states import (
+    MAX_SPAN,
+    Bracket,
+    classify_brackets,
+    classify_values,
+)
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.layout import PRESETS
 from tests import probe_documents
@@ -54,7 +59,7 @@ def test_on_replayed_runs_nothing_is_pooled_and_every_move_is_found(seed: int) -
         text = probe_documents.placement("0-1", series[first:last])
         placed = read_probe_results(parse(text)).placed
         brackets += [one.bracket for one in placed if one.bracket is not None]
-    found = states_of(brackets)
+    found = classify_brackets(brackets)
     assert list(found.transitions) == moves
     truths: dict[str, set[State]] = {}
     for (before, after), label in zip(truth, found.labels, strict=True):
@@ -72,16 +77,16 @@ def test_the_first_state_of_one_document_is_not_that_of_the_next() -> None:
         read_probe_results(parse(probe_documents.bandwidth("0-1", [ends] * 6))).placed
         for ends in (probe_documents.NEAR, probe_documents.FAR)
     )
-    found = states_of([one.bracket for one in (*near, *far) if one.bracket is not None])
+    found = classify_brackets([one.bracket for one in (*near, *far) if one.bracket is not None])
     assert set(found.labels[: len(near)]) == {"27 ns"}
     assert set(found.labels[len(near) :]) == {"108 ns"}
 
 
 def test_a_team_whose_pairs_stand_differently_for_good_is_in_one_state() -> None:
     mesh = Bracket("0-3", (27.0, 110.0, 27.0), (28.0, 111.0, 27.0))
-    assert len(set(states_of([mesh] * 5).labels)) == 1
+    assert len(set(classify_brackets([mesh] * 5).labels)) == 1
     moved = Bracket("0-3", (27.0, 27.0, 110.0), (28.0, 27.0, 111.0))
-    found = states_of([mesh, mesh, moved, moved])
+    found = classify_brackets([mesh, mesh, moved, moved])
     assert found.transitions == (2,)
     assert len(set(found.labels)) == 2, "like by their median, and yet two places"
 
@@ -90,27 +95,27 @@ def test_a_move_within_a_core_to_core_test_is_seen() -> None:
     document = json.loads(probe_documents.core_to_core("0-1"))
     document["pairs"][0]["samples_ns"] = [27.0, 28.0, 105.0, 104.0, 27.5, 27.0, 300.0, 26.0]
     placed = read_probe_results(parse(json.dumps(document))).placed
-    found = states_of([one.bracket for one in placed if one.bracket is not None])
+    found = classify_brackets([one.bracket for one in placed if one.bracket is not None])
     assert found.labels == ("27 ns",) * 2 + ("104 ns",) * 2 + ("27 ns",) * 2 + (UNSETTLED, "27 ns")
     assert found.transitions == (2, 4)
 
 
 def test_one_disturbed_hand_over_is_no_place() -> None:
     calm = Bracket("0-1", (27.0,), (27.0,))
-    found = states_of([calm, calm, Bracket("0-1", (27.0,), (400.0,)), calm, calm])
+    found = classify_brackets([calm, calm, Bracket("0-1", (27.0,), (400.0,)), calm, calm])
     assert found.labels == ("27 ns", "27 ns", UNSETTLED, "27 ns", "27 ns")
     assert found.transitions == ()
 
 
 def test_what_was_not_measured_has_no_state() -> None:
-    assert states_of([Bracket("0-1", (None,), (27.0,))]).labels == (UNSETTLED,)
-    assert states_of([Bracket("0-1", (), ())]).labels == (UNSETTLED,)
-    assert states_of([]).labels == ()
+    assert classify_brackets([Bracket("0-1", (None,), (27.0,))]).labels == (UNSETTLED,)
+    assert classify_brackets([Bracket("0-1", (), ())]).labels == (UNSETTLED,)
+    assert classify_brackets([]).labels == ()
 
 
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=40))
 def test_no_class_spans_too_much_and_classes_follow_the_latency(values: list[float]) -> None:
-    classes = classes_of(values)
+    classes = classify_values(values)
     for number in set(classes):
         own = [value for value, at in zip(values, classes, strict=True) if at == number]
         assert max(own) <= MAX_SPAN * min(own)
@@ -124,7 +129,7 @@ def run(name: str, states: list[tuple[str, float]], layout: str = "pin") -> Run:
         "cpu-only",
         Origin.MEASURED,
         Vantage.GUEST,
-        Switches.of_layout(PRESETS[layout]),
+        Switches.from_layout(PRESETS[layout]),
         boots=(f"boot of {name}",),
     )
     samples = [
@@ -135,13 +140,11 @@ def run(name: str, states: list[tuple[str, float]], layout: str = "pin") -> Run:
 
 
 def states_in(runs: list[Run]) -> set[str | None]:
-    return {key.state for one in alternatives(runs) for key in one.series}
+    return {key.state for one in group_runs(runs) for key in one.series}
 
 
 def test_boots_that_saw_one_place_are_one_series() -> None:
-    joint = with_joint_states(
-        alternatives([run("a", [("26 ns", 1e9)]), run("b", [("28 ns", 2e9)])])
-    )
+    joint = join_states(group_runs([run("a", [("26 ns", 1e9)]), run("b", [("28 ns", 2e9)])]))
     (series,) = joint[0].series.values()
     assert sorted(series.medians) == [1e9, 2e9]
 
@@ -156,7 +159,7 @@ def test_two_places_of_one_run_stay_two_whatever_others_saw() -> None:
 def test_boots_in_places_that_only_their_run_can_name_stay_the_unit() -> None:
     runs = [run("a", [("27 ns, 2", 1e9)]), run("b", [("27 ns, 2", 2e9)])]
     assert states_in(runs) == {None}
-    (series,) = (one for run_set in alternatives(runs) for one in run_set.series.values())
+    (series,) = (one for run_set in group_runs(runs) for one in run_set.series.values())
     assert sorted(series.medians) == [1e9, 2e9]
 
 
@@ -170,7 +173,7 @@ def test_layouts_that_stand_elsewhere_are_compared_where_they_usually_are() -> N
         run("a", [("10 ns", 1e9)] * 9 + [("110 ns", 9e9)], "pin-numa-smt"),
         run("b", [("27 ns", 2e9)] * 9, "pin-numa"),
     ]
-    first, second = alternatives(runs)
+    first, second = group_runs(runs)
     (shared,) = first.series.keys() & second.series.keys()
     assert shared.state == USUAL
     assert first.series[shared].medians == (1e9,), "the other place is not in it"
@@ -183,7 +186,7 @@ def test_where_unpinned_vcpus_happen_to_stand_is_not_their_layouts_doing() -> No
         run("a", [("110 ns", 9e9)] * 9, "default"),
         run("b", [("27 ns", 2e9)] * 9, "pin"),
     ]
-    first, second = alternatives(runs)
+    first, second = group_runs(runs)
     assert not first.series.keys() & second.series.keys()
     moving = run("a", [(MOVING, 1e9)] * 9, "default")
     assert states_in([moving, runs[1]]) == {USUAL}, "that they never stand still is its doing"
@@ -194,14 +197,14 @@ def test_a_layout_without_a_usual_place_is_compared_place_by_place() -> None:
         run("a", [("27 ns", 1e9)] * 5 + [("110 ns", 2e9)] * 5, "default"),
         run("b", [("28 ns", 2e9)] * 9, "pin"),
     ]
-    first, second = alternatives(runs)
+    first, second = group_runs(runs)
     assert {key.state for key in first.series.keys() & second.series.keys()} == {"28 ns"}
 
 
 def test_naming_twice_is_naming_once() -> None:
     runs = [run("a", [("10 ns", 1e9)], "pin-numa-smt"), run("b", [("27 ns", 2e9)], "pin-numa")]
-    once = alternatives(runs)
-    assert with_joint_states(once) == once
+    once = group_runs(runs)
+    assert join_states(once) == once
 
 
 def test_many_pus_that_are_never_in_one_place_are_moving_and_few_are_not() -> None:
@@ -211,9 +214,9 @@ def test_many_pus_that_are_never_in_one_place_are_moving_and_few_are_not() -> No
         ends = [tuple(rng.choice((27.0, 110.0)) for _ in range(pus - 1)) for _ in range(2)]
         return Bracket(f"0-{pus - 1}", *ends)
 
-    assert set(states_of([bracket(32) for _ in range(100)]).labels) == {MOVING}
-    assert MOVING not in states_of([bracket(2) for _ in range(100)]).labels
+    assert set(classify_brackets([bracket(32) for _ in range(100)]).labels) == {MOVING}
+    assert MOVING not in classify_brackets([bracket(2) for _ in range(100)]).labels
     steady = Bracket("0-31", (27.0,) * 31, (27.0,) * 31)
-    mostly = states_of([steady] * 90 + [bracket(32) for _ in range(10)])
+    mostly = classify_brackets([steady] * 90 + [bracket(32) for _ in range(10)])
     assert mostly.labels[:90] == ("27 ns",) * 90
     assert MOVING not in mostly.labels

@@ -40,7 +40,7 @@ def test_a_guest_as_planned_is_measured_under_the_layout_of_its_plan() -> None:
     ready = prepare_run(orders, guest_host(), INSTALLED, "boot-1")
     head = ready.record.head
     assert ready.mismatch == ()
-    assert head.switches == Switches.of_layout(PRESETS["pin-numa-pci"])
+    assert head.switches == Switches.from_layout(PRESETS["pin-numa-pci"])
     assert (head.vcpus, head.boots) == (4, ("boot-1",))
     assert head.host == orders.plan.host_fingerprint
     assert head.host_kind is None, "a guest's own view of its processor says nothing of the host"

@@ -18,7 +18,7 @@ from homenode.measure.run_directory import (
     RunDirectory,
     StepRecord,
     StepStatus,
-    digest,
+    compute_digest,
     open_run,
 )
 from tests.bench_machines import FakeMachine
@@ -42,7 +42,7 @@ def step(number: int, output: str = "text") -> StepRecord:
         StepStatus.DONE,
         1.0,
         f"{number:04}-x.txt",
-        digest(output),
+        compute_digest(output),
         0,
     )
 
@@ -50,13 +50,13 @@ def step(number: int, output: str = "text") -> StepRecord:
 def test_steps_come_back_in_their_order_however_many(directory: RunDirectory) -> None:
     for number in (10000, 2, 9999, 1):
         directory.write_step(step(number), "text")
-    assert [record.number for record, _ in directory.steps()] == [1, 2, 9999, 10000]
+    assert [record.number for record, _ in directory.read_steps()] == [1, 2, 9999, 10000]
 
 
 def test_an_output_comes_back_as_it_was(directory: RunDirectory) -> None:
     odd = "é\r\n\x00\udcff\u2028no newline"
     directory.write_step(step(1, odd), odd)
-    assert directory.steps() == ((step(1, odd), odd),)
+    assert directory.read_steps() == ((step(1, odd), odd),)
 
 
 def test_what_was_ordered_comes_back(directory: RunDirectory) -> None:
@@ -79,14 +79,14 @@ def test_a_journal_that_is_none_is_refused_by_its_line(
 ) -> None:
     directory.journal_path.write_text(f"{text}\n")
     with pytest.raises(InputError) as caught:
-        directory.steps()
+        directory.read_steps()
     assert says in caught.value.message
 
 
 def test_a_step_that_is_none_is_refused_by_its_line(directory: RunDirectory) -> None:
     directory.append('{"step": {"number": "x"}}\n')
     with pytest.raises(InputError, match=r"journal\.jsonl:2: expected a line of homenode\.bench"):
-        directory.steps()
+        directory.read_steps()
 
 
 def test_a_step_whose_line_was_cut_short_has_not_ended(directory: RunDirectory) -> None:
@@ -94,22 +94,22 @@ def test_a_step_whose_line_was_cut_short_has_not_ended(directory: RunDirectory) 
     directory.write_step(step(2), "text")
     with directory.journal_path.open("r+b") as file:
         file.truncate(directory.journal_path.stat().st_size - 9)
-    assert [record.number for record, _ in directory.steps()] == [1]
+    assert [record.number for record, _ in directory.read_steps()] == [1]
     directory.write_step(step(3), "text")
-    assert [record.number for record, _ in directory.steps()] == [1, 3]
+    assert [record.number for record, _ in directory.read_steps()] == [1, 3]
 
 
 def test_a_record_that_points_elsewhere_is_refused(directory: RunDirectory) -> None:
     directory.append(line(BenchEntry(step=replace(step(1), output="../../../secret"))))
     with pytest.raises(InputError, match="another path"):
-        directory.steps()
+        directory.read_steps()
 
 
 def test_an_output_that_is_gone_is_named(directory: RunDirectory) -> None:
     directory.write_step(step(1), "text")
     (directory.path / RAW / "0001-x.txt").unlink()
     with pytest.raises(InputError, match=r"0001-x\.txt: no such file"):
-        directory.steps()
+        directory.read_steps()
 
 
 def test_half_a_file_is_never_seen(
@@ -149,7 +149,7 @@ def test_a_step_that_is_there_twice_is_refused(directory: RunDirectory) -> None:
     directory.write_step(step(1), "text")
     directory.append(line(BenchEntry(step=step(1))))
     with pytest.raises(InputError, match="expected step 1 once, found it twice"):
-        directory.steps()
+        directory.read_steps()
 
 
 def test_a_disk_that_fills_up_with_the_first_directory_is_reported(

@@ -174,7 +174,7 @@ def test_a_machine_out_of_reach_stops_the_run_and_loses_nothing(tmp_path: Path) 
 
 def outcome_steps(outcome: BenchOutcome) -> list[StepRecord]:
     assert outcome.directory is not None
-    return [record for record, _ in RunDirectory(Path(outcome.directory)).steps()]
+    return [record for record, _ in RunDirectory(Path(outcome.directory)).read_steps()]
 
 
 def test_the_users_own_program_is_measured_with_the_controls(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from homenode.measure.experiment import (
     seeded_order,
 )
 from homenode.measure.model import PROBE, Group, SuiteOptions
-from homenode.measure.suite import suite_for
+from homenode.measure.suite import build_suite
 from tests.small_hosts import DeviceSpec, even_host
 
 EVERYTHING = frozenset({PROBE, "numactl", "nvbandwidth", "all_reduce_perf"})
@@ -88,7 +88,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(
 
 
 def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
-    suite = suite_for(even_host(), EVERYTHING, SuiteOptions())
+    suite = build_suite(even_host(), EVERYTHING, SuiteOptions())
     assert {test.group for test in suite.tests} == {
         Group.CPU_SINGLE,
         Group.CPU_ALL,
@@ -104,29 +104,29 @@ def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
 
 def test_one_node_and_one_gpu_get_no_matrix_and_no_collectives() -> None:
     host = even_host(packages=1, devices=GPUS[:1])
-    suite = suite_for(host, EVERYTHING, SuiteOptions())
+    suite = build_suite(host, EVERYTHING, SuiteOptions())
     assert not [test for test in suite.tests if "node" in test.id and "from" not in test.id]
     assert ("nccl", "one GPU alone") in [(gap.subject, gap.reason) for gap in suite.omitted]
 
 
 def test_cores_without_siblings_and_a_single_pu_are_said() -> None:
-    one = suite_for(even_host(1, cores_per_llc=1, threads=1), EVERYTHING, SuiteOptions())
+    one = build_suite(even_host(1, cores_per_llc=1, threads=1), EVERYTHING, SuiteOptions())
     reasons = {gap.subject: gap.reason for gap in one.omitted}
     assert reasons["smt"] == "no core shows siblings"
     assert reasons["core-to-core"] == "one CPU alone"
 
 
 def test_pus_that_the_cgroup_keeps_from_us_are_not_used() -> None:
-    suite = suite_for(even_host(disallowed="0-3"), EVERYTHING, SuiteOptions((Group.CPU_ALL,)))
+    suite = build_suite(even_host(disallowed="0-3"), EVERYTHING, SuiteOptions((Group.CPU_ALL,)))
     assert suite.tests[0].argv[-1] == "4-15"
 
 
 def test_nothing_to_measure_is_refused_with_its_reasons() -> None:
     with pytest.raises(UsageError) as refused:
-        suite_for(even_host(), EVERYTHING, SuiteOptions((Group.NCCL,)))
+        build_suite(even_host(), EVERYTHING, SuiteOptions((Group.NCCL,)))
     assert "no GPU" in str(refused.value)
     with pytest.raises(UsageError, match="can run no test of"):
-        suite_for(even_host(), frozenset(), SuiteOptions())
+        build_suite(even_host(), frozenset(), SuiteOptions())
 
 
 SOON = WaitPolicy(poll_s=0.001, blocked_s=0.02)

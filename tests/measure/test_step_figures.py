@@ -10,7 +10,7 @@ from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
 from homenode.machine.tools.nccl_tests import NcclTests, parse
 from homenode.machine.topology import Host
-from homenode.measure.figures.gpu_tools import flat_curve, half_peak_of
+from homenode.measure.figures.gpu_tools import find_half_peak, flat_curve
 from homenode.measure.model import BenchTest, Group, Reader
 from homenode.measure.results.sweep import fit_sweep
 from homenode.measure.step_reading import read_step_results, read_tool_results
@@ -218,7 +218,7 @@ FLAT = {1 << n: 0.53 if n >= 16 else 0.53 * (1 << n) / (1 << 16) for n in range(
 
 
 def test_a_healthy_curve_has_its_half_on_the_way_and_is_fitted() -> None:
-    assert half_peak_of(sweep(CLIMBING)) == 16 << 20
+    assert find_half_peak(sweep(CLIMBING)) == 16 << 20
     assert flat_curve(sweep(CLIMBING), "H200") is None
     fit = fit_sweep([(size, rate * 1e9) for size, rate in CLIMBING.items()])
     assert fit is not None
@@ -241,7 +241,9 @@ def test_start_up_time_and_rate_are_found_in_printed_curves(
         for n in range(3, 31)
     }
     run = sweep(curve)
-    points = [(row.size_bytes, half.bus_bytes_per_s) for row in run.rows for half in row.halves()]
+    points = [
+        (row.size_bytes, half.bus_bytes_per_s) for row in run.rows for half in row.list_halves()
+    ]
     fit = fit_sweep(points, factor)
     assert fit is not None
     assert fit.rate_bytes_per_s == pytest.approx(rate * 1e9, rel=0.03)
@@ -274,11 +276,11 @@ def test_other_curves_are_no_ceiling(rates: dict[int, float]) -> None:
 
 
 def test_a_sweep_that_moved_nothing_has_no_curve() -> None:
-    assert half_peak_of(sweep({8: 0.0})) is None
+    assert find_half_peak(sweep({8: 0.0})) is None
 
 
 @needs_shared
 def test_a_published_sweep_of_eight_a100_climbs() -> None:
     run = parse(shared("samples/superbench-nccl_allreduce.log").read_text())
-    assert half_peak_of(run) == 16 << 20
+    assert find_half_peak(run) == 16 << 20
     assert flat_curve(run, "8 A100") is None

@@ -14,14 +14,14 @@ from homenode.decide.recommendation import (
     RecommendedComparison,
     decide_for_machines,
 )
-from homenode.decide.sentences import effect_text, first_line, ground_of
+from homenode.decide.sentences import effect_text, first_line, format_basis
 from homenode.formats import decode
 from homenode.measure.imported_files import find_sources
 from homenode.measure.imported_runs import ImportOptions, imported_runs
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import machines_of
+from homenode.show.report.machine import build_machines
 from tests.command_line import homenode
 from tests.seeds import draws
 from tests.study_directories import write_study_directories
@@ -62,10 +62,10 @@ def test_one_run_per_configuration_gives_the_articles_answer_as_provisional(
     made = verdicts[system, objective]
     assert made.layout == RECOMMENDED[system, objective]
     if system == "MI350X":  # whose layouts do not differ: the article's rule is ours
-        assert (made.level, ground_of(made)) == (EvidenceLevel.RULE, "cannot tell")
+        assert (made.level, format_basis(made)) == (EvidenceLevel.RULE, "cannot tell")
         return
     assert (made.level, made.boots) == (EvidenceLevel.PROVISIONAL, (1, 1))
-    assert ground_of(made) == "provisional, 1 boot each, on an unnamed host"
+    assert format_basis(made) == "provisional, 1 boot each, on an unnamed host"
 
 
 def test_raw_directories_are_decided_compared_and_reported_as_imported_ones(
@@ -76,7 +76,7 @@ def test_raw_directories_are_decided_compared_and_reported_as_imported_ones(
     found = decode(done.output, "comparison", RecommendedComparison, "output").recommendations
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in found} == expected
     read = gather([str(root / "results")], ())
-    machines = machines_of(read.runs, read.stored, read.hosts)
+    machines = build_machines(read.runs, read.stored, read.hosts)
     reported = [one for machine in machines for one in machine.recommendations]
     assert {(v.system, v.objective): (v.choice, v.layout, v.level) for v in reported} == expected
     directories = (root / "results/H200", root / "imported/H200")
@@ -90,7 +90,7 @@ def test_the_rtx_5090_gets_none_and_its_card_says_why(
     verdicts: dict[tuple[str, Objective], Recommendation],
 ) -> None:
     own = [one for one in verdicts.values() if one.system == "RTX 5090"]
-    blocked = {one.objective for one in own if one.reason_of(ReasonId.HEALTH)}
+    blocked = {one.objective for one in own if one.find_reason(ReasonId.HEALTH)}
     assert blocked == {Objective.MULTI_GPU, Objective.GPU_COPY}
     (found,) = [{finding.id for finding in one.findings} for one in own[:1]]
     assert found == {"h2d-low", "collective-flat-curve"}

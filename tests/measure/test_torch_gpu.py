@@ -10,7 +10,7 @@ from homenode.measure.access.machine import LocalMachine
 from homenode.measure.model import Depth, Group, SuiteOptions
 from homenode.measure.programs.torch_place import nodes_to_bind
 from homenode.measure.step_reading import read_step_results
-from homenode.measure.suite import parse_shown, suite_for
+from homenode.measure.suite import build_suite, parse_shown
 from homenode.measure.tools_installed import program_text
 from homenode.vm.sources import load_host
 
@@ -119,7 +119,7 @@ def test_figures_are_those_of_nvbandwidth(python: str) -> None:
         pytest.skip("nvbandwidth is not installed")
     host = load_host(None)
     options = SuiteOptions((Group.GPU_BANDWIDTH, Group.GPU_COPY), Depth.QUICK, python=python)
-    suite = suite_for(host, {"nvbandwidth", "torch"}, options)
+    suite = build_suite(host, {"nvbandwidth", "torch"}, options)
     for test in suite.tests:
         if test.node is not None:
             continue

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from homenode.change.apply.store import DomainStore
 from homenode.change.journal import ChangeEntry, ChangeState
-from homenode.decide.alternative import alternatives_of
+from homenode.decide.alternative import group_by_argument
 from homenode.decide.compare import compare
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.machine_facts import facts_of_runs
-from homenode.decide.sentences import sentence_of
+from homenode.decide.sentences import format_sentence
 from homenode.decide.trial_conclusion import Conclusion, conclude
 from homenode.errors import HostError, UsageError
 from homenode.machine.topology import PagePool, RunningDomain
@@ -34,7 +34,7 @@ from homenode.measure.trial.journal import (
     known_trials,
 )
 from homenode.measure.trial.prepare import latest_trial, preflight
-from homenode.measure.trial.runner import outcome_code, run_trial, steps_of
+from homenode.measure.trial.runner import outcome_code, run_trial, schedule_steps
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
 from homenode.vm.hypervisor.virsh import Virsh
@@ -69,7 +69,7 @@ def run(
 def runs_of(head: TrialHead, journal: TrialJournal) -> list[Run]:
     state = journal.load().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
-    steps = sorted(steps_of(head), key=lambda step: (order[step.variant], step.round))
+    steps = sorted(schedule_steps(head), key=lambda step: (order[step.variant], step.round))
     return [
         read_run(next(Path(head.results).glob(f"*/{state.outcomes[step.number].run}")))
         for step in steps
@@ -101,14 +101,14 @@ def test_known_effects_come_to_the_right_verdict(
     verdict = next(
         one for one in found.recommendations if one.objective is Objective.MEMORY_BANDWIDTH
     )
-    assert str(verdict.choice).split(", ")[0] == best, sentence_of(verdict)
+    assert str(verdict.choice).split(", ")[0] == best, format_sentence(verdict)
     assert (verdict.level is EvidenceLevel.NO_DIFFERENCE) is (effects is EQUAL)
     bound = "pin-numa" if best == "pin-numa" else "pin-bound"
     assert verdict.layout == bound
     command = found.commands[Objective.MEMORY_BANDWIDTH]
     assert command == f"homenode apply {UUID} --policy spread --layout {bound}"
     assert daemon.definition() == ORIGINAL
-    comparison = compare(alternatives_of([("trial", runs_of(head, journal))]))
+    comparison = compare(group_by_argument([("trial", runs_of(head, journal))]))
     effect = next(
         one
         for one in comparison.effects
@@ -161,7 +161,7 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
     guest_up = [(BOOT, ChangeState.BEGIN), *[(BOOT, ChangeState.DONE)] * 2]
     guest_off = [(BOOT, ChangeState.UNDOING), (BOOT, ChangeState.UNDONE)]
     given_back = [(LAYOUT, ChangeState.UNDOING), (LAYOUT, ChangeState.UNDONE)]
-    assert [(one.kind, one.what) for one in journal.changes.entries()] == [
+    assert [(one.kind, one.what) for one in journal.changes.read_entries()] == [
         *(layout + guest_up + guest_off) * len(LAYOUTS),
         *given_back,
     ]
@@ -180,7 +180,7 @@ def test_a_guest_that_is_not_as_planned_is_reported_and_not_measured(
     )
     state = journal.load().state
     assert outcome_code(state) == 1
-    by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
+    by_layout = {step.variant: state.outcomes[step.number] for step in schedule_steps(head)}
     assert by_layout["pin-numa"].what == EntryKind.MISMATCHED
     assert any("guest-nodes" in line for line in by_layout["pin-numa"].findings)
     assert by_layout["pin"].what == EntryKind.MEASURED
@@ -192,7 +192,7 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     reach = SimulatedReach(daemon, EQUAL, silent=["pin"])
     head, journal = run(tmp_path, reach, boots=1, answer_s=0.05)
     state = journal.load().state
-    by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
+    by_layout = {step.variant: state.outcomes[step.number] for step in schedule_steps(head)}
     assert by_layout["pin"].what == EntryKind.FAILED
     assert "Permission denied" in by_layout["pin"].detail
     assert "key" in by_layout["pin"].detail
@@ -212,7 +212,7 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     daemon.put("drops", "<memnode ")  # a libvirt that loses where cells lie
     head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     state = journal.load().state
-    by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
+    by_layout = {step.variant: state.outcomes[step.number] for step in schedule_steps(head)}
     assert by_layout["pin-numa"].what == EntryKind.REJECTED
     assert "libvirt changed memory of cell 0" in by_layout["pin-numa"].detail
     assert by_layout["default"].what == EntryKind.MEASURED
@@ -236,7 +236,7 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
         now = [structs.replace(host(), domains=(other,))]
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
     outcomes = journal.load().state.outcomes
-    by_layout = {step.variant: outcomes[step.number] for step in steps_of(head)}
+    by_layout = {step.variant: outcomes[step.number] for step in schedule_steps(head)}
     assert by_layout["default"].what == EntryKind.MEASURED
     assert by_layout["pin"].what == EntryKind.REJECTED
     assert f"CPUs {pins[0]}" in by_layout["pin"].detail
@@ -321,7 +321,7 @@ def test_a_guest_that_is_too_small_for_stream_is_known_before_the_first_boot(
 def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("deaf", "yes")
     _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1, layouts=("pin",))
-    (end,) = [one.facts["how"] for one in journal.changes.entries() if "how" in one.facts]
+    (end,) = [one.facts["how"] for one in journal.changes.read_entries() if "how" in one.facts]
     denied = "and poweroff: exit status 1: Interactive authentication required."
     assert "did not shut down" in end and denied in end
     assert not (daemon.state / "id").exists()

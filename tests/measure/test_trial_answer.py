@@ -146,7 +146,7 @@ def test_layouts_that_boots_undecided_pair_apart_are_named_with_their_difference
     )
     text = _undecided_pair(answer)
     assert re.fullmatch(named, text)
-    compared = answer.compared_on(answer.metrics[0])
+    compared = answer.split_results(answer.metrics[0])
     assert compared is not None
     chosen, (rival,) = compared
     assert f": {rival.alternative} is " in text

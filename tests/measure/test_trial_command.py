@@ -169,7 +169,7 @@ def left_behind(daemon: StandIn, tmp_path: Path) -> None:
     virsh = Virsh(URI)
     document = trial_of(head, journal, root, SimulatedReach(daemon, {})).layouts["pin"].document
     changed(journal, LAYOUT)
-    apply_definition(virsh, UUID, document, virsh.definition(UUID), root)
+    apply_definition(virsh, UUID, document, virsh.read_definition(UUID), root)
     changed(journal, LAYOUT, ChangeState.DONE)
     changed(journal, BOOT)
     virsh.start(UUID)

@@ -19,7 +19,7 @@ from homenode.measure.trial.copying import PreparedCopy, make_copy, prepare_copy
 from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import TrialCopy
 from homenode.safe.trusted_path import let_in
-from homenode.vm.domain.copy import WritableDisk, with_overlays, writable_disks
+from homenode.vm.domain.copy import WritableDisk, replace_disks, writable_disks
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.disk_images import image
@@ -76,7 +76,7 @@ def test_every_disk_that_is_written_gets_an_overlay() -> None:
         WritableDisk("vde", "/vm/u.img", "raw", False),
     )
     over = {"vda": "/o/a", "vdb": "/o/b'<", "vdc": "/o/c", "fda": "/o/f", "vde": "/o/u"}
-    after = with_overlays(document, over, "vm")
+    after = replace_disks(document, over, "vm")
     assert writable_disks(after, "vm") == tuple(
         WritableDisk(target, path, "qcow2", False) for target, path in over.items()
     )
@@ -409,7 +409,7 @@ def original(tmp_path: Path) -> Iterator[tuple[Virsh, str, Path]]:
         pytest.skip("needs virsh and qemu-img")
     virsh = Virsh(URI)
     try:
-        virsh.domain("no-such-domain")
+        virsh.find_domain("no-such-domain")
     except InputError:
         pass
     except HostError as error:
@@ -433,8 +433,8 @@ def test_a_copy_is_made_next_to_the_vm_and_removed_with_all_its_files(
     original: tuple[Virsh, str, Path],
 ) -> None:
     virsh, number, disk = original
-    before, content = virsh.definition(number), hashlib.sha256(disk.read_bytes()).hexdigest()
-    state = virsh.domain(number)
+    before, content = virsh.read_definition(number), hashlib.sha256(disk.read_bytes()).hexdigest()
+    state = virsh.find_domain(number)
     prepared = prepare_copy(virsh, state, before, "trial-1")
     assert not list(disk.parent.glob("*.qcow2")), "nothing is made yet"
     make_copy(virsh, prepared)
@@ -443,17 +443,17 @@ def test_a_copy_is_made_next_to_the_vm_and_removed_with_all_its_files(
         ["qemu-img", "info", "--output=json", str(overlay)], capture_output=True, check=True
     )
     assert json.loads(stated.stdout)["full-backing-filename"] == str(disk)
-    copy = read_vm(virsh.definition(prepared.copy.uuid), "copy")
+    copy = read_vm(virsh.read_definition(prepared.copy.uuid), "copy")
     assert copy.name == f"{state.name}-trial"
     assert copy.uuid == prepared.copy.uuid != number
-    assert b"52:54:00:11:22:33" in virsh.definition(prepared.copy.uuid)
+    assert b"52:54:00:11:22:33" in virsh.read_definition(prepared.copy.uuid)
     with pytest.raises(UsageError, match=r"domain \S+ exists") as raised:
         prepare_copy(virsh, state, before, "trial-2")
     assert "trial undo" in str(raised.value.hint)
     remove_copy(virsh, prepared.copy)
     assert not overlay.exists()
     assert not is_there(virsh, prepared.copy.uuid)
-    assert virsh.definition(number) == before
+    assert virsh.read_definition(number) == before
     assert hashlib.sha256(disk.read_bytes()).hexdigest() == content
     remove_copy(virsh, prepared.copy)  # once more does no harm
 
@@ -463,14 +463,14 @@ def test_another_domain_of_the_copys_name_is_named(
     original: tuple[Virsh, str, Path], tmp_path: Path
 ) -> None:
     virsh, number, _ = original
-    state = virsh.domain(number)
+    state = virsh.find_domain(number)
     path = tmp_path / "other.xml"
     other = str(uuid.uuid4())
     path.write_bytes(domain(name=f"{state.name}-trial", uuid=other))
     virsh.define(str(path))
     try:
         with pytest.raises(UsageError, match="another domain is named"):
-            prepare_copy(virsh, state, virsh.definition(number), "trial-1")
+            prepare_copy(virsh, state, virsh.read_definition(number), "trial-1")
     finally:
         virsh.undefine(other)
 
@@ -480,8 +480,8 @@ def test_an_overlay_that_cannot_be_made_is_named_and_leaves_nothing(
     original: tuple[Virsh, str, Path],
 ) -> None:
     virsh, number, disk = original
-    state = virsh.domain(number)
-    prepared = prepare_copy(virsh, state, virsh.definition(number), "trial-1")
+    state = virsh.find_domain(number)
+    prepared = prepare_copy(virsh, state, virsh.read_definition(number), "trial-1")
     (overlay,) = map(Path, prepared.copy.overlays)
     overlay.mkdir()
     with pytest.raises(HostError, match="cannot create the overlay"):

@@ -52,7 +52,7 @@ def run_one(root: Path, results: Path, reach: SimulatedReach) -> tuple[TrialHead
 
 def test_a_vm_that_had_a_layout_applied_has_it_again(daemon: StandIn, tmp_path: Path) -> None:
     root, virsh = tmp_path / "state", Virsh(URI)
-    apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
+    apply_definition(virsh, UUID, tuned("pin"), virsh.read_definition(UUID), root)
     applied = daemon.definition()
     assert applied != ORIGINAL
     _, journal = run_one(root, tmp_path / "results", SimulatedReach(daemon, EQUAL))
@@ -68,7 +68,7 @@ def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
 ) -> None:
     """Killed between the journal's line and what it shows, over an edit after an old restore."""
     root, virsh = tmp_path / "state", Virsh(URI)
-    apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
+    apply_definition(virsh, UUID, tuned("pin"), virsh.read_definition(UUID), root)
     restore_definition(virsh, UUID, root)
     edited = ORIGINAL.replace(b"<iothreads>1<", b"<iothreads>2<")
     (daemon.state / "definition.xml").write_bytes(edited)
@@ -123,7 +123,7 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     TrialDomain(virsh, head, journal, root, 0.2).undo()
     assert daemon.get("id") == "1"
     assert not journal.load().state.to_undo
-    stopped = [one.facts.get("how") for one in journal.changes.entries()]
+    stopped = [one.facts.get("how") for one in journal.changes.read_entries()]
     assert stopped[-1:] == ["was off: the host was started again since"]
     changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_B, run_id="1")
     TrialDomain(virsh, head, journal, root, 0.2).undo()
@@ -154,7 +154,7 @@ def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_pa
         (daemon.state / "definition.xml").write_bytes(ORIGINAL)
         changed(journal, COPY, ChangeState.DONE)
         changed(journal, LAYOUT)
-        apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
+        apply_definition(virsh, UUID, tuned("pin"), virsh.read_definition(UUID), root)
         if by_hand:
             virsh.undefine(UUID)
         TrialDomain(virsh, head, journal, root, 0.2).undo()
@@ -236,11 +236,11 @@ def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
             raise KeyboardInterrupt
 
     class Impatient(Virsh):
-        def definition(self, uuid: str) -> bytes:
-            found = super().definition(uuid)
-            if any(one.what is ChangeState.UNDOING for one in journal.changes.entries()):
+        def read_definition(self, uuid: str) -> bytes:
+            found = super().read_definition(uuid)
+            if any(one.what is ChangeState.UNDOING for one in journal.changes.read_entries()):
                 os.kill(os.getpid(), signal.SIGINT)
-                Impatient.definition = Virsh.definition  # type: ignore[method-assign]
+                Impatient.read_definition = Virsh.read_definition  # type: ignore[method-assign]
             return found
 
     reach = Interrupted(daemon, EQUAL)

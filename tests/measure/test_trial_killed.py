@@ -15,7 +15,7 @@ from homenode.measure.results.store import read_run
 from homenode.measure.trial import guest
 from homenode.measure.trial.journal import EntryKind, TrialJournal, known_trials
 from homenode.measure.trial.prepare import preflight
-from homenode.measure.trial.runner import run_trial, steps_of
+from homenode.measure.trial.runner import run_trial, schedule_steps
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import SimulatedReach, begun, host, trial_of, wanted
@@ -79,7 +79,7 @@ class Trials:
     def is_done(self) -> bool:
         known = self.journal.load()
         return known.head is not None and len(known.state.measured_boots) == len(
-            steps_of(known.head)
+            schedule_steps(known.head)
         )
 
     def in_child(self) -> int:
@@ -138,7 +138,7 @@ def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
     assert not known.state.to_undo
     assert trials.daemon.definition() == ORIGINAL
     assert not (trials.daemon.state / "id").exists()
-    for step in steps_of(known.head):
+    for step in schedule_steps(known.head):
         said = [
             e for e in known.entries if e.what == EntryKind.MEASURED and e.number == step.number
         ]

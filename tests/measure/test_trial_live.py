@@ -13,7 +13,7 @@ from homenode.cli import trial as trial_work
 from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial.journal import BOOT, EntryKind, StoredTrial, TrialJournal, known_trials
-from homenode.measure.trial.runner import steps_of
+from homenode.measure.trial.runner import schedule_steps
 from homenode.vm.sources import load_host
 from tests.command_line import be_host, homenode
 from tests.lab.serial_agent import agent_virsh
@@ -86,7 +86,7 @@ def only(state: Path) -> StoredTrial:
 
 def boots(state: Path) -> set[str | None]:
     """libvirt's numbers of the instances that were started."""
-    changes = TrialJournal(state, only(state).directory.name).changes.entries()
+    changes = TrialJournal(state, only(state).directory.name).changes.read_entries()
     return {one.facts.get("run_id") for one in changes if one.kind == BOOT} - {None}
 
 
@@ -108,7 +108,7 @@ def test_three_layouts_come_to_their_report(daemon: TwoNodes, state: Path, tmp_p
     assert sorted(run.head.switches.name for run in runs) == ["default", "pin", "pin-numa"]
     assert {run.head.origin for run in runs} == {Origin.EMULATED}
     assert len({run.head.boots for run in runs}) == 3, "each boot has an identity of its own"
-    for step in steps_of(known.head):
+    for step in schedule_steps(known.head):
         name = known.state.outcomes[step.number].run
         (directory,) = (tmp_path / "results").glob(f"*/{name}")
         (capture,) = directory.glob("host*")

@@ -10,7 +10,7 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import RunningDomain
 from homenode.measure.trial.fitting import fit
-from homenode.measure.trial.journal import KIND, EntryKind, TrialEntry, TrialHead, state_of
+from homenode.measure.trial.journal import KIND, EntryKind, TrialEntry, TrialHead, summarize_entries
 from homenode.measure.trial.trial_config import trial_schedule
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -105,7 +105,7 @@ def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
     _, read = decoded(part)
     assert list(read) == entries[: len(read)]
     assert part.count(b"\n") == len(read) + 1
-    state_of(read)
+    summarize_entries(read)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_guest_of_two_networks_is_reached_at_the_address_that_answers(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     class Leases(Virsh):
-        def addresses(self, uuid: str) -> tuple[str, ...]:
+        def list_addresses(self, uuid: str) -> tuple[str, ...]:
             return ("127.0.0.7", target.address)
 
     with ssh_target(tmp_path) as target:
@@ -122,4 +122,4 @@ def test_addresses_are_those_of_the_first_source_that_has_any(
 ) -> None:
     for source, lines in listed.items():
         daemon.put(f"addresses-{source}", lines)
-    assert Virsh(URI).addresses(UUID) == expected
+    assert Virsh(URI).list_addresses(UUID) == expected

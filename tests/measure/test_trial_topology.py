@@ -18,7 +18,7 @@ from homenode.measure.results.store import read_run
 from homenode.measure.trial import guest
 from homenode.measure.trial.journal import TrialJournal
 from homenode.measure.trial.prepare import preflight, prepare
-from homenode.measure.trial.runner import outcome_code, run_trial, steps_of
+from homenode.measure.trial.runner import outcome_code, run_trial, schedule_steps
 from homenode.nccl.check import check_topology
 from homenode.process import ProgramResult
 from homenode.vm.hypervisor.virsh import Virsh
@@ -196,7 +196,7 @@ def test_each_layouts_guest_is_measured_with_and_without_its_own_topology_file(
         addresses = {bus for bus in ("01:00.0", "02:00.0", "f1:00.0", "f9:00.0") if bus in file}
         assert addresses in ({"01:00.0", "02:00.0"}, {"f1:00.0", "f9:00.0"})
     assert sum("f1:00.0" in file for file in files) == 1
-    for step in steps_of(checked.head):
+    for step in schedule_steps(checked.head):
         name = state.outcomes[step.number].run
         run = read_run(next(Path(checked.head.results).glob(f"*/{name}")))
         peaks = {s.variant for s in run.samples if s.metric == "allreduce-busbw-peak"}

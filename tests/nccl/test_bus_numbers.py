@@ -11,7 +11,7 @@ from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import InputError
 from homenode.nccl.guest_side import bus_numbers, kernel_address, left_to_libvirt
 from homenode.plan.stored import encode_plan, read_plan
-from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.guest_observation import path_of_address, paths_of_guest
 from homenode.vm.model import GuestAddress, GuestPciController
 from tests.nccl_documents import check_bus_numbers, side, vm
@@ -233,4 +233,4 @@ def test_a_booted_odd_tree_has_the_bus_numbers_that_were_derived() -> None:
     guest_files()
     document = open_domain(ODD, "vm.xml")
     options = BootOptions(connect="none", timeout_s=600)
-    check_bus_numbers(ODD, boot_stand_in(document, vm_of(document), options), device_count=5)
+    check_bus_numbers(ODD, boot_stand_in(document, build_vm(document), options), device_count=5)

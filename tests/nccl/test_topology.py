@@ -54,7 +54,7 @@ def hgx_file() -> TopologyFile:
 
 
 def switches(topology: NcclTopology) -> list[NcclPci]:
-    return [pci for pci in topology.pcis() if pci.children]
+    return [pci for pci in topology.list_pcis() if pci.children]
 
 
 def doubts(made: TopologyFile) -> list[str]:
@@ -70,7 +70,7 @@ def judged(made: TopologyFile) -> None:
     read = read_topology(text.encode("ascii"), "t.xml")
     assert read.nodes == made.topology.nodes
     assert not compare_topology(read, made.topology)
-    leaves = [pci.bus_id for pci in made.topology.pcis() if not pci.children]
+    leaves = [pci.bus_id for pci in made.topology.list_pcis() if not pci.children]
     assert sorted(leaves) == sorted({device.bus_id for device in made.devices})
 
 
@@ -139,7 +139,7 @@ def test_virtual_functions_have_the_place_and_link_of_their_physical_function() 
     made = assembled(host, tuned_for("mi350x-epyc9575f", vfs, vcpus=64), NcclVariant.RCCL)
     judged(made)
     assert len(vfs) == 8 and len(switches(made.topology)) == 8
-    links = {(p.gt_per_s, p.width) for p in made.topology.pcis() if not p.children}
+    links = {(p.gt_per_s, p.width) for p in made.topology.list_pcis() if not p.children}
     assert links == {(32.0, 16)}
     assert text_of(made).startswith('<system version="2">')
 
@@ -236,7 +236,7 @@ def test_a_link_is_the_lesser_of_both_its_ends_and_not_what_an_idle_device_shows
     host = load_host("small-2n8c-2gpu")
 
     def with_links(device: PciLink, port: PciLink) -> Host:
-        gpu = host.device(Bdf.parse(SMALL[0]))
+        gpu = host.find_device(Bdf.parse(SMALL[0]))
         assert gpu is not None
         links = {gpu.bdf: device, gpu.parent: port}
         return structs.replace(
@@ -248,14 +248,14 @@ def test_a_link_is_the_lesser_of_both_its_ends_and_not_what_an_idle_device_shows
 
     xml = tuned_for("small-2n8c-2gpu", SMALL, vcpus=4)
     idle = with_links(PciLink(2.5, 16, 32.0, 16), PciLink(2.5, 16, 16.0, 8))
-    first = next(assembled(idle, xml).topology.pcis())
+    first = next(assembled(idle, xml).topology.list_pcis())
     assert (first.gt_per_s, first.width) == (16.0, 8)
 
 
 def test_nested_switches_stay_nested() -> None:
     host = load_host("epyc-nps4-gpu-nic")
-    gpu = host.device(Bdf.parse(NPS4[0]))
-    nic = host.device(Bdf.parse(NPS4_NICS[0]))
+    gpu = host.find_device(Bdf.parse(NPS4[0]))
+    nic = host.find_device(Bdf.parse(NPS4_NICS[0]))
     assert gpu is not None and nic is not None and gpu.parent is not None
     # the GPU of node 4 moves, with its switch, below the downstream port of node 0's NIC
     other = next(d for d in host.pci_devices if d.bdf == host.switch_above(Bdf.parse(NPS4[4])))
@@ -374,7 +374,7 @@ def test_a_file_for_another_vm_is_distinguished() -> None:
     devices = (NPS4[0], NPS4_NICS[0], NPS4[4], NPS4_NICS[4])
     expected = assembled(host, tuned_for("epyc-nps4-gpu-nic", devices, vcpus=16)).topology
     good = write_topology(expected)
-    ids = [pci.bus_id for pci in expected.pcis() if not pci.children]
+    ids = [pci.bus_id for pci in expected.list_pcis() if not pci.children]
 
     def found(text: str) -> set[str]:
         assert text != good

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.show.findings_text import prometheus
+from homenode.show.findings_text import format_prometheus
 from tests.doctor_domains import host
 
 MONITORING = Path(__file__).parents[2] / "packaging/monitoring"
@@ -18,7 +18,7 @@ SICK = "rtx5090-epyc7702"
 
 
 def text() -> str:
-    return prometheus(diagnose(host(SICK)), {"host": SICK})
+    return format_prometheus(diagnose(host(SICK)), {"host": SICK})
 
 
 def test_rules_and_dashboard_use_metrics_that_are_written() -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.decide.machine_facts import facts_of_runs
 from homenode.decide.recommendation import ReasonId, decide
-from homenode.decide.sentences import by_results
+from homenode.decide.sentences import choose_by_results
 from homenode.findings import Finding, Severity
 from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
@@ -218,7 +218,7 @@ def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
         and chosen.cells is GuestCells.SINGLE
         and chosen.memory is MemoryBinding.KEEP
     )
-    assert (made.reason_of(ReasonId.BOUND) is not None) is unbound
+    assert (made.find_reason(ReasonId.BOUND) is not None) is unbound
 
 
 def test_of_equals_the_layout_that_binds_memory_is_chosen_with_its_own_figures() -> None:
@@ -230,7 +230,7 @@ def test_of_equals_the_layout_that_binds_memory_is_chosen_with_its_own_figures()
     machine = facts_of_runs("H200", runs)
     made = decide((tuple(runs)), machine, Objective.MEMORY_BANDWIDTH)
     assert (made.choice, made.layout) == ("pin-bound", "pin-bound")
-    assert made.reason_of(ReasonId.BOUND) is None
+    assert made.find_reason(ReasonId.BOUND) is None
 
 
 # What the user says next to it.
@@ -267,7 +267,7 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     ]
     guest = read_vm(document_for(host), "vm.xml")
     wanted = PlanOptions("auto", vcpus=8, memory_bytes=8 * GIB, objective=Objective.THROUGHPUT)
-    resolved = resolve_layout(guest, wanted, host, by_results(runs))
+    resolved = resolve_layout(guest, wanted, host, choose_by_results(runs))
     assert resolved.reasons[0].startswith(
         "default with bound memory (auto, throughput): provisional"
     )
@@ -275,9 +275,9 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     assert (made.layout.pinning, made.layout.siblings) == (Pinning.NODE, Siblings.KEEP)
     assert (made.memory_mode, made.memory_nodes) == (MemoryMode.STRICT, (0,))
     fixed = replace(wanted, pinning=Pinning.NONE)
-    pinned = resolve_layout(guest, fixed, host, by_results(runs)).options
+    pinned = resolve_layout(guest, fixed, host, choose_by_results(runs)).options
     assert layout_for(pinned).pinning is Pinning.NONE
-    other = resolve_layout(guest, wanted, host_named("hgx-h200"), by_results(runs))
+    other = resolve_layout(guest, wanted, host_named("hgx-h200"), choose_by_results(runs))
     assert other.options == auto(host_named("hgx-h200"), wanted)
     assert other.reasons[0].startswith("pin-bound (auto, throughput)")
 

@@ -20,7 +20,7 @@ from homenode.machine.topology import Host
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
-from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import PlanOptions
 from tests.figures import numbers
@@ -131,7 +131,7 @@ def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> No
     again = plan_file(unassigned, "vm", PlanOptions(layout="pin-numa-pci"), divided())
     assert again.document == made.document != unassigned
     document = open_domain(made.document, "vm")
-    assert not list(as_planned(document, vm_of(document), made.plan))
+    assert not list(as_planned(document, build_vm(document), made.plan))
 
 
 def test_gpus_of_a_profile_are_free_parts_of_it() -> None:
@@ -211,7 +211,7 @@ def test_a_document_loses_a_vgpu_to_others_and_an_unknown_one_is_a_gap() -> None
     assert b"11111111-2222-4333-8444-555555555555" in kept.document
     (gap,) = [gap for gap in kept.plan.gaps if gap.subject.startswith("mediated device")]
     assert "11111111-2222-4333-8444-555555555555" in gap.subject
-    facts = vm_of(open_domain(unknown, "vm"))
+    facts = build_vm(open_domain(unknown, "vm"))
     assert "device-not-on-host" in {finding.id for finding in devices_on_host(facts, host)}
     bare = replace(host, pci_devices=())
     assert "device-not-on-host" not in {finding.id for finding in devices_on_host(facts, bare)}

@@ -14,7 +14,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.show.explain import explain
 from homenode.show.topology_map import topology_map
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.layout import PRESETS, Layout, Pinning, Siblings
 from homenode.vm.model import GuestTopology
 from homenode.vm.plan import Plan
@@ -109,7 +109,7 @@ def test_each_vcpu_is_pinned_to_its_nodes_and_verify_agrees(name: str) -> None:
     tuned = rewrite(DOCUMENT, plan)
     assert rewrite(tuned, plan) == tuned
     document = open_domain(tuned, "vm.xml")
-    facts = vm_of(document)
+    facts = build_vm(document)
     assert facts.vcpu_pins == plan.vcpu_pins
     found = [*as_planned(document, facts, plan), *pins_alone(facts), *pins_on_host(facts, HOST)]
     assert found == []

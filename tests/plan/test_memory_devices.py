@@ -26,7 +26,7 @@ from homenode.units import GIB
 from homenode.vm.domain.codec import INITIATORS, required_versions
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.memory import edit_memory_devices
-from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.layout import PRESETS, MemoryBinding
 from homenode.vm.model import MemoryDevice
 from homenode.vm.plan import Plan, Unplannable
@@ -244,7 +244,7 @@ def test_a_mask_that_an_older_libvirt_takes_less_strictly_is_a_finding(
 
 def test_the_doctor_counts_memory_devices_in_what_a_vm_locks_and_maps() -> None:
     bare, with_dimm = (
-        limits(vm_of(parse_document(xml, "vm.xml")), [])
+        limits(build_vm(parse_document(xml, "vm.xml")), [])
         for xml in (document(256, 512, ""), document(128, 512, memory_device(256, 1)))
     )
     assert with_dimm == bare
@@ -315,7 +315,7 @@ def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:
     assert nodesets(tuned) == ["1-8"] and tuned.count(b"<cell ") == 9
     assert rewrite(tuned, plan) == tuned
     document = open_domain(tuned, "vm.xml")
-    facts = vm_of(document)
+    facts = build_vm(document)
     assert not list(as_planned(document, facts, plan))
     for expected in (expectation_of(plan.vm), expectation_of(facts)):
         assert [cell.id for cell in expected.cells] == [0]

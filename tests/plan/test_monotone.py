@@ -56,7 +56,7 @@ def cores_used(host: Host, placement: Placement) -> int:
 def reach(host: Host, placement: Placement) -> tuple[int, int]:
     """(nodes, worst distance between two of them)."""
     nodes = sorted(set(placement.nodes))
-    return len(nodes), max((host.distance(a, b) or 0 for a in nodes for b in nodes), default=0)
+    return len(nodes), max((host.find_distance(a, b) or 0 for a in nodes for b in nodes), default=0)
 
 
 def climb(

@@ -8,16 +8,16 @@ from xml.etree import ElementTree
 import pytest
 from msgspec import structs
 
-from homenode.decide.machine_facts import machines_in, runs_by_machine
+from homenode.decide.machine_facts import find_machines, runs_by_machine
 from homenode.doc import Gallery, Items, Section, Text, plain, spans
 from homenode.measure.results.model import Run
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, has_lines
 from homenode.show.html import html_page
 from homenode.show.report.across import across_pictures, link_speeds
-from homenode.show.report.answer import advice_of, answer_section, answer_text, counts_text
-from homenode.show.report.document import document_of, title_of
+from homenode.show.report.answer import answer_section, answer_text, counts_text, list_advice
+from homenode.show.report.document import build_report, format_title
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import ReportedMachine, StoredRun, machines_of
+from homenode.show.report.machine import ReportedMachine, StoredRun, build_machines
 from homenode.show.report.pictures import bar_pictures, forest_pictures
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.sources import load_host
@@ -31,11 +31,11 @@ BANDWIDTH = ("memory-bandwidth", "bytes_per_s")
 @pytest.fixture(scope="module")
 def published() -> tuple[ReportedMachine, ...]:
     found = gather([str(DIRECTORY)], [])
-    return machines_of(found.runs, found.stored, found.hosts)
+    return build_machines(found.runs, found.stored, found.hosts)
 
 
 def measured(*runs: Run) -> tuple[ReportedMachine, ...]:
-    return machines_of(runs, [StoredRun()] * len(runs), {})
+    return build_machines(runs, [StoredRun()] * len(runs), {})
 
 
 def made(system: str, **figures: float) -> list[Run]:
@@ -50,7 +50,7 @@ def made(system: str, **figures: float) -> list[Run]:
 
 
 def sentences(machines: tuple[ReportedMachine, ...]) -> list[str]:
-    return [f"{one.subject}: {one.action}; {one.ground}" for one in advice_of(machines)]
+    return [f"{one.subject}: {one.action}; {one.ground}" for one in list_advice(machines)]
 
 
 def test_machines_of_one_directory_have_the_same_names_everywhere() -> None:
@@ -68,7 +68,7 @@ def test_machines_of_one_directory_have_the_same_names_everywhere() -> None:
         ),
     ):
         assert list(runs_by_machine(runs)) == names
-        assert [machine.name for machine in machines_in(runs)] == names
+        assert [machine.name for machine in find_machines(runs)] == names
         assert [machine.name for machine in measured(*runs)] == names
 
 
@@ -83,7 +83,7 @@ def test_report_answers_in_line_1_then_a_line_each(published: tuple[ReportedMach
         "  RTX 4080          review    check the pins of pin: 36 % slower than default",
     ]
     assert counts_text(published) == "9 machines; 2 answers, 1 to repair first, 1 to review first"
-    page = html_page(document_of(published, (), "now"))
+    page = html_page(build_report(published, (), "now"))
     assert "Multi GPU: pin, not pin-numa. " in page and "not used for other machines" in page
 
 
@@ -128,7 +128,7 @@ def test_one_machine_is_told_its_layout_and_how_sure_that_is() -> None:
 def test_machines_whose_layouts_differ_in_several_steps_are_told_as_well() -> None:
     """No two of them differ in one step, and a trial of these three is what README proposes."""
     decided = made("H200", default=100, pin_numa_pci=400)
-    said = [*advice_of(measured(*decided, *made("MI350X", pin=100)))]
+    said = [*list_advice(measured(*decided, *made("MI350X", pin=100)))]
     assert [one.machine for one in said] == ["H200"]
     assert said[0].action == "pin-numa-pci" and "4x default" in said[0].ground
 
@@ -150,7 +150,7 @@ def test_a_width_that_is_unknown_is_shown_as_unknown() -> None:
 def test_each_sentence_is_a_link_to_a_section_of_the_page(
     published: tuple[ReportedMachine, ...],
 ) -> None:
-    page = document_of(published, (), "now")
+    page = build_report(published, (), "now")
     first = page.parts[0]
     assert isinstance(first, Section) and isinstance(first.parts[0], Items)
     ids = {one.id for one in page.parts if isinstance(one, Section)}
@@ -215,10 +215,13 @@ def test_lines_are_named_where_no_dot_hides_them(width: float, is_said: bool) ->
 def test_the_page_has_five_links_and_its_details_on_a_page_of_their_own(
     published: tuple[ReportedMachine, ...],
 ) -> None:
-    page = document_of(published, (), "now")
+    page = build_report(published, (), "now")
     assert page.title == "Which layout to run: 9 machines, published results"
-    assert title_of(published[:1]) == f"Which layout to run: {published[0].name}, published results"
-    assert document_of(published, (), "now", title="Ours").title == "Ours"
+    assert (
+        format_title(published[:1])
+        == f"Which layout to run: {published[0].name}, published results"
+    )
+    assert build_report(published, (), "now", title="Ours").title == "Ours"
     sections = [one for one in page.parts if isinstance(one, Section)]
     names = [one.name for one in sections if one.name]
     assert names == ["Answers", "Machines", "Evidence", "Caveats", "Data"]

@@ -20,7 +20,14 @@ from homenode.show.bars import (
     log_steps,
 )
 from homenode.show.curves import MAX_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
-from homenode.show.svg_canvas import HEAT, PRESET_SERIES, SERIES, css, series_number, text_width
+from homenode.show.svg_canvas import (
+    HEAT,
+    PRESET_SERIES,
+    SERIES,
+    read_css,
+    series_number,
+    text_width,
+)
 from homenode.vm.layout import PRESETS
 from tests.svg_geometry import contrast
 
@@ -184,7 +191,7 @@ def test_large_matrices_are_drawn_by_blocks_and_say_so() -> None:
 
 def _fills(sheet: str) -> dict[str, str]:
     """The colours that a sheet fills with, by class."""
-    return dict(re.findall(r"\.chart \.(\w+)\{fill:(#[0-9a-f]{6})\}", css(sheet)))
+    return dict(re.findall(r"\.chart \.(\w+)\{fill:(#[0-9a-f]{6})\}", read_css(sheet)))
 
 
 @pytest.mark.parametrize(("sheet", "ground"), [("chart", "#ffffff"), ("chart-dark", "#10151b")])

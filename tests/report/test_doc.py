@@ -35,8 +35,8 @@ HOSTILE = st.text(st.sampled_from("ab <>&\"'{}%=/\\\x1b\u202e\n"), min_size=1, m
 
 def doc_of(text: str) -> Doc:
     """A document with the text wherever one can stand."""
-    canvas = SvgCanvas.chart(text)
-    canvas.text(0, 10, text)
+    canvas = SvgCanvas.start_chart(text)
+    canvas.draw_text(0, 10, text)
     cell = Cell((Span(text, "dim", "s"), (text, Span(text, "bad"))), "best", text)
     table = Table(
         heads=(text, Cell((text, Span(text, "dim")))),
@@ -50,7 +50,7 @@ def doc_of(text: str) -> Doc:
         Commands((text,)),
         Tree(text, (Tree((text, Span(text, "bold"))),)),
         table,
-        Gallery((Picture(text, canvas.svg(20), (text,)),)),
+        Gallery((Picture(text, canvas.serialize(20), (text,)),)),
         Section(text, (Text(text),), is_open=False),
     )
     return Doc(text, (Section(text, parts, "s", text, text),), text, text)

@@ -6,14 +6,14 @@ import pytest
 from demo import gh200_study
 
 from homenode.cli.main import main
-from homenode.decide.alternative import alternatives
-from homenode.decide.matrices import Axis, localities, matrices_of
+from homenode.decide.alternative import group_runs
+from homenode.decide.matrices import Axis, build_matrices, compare_localities
 from homenode.doc import plain
 from homenode.measure.results.model import Origin
 from homenode.show.report.answer import stop_of
-from homenode.show.report.document import document_of
+from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import ReportedMachine, machines_of
+from homenode.show.report.machine import ReportedMachine, build_machines
 from tests.explained import rows
 
 
@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def machine(results: Path) -> ReportedMachine:
     found = gather([str(results)], ["gh200x4"])
-    (one,) = machines_of(found.runs, found.stored, found.hosts)
+    (one,) = build_machines(found.runs, found.stored, found.hosts)
     return one
 
 
@@ -69,7 +69,7 @@ def test_logs_that_name_no_layout_say_what_to_do_and_are_found_next_to_runs(
 
 def _machines(directories: list[Path]) -> tuple[ReportedMachine, ...]:
     found = gather([str(directory) for directory in directories], [])
-    return machines_of(found.runs, found.stored, found.hosts)
+    return build_machines(found.runs, found.stored, found.hosts)
 
 
 def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: ReportedMachine) -> None:
@@ -87,7 +87,7 @@ def test_both_directions_and_latency_are_maps_of_four_nodes_and_four_gpus(
     machine: ReportedMachine,
 ) -> None:
     exclusive = machine.chosen[0]
-    matrices = {matrix.key.metric: matrix for matrix in matrices_of(exclusive)}
+    matrices = {matrix.key.metric: matrix for matrix in build_matrices(exclusive)}
     assert set(matrices) == {"h2d-bandwidth", "d2h-bandwidth", "h2d-latency"}
     for matrix in matrices.values():
         assert (matrix.key.rows, matrix.key.columns) == (Axis.NODE, Axis.GPU)
@@ -100,7 +100,7 @@ def test_both_directions_and_latency_are_maps_of_four_nodes_and_four_gpus(
 def test_the_summary_table_is_the_studys(machine: ReportedMachine) -> None:
     table = {
         (row.pop("metric"), row.pop("run")): tuple(row.values())
-        for row in rows(document_of([machine], (), "now"), "Local and remote")
+        for row in rows(build_report([machine], (), "now"), "Local and remote")
     }
     near = "by the host's topology"
     assert table["host to device", "exclusive_4gpu"] == (
@@ -120,8 +120,8 @@ def test_the_summary_table_is_the_studys(machine: ReportedMachine) -> None:
 def test_without_a_topology_the_node_with_the_fastest_copies_is_near(
     machine: ReportedMachine,
 ) -> None:
-    exclusive = alternatives(machine.chosen[0].runs)[0]
-    found = {one.key.metric: one for one in localities([exclusive], {})}
+    exclusive = group_runs(machine.chosen[0].runs)[0]
+    found = {one.key.metric: one for one in compare_localities([exclusive], {})}
     assert found["h2d-bandwidth"].ratio == pytest.approx(4.6456, abs=1e-3)
     assert found["h2d-latency"].local == pytest.approx(739)
     assert "fastest" in found["h2d-bandwidth"].basis

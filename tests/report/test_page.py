@@ -24,9 +24,9 @@ from homenode.plan.pipeline import plan_file
 from homenode.plan.stored import encode_plan
 from homenode.show.html import html_page
 from homenode.show.report.answer import stop_of
-from homenode.show.report.document import document_of
+from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather
-from homenode.show.report.machine import ReportedMachine, machines_of
+from homenode.show.report.machine import ReportedMachine, build_machines
 from homenode.show.report.pictures import product_picture
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -41,7 +41,7 @@ PUBLISHED = [DIRECTORY]
 
 def machines(*arguments: object) -> tuple[ReportedMachine, ...]:
     found = gather([str(one) for one in arguments], [])
-    return machines_of(found.runs, found.stored, found.hosts)
+    return build_machines(found.runs, found.stored, found.hosts)
 
 
 def of_published() -> dict[str, ReportedMachine]:
@@ -55,7 +55,7 @@ def published() -> dict[str, ReportedMachine]:
 
 @pytest.fixture(scope="module")
 def document(published: dict[str, ReportedMachine]) -> Doc:
-    return document_of(list(published.values()), (), "now")
+    return build_report(list(published.values()), (), "now")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
     for layout, value in (("default", 100e9), ("pin", 99e9)):
         figures = {"memory-bandwidth": ("bytes_per_s", value)}
         write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
-    (row,) = rows(document_of(machines(tmp_path), (), "now"), "Effects and risks")
+    (row,) = rows(build_report(machines(tmp_path), (), "now"), "Effects and risks")
     assert row[StudySwitch.PINNING.value] == "1 % slower (1 machine); no risk shown"
 
 
@@ -150,7 +150,7 @@ def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
 
 
 def test_every_figure_of_a_machine_is_drawn(full: tuple[ReportedMachine, ...]) -> None:
-    made = document_of(full, (), "now")
+    made = build_report(full, (), "now")
     part, other = section(made, "machine-1"), section(made, "machine-2")
     assert list(pictures(part, "Effects")) == [
         "pin against default",
@@ -179,7 +179,7 @@ def test_every_figure_of_a_machine_is_drawn(full: tuple[ReportedMachine, ...]) -
 
 
 def test_intervals_are_drawn_where_there_are_boots(full: tuple[ReportedMachine, ...]) -> None:
-    part = section(document_of(full, (), "now"), "machine-1")
+    part = section(build_report(full, (), "now"), "machine-1")
     better = pictures(part, "Effects")["pin-numa-pci against default"]
     assert re.search(r">(3\.9\d|4|4\.0\d)x \[[34]", better.svg)
     assert 'class="whisker lbetter"' in better.svg
@@ -195,8 +195,8 @@ def test_a_stored_plan_is_drawn_on_the_host(tmp_path: Path) -> None:
     file = write_run(tmp_path, Run(head, run.samples))
     file.with_name("plan.json").write_text(encode_plan(plan), encoding="utf-8")
     found = gather([str(tmp_path)], ["hgx-h100"])
-    (one,) = machines_of(found.runs, found.stored, found.hosts)
-    made = section(document_of([one], (), "now"), "machine-1")
+    (one,) = build_machines(found.runs, found.stored, found.hosts)
+    made = section(build_report([one], (), "now"), "machine-1")
     (picture,) = pictures(made, "Topology: host, with the VM of pin-numa-pci").values()
     assert picture.svg.count('class="pu cell1') == 44 + 1, "with the legend's"
 
@@ -211,7 +211,7 @@ def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: 
         file.with_name("host.tar.gz").write_bytes(capture_host().content)
     (one,) = machines(tmp_path)
     assert set(one.guests) == {"default", "pin"}
-    page = html_page(document_of([one], (), "now"))
+    page = html_page(build_report([one], (), "now"))
     assert re.findall(r"<summary>Topology: ([^<(]*)", page) == [
         "what the suite saw under default",
         "what the suite saw under pin",
@@ -229,7 +229,7 @@ def test_bare_metal_is_what_guests_are_a_part_of_and_never_a_choice(tmp_path: Pa
     (one,) = machines(tmp_path)
     assert [alternative.label for alternative in one.chosen] == ["pin", "pin-numa-pci"]
     assert "bare metal" not in {verdict.choice for verdict in one.recommendations}
-    part = section(document_of([one], (), "now"), "machine-1")
+    part = section(build_report([one], (), "now"), "machine-1")
     forests = {title: one.svg for title, one in pictures(part, "Effects").items()}
     assert re.search(r">(49|50|51)\.\d% of bare metal<", forests["pin against bare metal"])
     assert re.search(r">(89|90|91)\.\d% of bare", forests["pin-numa-pci against bare metal"])
@@ -241,7 +241,7 @@ def test_a_named_host_is_drawn_for_the_one_machine_that_names_none(tmp_path: Pat
         run = full_run("pin", 1, system=system)
         write_run(tmp_path, Run(replace(run.head, host=None, host_kind=None), run.samples))
         found = gather([str(tmp_path)], ["hgx-h100"])
-        made = machines_of(found.runs, found.stored, found.hosts)
+        made = build_machines(found.runs, found.stored, found.hosts)
         assert [one.host is not None for one in made] == [count == 1] * count
 
 
@@ -330,7 +330,7 @@ def test_the_policy_names_the_digests_of_what_is_there(document: Doc) -> None:
 
 def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
     results = full_results(tmp_path)
-    pages = [html_page(document_of(machines(results), (), "now")) for _ in range(2)]
+    pages = [html_page(build_report(machines(results), (), "now")) for _ in range(2)]
     assert pages[0] == pages[1]
 
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from homenode.cli import terminal
 from homenode.measure.results.model import Run
 from homenode.process import run
-from homenode.show.report.machine import StoredRun, machines_of
-from homenode.show.report.rows import COLUMNS, csv_of, rows_of
+from homenode.show.report.machine import StoredRun, build_machines
+from homenode.show.report.rows import COLUMNS, format_csv, list_rows
 from tests.report_runs import full_results, full_run, report
 
 
@@ -48,17 +48,17 @@ def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off() -> None:
     for start in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1"):
         run = full_run("pin", 1)
         named = Run(replace(run.head, system=start), run.samples[:1])
-        (one,) = machines_of([named], [StoredRun()], {})
-        (row,) = rows_of(one)
-        cells = next(csv.reader(io.StringIO(csv_of([row]).split("\r\n", 1)[1])))
+        (one,) = build_machines([named], [StoredRun()], {})
+        (row,) = list_rows(one)
+        cells = next(csv.reader(io.StringIO(format_csv([row]).split("\r\n", 1)[1])))
         assert cells[COLUMNS.index("system")] == "'" + start.replace("\t", "?")
 
 
 def test_a_cell_cannot_steer_the_terminal_it_is_printed_on() -> None:
     run = full_run("pin", 1)
     named = Run(replace(run.head, arrangement="\x1b]0;x\x07a\u202eb\n,c"), run.samples[:1])
-    (one,) = machines_of([named], [StoredRun()], {})
-    text = csv_of(rows_of(one))
+    (one,) = build_machines([named], [StoredRun()], {})
+    text = format_csv(list_rows(one))
     assert text.replace("\r\n", "").isprintable()
     assert '"?]0;x?a?b?,c"' in text
 

@@ -16,7 +16,7 @@ from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import host_of_nothing
 from homenode.show.device_groups import address_text, short_addresses
-from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, css
+from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, read_css
 from homenode.show.topology_map import topology_map
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import with_vm
@@ -238,7 +238,7 @@ def test_a_device_of_another_vm_names_it() -> None:
 
 @pytest.mark.parametrize("cell", range(CELL_COLOURS))
 def test_text_on_a_cell_has_contrast(cell: int) -> None:
-    fills = dict(re.findall(r"\.([a-z-]+\d)\{fill:(#[0-9a-f]{6})\}", css(PICTURE)))
+    fills = dict(re.findall(r"\.([a-z-]+\d)\{fill:(#[0-9a-f]{6})\}", read_css(PICTURE)))
     assert contrast(fills[f"cell{cell}"], fills[f"on-cell{cell}"]) >= 4.5
 
 

@@ -43,7 +43,7 @@ HEAD = RunHead(
     "NVIDIA H200",
     Origin.MEASURED,
     Vantage.GUEST,
-    Switches.of_layout(PRESETS["pin-numa"]),
+    Switches.from_layout(PRESETS["pin-numa"]),
     host_kind="2x Xeon 8558, H200",
     pus=CpuSet.parse("0-22,48-70"),
     nodes=(0, 1),
@@ -150,7 +150,7 @@ def test_mutated_runs_give_a_run_or_an_error_that_names_the_place() -> None:
 
 
 def test_switches_that_are_no_preset_are_named_by_what_is_known() -> None:
-    numa = Switches.of_layout(PRESETS["pin-numa"])
+    numa = Switches.from_layout(PRESETS["pin-numa"])
     assert replace(numa, pinning=None).name.startswith("siblings hidden, cells host")
     assert replace(UNKNOWN_SWITCHES, memory=MemoryBinding.BOUND).name == "memory bound"
 

@@ -261,7 +261,7 @@ def test_a_pipe_in_a_directory_of_somebody_elses_holds_no_reader(tmp_path: Path)
         read_run(tmp_path)
     directory = RecordDirectory(tmp_path)
     with pytest.raises(HostError, match="not a regular file"):
-        directory.journal()
+        directory.read_journal()
     with pytest.raises(HostError, match="not a regular file"):
         assert directory.has_journal
 

@@ -318,7 +318,7 @@ def test_a_record_directory_of_others_is_refused_and_never_waited_for(
         make(tmp_path / name)
     record = RecordDirectory(tmp_path)
     assert not record.is_locked
-    for read in (record.journal, lambda: record.read("x"), lambda: record.has_journal):
+    for read in (record.read_journal, lambda: record.read("x"), lambda: record.has_journal):
         with pytest.raises(HomenodeError, match="not a regular file"):
             read()
 
@@ -328,7 +328,7 @@ def test_a_record_is_read_through_no_link(tmp_path: Path) -> None:
     inner = directory(tmp_path / "inner")
     (inner / "journal.jsonl").symlink_to("../secret")
     with pytest.raises(HomenodeError, match="a link, not a regular file"):
-        RecordDirectory(inner).journal()
+        RecordDirectory(inner).read_journal()
 
 
 def test_the_limit_has_a_unit_where_it_has_a_round_one() -> None:

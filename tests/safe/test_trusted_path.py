@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.safe.trusted_path import changeable, let_in
+from homenode.safe.trusted_path import find_other_writer, let_in
 
 pytestmark = [
     pytest.mark.root,
@@ -30,10 +30,12 @@ def directory() -> Iterator[Path]:
 
 def test_a_directory_as_tmp_is_safe_for_now_but_not_for_the_next_boot(directory: Path) -> None:
     path = directory / "tree/a/b"
-    assert changeable((path,), user=USER, sticky=True) is None
-    assert changeable((path,), user=USER) == "/tmp can be written by everybody"
-    assert changeable((path,), sticky=True) == f"{directory} belongs to user {USER}"
-    assert "No such file" in (changeable((directory / "none",), user=USER, sticky=True) or "")
+    assert find_other_writer((path,), user=USER, sticky=True) is None
+    assert find_other_writer((path,), user=USER) == "/tmp can be written by everybody"
+    assert find_other_writer((path,), sticky=True) == f"{directory} belongs to user {USER}"
+    assert "No such file" in (
+        find_other_writer((directory / "none",), user=USER, sticky=True) or ""
+    )
 
 
 def test_a_directory_that_an_access_control_list_opens_to_another_user_is_changeable(
@@ -43,11 +45,11 @@ def test_a_directory_that_an_access_control_list_opens_to_another_user_is_change
     shared = directory / "tree"
     os.chown(shared, 0, 0)
     shared.chmod(0o770)
-    assert changeable((shared,), user=USER, sticky=True) is None
+    assert find_other_writer((shared,), user=USER, sticky=True) is None
     descriptor = os.open(shared, os.O_RDONLY)
     let_in(descriptor, OTHER, 7)
     os.close(descriptor)
-    assert "access control list" in (changeable((shared,), user=USER, sticky=True) or "")
+    assert "access control list" in (find_other_writer((shared,), user=USER, sticky=True) or "")
 
 
 def test_links_are_followed_as_the_kernel_does(directory: Path) -> None:
@@ -67,9 +69,11 @@ def test_links_are_followed_as_the_kernel_does(directory: Path) -> None:
     (others / "tree").mkdir()
     for name in ("direct", "upwards", "chained", "through"):
         expected = f"{others} belongs to user {OTHER}"
-        assert changeable((directory / name,), user=USER, sticky=True) == expected
+        assert find_other_writer((directory / name,), user=USER, sticky=True) == expected
     (directory / "ring").symlink_to("ring")
-    assert "Too many levels" in (changeable((directory / "ring",), user=USER, sticky=True) or "")
+    assert "Too many levels" in (
+        find_other_writer((directory / "ring",), user=USER, sticky=True) or ""
+    )
     os.lchown(directory / "chained", OTHER, OTHER)
-    why = changeable((directory / "chained",), user=USER, sticky=True)
+    why = find_other_writer((directory / "chained",), user=USER, sticky=True)
     assert why == f"{directory / 'chained'} belongs to user {OTHER}"

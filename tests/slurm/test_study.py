@@ -411,7 +411,7 @@ def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest()
     assert "NonZeroExitCode" in lines[1], "below the heads"
     assert "61 more" in lines[-2]
     assert lines[-1] == "90 of 91 jobs done, 1 failed"
-    (only,) = missing_lines(Progress(tuple(tasks)).missing())
+    (only,) = missing_lines(Progress(tuple(tasks)).list_missing())
     assert only == "1 failed: NonZeroExitCode: bad (job 99)"
 
 

@@ -42,7 +42,7 @@ from homenode.cluster.slurm.study.text import (
     slurm_study_text,
 )
 from homenode.cpuset import CpuSet
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
 from homenode.doc import Doc, plain
@@ -544,7 +544,7 @@ def test_what_files_say_is_no_markup_of_the_page(gh200: Path) -> None:
 
 
 def _effect(first: Sequence[Run], second: Sequence[Run]) -> Effect:
-    effects = compare(alternatives([*first, *second])).effects
+    effects = compare(group_runs([*first, *second])).effects
     (found,) = [one for one in effects if one.slowest_device]
     return found
 
@@ -582,7 +582,7 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
                     "cluster",
                     Origin.MEASURED,
                     Vantage.GUEST,
-                    Switches.of_layout(PRESETS[layout]),
+                    Switches.from_layout(PRESETS[layout]),
                     host="h",
                     host_addresses=True,
                 ),

@@ -14,9 +14,9 @@ from homenode.machine.snapshot.contents import (
     PathKind,
     TextForm,
 )
-from homenode.machine.snapshot.gather import gather, keep_port_type, paths_of
+from homenode.machine.snapshot.gather import expand_glob, gather, keep_port_type
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
-from homenode.machine.snapshot.redact import identities_of, redact
+from homenode.machine.snapshot.redact import read_identities, redact
 from homenode.machine.snapshot.store import open_snapshot
 from tests.shared_data import SHARED
 
@@ -59,7 +59,7 @@ def test_redaction_changes_nothing_of_the_topology(name: str) -> None:
     tree = _tree(name)
     gathered = gather(tree).snapshot
     host = discover(gathered)
-    redacted = discover(redact(gathered, identities_of(tree)).snapshot)
+    redacted = discover(redact(gathered, read_identities(tree)).snapshot)
     assert structs.replace(
         redacted, name=host.name, settings=host.settings, gaps=host.gaps
     ) == structs.replace(host)
@@ -169,9 +169,9 @@ def test_control_characters_and_odd_names_stay_behind() -> None:
 
 def test_globs_go_one_directory_at_a_time() -> None:
     host = MemorySnapshot("h", {"/sys/a1/b/x": "", "/sys/a2/b/x": "", "/sys/c/b/x": ""})
-    assert list(paths_of(host, "/sys/a[0-9]*/b/x")) == ["/sys/a1/b/x", "/sys/a2/b/x"]
-    assert list(paths_of(host, "/sys/*/b")) == ["/sys/a1/b", "/sys/a2/b", "/sys/c/b"]
-    assert list(paths_of(host, "/none/*/b")) == []
+    assert list(expand_glob(host, "/sys/a[0-9]*/b/x")) == ["/sys/a1/b/x", "/sys/a2/b/x"]
+    assert list(expand_glob(host, "/sys/*/b")) == ["/sys/a1/b", "/sys/a2/b", "/sys/c/b"]
+    assert list(expand_glob(host, "/none/*/b")) == []
 
 
 def test_configuration_space_keeps_the_port_type_and_no_more() -> None:

@@ -10,7 +10,12 @@ from homenode.machine.snapshot.contents import COMMANDS, IDENTITY_PATHS, PATHS, 
 from homenode.machine.snapshot.gather import gather
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
-from homenode.machine.snapshot.redact import Identities, identities_of, redact, redact_command_line
+from homenode.machine.snapshot.redact import (
+    Identities,
+    read_identities,
+    redact,
+    redact_command_line,
+)
 from homenode.machine.tools.lspci import parse as parse_lspci
 from homenode.machine.tools.nvidia_smi import parse_topology
 from tests.shared_data import SHARED
@@ -336,7 +341,7 @@ def test_a_serial_goes_from_the_name_of_a_machine(name: str, kept: str) -> None:
     path = "/sys/devices/virtual/dmi/id/product_name"
     files = {path: name, "/sys/devices/virtual/dmi/id/chassis_asset_tag": "MY-OWN-TAG-7\n"}
     snapshot = MemorySnapshot("h", files, {}, {})
-    identities = identities_of(snapshot)
+    identities = read_identities(snapshot)
     assert identities.serials == ("MY-OWN-TAG-7",)
     only = MemorySnapshot("h", {path: name}, {}, {})
     shown = redact(only, identities).snapshot.files[path]
@@ -391,7 +396,7 @@ def test_paths_and_links_that_hold_a_guid_still_meet() -> None:
 def test_identities_are_read_from_the_host() -> None:
     files = {path: f"word{i}\n" for i, path in enumerate(IDENTITY_PATHS)}
     snapshot = MemorySnapshot("host", files, {}, {"user": "jdoe\n"})
-    identities = identities_of(snapshot, Identities(hosts=("gpu7",)))
+    identities = read_identities(snapshot, Identities(hosts=("gpu7",)))
     assert identities == Identities(("gpu7", "word0", "word1", "word2", "word3"), ("jdoe",))
 
 

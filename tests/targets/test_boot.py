@@ -57,7 +57,7 @@ def readme_command(vcpus: int | None) -> tuple[tuple[str, ...], Plan]:
     host = load_host("hgx-h100")
     wanted = PlanOptions(layout="pin-numa-pci", gpu_count=8, vcpus=vcpus)
     planned = plan_for_target(read_vm(path.read_bytes(), str(path)), wanted, host, "qemu")
-    return qemu.words_of(planned.rendering.document, "vm.sh"), planned.plan
+    return qemu.parse_script(planned.rendering.document, "vm.sh"), planned.plan
 
 
 @pytest.mark.nightly
@@ -75,7 +75,7 @@ def test_a_configuration_of_proxmox_boots_and_shows_its_nodes_and_a_wrong_distan
     planned = written("proxmox", SMALL, options("pin-numa-pci", gpu_count=2))
     conf = planned.rendering.document.replace(b"src=0,dst=1,val=20", b"src=0,dst=1,val=42")
     assert conf != planned.rendering.document
-    view = seen(qm_conf.command(conf, "101.conf"), planned.plan)
+    view = seen(qm_conf.build_command(conf, "101.conf"), planned.plan)
     assert wrong(view) == ["distances from cell 0"]
     assert list(node_of_device(view).values()) == ["numa_node 0", "numa_node 1"]
 
@@ -92,7 +92,7 @@ def test_a_booted_guest_is_compared_with_a_plan_alone(
     wanted = structs.replace(
         options(layout, gpu_count=2, policy=Policy.SPREAD), memory_bytes=512 * MIB
     )
-    words = qemu.words_of(written("qemu", SMALL, wanted).rendering.document, "vm.sh")
+    words = qemu.parse_script(written("qemu", SMALL, wanted).rendering.document, "vm.sh")
     booted = boot_command(words, "vm", BootOptions(timeout_s=500))
     assert booted.guest is not None, booted.findings
     ids = {(d.vendor_id, d.device_id) for d in booted.guest.pci_devices if d.vendor_id == 0x1AF4}

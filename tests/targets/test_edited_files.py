@@ -17,7 +17,7 @@ from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.targets import qm_conf
 from homenode.vm.targets.hypervisors import qemu, xen
-from homenode.vm.targets.registry import TARGETS, kind_of, read_vm, target_named
+from homenode.vm.targets.registry import TARGETS, read_vm, recognize_kind, target_named
 from tests.command_line import homenode
 from tests.targets.examples import EXAMPLES, FILES
 from tests.targets.written import again, edited, host_named, options, written
@@ -261,7 +261,7 @@ def test_a_damaged_file_is_refused_by_name(target: str, content: bytes) -> None:
 def test_what_is_no_file_of_a_vm_is_refused_with_what_would_be_one() -> None:
     for content in (b"", b"hello\n", b"{}", b"a: b\n", b"\x7fELF" + bytes(100), b'{"a": 1}'):
         with pytest.raises(InputError):
-            kind_of(content, "vm")
+            recognize_kind(content, "vm")
 
 
 def test_a_name_that_is_a_command_stays_a_word() -> None:
@@ -271,9 +271,9 @@ def test_a_name_that_is_a_command_stays_a_word() -> None:
     assert vm.guest.name == name
     script = written("qemu", HOST, options("pin")).rendering.document
     planned = plan_for_target(vm, plain("pin-numa"), host_named(HOST), "qemu")
-    words = qemu.words_of(planned.rendering.document, "vm.sh")
+    words = qemu.parse_script(planned.rendering.document, "vm.sh")
     assert f"guest={name},debug-threads=on" in words
-    assert qemu.words_of(script, "vm.sh")[0] == "qemu-system-x86_64"
+    assert qemu.parse_script(script, "vm.sh")[0] == "qemu-system-x86_64"
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
@@ -327,7 +327,7 @@ PUBLISHED = [
 def test_a_configuration_becomes_the_options_that_proxmox_publishes(
     name: str, conf: str, wanted: tuple[str, ...]
 ) -> None:
-    words = qm_conf.command(conf.encode(), name)
+    words = qm_conf.build_command(conf.encode(), name)
     pairs = {f"{a} {b}" for a, b in pairwise(words)}
     assert set(wanted) <= pairs
 

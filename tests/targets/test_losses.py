@@ -19,7 +19,7 @@ from homenode.vm.model import (
 )
 from homenode.vm.plan import Aperture, Plan, with_vm
 from homenode.vm.targets.registry import TARGETS, target_named
-from homenode.vm.targets.target import Feature, Target, features_of, lost_features
+from homenode.vm.targets.target import Feature, Target, list_features, lost_features
 from tests.targets.page import PAGE, targets_page
 from tests.targets.written import host_named, options, written
 
@@ -97,7 +97,7 @@ def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> 
     content = module.render(plan, guest, host, None, "vm").document
     vm = module.read_vm(content, "vm")
     lost = lost_features(module, plan)
-    for feature in sorted(features_of(plan)):
+    for feature in sorted(list_features(plan)):
         seen = shown(vm, feature)
         if seen is None or elsewhere(module, feature):
             continue
@@ -105,7 +105,7 @@ def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> 
 
 
 def test_the_plan_of_these_tests_asks_for_all_that_a_plan_can_ask_for() -> None:
-    asked = features_of(asking_for_much())
+    asked = list_features(asking_for_much())
     assert set(Feature) - asked <= {Feature.MEMORY_MODE, Feature.DEVICE_TREE, Feature.VGPUS}
 
 
@@ -116,7 +116,7 @@ def test_the_page_of_targets_is_written_from_their_tables() -> None:
 def test_a_flat_plan_asks_for_no_cells() -> None:
     made = written("qemu", HOST, options("pin")).plan
     assert made.layout.cells is GuestCells.SINGLE
-    assert Feature.CELLS not in features_of(made)
+    assert Feature.CELLS not in list_features(made)
 
 
 def test_switches_of_the_host_are_a_feature_of_their_own() -> None:
@@ -125,10 +125,10 @@ def test_switches_of_the_host_are_a_feature_of_their_own() -> None:
         9, PortModel.SWITCH_UPSTREAM, GuestAddress(0, 3, 0, 0), existing=False
     )
     with_switch = with_vm(made, controllers=(*made.vm.controllers, switch))
-    assert Feature.DEVICE_TREE in features_of(with_switch)
+    assert Feature.DEVICE_TREE in list_features(with_switch)
 
 
 def test_devices_without_a_cell_are_no_loss() -> None:
     made = asking_for_much()
     bare = tuple(GuestHostdev(d.bdf, None) for d in made.vm.hostdevs)
-    assert Feature.DEVICE_CELLS not in features_of(with_vm(made, hostdevs=bare))
+    assert Feature.DEVICE_CELLS not in list_features(with_vm(made, hostdevs=bare))

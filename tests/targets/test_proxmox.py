@@ -14,7 +14,7 @@ from homenode.findings import Finding, are_bad
 from homenode.plan.pipeline import PlannedFile, plan_for_target
 from homenode.units import GIB, MIB
 from homenode.vm.targets.qm_conf import start_timeout_s
-from homenode.vm.targets.registry import kind_of, read_vm
+from homenode.vm.targets.registry import read_vm, recognize_kind
 from tests.cli.test_plan import homenode
 from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, host_named, options, written
@@ -114,12 +114,12 @@ def test_a_short_configuration_is_read_where_its_target_is_named(
     content: bytes, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError):
-        kind_of(content, "101.conf")
+        recognize_kind(content, "101.conf")
     vm = read_vm(content, "101.conf", "proxmox")
     assert (vm.kind, vm.guest.vcpus, vm.guest.memory_bytes) == ("proxmox", 1, 512 * MIB)
     wanted = plain("pin-numa")
     made = plan_for_target(vm, wanted, host_named(HOST), "proxmox").rendering.document
-    assert kind_of(made, "101.conf") == "proxmox"
+    assert recognize_kind(made, "101.conf") == "proxmox"
     for line in content.partition(b"[")[0].splitlines():
         assert line in made
 

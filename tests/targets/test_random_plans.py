@@ -23,7 +23,7 @@ from homenode.vm.targets.registry import TARGETS, read_vm, target_named
 from homenode.vm.targets.target import (
     Feature,
     SupportLevel,
-    features_of,
+    list_features,
     lost_features,
     target_findings,
 )
@@ -176,7 +176,7 @@ def test_each_loss_of_a_plan_is_a_finding_and_nothing_else_is(target: str) -> No
     made = written("qemu", "x86-2p2n16c32t-isolated-pus", options("pin-numa-smt")).plan
     module = target_named(target)
     found = target_findings(module, made)
-    asked = features_of(made)
+    asked = list_features(made)
     assert sum(f.id == "target-lost" for f in found) == len(lost_features(module, made))
     assert len(found) == sum(module.support[f].level is not SupportLevel.NATIVE for f in asked)
 

@@ -8,7 +8,7 @@ from homenode.findings import Severity
 from homenode.machine.pci import DeviceKind, PartKind
 from homenode.plan.pipeline import PlannedFile, plan_for_target
 from homenode.vm.targets.registry import read_vm
-from homenode.vm.targets.script import array_in
+from homenode.vm.targets.script import find_array
 from tests.targets.written import again, host_named, options, written
 
 HOST = "x86-2p2n8c8t-divided-gpus"
@@ -33,7 +33,7 @@ def test_a_mediated_device_is_passed_by_its_uuid_and_never_bound_to_vfio(
     assert str(made.plan.vm.hostdevs[0].bdf) not in text
     hook = dict(made.rendering.companions).get(".hook.sh")
     script = text if hook is None else hook.decode()
-    assert array_in(script, "devices") == ()
+    assert find_array(script, "devices") == ()
     found = verify_target(
         made.rendering.document, "vm", target, made.plan, host=host_named(HOST), hook=hook
     )
@@ -56,7 +56,7 @@ def test_a_virtual_function_with_a_vgpu_type_keeps_its_driver() -> None:
     (device,) = made.plan.vm.hostdevs
     text = made.rendering.document.decode()
     assert f"vfio-pci,host={device.bdf}" in text
-    assert array_in(text, "devices") == ()
+    assert find_array(text, "devices") == ()
 
 
 def test_a_vgpu_that_proxmox_makes_itself_stays_and_is_no_whole_gpu() -> None:

@@ -10,7 +10,7 @@ from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import read_vm, target_named
-from homenode.vm.targets.target import settings_of, target_findings
+from homenode.vm.targets.target import list_settings, target_findings
 
 
 @cache
@@ -47,7 +47,7 @@ def rendered(target: str, host: str, wanted: PlanOptions) -> PlannedFile:
     return structs.replace(
         planned,
         plan=structs.replace(
-            made, kept=settings_of(target_named(target), rendering.document), kept_of=target
+            made, kept=list_settings(target_named(target), rendering.document), kept_of=target
         ),
         target=target,
         original=b"",

@@ -228,7 +228,7 @@ def test_a_listing_over_a_host_gives_it_the_pci_part() -> None:
     host = overlay_lspci(_host(), SMALL)
     counts = summarise(host)
     assert (counts.pus, counts.gpus, counts.pci_functions) == (8, 1, 5)
-    gpu = host.device(Bdf.parse("03:00.0"))
+    gpu = host.find_device(Bdf.parse("03:00.0"))
     assert gpu is not None and str(gpu.local_pus) == "0-1,4-5"
     assert not any(gap.subject == "PCI functions" for gap in host.gaps)
 
@@ -257,7 +257,7 @@ def test_the_hosts_own_source_fills_in_and_disagreements_are_gaps() -> None:
         f"{PCI}/0000:00:00.0/vendor": "0x8086\n",
     }
     host = overlay_lspci(discover(snapshot(files)), SMALL, "listing")
-    gpu = host.device(Bdf.parse("03:00.0"))
+    gpu = host.find_device(Bdf.parse("03:00.0"))
     assert gpu is not None and gpu.node == 0
     assert [bar.size_bytes for bar in gpu.bars] == [1 << 20]
     reasons = {gap.subject: gap.reason for gap in host.gaps}

@@ -7,7 +7,7 @@ import pytest
 
 from homenode.errors import ParseError
 from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
-from homenode.machine.tools.nccl_tests import argv, parse
+from homenode.machine.tools.nccl_tests import build_argv, parse
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 
@@ -274,7 +274,7 @@ def test_published_outputs_are_read(name: str, rows: int, peak: float) -> None:
 
 
 def test_data_are_checked_and_sizes_double() -> None:
-    command = argv(8, largest_bytes=1 << 30)
+    command = build_argv(8, largest_bytes=1 << 30)
     assert command[command.index("-c") + 1] == "1"
     assert command[command.index("-e") + 1] == "1073741824"
 

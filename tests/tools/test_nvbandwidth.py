@@ -7,7 +7,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
-from homenode.machine.tools.nvbandwidth import Status, Unit, argv, parse
+from homenode.machine.tools.nvbandwidth import Status, Unit, build_argv, parse
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 
@@ -134,9 +134,9 @@ def test_bandwidth_is_in_bytes_per_second_and_latency_in_ns() -> None:
     copy, latency = run.test("host_to_device_memcpy_ce"), run.test("host_device_latency_sm")
     assert copy is not None and latency is not None
     assert copy.matrices[0].unit is Unit.BYTES_PER_S
-    assert list(copy.matrices[0].values()) == pytest.approx([55.31e9, 53.29e9])
+    assert list(copy.matrices[0].list_values()) == pytest.approx([55.31e9, 53.29e9])
     assert latency.matrices[0].unit is Unit.NS
-    assert latency.matrices[0].values() == (682.42, 783.11)
+    assert latency.matrices[0].list_values() == (682.42, 783.11)
 
 
 @pytest.mark.parametrize("text", [TEXT, document()])
@@ -145,7 +145,7 @@ def test_two_ways_at_once_are_three_matrices_also_where_json_joins_them(text: st
     assert test is not None
     assert [matrix.part for matrix in test.matrices] == ["read1", "read2", "total"]
     assert all(len(matrix.cells) == 2 for matrix in test.matrices)
-    assert test.matrices[2].values() == pytest.approx((744.24e9, 743.6e9))
+    assert test.matrices[2].list_values() == pytest.approx((744.24e9, 743.6e9))
 
 
 def test_a_name_that_a_version_does_not_know_leaves_the_others() -> None:
@@ -171,7 +171,7 @@ def test_cells_that_are_not_there_are_absent_and_not_zero() -> None:
     assert test is not None
     assert test.matrices[0].cells[0][0] is None
     # The tool's own minimum is 0 because of them.
-    assert min(test.matrices[0].values()) == pytest.approx(371.9e9)
+    assert min(test.matrices[0].list_values()) == pytest.approx(371.9e9)
 
 
 def test_a_gpu_keeps_its_address_with_a_long_domain_and_the_host_no_name() -> None:
@@ -236,7 +236,7 @@ def test_an_error_in_a_text_fails_its_test() -> None:
 def test_rows_of_several_hosts_are_read() -> None:
     text = TEXT.replace(" 0     55.31     53.29", "gpuhost-17: 0     55.31     53.29")
     test = parse(text).test("host_to_device_memcpy_ce")
-    assert test is not None and test.matrices[0].values() == (55.31e9, 53.29e9)
+    assert test is not None and test.matrices[0].list_values() == (55.31e9, 53.29e9)
 
 
 def test_machine_lines_stand_for_the_sum() -> None:
@@ -300,7 +300,7 @@ def test_published_outputs_are_read(name: str, tests: int) -> None:
 
 
 def test_json_is_asked_for() -> None:
-    assert argv(["device_local_copy"], samples=5) == (
+    assert build_argv(["device_local_copy"], samples=5) == (
         "nvbandwidth",
         "-j",
         "-i",

@@ -46,7 +46,7 @@ def test_the_matrix_of_four_gh200_has_lists_of_nodes() -> None:
     assert [device.memory_node for device in matrix.devices] == [4, 12, 20, 28]
     assert matrix.devices[1].nodes == (1, 13, 14, 15, 16, 17, 18, 19)
     assert matrix.devices[3].cpus == CpuSet.parse("216-287")
-    assert matrix.nvlinks(0, 3) == 6 and matrix.nvlinks(0, 0) == 0
+    assert matrix.count_nvlinks(0, 3) == 6 and matrix.count_nvlinks(0, 0) == 0
 
 
 def test_the_matrix_with_terminal_codes_and_legend_is_read() -> None:
@@ -65,7 +65,7 @@ def test_nics_and_gpus_without_cpus_are_distinguished() -> None:
     assert (gpu1.cpus, gpu1.nodes, gpu1.memory_node) == (None, (1,), None)
     assert (nic.name, nic.cpus, nic.nodes) == ("NIC0", None, None)
     assert matrix.links[2] == ("PIX", "SYS", "X")
-    assert matrix.nvlinks(0, 1) == 18
+    assert matrix.count_nvlinks(0, 1) == 18
 
 
 @pytest.mark.parametrize(

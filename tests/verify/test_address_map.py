@@ -10,7 +10,7 @@ from homenode.check.verify.boot.stand_in import TCG_ADDRESS_BITS, address_map
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.units import GIB
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.verify_documents import PLAIN, changed, small_host
@@ -39,7 +39,7 @@ def test_what_fits_40_bits_keeps_its_size_and_more_is_divided(
     gpus: int, gib: int, shift: int
 ) -> None:
     document = open_domain(with_gpus(gpus, gib).document, "vm.xml")
-    space = address_map(document, vm_of(document), load_host("hgx-h100"))
+    space = address_map(document, build_vm(document), load_host("hgx-h100"))
     assert space is not None
     assert space.shift == shift
     assert [size for _, size in space.bars] == [128 * GIB >> shift] * gpus
@@ -50,7 +50,7 @@ def test_what_fits_40_bits_keeps_its_size_and_more_is_divided(
 def test_devices_without_large_bars_need_no_map() -> None:
     no_devices = PLAIN[: PLAIN.index(b"    <hostdev")] + b"</devices></domain>"
     document = open_domain(no_devices, "vm.xml")
-    assert address_map(document, vm_of(document), small_host()) is None
+    assert address_map(document, build_vm(document), small_host()) is None
 
 
 @pytest.mark.nightly
@@ -61,7 +61,7 @@ def test_gpus_that_would_vanish_are_named_before_they_do() -> None:
     guest_files()
     document = open_domain(without_window(with_gpus(2, 64).document), "vm.xml")
     options = BootOptions(connect="none", timeout_s=600)
-    booted = boot_stand_in(document, vm_of(document), options, load_host("hgx-h100"))
+    booted = boot_stand_in(document, build_vm(document), options, load_host("hgx-h100"))
     assert booted.guest is not None
     gone = [one for one in booted.findings if one.id == "guest-bar-unplaced"]
     assert len(gone) == 2, booted.findings

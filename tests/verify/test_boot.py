@@ -22,7 +22,7 @@ from homenode.check.verify.guest_checks import GuestView, view_of_stand_in
 from homenode.cpuset import CpuSet
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.process import run
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -87,7 +87,7 @@ def documents() -> dict[str, tuple[bytes, Plan]]:
 
 def boot(xml: bytes, connect: str) -> BootOutcome:
     document = open_domain(xml, "vm.xml")
-    return boot_stand_in(document, vm_of(document), BootOptions(connect=connect, timeout_s=600))
+    return boot_stand_in(document, build_vm(document), BootOptions(connect=connect, timeout_s=600))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def view(booted: dict[str, Future[BootOutcome]], name: str) -> GuestView:
     outcome = booted[name].result()
     assert outcome.guest is not None, outcome.findings
     xml, plan = documents()[name]
-    facts = vm_of(open_domain(xml, "vm.xml"))
+    facts = build_vm(open_domain(xml, "vm.xml"))
     expected = expectation_of(vm_as_it_runs(plan, facts), document=facts)
     return view_of_stand_in(expected, outcome.stand_in, outcome.guest)
 
@@ -204,7 +204,7 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
     monkeypatch.setattr("homenode.check.verify.boot.stand_in.MAX_TOGETHER", 2)
     right = tuned("pin-numa-pci")
     document = open_domain(changed(right.document, ("busNr='248'", "busNr='241'")), "vm.xml")
-    facts = vm_of(document)
+    facts = build_vm(document)
     options = BootOptions("none", timeout_s=600, keep=tmp_path)
     outcome = boot_stand_in(document, facts, options)
     assert outcome.guest is not None, outcome.findings
@@ -258,7 +258,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("homenode.check.verify.boot.stand_in.MAX_TOGETHER", 2)
     document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
-    outcome = boot_stand_in(document, vm_of(document), BootOptions("none", timeout_s=1))
+    outcome = boot_stand_in(document, build_vm(document), BootOptions("none", timeout_s=1))
     assert outcome.guest is None
     assert [finding.id for finding in outcome.findings] == ["guest-refused"]
     assert "Bus 240 is already in use" in outcome.findings[0].observed
@@ -277,12 +277,12 @@ def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     document = open_domain(tuned("default").document, "vm.xml")
     options = BootOptions(connect="qemu:///system", timeout_s=300, libvirt_timeout_s=1)
-    outcome = boot_stand_in(document, vm_of(document), options)
+    outcome = boot_stand_in(document, build_vm(document), options)
     assert outcome.guest is not None and outcome.how.startswith("QEMU without libvirt")
     (finding,) = outcome.findings
     assert finding.id == "libvirt-could-not-start" and "power off within 1 s" in finding.observed
     expected = expectation_of(
-        vm_as_it_runs(tuned("default").plan, vm_of(document)), document=vm_of(document)
+        vm_as_it_runs(tuned("default").plan, build_vm(document)), document=build_vm(document)
     )
     seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
     assert node_of_device(seen) == dict.fromkeys(DEVICES, "numa_node -1") and not named(seen)
@@ -295,7 +295,7 @@ def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) ->
         pytest.skip("no libvirtd answers at qemu:///system")
     tuning = tuned("pin-numa-pci")
     document = open_domain(tuning.document, "vm.xml")
-    facts = vm_of(document)
+    facts = build_vm(document)
     options = BootOptions(connect=uri, keep=tmp_path / "kept", timeout_s=600)
     outcome = boot_stand_in(document, facts, options)
     said = {f.id: f.observed for f in outcome.findings}

@@ -20,8 +20,8 @@ from homenode.check.verify.boot.boot_directory import GuestOutput, boot_director
 from homenode.check.verify.boot.libvirt import find_uri, user_of_capabilities
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HostError
-from homenode.safe.trusted_path import changeable, let_in, private_directory
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.safe.trusted_path import find_other_writer, let_in, private_directory
+from homenode.vm.domain.read import build_vm, open_domain
 from tests.verify_documents import tuned
 from tests.verify_guests import guest_files
 
@@ -183,9 +183,9 @@ def test_no_guest_is_booted_where_others_could_put_a_directory_in_the_place_of_o
 def test_another_users_link_on_the_way_is_named(tmp_path: Path) -> None:
     way = tmp_path / "way"
     way.symlink_to("/tmp")
-    assert changeable((way,), sticky=True) is None
+    assert find_other_writer((way,), sticky=True) is None
     os.lchown(way, ATTACKER, ATTACKER)
-    assert changeable((way,), sticky=True) == f"{way} belongs to user {ATTACKER}"
+    assert find_other_writer((way,), sticky=True) == f"{way} belongs to user {ATTACKER}"
 
 
 @pytest.mark.root
@@ -252,7 +252,7 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
     monkeypatch.setattr("homenode.check.verify.boot.boot_directory.let_in", unsupported)
     monkeypatch.setattr("homenode.check.verify.boot.stand_in_boot.kvm_works", lambda *_: False)
     document = open_domain(tuned("default").document, "vm.xml")
-    booted = boot_stand_in(document, vm_of(document), BootOptions(connect=uri))
+    booted = boot_stand_in(document, build_vm(document), BootOptions(connect=uri))
     found = {finding.id: finding.observed for finding in booted.findings}
     assert why in found["libvirt-could-not-start"]
     assert found["guest-refused"] == "no guest today" and booted.how.startswith(

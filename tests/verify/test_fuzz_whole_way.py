@@ -20,7 +20,7 @@ from homenode.findings import are_bad
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import Unplannable, vm_as_it_runs
@@ -107,7 +107,7 @@ def checked(case: Case) -> None:
 def booted(case: Case) -> None:
     """A guest of its shape sees what was planned."""
     document = case.document
-    facts = vm_of(document)
+    facts = build_vm(document)
     outcome = boot_stand_in(document, facts, BootOptions("none", timeout_s=900), case.host)
     assert outcome.guest is not None, f"seed {case.seed}: {outcome.findings}"
     expected = expectation_of(

@@ -11,7 +11,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.topology import Host, PagePool
 from homenode.units import MIB
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.guest_observation import GuestPath, path_of_address, paths_of_guest
 from homenode.vm.model import (
     GuestAddress,
@@ -188,13 +188,13 @@ def test_the_document_says_where_devices_are_when_the_plan_does_not() -> None:
         tuning.plan,
         hostdevs=tuple(structs.replace(d, address=None) for d in tuning.plan.vm.hostdevs),
     )
-    facts = vm_of(open_domain(tuning.document, "vm.xml"))
+    facts = build_vm(open_domain(tuning.document, "vm.xml"))
     expected = expectation_of(vm_as_it_runs(unplaced, facts), document=facts, host=small_host())
     assert not view_of_guest(expected, guest_host(), small_host()).findings
 
 
 def test_a_document_alone_promises_what_it_says() -> None:
-    facts = vm_of(open_domain(tuned("pin-numa-pci").document, "vm.xml"))
+    facts = build_vm(open_domain(tuned("pin-numa-pci").document, "vm.xml"))
     expected = expectation_of(facts)
     assert not view_of_guest(expected, guest_host(), None).findings
     assert ids(view_of_guest(expected, guest_host(distance=42), None).findings) == {
@@ -215,7 +215,7 @@ def test_distances_are_of_the_cells_that_the_guest_sees() -> None:
 
 def facts_of(*pairs: tuple[str, str]) -> Vm:
     xml = changed(tuned("pin-numa-pci").document, *pairs)
-    return vm_of(open_domain(xml, "vm.xml"))
+    return build_vm(open_domain(xml, "vm.xml"))
 
 
 def test_vcpus_that_the_document_has_offline_are_not_missed() -> None:
@@ -259,7 +259,7 @@ def test_memory_devices_and_the_balloon_are_allowed_for() -> None:
 
 
 def test_an_untuned_document_expects_a_flat_guest() -> None:
-    expected = expectation_of(vm_of(open_domain(PLAIN, "vm.xml")))
+    expected = expectation_of(build_vm(open_domain(PLAIN, "vm.xml")))
     assert [cell.vcpus for cell in expected.cells] == [CpuSet(range(4))]
     assert expected.distances is None and expected.vm.cpu_topology is None
 

@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(guest_files, "_kernel_here", lambda: None)
-    monkeypatch.setattr(guest_files, "_busybox", lambda: b"")
+    monkeypatch.setattr(guest_files, "_read_busybox", lambda: b"")
     return tmp_path / "homenode/guest"
 
 

@@ -11,7 +11,7 @@ from homenode.check.verify.live.checks import group_findings, limit_findings
 from homenode.check.verify.live.procfs import parse_vfio_interrupts
 from homenode.findings import Findings, Severity
 from homenode.units import GIB
-from homenode.vm.domain.read import open_domain, read_vm, vm_of
+from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.model import MemoryDevice, Vm
 from homenode.vm.plan import vm_as_it_runs
 from tests.proc_trees import BARE, MIB, PID, UUID, ProcTree
@@ -74,7 +74,7 @@ def test_a_document_names_its_memory_devices_and_the_vcpus_that_are_offline() ->
         b"<memory model='dimm'><target><size unit='GiB'>1</size><node>0</node></target>"
         b"<alias name='dimm0'/></memory></devices></domain>"
     )
-    found = vm_of(open_domain(document, "vm.xml"))
+    found = build_vm(open_domain(document, "vm.xml"))
     piece = found.memory_pieces["memory device dimm0 (cell 0)"]
     assert (piece.memory_bytes, piece.nodes, piece.mode) == (GIB, pus("1"), "strict")
     assert found.offline_vcpus == pus("1")
@@ -82,7 +82,7 @@ def test_a_document_names_its_memory_devices_and_the_vcpus_that_are_offline() ->
         b"<numatune>",
         b"<vcpus><vcpu id='0' enabled='no'/><vcpu id='1' enabled='yes'/></vcpus><numatune>",
     )
-    facts = vm_of(open_domain(one_by_one, "vm.xml"))
+    facts = build_vm(open_domain(one_by_one, "vm.xml"))
     assert facts.offline_vcpus == pus("0")
 
 
@@ -97,7 +97,7 @@ def _bound(vm: Vm) -> dict[str, tuple[object, ...]]:
 def test_a_plan_says_of_a_process_what_its_document_does(layout: str) -> None:
     """And where its devices are on the host; memory devices are the document's alone."""
     tuning = tuned(layout)
-    document = vm_of(open_domain(tuning.document, "vm.xml"))
+    document = build_vm(open_domain(tuning.document, "vm.xml"))
     running = replace(document, memory_devices=(DIMM,), offline_vcpus=pus("3"))
     planned = vm_as_it_runs(tuning.plan, running)
     assert _bound(planned) == _bound(running)

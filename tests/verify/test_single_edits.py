@@ -19,7 +19,7 @@ from homenode.plan.pipeline import plan_file
 from homenode.plan.shape.guest_numa import merge_devices
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE as QEMU
-from homenode.vm.domain.read import open_domain, read_kept, with_kept
+from homenode.vm.domain.read import keep_parts, open_domain, read_kept
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import (
@@ -122,7 +122,7 @@ def with_room(layout: str) -> tuple[bytes, bytes, Plan]:
     cells = tuple(structs.replace(cell, page_bytes=GIB) for cell in plan.vm.cells)
     plan = with_vm(plan, cpu_cache=GuestCache.EMULATED, topoext=True, page_bytes=GIB, cells=cells)
     after = rewrite(WITH_OVMF, plan)
-    return WITH_OVMF, after, with_kept(plan, open_domain(after, "vm.xml"))
+    return WITH_OVMF, after, keep_parts(plan, open_domain(after, "vm.xml"))
 
 
 USERS_OWN = {
@@ -362,7 +362,7 @@ def test_what_a_plan_relies_on_is_compared_with_it(before: str, after: str, name
 def test_a_device_that_no_one_gives_to_vfio_does_not_start() -> None:
     tuning = users_vm("2 GPUs")
     document = changed(tuning.document, (" managed='yes'", ""))
-    device = small_host().device(Bdf.parse(DEVICES[0]))
+    device = small_host().find_device(Bdf.parse(DEVICES[0]))
     assert device is not None and device.driver is None
     found = {one.id: one.severity for one in findings_of(document, host=small_host())}
     assert found["not-bound-to-vfio"] == "inconclusive"
@@ -456,7 +456,7 @@ def test_each_field_of_a_plan_is_checked_or_says_why_not() -> None:
     _, after, plan = with_room("pin-numa-pci")
     plan = with_vm(plan, topoext=None)
     after = after.replace(b"<feature policy='require' name='topoext'/>", b"")
-    plan = with_kept(plan, open_domain(after, "vm.xml"))
+    plan = keep_parts(plan, open_domain(after, "vm.xml"))
     plans = changed_plans(plan)
     every = {field.name for field in fields(Plan)}
     every |= {f"vm.{name}" for name in Vm.__struct_fields__}

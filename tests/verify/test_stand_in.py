@@ -30,14 +30,14 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity
 from homenode.units import MIB
-from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import validate
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestAddress
 from homenode.vm.sources import load_host
-from homenode.vm.targets.qemu_command import fields_of
+from homenode.vm.targets.qemu_command import split_fields
 from tests.domain_corpus import NAMES, sample
 from tests.single_edits import users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, small_host, tuned
@@ -52,7 +52,7 @@ def document(xml: bytes) -> Document:
 
 def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> MinimalGuest:
     opened = document(xml)
-    return stand_in_of(opened, vm_of(opened), cpu, machine)
+    return stand_in_of(opened, build_vm(opened), cpu, machine)
 
 
 def argv(xml: bytes) -> str:
@@ -114,7 +114,7 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
     ]
     assert {finding.severity for finding in found} == {Severity.INCONCLUSIVE}
     opened = document(tuned("pin-numa-pci").document)
-    made = stand_in_of(opened, vm_of(opened), SKYLAKE, "q35", host=small_host())
+    made = stand_in_of(opened, build_vm(opened), SKYLAKE, "q35", host=small_host())
     assert not list(not_in_stand_in(made, "vm.xml"))
 
 
@@ -129,7 +129,7 @@ def test_the_stand_ins_document_passes_schema_and_cross_check(layout: str) -> No
     xml = stand_in_xml(stand_in(tuned(layout).document), "n", FILES, "a & b", kvm=False).encode()
     errors, gap = validate(xml)
     assert not errors, gap
-    assert not crosscheck(document(xml))
+    assert not check_references(document(xml))
     again = document(xml).root
     kernel = again.find("os/kernel")
     assert kernel is not None and kernel.text == FILES.kernel
@@ -139,7 +139,7 @@ def test_the_stand_ins_document_passes_schema_and_cross_check(layout: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_any_x86_document_has_a_stand_in(name: str) -> None:
     opened = open_domain(sample(name), name)
-    facts = vm_of(opened)
+    facts = build_vm(opened)
     if facts.architecture != "x86_64":
         with pytest.raises(HostError, match="expected an x86_64 guest"):
             stand_in_of(opened, facts, SKYLAKE, "q35")
@@ -237,7 +237,7 @@ def test_the_cpu_is_the_documents_where_it_can_run_here(
     cpu: str, kvm: bool, mode: str, model: str | None, substituted: bool
 ) -> None:
     made = document(changed(PLAIN, (CPU, cpu)))
-    chosen = choose_cpu(made, vm_of(made), kvm=kvm)
+    chosen = choose_cpu(made, build_vm(made), kvm=kvm)
     assert (chosen.mode, chosen.model) == (mode, model)
     assert (chosen.substituted is not None) is substituted
 
@@ -248,7 +248,7 @@ def test_features_with_names_that_are_none_are_left_out() -> None:
         "<feature policy='disable' name='hle'/><feature name='a,b=c'/></cpu>"
     )
     made = document(changed(PLAIN, (CPU, cpu)))
-    chosen = choose_cpu(made, vm_of(made), kvm=True)
+    chosen = choose_cpu(made, build_vm(made), kvm=True)
     assert chosen.features == (("topoext", True), ("hle", False))
 
 
@@ -322,7 +322,7 @@ def test_settings_that_no_stand_in_has_are_listed_by_name() -> None:
         ("machine='q35'", "machine='pc-q35-42.0'"),
     )
     opened = document(xml)
-    made = stand_in_of(opened, vm_of(opened), SKYLAKE, "q35", host=small_host())
+    made = stand_in_of(opened, build_vm(opened), SKYLAKE, "q35", host=small_host())
     assert [finding.subject for finding in not_in_stand_in(made, "vm.xml")] == [
         "machine type pc-q35-42.0, which this QEMU lacks (q35 instead)",
         "the feature hyperv",
@@ -375,7 +375,7 @@ def test_vcpus_that_are_offline_are_offline_in_the_stand_in(
 
 def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -> None:
     opened = document(users_vm("8 GPUs").document)
-    facts, host = vm_of(opened), load_host("hgx-h100")
+    facts, host = build_vm(opened), load_host("hgx-h100")
     made = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=False)
     assert TWO_GUESTS_TEXT in made.left_out and made.needs_qemu
     vcpus, tree = made.guests
@@ -400,7 +400,7 @@ def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -
     named = stand_in_of(opened, facts, SKYLAKE, "q35", through_libvirt=True, kvm=False)
     assert named.guests == (named,) and not named.needs_qemu
     few = document(users_vm("2 GPUs").document)
-    made = stand_in_of(few, vm_of(few), SKYLAKE, "q35", host=small_host(), kvm=False)
+    made = stand_in_of(few, build_vm(few), SKYLAKE, "q35", host=small_host(), kvm=False)
     assert made.guests == (made,)
 
 
@@ -437,7 +437,7 @@ def test_a_command_line_of_anybody_has_qemu_open_and_start_nothing(words: tuple[
     made, booted = stand_in_of_command((*plain, *words), "vm.sh", "q35")
     more = [word for word in booted if word not in before]
     for option, value in zip(more[::2], more[1::2], strict=True):
-        first, pairs = fields_of(value)
+        first, pairs = split_fields(value)
         assert option in ("-device", "-object")
         assert first in ("pcie-root-port", "virtio-serial-pci", "memory-backend-ram")
         assert {key for key, _ in pairs} <= {"id", "bus", "addr", "chassis", "size"}

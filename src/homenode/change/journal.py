@@ -24,7 +24,7 @@ from homenode.errors import HomenodeError, HostError, of_os
 from homenode.safe.durable import open_to_lock
 from homenode.safe.input_files import read_kernel_file
 from homenode.safe.record_directory import BusyError, RecordDirectory, take_lock
-from homenode.vm.hypervisor.connection import domain_argument, machine_of
+from homenode.vm.hypervisor.connection import domain_argument, find_machine
 
 
 class ChangeState(StrEnum):
@@ -70,7 +70,7 @@ class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def step(self) -> tuple[str, str]:
         return self.kind, self.subject
 
-    def now(self, state: ChangeState) -> "ChangeEntry":
+    def with_state(self, state: ChangeState) -> "ChangeEntry":
         """Return the step with a new state."""
         return msgspec.structs.replace(self, what=state)
 
@@ -158,32 +158,32 @@ class Journal:
     def stored_head(self) -> ChangeHead:
         """The journal's head, or the head that it would get."""
         first = self._first_line()
-        if formats.kind_of(first) != KIND:
+        if formats.find_kind(first) != KIND:
             return self.head
         return formats.decode_head(first, KIND, ChangeHead, str(self.files.journal_path))
 
-    def entries(self) -> tuple[ChangeEntry, ...]:
+    def read_entries(self) -> tuple[ChangeEntry, ...]:
         """All lines. Raises InputError."""
         if not self._first_line():
             return ()
-        source, content = str(self.files.journal_path), self.files.journal()
+        source, content = str(self.files.journal_path), self.files.read_journal()
         return formats.decode_journal(content, KIND, ChangeHead, ChangeEntry, source)[1]
 
-    def last(self, kind: str, subject: str) -> ChangeEntry | None:
+    def find_last(self, kind: str, subject: str) -> ChangeEntry | None:
         """The last line of a step; None if nothing was ever done."""
-        return last_lines(self.entries()).get((kind, subject))
+        return last_lines(self.read_entries()).get((kind, subject))
 
     def to_undo(self) -> tuple[ChangeEntry, ...]:
         """The steps that changed or may have changed the host, in the order of their start."""
-        return to_undo(self.entries())
+        return to_undo(self.read_entries())
 
     def write(self, *entries: ChangeEntry) -> None:
         """Write lines and sync them to disk."""
         text = "".join(map(formats.line, entries))
-        if formats.kind_of(self._first_line()) == KIND:
+        if formats.find_kind(self._first_line()) == KIND:
             self.files.append(text)
             return
-        self.entries()  # rejects an invalid journal
+        self.read_entries()  # rejects an invalid journal
         self.files.make()
         head = formats.head_line(KIND, self.head)
         self.files.write(self.files.journal_path.name, f"{head}{text}".encode())
@@ -194,7 +194,7 @@ class Journal:
         unsettled = []
         for entry in self.to_undo():
             if entry.what is ChangeState.BEGIN and make_step(entry).is_done(entry):
-                self.write(entry.now(ChangeState.DONE))
+                self.write(entry.with_state(ChangeState.DONE))
             elif entry.what in UNSETTLED:
                 unsettled.append(entry)
         return tuple(unsettled)
@@ -204,7 +204,7 @@ class Journal:
         return tuple(step_of(entry).undo(entry, self.write) for entry in reversed(self.to_undo()))
 
     def _first_line(self) -> bytes:
-        return self.files.journal().partition(b"\n")[0]
+        return self.files.read_journal().partition(b"\n")[0]
 
 
 class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +266,7 @@ def host_locked(
     Nested calls in one process share it. root: of the records. command: shown to those that wait.
     on_wait: called once, with the holder. wait_s: None = WAIT_S. Raises HostError on time-out.
     """
-    machine = machine_of(connect)
+    machine = find_machine(connect)
     key = os.getpid(), _name(machine)
     if key in _descriptors_of:
         yield _descriptors_of[key]
@@ -285,7 +285,7 @@ def host_locked(
 
 def lock_of_one_user(connect: str) -> str | None:
     """Return why other users' commands do not wait for this one; None if they do."""
-    machine = machine_of(connect)
+    machine = find_machine(connect)
     if machine:
         return f"the lock of {machine} keeps apart only this user's homenodes on this machine"
     if not os.access(SHARED, os.R_OK | os.X_OK):
@@ -299,7 +299,7 @@ def _locked_record(
 ) -> Iterator[int]:
     files = RecordDirectory(root / "domains", hint=state_hint)
 
-    def holder() -> str:
+    def read_holder() -> str:
         return (files.read(name) or _SOMEBODY.encode()).decode("utf-8", "replace")[:400]
 
     with ExitStack() as stack:
@@ -309,12 +309,12 @@ def _locked_record(
                     "in use by another homenode",
                     lock=name,
                     wait_s=longest_s,
-                    on_wait=lambda: on_wait(holder()),
+                    on_wait=lambda: on_wait(read_holder()),
                     holder=f"process {os.getpid()} ({command})",
                 )
             )
         except BusyError:
-            raise _busy_error(root, holder(), longest_s) from None
+            raise _busy_error(root, read_holder(), longest_s) from None
         yield descriptor
 
 
@@ -325,14 +325,14 @@ def _locked_directory(on_wait: Callable[[str], None], longest_s: float) -> Itera
     except OSError as error:
         raise of_os(error, str(SHARED), "the directory") from None
     try:
-        if not take_lock(descriptor, longest_s, lambda: on_wait(_holder())):
-            raise _busy_error(SHARED, _holder(), longest_s)
+        if not take_lock(descriptor, longest_s, lambda: on_wait(_find_holder())):
+            raise _busy_error(SHARED, _find_holder(), longest_s)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _holder() -> str:
+def _find_holder() -> str:
     """Return the process that has locked the shared directory, and its user."""
     inode = str(SHARED.stat().st_ino)
     for line in (read_kernel_file(_LOCKS) or b"").decode().splitlines():

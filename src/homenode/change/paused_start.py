@@ -14,7 +14,7 @@ from homenode.change.journal import ChangeEntry, ChangeHead, ChangeState, Journa
 from homenode.safe.durable import remove_file
 from homenode.safe.record_directory import RecordDirectory
 from homenode.text import command_line
-from homenode.vm.hypervisor.connection import with_connection
+from homenode.vm.hypervisor.connection import add_connection
 from homenode.vm.hypervisor.virsh import Virsh
 
 T = TypeVar("T")
@@ -45,40 +45,40 @@ class PausedStart(Struct, frozen=True, kw_only=True):
         )
         note(entry)
         self.virsh.start_paused(self.uuid, self.locks)
-        run_id = self.virsh.domain(self.uuid).run_id
-        written = {path: _written_at(path) for path in entry.made}
+        run_id = self.virsh.find_domain(self.uuid).run_id
+        written = {path: _read_change_time(path) for path in entry.made}
         facts = entry.facts | {"run_id": str(run_id)} | written
         done = structs.replace(entry, what=ChangeState.DONE, facts=facts)
         note(done)
         return done
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        state = self.virsh.domain(entry.subject)
+        state = self.virsh.find_domain(entry.subject)
         run_id = entry.facts.get("run_id")
         is_same = run_id is None or run_id == str(state.run_id)
         if state.is_active and not (is_same and state.state == _PAUSED):
-            unchanged = entry.now(ChangeState.KEPT)
+            unchanged = entry.with_state(ChangeState.KEPT)
             note(unchanged)
             return unchanged
-        note(entry.now(ChangeState.UNDOING))
+        note(entry.with_state(ChangeState.UNDOING))
         if state.is_active:
             self.virsh.destroy(entry.subject)
         for path in entry.made:
-            if entry.facts.get(path, _written_at(path)) == _written_at(path):
+            if entry.facts.get(path, _read_change_time(path)) == _read_change_time(path):
                 remove_file(Path(path))  # a guest that ran since has written it otherwise
-        undone = entry.now(ChangeState.UNDONE)
+        undone = entry.with_state(ChangeState.UNDONE)
         note(undone)
         return undone
 
     def is_done(self, entry: ChangeEntry) -> bool:
         """Return whether the instance exists and is paused."""
-        state = self.virsh.domain(entry.subject)
+        state = self.virsh.find_domain(entry.subject)
         run_id = entry.facts.get("run_id")
         is_same = run_id is None or run_id == str(state.run_id)
         return state.is_active and is_same and state.state == _PAUSED
 
 
-def _written_at(path: str) -> str:
+def _read_change_time(path: str) -> str:
     """Return a file's time of change in ns; "" if the file is missing."""
     return str(Path(path).stat().st_mtime_ns) if Path(path).exists() else ""
 
@@ -86,7 +86,7 @@ def _written_at(path: str) -> str:
 def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
     """The journal of a domain's paused starts. root: homenode's own directory."""
     words = command_line("homenode", "verify", name, "--start")
-    undo = command_line(*with_connection(virsh.connect, "homenode", "restore", name))
+    undo = command_line(*add_connection(virsh.connect, "homenode", "restore", name))
     head = ChangeHead(run=uuid, command=words, undo=undo, connect=virsh.connect)
     return Journal(RecordDirectory(root / _DIRECTORY / uuid, hint=state_hint), head)
 

@@ -57,7 +57,7 @@ from homenode.text import command_line, cpus_text, first_few, plural
 from homenode.vm.daemon_host import load_daemon_host, reject_tuned_for_other, reject_unread_vms
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import reject_new_errors
-from homenode.vm.hypervisor.connection import DEFAULT, check_host, with_connection
+from homenode.vm.hypervisor.connection import DEFAULT, add_connection, check_host
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.model import PortModel, Vm
@@ -109,8 +109,8 @@ def apply(arguments: ApplyArguments) -> None:
     screens: list[Doc] = []
     with changing_host("apply", arguments.names, arguments.connect, dry_run=arguments.dry_run):
         virsh = Virsh(arguments.connect)
-        states = {state.uuid: state for state in map(virsh.domain, arguments.names)}
-        originals = {state.name: virsh.definition(uuid) for uuid, state in states.items()}
+        states = {state.uuid: state for state in map(virsh.find_domain, arguments.names)}
+        originals = {state.name: virsh.read_definition(uuid) for uuid, state in states.items()}
         _check_can_ask(arguments)  # after it is known that something would change
         machine = load_daemon_host(arguments.host, virsh)
         reject_unread_vms(machine)
@@ -300,10 +300,10 @@ def _change(
         is_default = virsh.connect == DEFAULT and os.geteuid() == 0
         connection = () if is_default else ("-c", virsh.connect)
         start = command_line("virsh", *connection, "start", names[0])
-        verify = with_connection(virsh.connect, "homenode", "verify", "--live", names[0])
+        verify = add_connection(virsh.connect, "homenode", "verify", "--live", names[0])
         likewise = f"; likewise {', '.join(names[1:])}" if names[1:] else ""
         _print_answer(arguments, f"next  {start}, then {command_line(*verify)}{likewise}")
-        undo = with_connection(virsh.connect, "homenode", "restore", *names)
+        undo = add_connection(virsh.connect, "homenode", "restore", *names)
         _print_answer(arguments, f"undo  {command_line(*undo)}")
     if arguments.json:
         _answer(arguments, map(_applied_domain, outcomes), tunings)
@@ -394,7 +394,7 @@ def _move(
         _print_answer(arguments, f"{name}: {count} moved; its definition is as it was")
         if arguments.yes:
             _print_screens(screens)
-        undo = with_connection(virsh.connect, "homenode", "restore", moved.state.argument)
+        undo = add_connection(virsh.connect, "homenode", "restore", moved.state.argument)
         _print_answer(arguments, f"undo  {command_line(*undo)}")
     if moved.strangers:
         note(

@@ -279,7 +279,7 @@ def shown_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Pr
         return
     from rich.live import Live
 
-    from homenode.show.terminal_text import renderable_of
+    from homenode.show.terminal_text import build_renderable
 
     with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
-        yield lambda progress: live.update(renderable_of(progress_view(progress, tasks)))
+        yield lambda progress: live.update(build_renderable(progress_view(progress, tasks)))

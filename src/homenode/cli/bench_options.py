@@ -145,7 +145,7 @@ def _switches(layout: str) -> Switches:
     preset = preset_named(layout)
     if preset is None:
         raise unknown_layout(layout)
-    return Switches.of_layout(preset)
+    return Switches.from_layout(preset)
 
 
 def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]:

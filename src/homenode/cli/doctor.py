@@ -29,7 +29,14 @@ from homenode.errors import (
     requires,
     unknown,
 )
-from homenode.findings import Findings, GapKind, in_order, shared_gap_lines, with_call, with_gaps
+from homenode.findings import (
+    Findings,
+    GapKind,
+    add_gaps,
+    shared_gap_lines,
+    sort_findings,
+    with_call,
+)
 from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
 from homenode.safe.input_files import read_subject
@@ -44,7 +51,7 @@ from homenode.vm.sources import (
     split_sources,
 )
 from homenode.vm.targets.qemu_command import read_command_line
-from homenode.vm.targets.registry import read_vm, target_of
+from homenode.vm.targets.registry import read_vm, recognize_target
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
@@ -97,7 +104,7 @@ def doctor(arguments: DoctorArguments) -> None:
         findings = _with_drift(findings, loaded, arguments.expect, shows_checked=shows_checked)
     # Without another question it is about this machine, whose VMs are a part of it.
     asks_vms = not (sources or vms or arguments.host or arguments.expect)
-    findings = with_gaps(findings, loaded.gaps, asks_vms=asks_vms)
+    findings = add_gaps(findings, loaded.gaps, asks_vms=asks_vms)
     bases, listings = split_sources(sources, arguments.lspci)
     host = bases[0] if len(bases) == 1 else "SOURCE" if bases else arguments.host
     call: list[tuple[str, ...]] = [(vm.name,) for vm in vms[:1]]
@@ -107,9 +114,9 @@ def doctor(arguments: DoctorArguments) -> None:
         named = with_call(findings.findings, call)
         findings = structs.replace(findings, findings=named)
     if arguments.prometheus:
-        from homenode.show.findings_text import prometheus
+        from homenode.show.findings_text import format_prometheus
 
-        print_file(prometheus(findings, {"host": loaded.name}))
+        print_file(format_prometheus(findings, {"host": loaded.name}))
     else:
         subject = ", ".join(Path(vm.name).name for vm in vms) or loaded.name
         is_unread = asks_vms and any(gap.kind is GapKind.VMS for gap in loaded.gaps)
@@ -131,7 +138,7 @@ def _with_drift(
     findings = structs.replace(
         findings,
         checked=(*findings.checked, *areas),
-        findings=in_order((*findings.findings, *drift(record, host, baseline))),
+        findings=sort_findings((*findings.findings, *drift(record, host, baseline))),
     )
     if all(record[fact] is None or present.get(fact) is None for fact in record):
         return structs.replace(findings, checked=(), not_checked=(baseline,))
@@ -145,7 +152,9 @@ def _diagnose_all(
     answers = [diagnose(host, vm.document, rates, vm.vm, vm.target) for vm in vms] or [
         diagnose(host, None, rates)
     ]
-    findings = in_order(dict.fromkeys(finding for answer in answers for finding in answer.findings))
+    findings = sort_findings(
+        dict.fromkeys(finding for answer in answers for finding in answer.findings)
+    )
     if not vms and not judged_areas(host):
         return Findings(
             checked=(),
@@ -172,7 +181,7 @@ def _with_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
     matrix_faults = [
         fault for name, matrix in matrices.items() for fault in matrix_findings(matrix, name)
     ]
-    findings = in_order((*answer.findings, *matrix_faults))
+    findings = sort_findings((*answer.findings, *matrix_faults))
     return Findings(checked=(*answer.checked, *lines), findings=findings)
 
 
@@ -209,7 +218,7 @@ def _vm_of_domain(name: str) -> _VmSource:
     from homenode.vm.hypervisor.virsh import Virsh
 
     try:
-        uuid = Virsh(DEFAULT).domain(name).uuid  # the error names the domains
+        uuid = Virsh(DEFAULT).find_domain(name).uuid  # the error names the domains
     except HomenodeError:
         if find_near(name, ("retrain",)):
             raise unknown("command", name, ("retrain",), "homenode doctor retrain BDF") from None
@@ -224,7 +233,7 @@ def _vm_of_file(name: str) -> _VmSource:
     content = read_subject(name, "a file of a VM or a host")
     if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
         return _VmSource(name, open_domain(content, name), None)
-    target = target_of(content)
+    target = recognize_target(content)
     if target is not None:
         return _VmSource(name, None, read_vm(content, name).guest, target)
     vm = read_command_line(content.decode(errors="replace"), name)
@@ -274,7 +283,7 @@ def _check_addresses(rates: MeasuredRates, host: "Host") -> None:
     """Raises UsageError for a device that the host does not have: it would count for nothing."""
     for option, bdfs in (("--h2d", rates.h2d), ("--known-width", rates.known_widths)):
         for bdf in bdfs:
-            device = host.device(bdf)
+            device = host.find_device(bdf)
             if device is None:
                 raise UsageError(
                     f"{option}: no device {bdf} on {host.name}",

@@ -24,7 +24,7 @@ from homenode.cli.terminal import (
 )
 from homenode.doc import Doc, Table, Text
 from homenode.errors import exclusive, requires, unknown
-from homenode.findings import GROUPS, NO_VMS, catalogue, page, texts_of, unread_vms
+from homenode.findings import GROUPS, NO_VMS, catalogue, find_texts, page, unread_vms
 from homenode.formats import encode
 from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
 from homenode.machine.topology import Host, summarise
@@ -230,7 +230,7 @@ def _format_columns(names: Sequence[str]) -> str:
 
 
 def _page(id: str) -> str:
-    return texts_of(id).markdown(f"# {id}")
+    return find_texts(id).format_markdown(f"# {id}")
 
 
 def _print_rows(rows: list[dict[str, object]]) -> None:

@@ -128,7 +128,7 @@ def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
             )
         if name in layouts:
             raise UsageError(f"--layout {text}: expected each run once")
-        layouts[name] = Switches.of_layout(preset)
+        layouts[name] = Switches.from_layout(preset)
     return layouts
 
 

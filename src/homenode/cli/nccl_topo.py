@@ -22,7 +22,7 @@ from homenode.cli.terminal import (
 )
 from homenode.doc import Doc, Table
 from homenode.errors import exclusive, missing, requires
-from homenode.findings import Finding, Findings, Gap, in_order, with_gaps
+from homenode.findings import Finding, Findings, Gap, add_gaps, sort_findings
 from homenode.machine.pci import DeviceKind
 from homenode.machine.tools.nvidia_smi import parse_query as parse
 from homenode.nccl.assemble import (
@@ -32,7 +32,7 @@ from homenode.nccl.assemble import (
     check_fabric_of_host,
     tuned_elsewhere,
 )
-from homenode.nccl.check import check_topology, compare_topology, flavour_of
+from homenode.nccl.check import check_topology, choose_variant, compare_topology
 from homenode.nccl.guest_side import STARTED, PendingDevice, guest_side, left_to_libvirt
 from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
@@ -40,11 +40,11 @@ from homenode.plan.devices.fabric import may_have_nvswitches
 from homenode.plan.stored import read_plan_for
 from homenode.safe.input_files import read_input
 from homenode.text import command_line, plural, printable
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import Vm
 from homenode.vm.sources import load_host
-from homenode.vm.targets.qemu_command import with_tree
-from homenode.vm.targets.registry import read_vm, target_named, target_of
+from homenode.vm.targets.qemu_command import add_tree
+from homenode.vm.targets.registry import read_vm, recognize_target, target_named
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
@@ -80,13 +80,13 @@ def _reject_nonsense(arguments: NcclTopoArguments) -> None:
 
 def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
     """A VM with its devices' guest addresses as far as its file has them, and what is missing."""
-    name = target_of(data)
+    name = recognize_target(data)
     if name is None:
         document = open_domain(data, str(path))
-        return vm_of(document), left_to_libvirt(document)
+        return build_vm(document), left_to_libvirt(document)
     target, vm = target_named(name), read_vm(data, str(path)).guest
     if target.words_of is not None:
-        vm = with_tree(vm, target.words_of(data, str(path)), str(path))
+        vm = add_tree(vm, target.words_of(data, str(path)), str(path))
     return vm, STARTED
 
 
@@ -117,7 +117,7 @@ def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFil
 
 def _fabric(assembled: TopologyFile, host: "Host", path: Path | None) -> Iterator[Finding]:
     gpus = [placed.bdf for placed in assembled.devices if placed.kind is DeviceKind.GPU]
-    devices = [device for bdf in gpus if (device := host.device(bdf)) is not None]
+    devices = [device for bdf in gpus if (device := host.find_device(bdf)) is not None]
     # A virtual function has the NVLinks of its physical one.
     bdfs = [gpu.physical_function or gpu.bdf for gpu in devices]
     if path is None:
@@ -162,10 +162,10 @@ def _devices(assembled: TopologyFile) -> Table:
 
 def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) -> None:
     """Print the table unless the file goes to standard output; findings go to standard error."""
-    findings = in_order(assembled.findings)
+    findings = sort_findings(assembled.findings)
     if as_json:
         checked = Findings(checked=(_describe(assembled),), findings=findings)
-        print_findings(with_gaps(checked, assembled.gaps), "topology", as_json=True)
+        print_findings(add_gaps(checked, assembled.gaps), "topology", as_json=True)
     else:
         if output is not None:
             title = f"{output.name}: {_describe(assembled)}"
@@ -182,7 +182,7 @@ def _describe(assembled: TopologyFile) -> str:
     names = {DeviceKind.GPU: "GPU", DeviceKind.NIC: "NIC", DeviceKind.NVSWITCH: "NVSwitch"}
     counts = {
         "CPU": len(topology.cpus),
-        "switch": sum(bool(pci.children) for pci in topology.pcis()),
+        "switch": sum(bool(pci.children) for pci in topology.list_pcis()),
         **{name: kinds.count(kind) for kind, name in names.items()},
     }
     return ", ".join(
@@ -201,7 +201,7 @@ def _judge(arguments: NcclTopoArguments, check: Path, flavour: NcclVariant | Non
     readable = not any(finding.id == "nccl-unreadable" for finding in problems)
     if arguments.domain is not None and readable:
         read = read_topology(data, str(check))
-        assembled = _assemble(arguments, flavour or flavour_of(read))
+        assembled = _assemble(arguments, flavour or choose_variant(read))
         host = () if arguments.host is None else ("--host", arguments.host)
         words = ("--domain", arguments.domain, *host, "-o", check, "--force")
         again = command_line("homenode", "nccl-topo", *words)
@@ -217,9 +217,9 @@ def _judge(arguments: NcclTopoArguments, check: Path, flavour: NcclVariant | Non
         checked, not_checked = [], f"{check.name}: it has no device"
     findings = Findings(
         checked=tuple(checked),
-        findings=in_order(problems),
+        findings=sort_findings(problems),
         not_checked=tuple(filter(None, (not_checked,))),
     )
-    findings = with_gaps(findings, gaps)
+    findings = add_gaps(findings, gaps)
     print_findings(findings, check.name, answer=answer, as_json=arguments.json)
     exit_by(findings)

@@ -44,10 +44,10 @@ from homenode.vm.plan_options import AUTO, PlanOptions, reject_objective
 from homenode.vm.sources import load_host, names_domain, shows_xen
 from homenode.vm.targets.registry import (
     TARGETS,
+    add_host_facts,
     has_feature,
-    kind_of,
-    on_host,
     read_vm,
+    recognize_kind,
     target_named,
 )
 from homenode.vm.targets.target import Feature
@@ -110,7 +110,7 @@ def _read_source(arguments: PlanArguments) -> VmSource:
         reject_unknown_target(target)
     kind = target or LIBVIRT
     if content is not None and kind == LIBVIRT:
-        kind = kind_of(content, name)
+        kind = recognize_kind(content, name)
         if target is not None and kind != LIBVIRT:
             raise UsageError(
                 f"--target libvirt: {name} is a file of {kind}, not a domain XML",
@@ -138,8 +138,8 @@ def read_definition(name: str) -> tuple[str | None, bytes | None]:
 
     virsh = Virsh(DEFAULT)
     try:
-        state = virsh.domain(name)
-        return state.argument, virsh.definition(state.uuid)
+        state = virsh.find_domain(name)
+        return state.argument, virsh.read_definition(state.uuid)
     except ToolMissingError:
         return None, None
 
@@ -184,7 +184,7 @@ def _check_output(source: VmSource, arguments: PlanArguments) -> None:
         check_can_write(script, force=arguments.force)
         _reject_one_path((output, script, arguments.save_plan, arguments.svg))
     content = source.content
-    if content is not None and kind_of(content, source.name, source.target) == source.target:
+    if content is not None and recognize_kind(content, source.name, source.target) == source.target:
         check_tuned_output(output, force=arguments.force)
     elif not is_libvirt:
         check_can_write(output, force=arguments.force)
@@ -243,7 +243,7 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         size = size_of_options(options)
         new = new_domain(*size, architecture=architecture, name=name or DEFAULT_NAME)
         vm, name = read_vm(new, source.name), None
-    vm = on_host(vm, host)
+    vm = add_host_facts(vm, host)
     resolved = resolve_layout(
         vm.guest,
         options,
@@ -304,10 +304,10 @@ def choose_by(results: Sequence[str]) -> "Choose | None":
     """The function that chooses a layout by results instead of the table; None without results."""
     if not results:
         return None
-    from homenode.decide.sentences import by_results
+    from homenode.decide.sentences import choose_by_results
     from homenode.measure.imported_files import load_sources
 
-    return by_results([run for named in load_sources(results) for run in named.runs])
+    return choose_by_results([run for named in load_sources(results) for run in named.runs])
 
 
 def warn_slow_links(host: "Host | None", options: PlanOptions) -> None:
@@ -315,10 +315,13 @@ def warn_slow_links(host: "Host | None", options: PlanOptions) -> None:
     if host is None or options.layout != AUTO:
         return
     from homenode.check.doctor.links import link_health
-    from homenode.show.findings_text import group_findings, shared_fix, subjects_of
+    from homenode.show.findings_text import format_subjects, group_findings, shared_fix
 
     for group in group_findings(link_health(host)):
-        seen, fact = subjects_of(group), f"found {group[0].observed}, expected {group[0].expected}"
+        seen, fact = (
+            format_subjects(group),
+            f"found {group[0].observed}, expected {group[0].expected}",
+        )
         note(f"warning: {seen}: {fact}; fix: {shared_fix(group)} ({group[0].id})")
 
 
@@ -381,9 +384,9 @@ def _host_to_show(planned: PlannedFile, arguments: PlanArguments) -> "Host | Non
 
 def note_critical(plan: Plan) -> None:
     """Print critical findings and unread VMs if the explanation is not printed."""
-    from homenode.show.plan_text import finding_lines, findings_of, unread_lines
+    from homenode.show.plan_text import finding_lines, select_findings, unread_lines
 
-    for line in finding_lines(findings_of(plan, Severity.CRITICAL)):
+    for line in finding_lines(select_findings(plan, Severity.CRITICAL)):
         note(f"critical: {line}")
     for line in unread_lines(plan):
         note(f"warning: not read: {line}")

@@ -22,11 +22,11 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.decide.alternative import Alternative, alternatives_of
+from homenode.decide.alternative import Alternative, group_by_argument
 from homenode.decide.compare import alternatives_by_machine, compare_machines
 from homenode.decide.compare import compare as compare_alternatives
 from homenode.decide.comparison import Outcome
-from homenode.decide.machine_facts import facts_of_host, of_host
+from homenode.decide.machine_facts import assign_runs, facts_of_host
 from homenode.decide.recommendation import (
     Recommendation,
     RecommendedComparison,
@@ -65,7 +65,7 @@ def compare(arguments: CompareArguments) -> None:
         objective = arguments.objective
         compared = compare_machines(machines, objective, is_brief=is_brief)
     else:
-        chosen = alternatives_of(by_argument, first_alone=True)
+        chosen = group_by_argument(by_argument, first_alone=True)
         compared = compare_alternatives(chosen, arguments.objective, bare=True)
     answers = _decide(runs, objectives, arguments.host, machines)
     files = [
@@ -95,7 +95,7 @@ def _decide(
     if host is not None:
         machine = load_host(host)
         note_gaps(machine.gaps)
-        return decide_all(of_host(runs, machine), facts_of_host(machine), objectives)
+        return decide_all(assign_runs(runs, machine), facts_of_host(machine), objectives)
     this_host = _this_machine() if any(run.head.host is not None for run in runs) else None
     return decide_for_machines(runs, objectives, this_host, machines)
 
@@ -138,11 +138,11 @@ def report(arguments: ReportArguments) -> None:
         elif output != STANDARD_OUTPUT:
             note_written(output)
     if arguments.csv or arguments.json:
-        from homenode.show.report.rows import csv_of, json_text, rows_of
+        from homenode.show.report.rows import format_csv, json_text, list_rows
 
-        rows = [row for machine in machines for row in rows_of(machine)]
+        rows = [row for machine in machines for row in list_rows(machine)]
         if arguments.csv:
-            print_file(csv_of(rows))
+            print_file(format_csv(rows))
         else:
             print_json(json_text(rows, skipped))
 
@@ -174,11 +174,11 @@ def _machines(
     arguments: list[str], hosts: Sequence[str | None]
 ) -> "tuple[tuple[ReportedMachine, ...], tuple[Gap, ...]]":
     from homenode.show.report.inputs import gather
-    from homenode.show.report.machine import machines_of
+    from homenode.show.report.machine import build_machines
 
     with working("reading results"):
         inputs = gather(arguments, hosts)
-        machines = machines_of(inputs.runs, inputs.stored, inputs.hosts)
+        machines = build_machines(inputs.runs, inputs.stored, inputs.hosts)
     ordered = tuple(sorted(machines, key=_place))
     if inputs.imported:
         several = "s" if inputs.imported > 1 else ""
@@ -212,11 +212,11 @@ def _write(
     from datetime import UTC, datetime
 
     from homenode.show.html import html_for_paper, html_page, pdf_pages
-    from homenode.show.report.document import document_of
+    from homenode.show.report.document import build_report
 
     created = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
-    document = document_of(
+    document = build_report(
         machines,
         skipped,
         created,

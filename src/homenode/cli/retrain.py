@@ -39,7 +39,7 @@ from homenode.findings import Finding, Findings
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.live import QuietSnapshot
 from homenode.safe.input_files import read_input
-from homenode.safe.trusted_path import changeable
+from homenode.safe.trusted_path import find_other_writer
 
 if TYPE_CHECKING:
     from homenode.bdf import Bdf
@@ -172,7 +172,7 @@ def _program() -> str:
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
         if path.name == "homenode" and path.exists():
             parts = (path.resolve(), Path(sys.executable), Path(homenode.__file__))
-            if (reason := changeable(parts)) is not None:
+            if (reason := find_other_writer(parts)) is not None:
                 raise InputError(
                     f"{path.resolve()}: expected a program that only root can change, as root "
                     f"would run it, found: {reason}",

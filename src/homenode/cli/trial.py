@@ -43,16 +43,16 @@ from homenode.errors import (
     InputError,
     UsageError,
 )
-from homenode.findings import Finding, Gap, in_order
+from homenode.findings import Finding, Gap, sort_findings
 from homenode.formats import encode
 from homenode.machine.pci import DeviceKind
 from homenode.measure.experiment import Pace, Progress
 from homenode.measure.model import PROBE
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
-from homenode.measure.suite import suite_for
+from homenode.measure.suite import build_suite
 from homenode.measure.trial.boot_steps import TrialDomain
-from homenode.measure.trial.guest import GuestReach, command_for
+from homenode.measure.trial.guest import GuestReach, format_command
 from homenode.measure.trial.journal import (
     EntryKind,
     State,
@@ -70,7 +70,7 @@ from homenode.measure.trial.runner import (
     is_emulated,
     outcome_code,
     run_trial,
-    steps_of,
+    schedule_steps,
 )
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
@@ -80,7 +80,7 @@ from homenode.show.plan_text import reserved_lines
 from homenode.show.trial_text import boot_line, outcomes_table, schedule_text, status_text
 from homenode.text import command_line, plural
 from homenode.vm.daemon_host import load_daemon_host, reject_unread_vms
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.connection import GuestAccess, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
@@ -135,9 +135,9 @@ def begin_trial(arguments: TrialArguments) -> None:
     check_can_write(arguments.report)
     virsh = Virsh(arguments.connect)
     host = hosts_after((load_daemon_host(arguments.host, virsh),), arguments.after)[0]
-    state = virsh.domain(arguments.name)
+    state = virsh.find_domain(arguments.name)
     check_can_ask(asks=not (arguments.yes or arguments.dry_run))
-    original = virsh.definition(state.uuid)
+    original = virsh.read_definition(state.uuid)
     if is_emulated(original) and EMULATED not in os.environ:
         raise UsageError(
             f"{state.name} is emulated (type='qemu'): its results would mean nothing",
@@ -145,7 +145,7 @@ def begin_trial(arguments: TrialArguments) -> None:
         )
     probe = static_probe(arguments.access.probe)
     document = open_domain(original, state.name)
-    vm = vm_of(document)
+    vm = build_vm(document)
     objective = suggested_objective(vm, arguments.options, host)
     want = trial_request(state.name, arguments, usual_layouts(vm, host), objective)
     # A dry run writes nothing, a lock neither.
@@ -163,7 +163,7 @@ def begin_trial(arguments: TrialArguments) -> None:
         if arguments.dry_run:
             say("dry run: nothing was started")
             return
-        times = plural(len(steps_of(checked.head)), "time")
+        times = plural(len(schedule_steps(checked.head)), "time")
         if not arguments.yes:
             ask(f"Boot {checked.head.domain} {times}?")
         journal = TrialJournal(default_root(), checked.head.id)
@@ -214,7 +214,7 @@ def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int
     ordered = state.boots or head.boots
     if boots <= ordered:
         raise UsageError(f"--boots {boots}: expected more than the {ordered} of each layout so far")
-    steps_of(head, replace(state, boots=boots))
+    schedule_steps(head, replace(state, boots=boots))
     journal.note(EntryKind.MORE_BOOTS, boots=boots)
 
 
@@ -250,7 +250,7 @@ def show_status(arguments: TrialStatusArguments) -> None:
         if trial.head is None:
             note(f"{trial.directory}: {trial.reason}")
             continue
-        steps = steps_of(trial.head, trial.state)
+        steps = schedule_steps(trial.head, trial.state)
         is_running = TrialJournal(default_root(), trial.head.id).is_locked
         console().print(status_text(trial, steps, _name_of(trial), is_running=is_running))
     if name is not None and len(trials) > 1:
@@ -270,7 +270,7 @@ def _trial_standing(trial: StoredTrial) -> TrialProgress:
     if head is None:
         return TrialProgress(directory=str(trial.directory), reason=trial.reason)
     boots = []
-    for step in steps_of(head, state):
+    for step in schedule_steps(head, state):
         entry = state.outcomes.get(step.number)
         boots.append(
             TrialBoot(
@@ -333,10 +333,12 @@ def _run(
         try:
             run_trial(trial, lock)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"{command_for(head.argument, 'resume')} continues") from None
+            raise KeyboardInterrupt(
+                f"{format_command(head.argument, 'resume')} continues"
+            ) from None
         except HomenodeError as error:
             resume, undo, status = (
-                command_for(head.argument, action) for action in ("resume", "undo", "status")
+                format_command(head.argument, action) for action in ("resume", "undo", "status")
             )
             commands_text = (
                 f"{resume} continues the trial, {undo} undoes it, {status} lists the open steps"
@@ -357,7 +359,7 @@ def _conclude(
 
     trial = journal.load()
     code = outcome_code(trial.state)
-    steps = steps_of(head, trial.state)
+    steps = schedule_steps(head, trial.state)
     runs, directories = _runs(head, journal)
     if not runs:
         say(f"{head.source}: nothing is decided: no boot was measured")
@@ -410,7 +412,7 @@ def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]
     state = journal.load().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     runs, directories = [], []
-    steps = steps_of(head, state)
+    steps = schedule_steps(head, state)
     for step in sorted(steps, key=lambda step: (order[step.variant], step.round)):
         outcome = state.outcomes.get(step.number)
         if step.number in state.with_figures and outcome is not None and outcome.run:
@@ -431,7 +433,7 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
     """By variant, as planned on a machine like the host; GPU tests are known in the guest."""
     measuring = checked.begun.measuring
     try:
-        tests = suite_for(host, {PROBE}, measuring.suite).tests
+        tests = build_suite(host, {PROBE}, measuring.suite).tests
     except UsageError:  # GPU tests alone: their time is known in the guest only
         tests = ()
     once = sum(test.seconds + _PER_TEST_S for test in tests)
@@ -442,9 +444,9 @@ def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
 
 def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Sequence[Gap]) -> None:
     """Print the schedule. Exits if a layout does not fit, or there is an obstacle."""
-    steps = steps_of(checked.head)
+    steps = schedule_steps(checked.head)
     seconds = pace.seconds_for(step.variant for step in steps)
-    bad = [finding for finding in in_order(findings) if finding.is_bad]
+    bad = [finding for finding in sort_findings(findings) if finding.is_bad]
     console().print(schedule_text(checked, steps, seconds, bad[:_MAX_FINDINGS]))
     if len(bad) > _MAX_FINDINGS:
         count_text = plural(len(bad) - _MAX_FINDINGS, "more finding")

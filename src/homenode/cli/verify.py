@@ -22,11 +22,11 @@ from homenode.cli.terminal import (
     working,
 )
 from homenode.errors import UsageError, exclusive, requires
-from homenode.findings import Call, Findings, Severity, are_bad, in_order, with_call
+from homenode.findings import Call, Findings, Severity, are_bad, sort_findings, with_call
 from homenode.machine.topology import Host
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_input
-from homenode.show.findings_text import prometheus
+from homenode.show.findings_text import format_prometheus
 from homenode.text import command_line
 from homenode.vm.daemon_host import (
     load_daemon_host,
@@ -162,8 +162,8 @@ def _check_host(arguments: VerifyArguments) -> None:
     """Raise InputError if the VM to start, or the plan, is for another host than the daemon's."""
     virsh = Virsh(arguments.connect or DEFAULT)
     host, _ = _host_and_plan(arguments, virsh)
-    state = virsh.domain(str(arguments.document))
-    reject_tuned_for_other(read_vm(virsh.definition(state.uuid), state.name), host)
+    state = virsh.find_domain(str(arguments.document))
+    reject_tuned_for_other(read_vm(virsh.read_definition(state.uuid), state.name), host)
 
 
 def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) -> Verification:
@@ -185,7 +185,7 @@ def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) 
     findings = structs.replace(
         before,
         checked=(*before.checked, *seen.checked),
-        findings=in_order([*before.findings, *seen.findings]),
+        findings=sort_findings([*before.findings, *seen.findings]),
     )
     return structs.replace(verified, findings=findings)
 
@@ -197,7 +197,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
         findings = structs.replace(findings, findings=named)
     subject = "the guest" if arguments.document is None else arguments.document.name
     if arguments.prometheus:
-        print_file(prometheus(findings, {"domain": str(arguments.document)}))
+        print_file(format_prometheus(findings, {"domain": str(arguments.document)}))
         return
     from homenode.show.findings_text import checks_table, counts_text
 
@@ -271,7 +271,7 @@ def _verify_live(name: str, arguments: VerifyArguments) -> None:
     named = with_call(findings.findings, [(name,)])
     findings = structs.replace(findings, findings=named)
     if arguments.prometheus:
-        print_file(prometheus(findings, {"domain": name}))
+        print_file(format_prometheus(findings, {"domain": name}))
     else:
         print_findings(findings, name, as_json=arguments.json, explain=arguments.explain)
     exit_by(findings)

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.decide.health import LayoutLinks, layout_links
-from homenode.decide.summary import Series, SeriesKey, series_of
+from homenode.decide.summary import Series, SeriesKey, collect_series
 from homenode.measure.results.model import (
     MOVING,
     UNKNOWN_SWITCHES,
@@ -24,7 +24,7 @@ from homenode.measure.results.model import (
     Switches,
 )
 from homenode.measure.results.placement_states import (
-    classes_of,
+    classify_values,
     latency_name,
     named_latency_ns,
 )
@@ -48,7 +48,7 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def series(self) -> dict[SeriesKey, Series]:
         """Every series of the runs. Cached: it is most of the work of a recommendation."""
-        return series_of(self.runs)
+        return collect_series(self.runs)
 
     @cached_property
     def links(self) -> LayoutLinks:
@@ -71,7 +71,7 @@ class Alternative(Struct, frozen=True, kw_only=True, dict=True):
         return {key: statistics.median(copies) for key, copies in values.items()}
 
 
-def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
+def group_runs(runs: Iterable[Run]) -> tuple[Alternative, ...]:
     """Group runs by choice, in input order; runs with the same samples count once. Placement states
     have the same names over all of them."""
     by_key: dict[_Key, list[Run]] = {}
@@ -103,7 +103,7 @@ def _are_copies(run: Run, other: Run) -> bool:
     return first == second
 
 
-def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
+def join_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
     """Return the alternatives with uniform state names over all their runs."""
     joint = _joint_states([alternative.runs for alternative in chosen])
     return tuple(
@@ -128,7 +128,7 @@ def _label(key: _Key, *, modes: bool, pages: bool) -> str:
     return name
 
 
-def alternatives_of(
+def group_by_argument(
     arguments: Sequence[tuple[str, Sequence[Run]]], *, first_alone: bool = False
 ) -> tuple[Alternative, ...]:
     """Return the alternatives of runs by argument, in order; runs of one choice are combined. If
@@ -137,9 +137,9 @@ def alternatives_of(
     bare metal."""
     if first_alone:
         (argument, runs), *further = arguments
-        alone = [replace(bare, label=f"{argument}: {bare.label}") for bare in alternatives(runs)]
-        return with_joint_states((*alone, *alternatives_of(further)))
-    combined = alternatives(
+        alone = [replace(bare, label=f"{argument}: {bare.label}") for bare in group_runs(runs)]
+        return join_states((*alone, *group_by_argument(further)))
+    combined = group_runs(
         run
         for _, runs in arguments
         for run in runs
@@ -149,8 +149,8 @@ def alternatives_of(
     )
     if len(combined) > 1 or len(arguments) < 2:
         return combined
-    days = ((name, day) for name, runs in arguments for day in alternatives(runs))
-    return with_joint_states([replace(day, label=name) for name, day in days])
+    days = ((name, day) for name, runs in arguments for day in group_runs(runs))
+    return join_states([replace(day, label=name) for name, day in days])
 
 
 _SIMPLEST = tuple(sorted(PRESETS, key=lambda name: PRESETS[name].siblings is Siblings.EXPOSED))
@@ -161,7 +161,7 @@ CONSERVATIVE = tuple(dict.fromkeys(("pin-bound", "pin", *_SIMPLEST)))
 load, and a topology beyond that can mislead the guest. The study advises the same."""
 
 
-def preset_of(switches: Switches) -> str | None:
+def find_preset(switches: Switches) -> str | None:
     """Return the simplest preset that agrees with every known switch; None if none is.
 
     >>> preset_of(structs.replace(Switches.of_layout(PRESETS["pin"]), memory=None))
@@ -170,7 +170,7 @@ def preset_of(switches: Switches) -> str | None:
     if switches == UNKNOWN_SWITCHES:
         return None
     for name in _SIMPLEST:
-        preset = structs.astuple(Switches.of_layout(PRESETS[name]))
+        preset = structs.astuple(Switches.from_layout(PRESETS[name]))
         pairs = zip(structs.astuple(switches), preset, strict=True)
         if all(switch is None or switch is value for switch, value in pairs):
             return name
@@ -225,7 +225,7 @@ def _joint_names(runs: Sequence[Run]) -> _Names:
                 names[key] = f"{sample.state} of {run.head.name}"
     for node_place, latencies in seen.items():
         keys = list(latencies)
-        classes = classes_of([latencies[key] for key in keys])
+        classes = classify_values([latencies[key] for key in keys])
         for number in set(classes):
             members = [key for key, at in zip(keys, classes, strict=True) if at == number]
             if len({place for place, _ in members}) < len(members):

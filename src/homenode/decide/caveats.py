@@ -48,7 +48,7 @@ def find_caveats(
     return tuple(dict.fromkeys(all_caveats))
 
 
-def concerns(caveat: Caveat, metric: str) -> bool:
+def is_about(caveat: Caveat, metric: str) -> bool:
     """Whether a caveat is about a metric: conditions of a collective change no other figure."""
     is_condition = caveat.id == "other-conditions" and caveat.subject.startswith(_OF_COLLECTIVES)
     return not is_condition or metric not in METRICS or metric.startswith("allreduce-")

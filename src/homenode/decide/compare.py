@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from homenode.decide.alternative import Alternative, alternatives_of, with_joint_states
-from homenode.decide.caveats import Metrics, concerns, find_caveats
+from homenode.decide.alternative import Alternative, group_by_argument, join_states
+from homenode.decide.caveats import Metrics, find_caveats, is_about
 from homenode.decide.comparison import (
     FEW_BOOTS,
     NO_ORDER,
@@ -17,21 +17,29 @@ from homenode.decide.comparison import (
     EvidenceLevel,
     Outcome,
     UnjudgedEffect,
-    holm,
+    correct_by_holm,
+    join_subjects,
     judge_effects,
     make_caveat,
     metric_of_effect,
-    once,
 )
 from homenode.decide.health import check_results, sweep_fits
-from homenode.decide.intervals import CONFIDENCE, MIN_BOOTS, interval
+from homenode.decide.intervals import CONFIDENCE, MIN_BOOTS, compute_interval
 from homenode.decide.machine_facts import runs_by_machine
-from homenode.decide.summary import Series, SeriesKey, headline, part_in, power_by_test
+from homenode.decide.summary import Series, SeriesKey, choose_headline, format_places, power_by_test
 from homenode.errors import InputError
 from homenode.findings import Caveat, Gap
 from homenode.measure.results.model import Run, SeriesId
 from homenode.measure.results.vantage import Vantage
-from homenode.metrics import METRICS, POWER, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
+from homenode.metrics import (
+    METRICS,
+    POWER,
+    TWO_STATES,
+    UNCOMPARED,
+    Metric,
+    find_metric,
+    list_primaries,
+)
 from homenode.objective import Objective
 from homenode.text import plural
 
@@ -58,12 +66,12 @@ def compare(
     baseline = chosen[0]
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
         raise InputError(f"--bare-metal: expected a run on the host itself, found {baseline.label}")
-    joined = with_joint_states(chosen)
+    joined = join_states(chosen)
     series_by_label = {alternative.label: alternative.series for alternative in joined}
     comparison = compare_series(joined, series_by_label, objective, bare=bare)
     by_test = {label: power_by_test(series) for label, series in series_by_label.items()}
     power = {label: watts for label, watts in by_test.items() if watts}
-    caveats = once([*_link_caveats(chosen), *comparison.caveats])
+    caveats = join_subjects([*_link_caveats(chosen), *comparison.caveats])
     sweeps = {layout.label: fits for layout in chosen if (fits := sweep_fits(layout.runs))}
     return structs.replace(comparison, caveats=caveats, power=power, sweeps=sweeps)
 
@@ -77,7 +85,9 @@ def alternatives_by_machine(
     for name, runs in runs_by_machine(all_runs).items():
         run_ids = {id(run) for run in runs}
         parts = [(name, [run for run in group if id(run) in run_ids]) for name, group in named]
-        machines[name] = alternatives_of([(argument, group) for argument, group in parts if group])
+        machines[name] = group_by_argument(
+            [(argument, group) for argument, group in parts if group]
+        )
     return machines
 
 
@@ -158,7 +168,7 @@ def compare_series(
         baseline=baseline.label,
         alternatives=tuple(other.label for other in alternatives),
         effects=tuple(judge_effects(candidates)),
-        caveats=once(caveats),
+        caveats=join_subjects(caveats),
     )
 
 
@@ -199,12 +209,12 @@ def _compare(
     candidates: list[UnjudgedEffect] = []
     of_series: list[Caveat] = []
     for key in sorted(series.keys() & theirs.keys(), key=_order):
-        metric = metric_of(key.metric)
+        metric = find_metric(key.metric)
         if metric is None:
             continue
         both = f"{baseline.label}, {other.label}"
-        pair_caveats = list(_replication(series[key], theirs[key], both))
-        pair_caveats += _devices(series[key], theirs[key])
+        pair_caveats = list(_check_replication(series[key], theirs[key], both))
+        pair_caveats += _compare_devices(series[key], theirs[key])
         neighbours = [
             by_key[key]
             for label, by_key in series_by_label.items()
@@ -213,7 +223,7 @@ def _compare(
         pair_caveats += _within_states(series[key], theirs[key], neighbours)
         if key.device is not None and not paired:
             pair_caveats.append(_GUEST_ADDRESSES)
-        about = (*(caveat for caveat in caveats if concerns(caveat, key.metric)), *pair_caveats)
+        about = (*(caveat for caveat in caveats if is_about(caveat, key.metric)), *pair_caveats)
         blocking = dict.fromkeys(caveat.id for caveat in about if caveat.blocks)
         labels, pair = (baseline.label, other.label), (series[key], theirs[key])
         candidates.append(
@@ -248,9 +258,11 @@ def _deciding_keys(keys: Iterable[SeriesKey], objective: Objective | None) -> se
     metric_ids = set(keys)
     metrics: list[Metric] = []
     for candidate in Objective if objective is None else (objective,):
-        with_figures = [metric for metric in primaries(candidate) if headline(metric_ids, metric)]
+        with_figures = [
+            metric for metric in list_primaries(candidate) if choose_headline(metric_ids, metric)
+        ]
         metrics += with_figures or [m for m in METRICS.values() if candidate in m.stands_in]
-    return {key for metric in metrics for key in headline(metric_ids, metric)}
+    return {key for metric in metrics for key in choose_headline(metric_ids, metric)}
 
 
 def _interval_between(
@@ -263,7 +275,9 @@ def _interval_between(
 ) -> UnjudgedEffect:
     first, second = pair
     key = first.key
-    bounds = interval(first, second, neighbours=neighbours, is_closed=primary or metric.control)
+    bounds = compute_interval(
+        first, second, neighbours=neighbours, is_closed=primary or metric.control
+    )
     effect = Effect(
         *(getattr(key, name) for name in SeriesId.__struct_fields__),
         slowest_device=key.worst,
@@ -311,11 +325,11 @@ def _imbalance_ratio(first: Series, second: Series, metric: Metric) -> float:
 
 
 def _boot_gap(first: Series, second: Series) -> float:
-    (low_1, high_1), (low_2, high_2) = _reach(first), _reach(second)
+    (low_1, high_1), (low_2, high_2) = _find_range(first), _find_range(second)
     return max(low_1 / high_2, low_2 / high_1)
 
 
-def _reach(series: Series) -> tuple[float, float]:
+def _find_range(series: Series) -> tuple[float, float]:
     """Return the lowest and the highest boot, or the ends of a printed range."""
     if series.replicated or series.key.worst:
         return min(series.medians), max(series.medians)
@@ -355,7 +369,7 @@ STATE_MARGIN = 0.10
 """States repeat to a few per cent."""
 
 
-def _replication(first: Series, second: Series, subject: str) -> Iterator[Caveat]:
+def _check_replication(first: Series, second: Series, subject: str) -> Iterator[Caveat]:
     if not (first.replicated and second.replicated):
         yield make_caveat(
             PRINTED,
@@ -401,10 +415,12 @@ def chance_of_states(first: int, second: int) -> float:
     return 4 / math.comb(first + second, first)
 
 
-def _devices(first: Series, second: Series) -> Iterator[Caveat]:
+def _compare_devices(first: Series, second: Series) -> Iterator[Caveat]:
     if first.devices != second.devices:
         yield make_caveat(
-            "other-devices", first.key.metric, f"{_addresses(first)} against {_addresses(second)}"
+            "other-devices",
+            first.key.metric,
+            f"{_format_addresses(first)} against {_format_addresses(second)}",
         )
 
 
@@ -425,7 +441,7 @@ def _addresses_agree(first: Alternative, second: Alternative) -> bool:
     )
 
 
-def _addresses(series: Series) -> str:
+def _format_addresses(series: Series) -> str:
     return ", ".join(map(str, sorted(series.devices))) or "no addresses"
 
 
@@ -443,12 +459,12 @@ def _unpaired_caveats(
         yield make_caveat("device-without-pair", label, f"{', '.join(devices)} on one side only")
     paired = {key.metric for key in first.keys() & second.keys()}
     for metric in METRICS.values():
-        parts = part_in(first, metric), part_in(second, metric)
+        parts = format_places(first, metric), format_places(second, metric)
         if None not in parts and metric.id not in paired:
             yield make_caveat(
                 "series-without-pair", label, f"{metric.title}: {parts[0]} against {parts[1]}"
             )
-    unnamed = {key.metric for key in first if metric_of(key.metric) is None}
+    unnamed = {key.metric for key in first if find_metric(key.metric) is None}
     unknown = sorted(unnamed - UNCOMPARED - {POWER})
     if unknown:
         yield make_caveat("unknown-metric", label, f"{', '.join(unknown)}: not compared")
@@ -481,7 +497,7 @@ def _moved_controls(effects: Sequence[Effect]) -> Iterator[Caveat]:
         [effect for effect in controls if effect.device is not None],
     ):
         tested = [(effect, effect.p) for effect in family if effect.p is not None]
-        adjusted = holm([p for _, p in tested])
+        adjusted = correct_by_holm([p for _, p in tested])
         for (effect, _), p in zip(tested, adjusted, strict=True):
             if p < 1 - CONFIDENCE and abs(effect.ratio - 1) > metric_of_effect(effect).matters:
                 change = f"{effect.ratio - 1:+.1%} from {effect.baseline} to {effect.alternative}"

@@ -18,7 +18,7 @@ from homenode.decide.intervals import CONFIDENCE, Interval
 from homenode.findings import Caveat, Gap
 from homenode.measure.results.model import SeriesId
 from homenode.measure.results.sweep import SweepFit
-from homenode.metrics import Metric, metric_of
+from homenode.metrics import Metric, find_metric
 from homenode.objective import Objective
 from homenode.package_data import package_text
 
@@ -90,7 +90,7 @@ def make_caveat(
     )
 
 
-def once(caveats: Iterable[Caveat]) -> tuple[Caveat, ...]:
+def join_subjects(caveats: Iterable[Caveat]) -> tuple[Caveat, ...]:
     """Join equal caveats on several subjects into one."""
     subjects: dict[Caveat, dict[str, None]] = {}
     for caveat in caveats:
@@ -161,7 +161,7 @@ class UnjudgedEffect(NamedTuple):
 
 def metric_of_effect(effect: Effect) -> Metric:
     """Return the metric of an effect; effects exist only for known metrics."""
-    metric = metric_of(effect.metric)
+    metric = find_metric(effect.metric)
     assert metric is not None
     return metric
 
@@ -188,11 +188,11 @@ def judge_effects(candidates: Sequence[UnjudgedEffect]) -> Iterator[Effect]:
     for place, candidate in enumerate(candidates):
         p = adjusted.get(place)
         effect = replace(candidate.effect, p_adjusted=p)
-        outcome = _outcome(effect, effect.p if p is None else p, candidate)
-        yield replace(effect, outcome=outcome, level=_level(effect))
+        outcome = _choose_outcome(effect, effect.p if p is None else p, candidate)
+        yield replace(effect, outcome=outcome, level=_choose_level(effect))
 
 
-def _outcome(effect: Effect, p: float | None, candidate: UnjudgedEffect) -> Outcome:
+def _choose_outcome(effect: Effect, p: float | None, candidate: UnjudgedEffect) -> Outcome:
     if set(effect.caveats) - WEAKENING:
         return Outcome.CANNOT_TELL
     direction = Outcome.BETTER if effect.gain > 1 else Outcome.WORSE
@@ -210,7 +210,7 @@ def _outcome(effect: Effect, p: float | None, candidate: UnjudgedEffect) -> Outc
     return Outcome.CANNOT_TELL
 
 
-def _level(effect: Effect) -> EvidenceLevel:
+def _choose_level(effect: Effect) -> EvidenceLevel:
     return EvidenceLevel.PROVISIONAL if WEAKENING & set(effect.caveats) else EvidenceLevel.MEASURED
 
 
@@ -270,7 +270,7 @@ def _joint_p(tested: Sequence[MetricTest]) -> float:
     return f_upper_p(math.fsum(squares) / len(squares), len(squares), freedom * LESS_FREEDOM)
 
 
-def holm(ps: Sequence[float]) -> tuple[float, ...]:
+def correct_by_holm(ps: Sequence[float]) -> tuple[float, ...]:
     """Return the p values corrected for their number (Holm), in the same order.
 
     >>> holm([0.01, 0.04, 0.03])

@@ -20,20 +20,20 @@ def regularised_beta(x: float, a: float, b: float) -> float:
     front = math.exp(log_front + a * math.log(x) + b * math.log1p(-x))
     # The fraction converges fast on one side of the mean only; the other side is its complement.
     if x < (a + 1) / (a + b + 2):
-        return front * _fraction(x, a, b) / a
-    return 1.0 - front * _fraction(1.0 - x, b, a) / b
+        return front * _compute_fraction(x, a, b) / a
+    return 1.0 - front * _compute_fraction(1.0 - x, b, a) / b
 
 
-def _fraction(x: float, a: float, b: float) -> float:
-    c, d = 1.0, 1.0 / _nonzero(1.0 - (a + b) * x / (a + 1))
+def _compute_fraction(x: float, a: float, b: float) -> float:
+    c, d = 1.0, 1.0 / _avoid_zero(1.0 - (a + b) * x / (a + 1))
     product = d
     for m in range(1, 500):
         for term in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
         ):
-            d = 1.0 / _nonzero(1.0 + term * d)
-            c = _nonzero(1.0 + term / c)
+            d = 1.0 / _avoid_zero(1.0 + term * d)
+            c = _avoid_zero(1.0 + term / c)
             step = c * d
             product *= step
         if abs(step - 1.0) < 1e-15:
@@ -41,7 +41,7 @@ def _fraction(x: float, a: float, b: float) -> float:
     return product
 
 
-def _nonzero(value: float) -> float:
+def _avoid_zero(value: float) -> float:
     return value if abs(value) > _TINY else _TINY
 
 
@@ -69,7 +69,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
         missing = two_sided_p(t, freedom) - (1 - confidence)
         low, high = (t, high) if missing > 0 else (low, t)
         # Newton's step while it stays between, as bisection alone takes ten times as long.
-        following = t + missing / (2 * _density(t, freedom))
+        following = t + missing / (2 * _compute_density(t, freedom))
         following = following if low < following < high else (low + high) / 2
         if abs(following - t) <= 1e-14 * t:
             return following
@@ -77,7 +77,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
     return t
 
 
-def _density(t: float, freedom: float) -> float:
+def _compute_density(t: float, freedom: float) -> float:
     log_front = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     log_front -= math.log(freedom * math.pi) / 2
     return math.exp(log_front - (freedom + 1) / 2 * math.log1p(t * t / freedom))
@@ -114,7 +114,7 @@ def range_upper_p(q: float, groups: int, freedom: float) -> float:
     log_front = freedom / 2 * math.log(freedom) - (freedom / 2 - 1) * math.log(2)
     log_front -= math.lgamma(freedom / 2)
     beyond = 0.0
-    for place, weight in _nodes(24):  # off by 1e-7 at most
+    for place, weight in _place_nodes(24):  # off by 1e-7 at most
         scale = low + (high - low) * place
         if scale > 0.0:
             exponent = log_front + (freedom - 1) * math.log(scale) - freedom * scale**2 / 2
@@ -182,7 +182,7 @@ def _range_table(groups: int) -> tuple[list[float], list[float]]:
     for number in range(242):
         width = number * _STEP
         value = slope = 0.0
-        for z, weight, below in _greatest():
+        for z, weight, below in _place_greatest():
             inside = below - _normal_tail(z - width)
             power = weight * inside ** (groups - 2)
             value += power * inside
@@ -193,9 +193,9 @@ def _range_table(groups: int) -> tuple[list[float], list[float]]:
 
 
 @cache
-def _greatest() -> tuple[tuple[float, float, float], ...]:
+def _place_greatest() -> tuple[tuple[float, float, float], ...]:
     """Return places of the greatest value, with their weights and the probability below."""
-    places = ((16 * place - 8, weight) for place, weight in _nodes())
+    places = ((16 * place - 8, weight) for place, weight in _place_nodes())
     return tuple((z, weight * math.exp(-z * z / 2), _normal_tail(z)) for z, weight in places)
 
 
@@ -204,7 +204,7 @@ def _normal_tail(z: float) -> float:
 
 
 @cache
-def _nodes(count: int = 48) -> tuple[tuple[float, float], ...]:
+def _place_nodes(count: int = 48) -> tuple[tuple[float, float], ...]:
     """Places from 0 to 1 and weights of the rule of Gauss and Legendre."""
     points = []
     for number in range(count):

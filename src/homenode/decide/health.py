@@ -46,7 +46,7 @@ _Points = list[tuple[int, float]]
 _HALVES = ("in-place", "out-of-place")  # of one sweep
 
 
-def sweeps_of(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
+def list_sweeps(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
     """Medians by size, ascending, of each metric and variant; and the bytes on the bus for each
     byte of a message."""
     by_size: dict[str, dict[int, list[float]]] = {}
@@ -76,7 +76,7 @@ def _count_gpus(head: RunHead) -> int:
 
 def sweep_fits(runs: Sequence[Run]) -> dict[str, SweepFit]:
     """Fit start-up time, rate and knee of each sweep, by metric and variant."""
-    fits = {name: fit_sweep(*sweep) for name, sweep in sweeps_of(runs).items()}
+    fits = {name: fit_sweep(*sweep) for name, sweep in list_sweeps(runs).items()}
     return {name: fit for name, fit in fits.items() if fit is not None}
 
 
@@ -84,7 +84,7 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
     sweeps = [
         (run, points, factor)
         for run in runs
-        for name, (points, factor) in sweeps_of([run]).items()
+        for name, (points, factor) in list_sweeps([run]).items()
         if "-busbw" in name
     ]
     for run, points, factor in sweeps:
@@ -176,7 +176,7 @@ class LayoutLinks(NamedTuple):
 
 def layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
     copies = {metric: [_shares_of_peers(run, metric) for run in runs] for metric in _COPIES}
-    return LayoutLinks(label, copies, [sweeps_of([run]) for run in runs], sweeps_of(runs))
+    return LayoutLinks(label, copies, [list_sweeps([run]) for run in runs], list_sweeps(runs))
 
 
 def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
@@ -189,7 +189,7 @@ def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
         for name, (points, factor) in sweeps.items():
             fit = flat_fit(points, factor) if "-busbw" in name else None
             if fit and tops.get(name, 0.0) > fit.rate_bytes_per_s * (1 + FLAT_WITHIN):
-                rate, top = _rate(fit.rate_bytes_per_s), _rate(tops[name])
+                rate, top = _format_rate(fit.rate_bytes_per_s), _format_rate(tops[name])
                 reached = f"{top} is reached in {other_label}"
                 yield f"no size of {name} passes {rate} in {label}, and {reached}"
 
@@ -204,7 +204,10 @@ def _copies_slow_in_one_layout(slow_side: LayoutLinks, fast_side: LayoutLinks) -
         for copies in slow_side.copies[metric]:
             for place in sorted(_slow_gpus(copies) & healthy.keys(), key=str):
                 rate, usual = copies[place][0], healthy[place]
-                text = f"{_rate(rate)} {direction} in {label} and {_rate(usual)} in {other_label}"
+                text = (
+                    f"{_format_rate(rate)} {direction} in {label} and "
+                    f"{_format_rate(usual)} in {other_label}"
+                )
                 slow[place[0]] = min(slow.get(place[0], (math.inf, "")), (rate / usual, text))
     if slow:
         first, *slower = sorted(slow, key=lambda gpu: slow[gpu][0])
@@ -212,7 +215,7 @@ def _copies_slow_in_one_layout(slow_side: LayoutLinks, fast_side: LayoutLinks) -
         yield f"GPU {first} copies {slow[first][1]}{peers_text}"
 
 
-def _rate(bytes_per_s: float) -> str:
+def _format_rate(bytes_per_s: float) -> str:
     return format_value(bytes_per_s, "bytes_per_s")
 
 
@@ -229,7 +232,7 @@ def _slow_gpus(copies: _Shares) -> set[tuple[object, ...]]:
 
 def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
     for metric, direction in _COPIES.items():
-        copies = [(run, medians) for run in runs if (medians := _copies(run, metric))]
+        copies = [(run, medians) for run in runs if (medians := _list_copies(run, metric))]
         for run, medians in copies:
             low = [value for value in medians if value < LOW_COPY_BYTES_PER_S]
             switches = run.head.switches
@@ -245,7 +248,7 @@ def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
                 )
 
 
-def _copies(run: Run, metric: str) -> list[float]:
+def _list_copies(run: Run, metric: str) -> list[float]:
     """Medians of a run's GPUs."""
     by_gpu: dict[object, list[float]] = {}
     for key, samples in run.groups.items():

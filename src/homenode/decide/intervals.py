@@ -74,7 +74,7 @@ class Interval(Struct, frozen=True, kw_only=True):
     adjusted: bool = False  # the ratio is that of boots at one time, as a drift was seen
 
 
-def interval(
+def compute_interval(
     first: Series,
     second: Series,
     *,
@@ -91,7 +91,7 @@ def interval(
     if not (_is_usable(first) and _is_usable(second)):
         return None
     usable = list(filter(_is_usable, neighbours))
-    estimates = _estimates(first, second, usable)
+    estimates = _list_estimates(first, second, usable)
     estimated = [_estimate_interval(estimate, 2 + len(usable)) for estimate in estimates]
     least_sure = max(estimated, key=lambda one: one.p)
     low, high, p = min(b.low for b in estimated), max(b.high for b in estimated), least_sure.p
@@ -108,9 +108,9 @@ def _closed_p(compared: Sequence[Series], error: float) -> float:
     the error that Ryan, Einot, Gabriel and Welsch assign to its size. Above `error` any p."""
 
     @cache
-    def p_of(first: int, second: int, groups: int) -> float:
+    def compute_p(first: int, second: int, groups: int) -> float:
         neighbours = [series for n, series in enumerate(compared) if n not in (first, second)]
-        estimates = _estimates(compared[first], compared[second], neighbours)
+        estimates = _list_estimates(compared[first], compared[second], neighbours)
         return max(
             range_upper_p(abs(it.difference) / it.error * math.sqrt(2), groups, it.freedom)
             for it in estimates
@@ -122,7 +122,7 @@ def _closed_p(compared: Sequence[Series], error: float) -> float:
         for added in combinations(places[2:], size - 1):
             least = 1.0
             for pair in combinations((0, 1, *added), 2):
-                least = min(least, p_of(*pair, size + 1) / share)
+                least = min(least, compute_p(*pair, size + 1) / share)
                 if least <= largest:
                     break
             largest = max(largest, least)
@@ -144,9 +144,9 @@ def _estimate_interval(estimate: _Estimate, groups: int) -> Interval:
     reach = range_quantile(CONFIDENCE, groups, estimate.freedom) / math.sqrt(2) * estimate.error
     distance = abs(estimate.difference) / estimate.error * math.sqrt(2)
     return Interval(
-        ratio=_ratio_of(estimate.difference),
-        low=_ratio_of(estimate.difference - reach),
-        high=_ratio_of(estimate.difference + reach),
+        ratio=_convert_to_ratio(estimate.difference),
+        low=_convert_to_ratio(estimate.difference - reach),
+        high=_convert_to_ratio(estimate.difference + reach),
         p=min(1.0, range_upper_p(distance, groups, estimate.freedom)),
         error=estimate.error,
         freedom=estimate.freedom,
@@ -154,16 +154,16 @@ def _estimate_interval(estimate: _Estimate, groups: int) -> Interval:
     )
 
 
-def _ratio_of(log: float) -> float:
+def _convert_to_ratio(log: float) -> float:
     return math.exp(max(-_MAX_LOG_RATIO, min(log, _MAX_LOG_RATIO)))
 
 
-def _estimates(first: Series, second: Series, neighbours: Sequence[Series]) -> list[_Estimate]:
+def _list_estimates(first: Series, second: Series, neighbours: Sequence[Series]) -> list[_Estimate]:
     """Return one estimate, or two of which the less certain counts: with an unbalanced order, an
     undetected drift can be the difference."""
     difference = _mean_log(second) - _mean_log(first)
-    blocks = _by_blocks(first, second, neighbours)
-    plain = _Estimate(difference, *(blocks or _by_boots(first, second, neighbours))[:2])
+    blocks = _estimate_by_blocks(first, second, neighbours)
+    plain = _Estimate(difference, *(blocks or _estimate_by_boots(first, second, neighbours))[:2])
     trend = _fit_time_trend(first, second, neighbours)
     if trend is None:
         return [plain]
@@ -210,7 +210,7 @@ def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series])
         return None
     if max(map(abs, all_times)) > _LATEST:
         return None
-    if not _vary_alike(tuple(sorted(map(_variance_of, compared)))):
+    if not _vary_alike(tuple(sorted(map(_estimate_variance, compared)))):
         return None
     middle = [math.fsum(instants) / len(instants) for instants in times]
     level = list(map(_mean_log, compared))
@@ -271,11 +271,13 @@ def _mean_log(series: Series) -> float:
     return math.fsum(series.logs) / len(series.logs)
 
 
-def _by_boots(first: Series, second: Series, neighbours: Iterable[Series]) -> tuple[float, float]:
+def _estimate_by_boots(
+    first: Series, second: Series, neighbours: Iterable[Series]
+) -> tuple[float, float]:
     """Standard error of the difference, and its degrees of freedom."""
     compared = [first, second, *neighbours]
     return _difference_error(
-        compared, _drawn_together([_variance_of(series) for series in compared])
+        compared, _drawn_together([_estimate_variance(series) for series in compared])
     )
 
 
@@ -317,7 +319,7 @@ def _variance_factor(
 ) -> tuple[float, float]:
     """Return the factor for the pooled error of the first two, because variances differ, and the
     remaining degrees of freedom."""
-    pooled = _pool(variances)
+    pooled = _pool_variances(variances)
     counts = [len(series.medians) for series in compared[:2]]
     if len(compared) < 3 or min(counts) < BESIDE_TERMS_FROM:
         return 1.0, pooled.freedom
@@ -325,7 +327,7 @@ def _variance_factor(
     return error / math.sqrt(pooled.value * sum(1 / count for count in counts)), freedom
 
 
-def _variance_of(series: Series) -> _Variance:
+def _estimate_variance(series: Series) -> _Variance:
     """Variance of the boots' medians, at least the part that samples within boots explain."""
     value = max(series.variance, series.inner_variance, RESOLUTION**2)
     return _Variance(value, len(series.medians) - 1.0)
@@ -337,28 +339,30 @@ def _vary_alike(variances: tuple[_Variance, ...]) -> bool:
     term from few boots would make a difference of unequal variances seem certain. An unpinned guest
     can vary ten times as much between boots as a pinned one."""
     largest, *smaller = sorted(variances, reverse=True)
-    neighbours = _pool(smaller)
+    neighbours = _pool_variances(smaller)
     f = largest.value / neighbours.value
     p = len(variances) * f_upper_p(f, largest.freedom, neighbours.freedom)
     return p >= (VARIES_MORE if len(variances) == 2 else ONE_OF_SEVERAL_VARIES_MORE)
 
 
-def _pool(variances: Sequence[_Variance]) -> _Variance:
+def _pool_variances(variances: Sequence[_Variance]) -> _Variance:
     freedom = math.fsum(variance.freedom for variance in variances)
     value = math.fsum(variance.value * variance.freedom for variance in variances) / freedom
     return _Variance(value, freedom)
 
 
-def _by_blocks(first: Series, second: Series, neighbours: Iterable[Series]) -> "_Blocks | None":
+def _estimate_by_blocks(
+    first: Series, second: Series, neighbours: Iterable[Series]
+) -> "_Blocks | None":
     """Return the estimate with rounds as blocks (two-way analysis of variance); None without
     blocks. Every alternative with one boot in each round counts."""
-    blocks = _blocks(first)
-    if blocks is None or _blocks(second) != blocks:
+    blocks = _find_blocks(first)
+    if blocks is None or _find_blocks(second) != blocks:
         return None
-    compared = [first, second, *(series for series in neighbours if _blocks(series) == blocks)]
+    compared = [first, second, *(series for series in neighbours if _find_blocks(series) == blocks)]
     freedom = (len(compared) - 1.0) * (len(blocks) - 1)
     if freedom < MIN_FREEDOM_OF_BLOCKS or not _vary_alike(
-        tuple(sorted(map(_variance_of, compared)))
+        tuple(sorted(map(_estimate_variance, compared)))
     ):
         return None
     order = sorted(blocks)
@@ -407,7 +411,7 @@ class _Blocks(NamedTuple):
     variance_freedom: float
 
 
-def _blocks(series: Series) -> frozenset[tuple[str, int]] | None:
+def _find_blocks(series: Series) -> frozenset[tuple[str, int]] | None:
     """Return the rounds of a series with one boot in each; None for other rounds, or no rounds."""
     blocks = [block for block in series.blocks if block is not None]
     complete = len(blocks) == len(series.medians) == len(set(blocks))

@@ -8,10 +8,10 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.check.doctor.links import link_health
-from homenode.decide.comparison import make_caveat, once
+from homenode.decide.comparison import join_subjects, make_caveat
 from homenode.findings import Caveat, Finding
 from homenode.machine.topology import Host
-from homenode.measure.results.model import Run, RunHead, hardware_of, host_kind
+from homenode.measure.results.model import Run, RunHead, host_kind, list_hardware
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.auto import LayoutInputs, host_inputs
 
@@ -45,7 +45,7 @@ def facts_of_host(host: Host) -> MachineFacts:
         inputs=host_inputs(host),
         gpus=len(gpus),
         findings=link_health(host),
-        hardware=hardware_of(host),
+        hardware=list_hardware(host),
     )
 
 
@@ -74,19 +74,21 @@ class MachineMatch(StrEnum):
 
 def match_machine(head: RunHead, names: Iterable[str]) -> MachineMatch:
     """names: of the host's processor and GPUs. The directory of a run is named for its GPU."""
-    host = [models for name in names if (models := _models(name))]
-    printed_models = [models for name in (*head.hardware, head.system) if (models := _models(name))]
+    host = [models for name in names if (models := _parse_models(name))]
+    printed_models = [
+        models for name in (*head.hardware, head.system) if (models := _parse_models(name))
+    ]
     if not host or not printed_models:
         return MachineMatch.UNKNOWN
     is_there = all(any(_are_one(models, part) for part in host) for models in printed_models)
     return MachineMatch.SHOWN if is_there else MachineMatch.OTHER
 
 
-def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
+def assign_runs(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     """Assign runs without a host name to this host if their processor or GPUs match. All of them
     are of one machine, or none is assigned."""
     nameless = [run for run in runs if run.head.host is None]
-    names = hardware_of(host)
+    names = list_hardware(host)
     matching_runs = [r for r in nameless if match_machine(r.head, names) is MachineMatch.SHOWN]
     if len({(run.head.system, run.head.host_kind) for run in matching_runs}) != 1:
         return tuple(runs)
@@ -99,11 +101,13 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
     )
 
 
-def of_no_machine(runs: Sequence[Run], machine: MachineFacts) -> tuple[Caveat, ...]:
+def check_unassigned_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Caveat, ...]:
     """Return caveats on runs without a host name that are not counted, if the machine is known."""
     if machine.fingerprint is None or machine.nodes is None:
         return ()
-    return once(_other_machine_caveat(run.head, machine) for run in runs if run.head.host is None)
+    return join_subjects(
+        _other_machine_caveat(run.head, machine) for run in runs if run.head.host is None
+    )
 
 
 NOT_OF_MACHINE = ("other-machine", "machine-unknown")
@@ -149,7 +153,7 @@ _VARIANTS = frozenset({"ti", "super", "ada", "pro", "quadro", "titan", "laptop",
 _MAX_NAME = 200
 
 
-def _models(name: str) -> frozenset[str]:
+def _parse_models(name: str) -> frozenset[str]:
     """Return the words of a name that distinguish a processor or GPU model: words with a digit,
     except sizes and connectors, and variant words; none without a digit.
 
@@ -182,7 +186,7 @@ def unlike_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -> str:
                 for head in side
                 for name in head.hardware
                 if bool(_PROCESSOR.search(name)) is is_processor
-                and (models := _models(name))
+                and (models := _parse_models(name))
                 and not any("xx" in word for word in models)
             }
             for side in heads
@@ -214,7 +218,7 @@ def runs_by_machine(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return machines
 
 
-def machines_in(runs: Sequence[Run], this_host: Host | None = None) -> tuple[MachineFacts, ...]:
+def find_machines(runs: Sequence[Run], this_host: Host | None = None) -> tuple[MachineFacts, ...]:
     """Return the machines of runs. this_host: its links count if runs name it."""
     return tuple(
         replace(facts_of_measured(group, this_host), name=name)

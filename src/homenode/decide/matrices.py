@@ -74,7 +74,7 @@ class CopyLocality(Struct, frozen=True, kw_only=True):
         return self.remote / self.local if self.key.unit == "ns" else self.local / self.remote
 
 
-def matrices_of(alternative: Alternative) -> tuple[ResultMatrix, ...]:
+def build_matrices(alternative: Alternative) -> tuple[ResultMatrix, ...]:
     """Return every matrix of an alternative's runs, without rejected results."""
     samples_by_key: dict[MatrixKey, dict[tuple[MatrixPlace, MatrixPlace], list[float]]] = {}
     pairs_of_gpus: dict[MatrixKey, dict[int, list[float]]] = {}
@@ -85,15 +85,17 @@ def matrices_of(alternative: Alternative) -> tuple[ResultMatrix, ...]:
                 key, place = placed
                 samples_by_key.setdefault(key, {}).setdefault(place, []).extend(values)
             elif sample_key.metric == "p2p-bandwidth" and sample_key.position is not None:
-                key = _key(sample_key, Axis.GPU, Axis.GPU)
+                key = _make_key(sample_key, Axis.GPU, Axis.GPU)
                 pairs_of_gpus.setdefault(key, {}).setdefault(sample_key.position, []).extend(values)
     for key, by_index in pairs_of_gpus.items():
-        if (cells := _square(by_index)) is not None:
+        if (cells := _number_pairs(by_index)) is not None:
             samples_by_key.setdefault(key, cells)
-    return tuple(_matrix(key, cells) for key, cells in samples_by_key.items() if len(cells) > 1)
+    return tuple(
+        _build_matrix(key, cells) for key, cells in samples_by_key.items() if len(cells) > 1
+    )
 
 
-def localities(
+def compare_localities(
     chosen: Sequence[Alternative], node_of: Mapping[Bdf, int]
 ) -> tuple[CopyLocality, ...]:
     """Return local and remote means of copies, by alternative and metric.
@@ -104,7 +106,7 @@ def localities(
     """
     copy_localities = []
     for alternative in chosen:
-        matrices = _copies(alternative)
+        matrices = _collect_copies(alternative)
         as_bound = any(
             (c.name, c.value) == _SEVERAL for run in alternative.runs for c in run.head.conditions
         )
@@ -115,7 +117,7 @@ def localities(
             if as_bound:
                 sides, basis = dict.fromkeys(figures, True), "as the job was bound"
             if sides:
-                it = _locality(alternative.label, key, figures, sides, basis)
+                it = _compare_locality(alternative.label, key, figures, sides, basis)
                 copy_localities.append(structs.replace(it, as_bound=as_bound))
     return tuple(copy_localities)
 
@@ -126,13 +128,13 @@ def _matrix_place(key: SampleKey) -> tuple[MatrixKey, tuple[MatrixPlace, MatrixP
     has_gpu = key.device is not None or key.position is not None
     if key.node is not None and key.peer_node is not None:
         nodes = MatrixPlace(Axis.NODE, key.node, None), MatrixPlace(Axis.NODE, key.peer_node, None)
-        return _key(key, Axis.NODE, Axis.NODE), nodes
+        return _make_key(key, Axis.NODE, Axis.NODE), nodes
     if key.node is not None and has_gpu and key.peer is None:
         gpu = MatrixPlace(Axis.GPU, key.position or 0, key.device)
-        return _key(key, Axis.NODE, Axis.GPU), (MatrixPlace(Axis.NODE, key.node, None), gpu)
+        return _make_key(key, Axis.NODE, Axis.GPU), (MatrixPlace(Axis.NODE, key.node, None), gpu)
     if key.device is not None and key.peer is not None:
         pair = MatrixPlace(Axis.GPU, 0, key.device), MatrixPlace(Axis.GPU, 0, key.peer)
-        return _key(key, Axis.GPU, Axis.GPU), pair
+        return _make_key(key, Axis.GPU, Axis.GPU), pair
     if key.metric == "core-to-core-latency" and key.variant is not None:
         match = _PAIR.fullmatch(key.variant)
         if match is not None:
@@ -141,7 +143,7 @@ def _matrix_place(key: SampleKey) -> tuple[MatrixKey, tuple[MatrixPlace, MatrixP
     return None
 
 
-def _square(
+def _number_pairs(
     by_index: Mapping[int, list[float]],
 ) -> dict[tuple[MatrixPlace, MatrixPlace], list[float]] | None:
     """Pairs numbered row by row, of as many GPUs as leave exactly the diagonal free."""
@@ -158,7 +160,7 @@ def _square(
     return None
 
 
-def _matrix(
+def _build_matrix(
     key: MatrixKey, cells: Mapping[tuple[MatrixPlace, MatrixPlace], list[float]]
 ) -> ResultMatrix:
     medians = {place: statistics.median(values) for place, values in cells.items()}
@@ -176,7 +178,7 @@ def _sort_places(places: Iterable[MatrixPlace]) -> tuple[MatrixPlace, ...]:
     return tuple(sorted(set(places), key=lambda one: (str(one.address or ""), one.number)))
 
 
-def _key(key: SampleKey, rows: Axis, columns: Axis) -> MatrixKey:
+def _make_key(key: SampleKey, rows: Axis, columns: Axis) -> MatrixKey:
     return MatrixKey(key.metric, key.unit, key.variant, rows, columns)
 
 
@@ -185,13 +187,13 @@ _Figures = dict[_Place, float]
 """Medians of copies by the node that they came from, None = unknown, and the GPU."""
 
 
-def _copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
+def _collect_copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
     """Return copies of two or more places. The node is that of bound memory, else of the tool's
     thread; if some copies have a known node, the others have no place."""
     figures_by_key: dict[MatrixKey, _Figures] = {}
     for sample_key, value in alternative.copies.items():
         node = sample_key.peer_node if sample_key.node is None else sample_key.node
-        key = _key(sample_key, Axis.NODE, Axis.GPU)
+        key = _make_key(sample_key, Axis.NODE, Axis.GPU)
         gpu = MatrixPlace(Axis.GPU, sample_key.position or 0, sample_key.device)
         figures_by_key.setdefault(key, {})[node, gpu] = value
     for key, figures in figures_by_key.items():
@@ -210,7 +212,7 @@ def far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
     for sample_key, value in alternative.copies.items():
         is_near = sample_key.device in nodes and nodes[sample_key.device] == sample_key.peer_node
         if sample_key.node is None and not is_near:
-            key = _key(sample_key, Axis.NODE, Axis.GPU)
+            key = _make_key(sample_key, Axis.NODE, Axis.GPU)
             by_key.setdefault(key, {})[sample_key.device, sample_key.position] = value
     for key, values in by_key.items():
         if (gap := _gap_between_groups(values.values())) is not None:
@@ -279,7 +281,7 @@ def _gap_between_groups(values: Iterable[float]) -> float | None:
     return math.exp((high[0] + low[-1]) / 2)
 
 
-def _locality(
+def _compare_locality(
     label: str, key: MatrixKey, figures: _Figures, sides: Mapping[_Place, bool], basis: str
 ) -> CopyLocality:
     local = [value for place, value in figures.items() if sides[place]]

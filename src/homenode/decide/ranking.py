@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from homenode.decide.alternative import Alternative
-from homenode.decide.caveats import concerns
+from homenode.decide.caveats import is_about
 from homenode.decide.compare import compare_series, series_key
 from homenode.decide.comparison import (
     STATES,
@@ -21,7 +21,7 @@ from homenode.decide.comparison import (
 from homenode.decide.summary import Series, SeriesKey, headline_series
 from homenode.decide.words import range_text
 from homenode.findings import Caveat
-from homenode.metrics import METRICS, Metric, primaries
+from homenode.metrics import METRICS, Metric, list_primaries
 from homenode.objective import Objective
 
 SHOWN_LOSS = 0.10
@@ -64,7 +64,7 @@ class Ranking(Struct, frozen=True):
     def like(self) -> tuple[str, ...]:
         """Alternatives that are close to the best on every metric; empty if nothing can be
         compared. If none is, the smallest loss among the layouts not shown to be worse."""
-        if self._names_at(MetricRank.UNKNOWN):
+        if self._list_names_at(MetricRank.UNKNOWN):
             return ()
         unlike = {result.alternative for result in self.results if not is_like_best(result)}
         names = tuple(dict.fromkeys(result.alternative for result in self.results))
@@ -76,9 +76,9 @@ class Ranking(Struct, frozen=True):
     def worse(self) -> tuple[str, ...]:
         """Alternatives shown to be worse than the best on some metric; if each is worse on some
         metric, without those that are best on one."""
-        worse = self._names_at(MetricRank.WORSE)
+        worse = self._list_names_at(MetricRank.WORSE)
         names = {result.alternative for result in self.results}
-        best = self._names_at(MetricRank.BEST) if names == set(worse) else ()
+        best = self._list_names_at(MetricRank.BEST) if names == set(worse) else ()
         return tuple(name for name in worse if name not in best)
 
     def level(self) -> EvidenceLevel:
@@ -94,9 +94,9 @@ class Ranking(Struct, frozen=True):
 
     def _greatest_loss(self, name: str) -> float:
         results = (result for result in self.results if result.alternative == name)
-        return max(_loss(result) / METRICS[result.metric].matters for result in results)
+        return max(_compute_loss(result) / METRICS[result.metric].matters for result in results)
 
-    def _names_at(self, position: MetricRank) -> tuple[str, ...]:
+    def _list_names_at(self, position: MetricRank) -> tuple[str, ...]:
         names = (result.alternative for result in self.results if result.position is position)
         return tuple(dict.fromkeys(names))
 
@@ -110,10 +110,10 @@ def is_like_best(result: RankedResult) -> bool:
     is_sure = result.level is EvidenceLevel.MEASURED and result.low is not None
     differs = is_sure and not (result.low or 0.0) < 1 < (result.high or math.inf)
     limit = METRICS[result.metric].matters * (0.8 if differs else 1.0)
-    return _loss(result) < limit
+    return _compute_loss(result) < limit
 
 
-def _loss(result: RankedResult) -> float:
+def _compute_loss(result: RankedResult) -> float:
     return 1 - min(result.ratio, 1 / result.ratio)
 
 
@@ -121,16 +121,16 @@ OWN_NODE, OTHER_NODE = "the GPU's own node", "another GPU's node"
 """Names of the means over a matrix that a source prints."""
 
 
-def ranking_for(
+def make_ranking(
     candidates: Sequence[Alternative], objective: Objective
 ) -> tuple[Ranking, tuple[Alternative, ...]]:
     """Rank the alternatives that have results on the objective's metrics."""
     stand_ins = [metric for metric in METRICS.values() if objective in metric.stands_in]
     figures = {
         m.id: [(c, s) for c in candidates if (s := headline_series(c.series, m)) is not None]
-        for m in (*primaries(objective), *stand_ins)
+        for m in (*list_primaries(objective), *stand_ins)
     }
-    metrics = [metric for metric in primaries(objective) if figures[metric.id]] or stand_ins
+    metrics = [metric for metric in list_primaries(objective) if figures[metric.id]] or stand_ins
     results: list[RankedResult] = []
     caveats: list[Caveat] = []
     used: dict[str, Alternative] = {}
@@ -148,13 +148,13 @@ def ranking_for(
                 pair[0].label,  # the same answer in whatever order the runs are read
             ),
         )
-        metric_results, more_caveats = _results(ordered, metric, metric_ids, objective)
+        metric_results, more_caveats = _list_results(ordered, metric, metric_ids, objective)
         results += metric_results
         caveats += more_caveats
     return Ranking(tuple(results), tuple(dict.fromkeys(caveats))), tuple(used.values())
 
 
-def _results(
+def _list_results(
     ordered: Sequence[tuple[Alternative, Series]],
     metric: Metric,
     metric_ids: frozenset[str],
@@ -162,7 +162,7 @@ def _results(
 ) -> tuple[list[RankedResult], list[Caveat]]:
     (best, best_series), *slower = ordered
 
-    def result(
+    def make_result(
         alternative: Alternative,
         series: Series,
         bounds: tuple[float | None, float | None],
@@ -184,7 +184,9 @@ def _results(
             slowest_device=key.worst,
         )
 
-    results = [result(best, best_series, (None, None), MetricRank.BEST, EvidenceLevel.MEASURED)]
+    results = [
+        make_result(best, best_series, (None, None), MetricRank.BEST, EvidenceLevel.MEASURED)
+    ]
     if not slower:
         return results, []
     chosen = [alternative for alternative, _ in ordered]
@@ -194,12 +196,12 @@ def _results(
     }
     comparison = compare_series(chosen, series_by_label, objective, metrics=metric_ids)
     for alternative, series in slower:
-        effect = _effect(comparison, alternative.label, series.key)
-        bounds = _bounds(effect, series, best_series.value)
-        position = _position(effect, metric)
+        effect = _find_effect(comparison, alternative.label, series.key)
+        bounds = _find_bounds(effect, series, best_series.value)
+        position = _find_position(effect, metric)
         level = EvidenceLevel.MEASURED if effect is None else effect.level
         ratio = series.value / best_series.value if effect is None else effect.ratio
-        results.append(result(alternative, series, bounds, position, level, ratio))
+        results.append(make_result(alternative, series, bounds, position, level, ratio))
     return results, [*_select(comparison.caveats, metric), *_wide_caveats(results, metric)]
 
 
@@ -220,7 +222,7 @@ def _wide_caveats(results: Sequence[RankedResult], metric: Metric) -> Iterator[C
         )
 
 
-def _bounds(
+def _find_bounds(
     effect: Effect | None, series: Series, best: float
 ) -> tuple[float | None, float | None]:
     if effect is not None and effect.low is not None:
@@ -234,16 +236,16 @@ def _select(caveats: Sequence[Caveat], metric: Metric) -> Iterator[Caveat]:
     """Yield the caveats that concern the deciding metric: they name it, or no metric."""
     for caveat in caveats:
         is_own = caveat.subject not in METRICS or caveat.subject == metric.id or caveat.blocks
-        if is_own and concerns(caveat, metric.id):
+        if is_own and is_about(caveat, metric.id):
             yield caveat
 
 
-def _effect(comparison: Comparison, label: str, key: SeriesKey) -> Effect | None:
+def _find_effect(comparison: Comparison, label: str, key: SeriesKey) -> Effect | None:
     effects = (effect for effect in comparison.effects if effect.alternative == label)
     return next((effect for effect in effects if series_key(effect) == key), None)
 
 
-def _position(effect: Effect | None, metric: Metric) -> MetricRank:
+def _find_position(effect: Effect | None, metric: Metric) -> MetricRank:
     caveats = frozenset(effect.caveats) - WEAKENING if effect is not None else frozenset()
     if effect is None or caveats - {STATES}:
         return MetricRank.UNKNOWN

@@ -11,23 +11,23 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.decide.alternative import CONSERVATIVE, Alternative, alternatives, preset_of
+from homenode.decide.alternative import CONSERVATIVE, Alternative, find_preset, group_runs
 from homenode.decide.caveats import find_own_caveats
-from homenode.decide.comparison import Comparison, EvidenceLevel, make_caveat, once
+from homenode.decide.comparison import Comparison, EvidenceLevel, join_subjects, make_caveat
 from homenode.decide.health import blocking_findings, check_results
 from homenode.decide.machine_facts import (
     MachineFacts,
+    check_unassigned_runs,
+    find_machines,
     guest_runs,
-    machines_in,
-    of_no_machine,
     own_runs,
     runs_of_kind,
 )
-from homenode.decide.ranking import MetricRank, RankedResult, Ranking, is_like_best, ranking_for
+from homenode.decide.ranking import MetricRank, RankedResult, Ranking, is_like_best, make_ranking
 from homenode.findings import Caveat, Finding, Severity
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
-from homenode.metrics import primaries
+from homenode.metrics import list_primaries
 from homenode.objective import Objective
 from homenode.plan.auto import LAYOUTS, LayoutInputs, layout_for, needed_layout
 from homenode.text import plural
@@ -75,7 +75,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     measure_next: str | None = None  # the layout without results that could change the answer
     sources: tuple[str, ...] = ()
 
-    def reason_of(self, id: ReasonId) -> Reason | None:
+    def find_reason(self, id: ReasonId) -> Reason | None:
         return next((reason for reason in self.reasons if reason.id is id), None)
 
     @property
@@ -87,7 +87,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     @property
     def floats(self) -> bool:
         """Whether the layout is default, with vCPUs that float over the nodes of their memory."""
-        return self.reason_of(ReasonId.FLOATING) is not None
+        return self.find_reason(ReasonId.FLOATING) is not None
 
     @property
     def also(self) -> tuple[str, ...]:
@@ -131,13 +131,13 @@ class Recommendation(Struct, frozen=True, kw_only=True):
         """Metrics with results."""
         return tuple(dict.fromkeys(result.metric for result in self.results))
 
-    def results_on(self, metric: str) -> tuple[RankedResult, ...]:
+    def list_results(self, metric: str) -> tuple[RankedResult, ...]:
         """Results on one metric, best first."""
         return tuple(result for result in self.results if result.metric == metric)
 
-    def compared_on(self, metric: str) -> tuple[RankedResult, tuple[RankedResult, ...]] | None:
+    def split_results(self, metric: str) -> tuple[RankedResult, tuple[RankedResult, ...]] | None:
         """The choice's result and the others, best first; None without two results."""
-        results = self.results_on(metric)
+        results = self.list_results(metric)
         for result in results:
             if result.alternative == self.choice and len(results) > 1:
                 return result, tuple(other for other in results if other is not result)
@@ -172,9 +172,9 @@ def decide_all(
     inputs = inputs or machine.inputs
     machine_runs = guest_runs(own_runs(runs, machine))
     is_prepared = _are_of(prepared, machine_runs)
-    machine_alternatives = prepared if is_prepared else alternatives(machine_runs)
-    like = {host: alternatives(group) for host, group in runs_of_kind(runs, machine).items()}
-    strangers = of_no_machine(runs, machine)
+    machine_alternatives = prepared if is_prepared else group_runs(machine_runs)
+    like = {host: group_runs(group) for host, group in runs_of_kind(runs, machine).items()}
+    strangers = check_unassigned_runs(runs, machine)
     about_links = (*machine.findings, *check_results(machine_runs))
     answers = []
     for objective in objectives:
@@ -190,7 +190,7 @@ def decide_all(
             )
         else:
             answer = _strongest_answer(machine, objective, machine_alternatives, like, inputs)
-            answer = _with_memory_bound(_with_needs(answer, inputs))
+            answer = _bind_memory(_apply_needs(answer, inputs))
         answers.append(replace(answer, caveats=(*answer.caveats, *strangers)))
     return tuple(answers)
 
@@ -205,7 +205,7 @@ def decide_for_machines(
     its topology is known. prepared: alternatives made already, by machine."""
     return tuple(
         answer
-        for machine in machines_in(runs, this_host)
+        for machine in find_machines(runs, this_host)
         for answer in decide_all(
             runs, machine, objectives, prepared=(prepared or {}).get(machine.name, ())
         )
@@ -220,7 +220,7 @@ ANY_MACHINE = "any machine"
 def rests_on_rule_alone(answer: Recommendation) -> bool:
     """Return whether no result of the objective was compared or rejected."""
     is_silent = answer.level is EvidenceLevel.RULE and not answer.results
-    return is_silent and answer.reason_of(ReasonId.PASSED) is None
+    return is_silent and answer.find_reason(ReasonId.PASSED) is None
 
 
 def recommend(
@@ -232,7 +232,7 @@ def recommend(
     """Return the answer from one machine's results. inputs: of the rule; None: a common machine."""
     runs = [run for alternative in all_alternatives for run in alternative.runs]
     usable_runs = [run for run in runs if not run.head.unusable]
-    if len(usable_runs) < len(runs) and len(usable := alternatives(usable_runs)) > 1:
+    if len(usable_runs) < len(runs) and len(usable := group_runs(usable_runs)) > 1:
         answer = recommend(system, usable, objective, inputs)
         all_caveats = (
             caveat for alternative in all_alternatives for caveat in find_own_caveats(alternative)
@@ -240,24 +240,24 @@ def recommend(
         unused = (
             replace(caveat, blocks=False) for caveat in all_caveats if caveat.id == "unusable"
         )
-        return replace(answer, caveats=once((*unused, *answer.caveats)))
+        return replace(answer, caveats=join_subjects((*unused, *answer.caveats)))
     candidates = [
         alternative
         for alternative in all_alternatives
         if alternative.switches != UNKNOWN_SWITCHES or alternative.arrangement is not None
     ]
-    ranking, used = ranking_for(candidates, objective)
-    own_caveats = once(
+    ranking, used = make_ranking(candidates, objective)
+    own_caveats = join_subjects(
         caveat for alternative in all_alternatives for caveat in find_own_caveats(alternative)
     )
     empty = Recommendation(
         objective=objective,
         system=system,
         results=ranking.results,
-        boots=_boots(used, ranking),
+        boots=_count_boots(used, ranking),
         sources=tuple(dict.fromkeys(run.head.source for run in runs if run.head.source)),
     )
-    if blocks := tuple(_blocks(runs)):
+    if blocks := tuple(_find_blocking_reasons(runs)):
         marks = ("unusable", "no-real-machine")
         return replace(
             empty,
@@ -265,7 +265,7 @@ def recommend(
             caveats=tuple(caveat for caveat in own_caveats if caveat.id in marks),
         )
     impossible = {sample.metric for run in runs for sample in run.impossible_samples}
-    impossible_metrics = [metric for metric in primaries(objective) if metric.id in impossible]
+    impossible_metrics = [metric for metric in list_primaries(objective) if metric.id in impossible]
     of_objective = tuple(
         caveat
         for caveat in own_caveats
@@ -273,7 +273,7 @@ def recommend(
     )
     caveats = (*ranking.caveats, *of_objective)
     empty = replace(
-        empty, caveats=once(caveat for caveat in caveats if _fits(caveat, objective, used))
+        empty, caveats=join_subjects(caveat for caveat in caveats if _fits(caveat, objective, used))
     )
     if len(used) < 2:
         if impossible_metrics and not used:
@@ -282,7 +282,7 @@ def recommend(
             )
         label = used[0].label if used else None
         return replace(empty, reasons=(Reason(id=ReasonId.NO_RESULTS, alternative=label),))
-    return _choose(empty, ranking, used, _rule_of(objective, inputs))
+    return _choose(empty, ranking, used, _name_rule(objective, inputs))
 
 
 def _choose(
@@ -291,7 +291,7 @@ def _choose(
     """Choose the best alternative; among those close to the best, the rule's."""
     objective, level, worse = empty.objective, ranking.level(), ranking.worse()
     like = [alternative for alternative in used if alternative.label in ranking.like()]
-    are_layouts = any(preset_of(alternative.switches) for alternative in like)
+    are_layouts = any(find_preset(alternative.switches) for alternative in like)
     is_open = any(result.position is MetricRank.UNDECIDED for result in ranking.results)
     if not like or (level is EvidenceLevel.RULE and is_open and not are_layouts):
         next_layout = _next_layout(used, None, objective)
@@ -318,7 +318,7 @@ def _choose(
         empty,
         level=level,
         choice=choice.label,
-        layout=preset_of(choice.switches),
+        layout=find_preset(choice.switches),
         avoid=tuple(alternative.label for alternative in used if alternative.label in worse),
         reasons=(reason, *floating, *regressions),
         caveats=(*empty.caveats, *caveats),
@@ -326,11 +326,11 @@ def _choose(
     )
 
 
-def _rule_of(objective: Objective, inputs: LayoutInputs | None) -> str:
+def _name_rule(objective: Objective, inputs: LayoutInputs | None) -> str:
     return LAYOUTS[objective][0] if inputs is None else layout_for(objective, inputs).layout
 
 
-def _blocks(runs: Sequence[Run]) -> Iterator[Reason]:
+def _find_blocking_reasons(runs: Sequence[Run]) -> Iterator[Reason]:
     """Yield why no conclusion may be drawn from these runs."""
     unreal = {run.head.origin for run in runs} & {Origin.EMULATED, Origin.SYNTHESISED}
     marks = [f"its results are {origin}" for origin in sorted(unreal)]
@@ -338,7 +338,7 @@ def _blocks(runs: Sequence[Run]) -> Iterator[Reason]:
         yield Reason(id=ReasonId.UNUSABLE, detail=text)
 
 
-def _boots(used: Sequence[Alternative], ranking: Ranking) -> tuple[int, int] | None:
+def _count_boots(used: Sequence[Alternative], ranking: Ranking) -> tuple[int, int] | None:
     """Fewest and most boots with results of a metric: each tool of a boot may have a run."""
     origins = {run.head.origin for alternative in used for run in alternative.runs}
     if not used or Origin.PUBLISHED in origins:
@@ -355,7 +355,7 @@ def _pins_are_worse(
     choice: Alternative, used: Sequence[Alternative], like: Sequence[Alternative]
 ) -> bool:
     """Return whether the choice is `default` and no compared flat, pinned guest is close to it."""
-    if preset_of(choice.switches) != "default":
+    if find_preset(choice.switches) != "default":
         return False
     pinned = [
         alternative
@@ -379,7 +379,7 @@ def _place(
 ) -> tuple[bool, int]:
     """Sort key: for density, siblings first; then the order of presets."""
     is_exposed = alternative.switches.siblings is Siblings.EXPOSED
-    preset = preset_of(alternative.switches)
+    preset = find_preset(alternative.switches)
     place = order.index(preset) if preset in order else len(order)
     return objective is Objective.DENSITY and not is_exposed, place
 
@@ -417,7 +417,7 @@ def _next_layout(
     return "pin-numa-pci" if cells and has_gpus else None
 
 
-def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
+def _apply_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
     """Return the answer with the layout that the VM's memory or devices need."""
     layout = answer.layout
     if layout is None or (answer.this_machine and not inputs.private_memory):
@@ -432,7 +432,7 @@ def _with_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
     return replace(answer, layout=needed[0], reasons=(*reasons, rule), measure_next=None)
 
 
-def _with_memory_bound(answer: Recommendation) -> Recommendation:
+def _bind_memory(answer: Recommendation) -> Recommendation:
     """Return the answer with a layout that binds memory: the guest does not see the binding, so the
     results and the evidence of the choice remain valid."""
     if answer.layout is None or PRESETS[answer.layout].memory is not MemoryBinding.KEEP:
@@ -462,7 +462,7 @@ def _strongest_answer(
         for _ in machine_alternatives[:1]
     ]
     for answer in machine_answers:
-        if answer.is_blocked or answer.reason_of(ReasonId.IMPOSSIBLE) is not None:
+        if answer.is_blocked or answer.find_reason(ReasonId.IMPOSSIBLE) is not None:
             return answer
     reviewed = [host for host, group in like.items() if is_under_review(group)]
     advisers = [group for host, group in like.items() if host not in reviewed]
@@ -470,18 +470,18 @@ def _strongest_answer(
         *machine_answers,
         *(recommend(machine.name, group, objective, inputs) for group in advisers),
     ]
-    answers = [answer for answer in answers if not answer.reason_of(ReasonId.NO_RESULTS)]
+    answers = [answer for answer in answers if not answer.find_reason(ReasonId.NO_RESULTS)]
     answers.sort(key=lambda one: (EvidenceLevel.RULE if one.level is None else one.level).rank)
     chosen = [one for one in answers if one.choice is not None and _can_run(one, inputs)]
     silent = (answer for answer in answers if answer not in chosen)
     passed = [
-        *(_passed_reason(machine.name, _obstacle(answer)) for answer in silent),
+        *(_passed_reason(machine.name, _find_obstacle(answer)) for answer in silent),
         *(
             _passed_reason(host, "under review: it recommends nothing for other machines")
             for host in reviewed
         ),
     ]
-    rule = _by_rule(machine, objective, inputs)
+    rule = _recommend_by_rule(machine, objective, inputs)
     best = chosen[0] if chosen else rule
     if chosen and best.layout is None:
         detail = rule.reasons[0].detail
@@ -499,14 +499,14 @@ def is_under_review(group: Sequence[Alternative]) -> bool:
     if any(finding.severity is Severity.CRITICAL for finding in findings):
         return True
     answer = recommend("", group, Objective.THROUGHPUT)
-    return answer.is_blocked or answer.reason_of(ReasonId.PIN_REGRESSION) is not None
+    return answer.is_blocked or answer.find_reason(ReasonId.PIN_REGRESSION) is not None
 
 
 def _passed_reason(system: str, detail: str) -> Reason:
     return Reason(id=ReasonId.PASSED, detail=f"{system}: {detail}")
 
 
-def _obstacle(answer: Recommendation) -> str:
+def _find_obstacle(answer: Recommendation) -> str:
     """Return why results that are stronger than the deciding ones are inconclusive."""
     details = dict.fromkeys(
         f"{caveat.subject.removeprefix('tool ')}: {caveat.detail}"
@@ -529,7 +529,9 @@ MIN_GPUS = {Objective.MULTI_GPU: 2, Objective.GPU_COPY: 1}
 _OF_GPUS = MIN_GPUS.keys()
 
 
-def _by_rule(machine: MachineFacts, objective: Objective, inputs: LayoutInputs) -> Recommendation:
+def _recommend_by_rule(
+    machine: MachineFacts, objective: Objective, inputs: LayoutInputs
+) -> Recommendation:
     """Return the answer of the table in plan/auto, if no results decide."""
     rule = layout_for(objective, inputs)
     measure = objective in _OF_GPUS and machine.nodes != 1 and (machine.gpus or 0) > 0

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel
-from homenode.decide.machine_facts import facts_of_host, of_host
+from homenode.decide.machine_facts import assign_runs, facts_of_host
 from homenode.decide.ranking import MetricRank, RankedResult
 from homenode.decide.recommendation import Reason, ReasonId, Recommendation, decide
 from homenode.decide.words import change_text, range_text
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
-from homenode.metrics import METRICS, titles_of
+from homenode.metrics import METRICS, format_titles
 from homenode.objective import Objective
 from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, layout_for
 from homenode.text import plural
@@ -52,7 +52,7 @@ def first_line(system: str, answers: Sequence[Recommendation]) -> str:
 def _slow_pins(answers: Sequence[Recommendation]) -> str:
     """Return the pins to check because pinning lost throughput; "" if none did."""
     for answer in answers:
-        if reason := answer.reason_of(ReasonId.PIN_REGRESSION):
+        if reason := answer.find_reason(ReasonId.PIN_REGRESSION):
             change = change_text(reason.ratio or 1.0, "default")
             return f"check the pins of {reason.alternative}: {change}"
     return ""
@@ -72,7 +72,7 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
         uses.setdefault((layout_named(answer), answer.level), []).append(answer.objective)
     levels = {level for _, level in uses}
 
-    def line(limit: int, count: int) -> str:
+    def format_line(limit: int, count: int) -> str:
         parts = []
         for (layout, level), objectives in list(uses.items())[:count]:
             are_named = len(objectives) <= limit
@@ -85,7 +85,7 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
 
     total = len(uses)
     sizes = [*((limit, total) for limit in (6, 2)), *((1, n) for n in range(total, 0, -1))]
-    lines = [line(*size) for size in sizes]
+    lines = [format_line(*size) for size in sizes]
     return next((text for text in lines if len(text) <= MAX_LINE), lines[-1])
 
 
@@ -93,14 +93,14 @@ def _undecided_text(answers: Sequence[Recommendation]) -> str:
     """ "pin from default in 3 of 3 results: 1 boot each"."""
     open_answers = [answer for answer in answers if _compared_labels(answer)]
     if not open_answers:
-        passed = filter(None, (answer.reason_of(ReasonId.PASSED) for answer in answers))
+        passed = filter(None, (answer.find_reason(ReasonId.PASSED) for answer in answers))
         details = (reason.detail.partition(": ")[2].split("; ")[0] for reason in passed)
         obstacle = next(details, "") or "no results of two layouts"
         return f"which layout is best: {obstacle}"
     labels = dict.fromkeys(label for one in open_answers for label in _compared_labels(one))
     metrics = {result.metric for answer in open_answers for result in answer.results}
     named = " from ".join(reversed(labels)) if len(labels) == 2 else f"{len(labels)} layouts apart"
-    return f"{named} in {len(metrics)} of {len(metrics)} results: {_obstacle(open_answers)}"
+    return f"{named} in {len(metrics)} of {len(metrics)} results: {_format_obstacle(open_answers)}"
 
 
 def _compared_labels(answer: Recommendation) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def _compared_labels(answer: Recommendation) -> tuple[str, ...]:
     return labels if len(labels) > 1 else ()
 
 
-def _obstacle(answers: Sequence[Recommendation]) -> str:
+def _format_obstacle(answers: Sequence[Recommendation]) -> str:
     caveats = {
         caveat.id: caveat for answer in answers for caveat in answer.caveats if caveat.blocks
     }
@@ -124,7 +124,7 @@ def _obstacle(answers: Sequence[Recommendation]) -> str:
     )
 
 
-def sentence_of(answer: Recommendation, *, brief: bool = False) -> str:
+def format_sentence(answer: Recommendation, *, brief: bool = False) -> str:
     """Return an answer as a sentence, with its multiples. brief: without those of equal layouts."""
     if answer.choice is None:
         return (
@@ -133,7 +133,7 @@ def sentence_of(answer: Recommendation, *, brief: bool = False) -> str:
     compared = (_compare(answer, metric, brief=brief) for metric in answer.metrics)
     parts = list(filter(None, compared))
     rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
-    if rule and not answer.reason_of(ReasonId.NO_LAYOUT):
+    if rule and not answer.find_reason(ReasonId.NO_LAYOUT):
         if answer.also or not parts:
             parts.append(f"the rule of auto chooses {layout_named(answer)}")
         elif not answer.tells:
@@ -145,7 +145,7 @@ def sentence_of(answer: Recommendation, *, brief: bool = False) -> str:
 
 def _compare(answer: Recommendation, metric: str, *, brief: bool) -> str:
     """Compare the choice with each other alternative on a metric; "" if it has no value."""
-    if (compared := answer.compared_on(metric)) is None:
+    if (compared := answer.split_results(metric)) is None:
         return ""
     chosen, rivals = compared
     worse = [other for other in rivals if other.position is MetricRank.WORSE]
@@ -154,14 +154,14 @@ def _compare(answer: Recommendation, metric: str, *, brief: bool) -> str:
     equal = [other for other in rivals if other not in worse]
     parts = []
     if worse:
-        changes = ", ".join(_change(chosen, other, metric) for other in worse)
+        changes = ", ".join(_format_change(chosen, other, metric) for other in worse)
         parts.append(f"{answer.choice} is {changes}")
     if equal:
         names = ", ".join(
             other.alternative
             if brief
             else f"{other.alternative} ({answer.choice} is "
-            f"{_change(chosen, other, metric, bare=True)})"
+            f"{_format_change(chosen, other, metric, bare=True)})"
             for other in equal
         )
         is_same = answer.level is EvidenceLevel.NO_DIFFERENCE
@@ -172,7 +172,9 @@ def _compare(answer: Recommendation, metric: str, *, brief: bool) -> str:
     return title + "; ".join(parts)
 
 
-def _change(chosen: RankedResult, other: RankedResult, metric: str, *, bare: bool = False) -> str:
+def _format_change(
+    chosen: RankedResult, other: RankedResult, metric: str, *, bare: bool = False
+) -> str:
     """ "2.1x pin-numa (2.0x to 2.2x)". bare: without the other's name."""
     lower = METRICS[metric].lower_is_better
     name = "" if bare else other.alternative
@@ -190,17 +192,17 @@ def effect_text(answer: Recommendation) -> str:
     """Return the gain of the choice over `default`, else over the next: "7.3x default (6.9x to
     7.7x)"; "" if nothing was compared."""
     for metric in answer.metrics:
-        if (compared := answer.compared_on(metric)) is None:
+        if (compared := answer.split_results(metric)) is None:
             continue
         chosen, rivals = compared
         other = next((rival for rival in rivals if rival.alternative == "default"), rivals[0])
-        text = _change(chosen, other, metric)
+        text = _format_change(chosen, other, metric)
         if other.alternative not in answer.also:
             return text
         is_like = LIKE < chosen.value / other.value < 1 / LIKE
         text = f"{'like' if is_like else 'cannot tell it from'} {other.alternative}"
         worse = next((rival for rival in rivals if rival.position is MetricRank.WORSE), None)
-        return text if worse is None else f"{_change(chosen, worse, metric)}, {text}"
+        return text if worse is None else f"{_format_change(chosen, worse, metric)}, {text}"
     return ""
 
 
@@ -209,7 +211,7 @@ def stop_text(answers: Sequence[Recommendation]) -> str:
     reason for no conclusion; "" if nothing blocks."""
     findings = next((answer.findings for answer in answers if answer.findings), ())
     if not findings:
-        return next((sentence_of(answer) for answer in answers if answer.is_blocked), "")
+        return next((format_sentence(answer) for answer in answers if answer.is_blocked), "")
     first = findings[0]
     observed, expected = (re.split(":| [(]|, ", t)[0] for t in (first.observed, first.expected))
     subject = first.subject.rpartition(", ")[2].partition(": ")[0].rpartition("/")[2]
@@ -218,10 +220,10 @@ def stop_text(answers: Sequence[Recommendation]) -> str:
     return f"{subject}{addition}: {observed}, expected {expected.removesuffix(' at least')}"
 
 
-def ground_of(answer: Recommendation) -> str:
+def format_basis(answer: Recommendation) -> str:
     """Return the basis of the answer in a few words."""
     if answer.level is None:
-        is_blocked = answer.is_blocked or answer.reason_of(ReasonId.IMPOSSIBLE)
+        is_blocked = answer.is_blocked or answer.find_reason(ReasonId.IMPOSSIBLE)
         return "not ready" if is_blocked else "cannot tell"
     if answer.level is EvidenceLevel.RULE:
         return "cannot tell" if answer.results else "a rule"
@@ -271,22 +273,22 @@ def _no_answer_text(reason: Reason, answer: Recommendation) -> str:
             return reason.detail
         case ReasonId.NO_RESULTS:
             subject = "no layout" if reason.alternative is None else f"only {reason.alternative}"
-            return f"{subject} has results of {titles_of(answer.objective)}"
+            return f"{subject} has results of {format_titles(answer.objective)}"
     blocking = dict.fromkeys(f"{d.detail}: {d.fix}" for d in answer.caveats if d.blocks)
     return "cannot tell: " + ("; ".join(blocking) or "the layouts have no results in common")
 
 
-def by_results(runs: Sequence[Run]) -> Choose:
+def choose_by_results(runs: Sequence[Run]) -> Choose:
     """Return the function that chooses a layout by results of the host, or by the rule if they do
     not decide."""
 
     def choose(host: Host, objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
-        answer = decide(of_host(runs, host), facts_of_host(host), objective, inputs)
+        answer = decide(assign_runs(runs, host), facts_of_host(host), objective, inputs)
         caveats = tuple(f"{caveat.detail}; {caveat.fix}." for caveat in answer.caveats)
         if answer.layout is None or not answer.tells:
             silent = [reason.detail for reason in answer.reasons if reason.id is ReasonId.PASSED]
             if answer.results or answer.layout is None:
-                silent.append(sentence_of(answer))
+                silent.append(format_sentence(answer))
             lines = tuple(f"The results do not decide: {line}." for line in silent)
             rule = layout_for(objective, inputs)
             if answer.layout in (None, rule.layout):
@@ -294,7 +296,7 @@ def by_results(runs: Sequence[Run]) -> Choose:
             caveats = (*lines, *caveats)
         return LayoutChoice(
             layout=answer.layout,
-            reason=f"{ground_of(answer)}: {sentence_of(answer)}",
+            reason=f"{format_basis(answer)}: {format_sentence(answer)}",
             keep_vcpus=answer.keeps_vcpus,
             floating=answer.floats,
             caveats=caveats,

@@ -25,7 +25,7 @@ from homenode.measure.results.model import (
     SeriesId,
     Statistic,
 )
-from homenode.metrics import METRICS, POWER, Metric, metric_of
+from homenode.metrics import METRICS, POWER, Metric, find_metric
 from homenode.objective import Objective
 from homenode.units import format_bytes
 
@@ -96,7 +96,7 @@ _Boots = dict[tuple[str, int], _Boot]
 """The boots of a series, by identity: (name of the run or boot, number)."""
 
 
-def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
+def collect_series(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     """Return every series of the runs of one alternative, without rejected results and those during
     which a vCPU moved."""
     names = Counter(run.head.name for run in runs)
@@ -104,7 +104,7 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     by_fields: dict[tuple[Any, ...], _Boots] = {}
     for place, run in enumerate(runs):
         head = run.head
-        block, time = _block(head), head.started_s if head.place is None else float(head.place)
+        block, time = _find_block(head), head.started_s if head.place is None else float(head.place)
         run_name = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
         for fields, samples in run.groups.items():
             if fields.state != UNSETTLED:
@@ -117,11 +117,11 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     in_use = {SeriesKey(*fields): boots for fields, boots in by_fields.items()}
     if len(runs) > 1:
         in_use = {key: _drop_copies(boots) for key, boots in in_use.items()}
-    series = {key: _series(key, boots) for key, boots in in_use.items()}
+    series = {key: _build_series(key, boots) for key, boots in in_use.items()}
     return series | _slowest_devices(in_use)
 
 
-def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
+def choose_headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
     """Return the series that represent a metric: one, or one for each placement state, over all
     sizes, nodes and devices, of the metric's headline variant, else without a variant."""
     over_all = [key for key in series if key.metric == metric.id and key.is_over_all]
@@ -136,11 +136,11 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
 
 def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """The series that represents a metric; among placement states the one with the most samples."""
-    candidates = [series[key] for key in headline(series, metric)]
+    candidates = [series[key] for key in choose_headline(series, metric)]
     return max(candidates, key=lambda one: one.samples, default=None)
 
 
-def part_in(series: Iterable[SeriesKey], metric: Metric) -> str | None:
+def format_places(series: Iterable[SeriesKey], metric: Metric) -> str | None:
     """Return the places of a metric's results, as an example: "triad of node 1"; None without
     series."""
     keys = [key for key in series if key.metric == metric.id]
@@ -217,7 +217,7 @@ def _drop_copies(boots: _Boots) -> _Boots:
     return {key: boot for key, boot in boots.items() if key in first_boots or key[1] < 0}
 
 
-def _block(head: RunHead) -> _Block:
+def _find_block(head: RunHead) -> _Block:
     is_known = head.experiment is not None and head.block is not None
     return (head.experiment or "", head.block or 0) if is_known else None
 
@@ -229,7 +229,7 @@ def _boot(boots: Sequence[str], run_name: str, number: int) -> tuple[str, int]:
     return run_name, number
 
 
-def _series(key: SeriesKey, boots: _Boots) -> Series:
+def _build_series(key: SeriesKey, boots: _Boots) -> Series:
     undisturbed = [_undisturbed_samples(boot.samples) for boot in boots.values()]
     values = [[sample.value for sample in samples] for samples in undisturbed]
     everything = [value for boot in values for value in boot]
@@ -294,7 +294,7 @@ def _slowest_devices(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Seri
 
 
 def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
-    metric = metric_of(key.metric)
+    metric = find_metric(key.metric)
     take_worst = max if metric is not None and metric.lower_is_better else min
     by_boot: dict[tuple[str, int], list[float]] = {}
     blocks: dict[tuple[str, int], _Boot] = {}
@@ -356,14 +356,14 @@ def find_unused_results(runs: Sequence[Run], objectives: Sequence[Objective]) ->
         if is_foreign and run.head.switches == UNKNOWN_SWITCHES:
             yield Gap(name, "its layout is not known (homenode import --layout NAME=PRESET)")
             continue
-        series = _keys_of(run) if run.head.origin is not Origin.PUBLISHED else set()
+        series = _list_keys(run) if run.head.origin is not Origin.PUBLISHED else set()
         for metric in METRICS.values():
-            part = None if headline(series, metric) else part_in(series, metric)
+            part = None if choose_headline(series, metric) else format_places(series, metric)
             if part and not set(objectives).isdisjoint((*metric.primary, *metric.stands_in)):
                 yield Gap(f"{name}: {metric.title}", f"{part} alone decides nothing")
 
 
-def _keys_of(run: Run) -> set[SeriesKey]:
+def _list_keys(run: Run) -> set[SeriesKey]:
     keys = {SeriesKey(*_SHARED(key)) for key in run.groups if key.state != UNSETTLED}
     placed = {key for key in run.groups if (key.device, key.position) != (None, None)}
     folded = {_over_devices(SeriesKey(*_SHARED(key))) for key in placed}
@@ -372,7 +372,7 @@ def _keys_of(run: Run) -> set[SeriesKey]:
 
 def _over_devices(key: SeriesKey) -> SeriesKey | None:
     """Return the key of the slowest device's series; None if it does not exist."""
-    metric = metric_of(key.metric)
+    metric = find_metric(key.metric)
     if metric is None or not metric.worst_device or key.node is not None:
         return None
     return structs.replace(key, device=None, peer=None, peer_node=None, worst=True)

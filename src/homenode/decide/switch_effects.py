@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
-from homenode.decide.alternative import Alternative, with_joint_states
+from homenode.decide.alternative import Alternative, join_states
 from homenode.decide.compare import compare_series, series_key
 from homenode.decide.comparison import Effect, Outcome, is_large
 from homenode.decide.summary import Series, SeriesKey
@@ -60,7 +60,7 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
         for first, second in pairs:
             if first not in by_label or second not in by_label:
                 continue
-            pair = with_joint_states((by_label[first], by_label[second]))
+            pair = join_states((by_label[first], by_label[second]))
             series_by_label = {layout.label: _over_all(layout) for layout in pair}
             effects = compare_series(pair, series_by_label).effects
             for effect in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):

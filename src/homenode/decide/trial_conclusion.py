@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from homenode.decide.alternative import alternatives_of
+from homenode.decide.alternative import group_by_argument
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, EvidenceLevel
 from homenode.decide.machine_facts import MachineFacts
@@ -15,7 +15,13 @@ from homenode.decide.recommendation import (
     decide_all,
     rests_on_rule_alone,
 )
-from homenode.decide.sentences import STRENGTHS, boots_text, effect_text, layout_named, sentence_of
+from homenode.decide.sentences import (
+    STRENGTHS,
+    boots_text,
+    effect_text,
+    format_sentence,
+    layout_named,
+)
 from homenode.decide.words import change_text
 from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.vantage import Vantage
@@ -50,7 +56,7 @@ def conclude(
     emulated = any(run.head.origin is Origin.EMULATED for run in runs)
     of_bare = None
     if bare and guests:
-        against = alternatives_of([("bare", bare), ("trial", guests)], first_alone=True)
+        against = group_by_argument([("bare", bare), ("trial", guests)], first_alone=True)
         of_bare = compare(against, bare=True)
     answers = () if emulated else decide_all(guests, machine)
 
@@ -87,10 +93,10 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
     commands = conclusion.commands
     answers = {answer.objective: answer for answer in conclusion.recommendations}
     answer = answers[head.objective]
-    obstacle = _obstacle(answer)
+    obstacle = _find_obstacle(answer)
     if commands and not (answer.this_machine or obstacle or answer.is_blocked):
         answer = answers[next(objective for objective in answers if objective in commands)]
-        obstacle = _obstacle(answer)
+        obstacle = _find_obstacle(answer)
     objective = answer.objective
     if answer.this_machine and answer.tells and answer.choice and objective in commands:
         assert answer.level is not None
@@ -100,12 +106,12 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
         sentence = f"{head.source}: run {layout_named(answer)} for {objective}: {effect}"
         return TrialAnswer(sentence=sentence, command=commands[objective])
     if answer.is_blocked:
-        reason = f"nothing is decided for {objective}: {obstacle or sentence_of(answer)}"
+        reason = f"nothing is decided for {objective}: {obstacle or format_sentence(answer)}"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
     undecided = "" if obstacle else _undecided_pair(answer)
     if not undecided and not obstacle and rests_on_rule_alone(answer):
         obstacle = f"no result of it; the rule of auto chooses {layout_named(answer)}"
-    undecided = undecided or f"for {objective}: {obstacle or sentence_of(answer)}"
+    undecided = undecided or f"for {objective}: {obstacle or format_sentence(answer)}"
     resume = command_line(
         "homenode", "trial", "resume", head.argument, "--boots", boots + MORE_BOOTS
     )
@@ -115,7 +121,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
 
 def _undecided_pair(answer: Recommendation) -> str:
     """ "pin from default for multi-gpu: default is 9 % slower, 3 boots each", or ""."""
-    if not answer.metrics or (compared := answer.compared_on(answer.metrics[0])) is None:
+    if not answer.metrics or (compared := answer.split_results(answer.metrics[0])) is None:
         return ""
     chosen, rivals = compared
     names = ", ".join(other.alternative for other in rivals)
@@ -126,7 +132,7 @@ def _undecided_pair(answer: Recommendation) -> str:
     return f"{chosen.alternative} from {names} for {answer.objective}: {change}, {boots}"
 
 
-def _obstacle(answer: Recommendation) -> str:
+def _find_obstacle(answer: Recommendation) -> str:
     return "; ".join(reason.detail for reason in answer.reasons if reason.id is ReasonId.PASSED)
 
 

@@ -24,14 +24,14 @@ def format_value(value: float, unit: str, *, digits: int = 3) -> str:
     if unit == "ns":
         for scale, name in ((1e9, "s"), (1e6, "ms"), (1e4, "us")):
             if abs(value) >= scale:
-                return f"{_digits(value / (1e3 if name == 'us' else scale), digits)} {name}"
-        return f"{_digits(value, digits)} ns"
+                return f"{_format_digits(value / (1e3 if name == 'us' else scale), digits)} {name}"
+        return f"{_format_digits(value, digits)} ns"
     if unit == "ratio":
-        return f"{_digits(value, digits)} of the reference"
+        return f"{_format_digits(value, digits)} of the reference"
     if unit == "events_per_s" and value >= 1e5:
-        return f"{_digits(value / 1e3, digits)} kevents/s"
+        return f"{_format_digits(value / 1e3, digits)} kevents/s"
     scale, name = _SCALES.get(unit, (1.0, unit))
-    return f"{_digits(value / scale, digits)} {name}"
+    return f"{_format_digits(value / scale, digits)} {name}"
 
 
 def multiple_text(ratio: float) -> str:
@@ -85,7 +85,7 @@ MIN_MULTIPLE = 1.1
 """Smaller gains are in per cent."""
 
 
-def _digits(value: float, digits: int) -> str:
+def _format_digits(value: float, digits: int) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}" if abs(value) >= 100 else f"{value:.{digits}g}"

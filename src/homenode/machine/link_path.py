@@ -69,12 +69,12 @@ class LinkRate(Struct, frozen=True):
         """
         return f"Gen{self.generation} x{self.width}"
 
-    def with_rate(self) -> str:
+    def format_with_rate(self) -> str:
         """
         >>> LinkRate(5.0, 16).with_rate()
         '5 GT/s x16 (8.0 GB/s)'
         """
-        return f"{self} ({gigabytes(self.bytes_per_s)})"
+        return f"{self} ({format_rate(self.bytes_per_s)})"
 
 
 def slower_rate(a: LinkRate, b: LinkRate) -> LinkRate:
@@ -82,7 +82,7 @@ def slower_rate(a: LinkRate, b: LinkRate) -> LinkRate:
     return LinkRate(min(a.gt_per_s, b.gt_per_s), min(a.width, b.width))
 
 
-def gigabytes(bytes_per_s: float) -> str:
+def format_rate(bytes_per_s: float) -> str:
     """
     >>> gigabytes(63.01e9)
     '63.0 GB/s'
@@ -130,7 +130,7 @@ class Link(Struct, frozen=True, kw_only=True):
     @property
     def current(self) -> LinkRate | None:
         """The current rate; the lower of the two ends if they were read during a change."""
-        a, b = current_of(self.upper.link), current_of(self.lower.link)
+        a, b = find_current_rate(self.upper.link), find_current_rate(self.lower.link)
         if a is None or b is None:
             return a or b
         return slower_rate(a, b)
@@ -234,7 +234,7 @@ def capable_rate(link: PciLink | None) -> LinkRate | None:
     return LinkRate(link.max_gt_per_s, link.max_width)
 
 
-def current_of(link: PciLink | None) -> LinkRate | None:
+def find_current_rate(link: PciLink | None) -> LinkRate | None:
     if link is None or link.current_gt_per_s is None or link.current_width is None:
         return None
     return LinkRate(link.current_gt_per_s, link.current_width)
@@ -266,7 +266,7 @@ def device_paths(
     if "device_paths" not in host.__dict__:
         host.__dict__["device_paths"] = _device_paths(host)
     paths: tuple[DevicePath, ...] = host.__dict__["device_paths"]
-    return tuple(_in_known_slots(path, known_widths) for path in paths) if known_widths else paths
+    return tuple(_set_slot_widths(path, known_widths) for path in paths) if known_widths else paths
 
 
 def _device_paths(host: Host) -> tuple[DevicePath, ...]:
@@ -287,7 +287,7 @@ def _device_paths(host: Host) -> tuple[DevicePath, ...]:
     return tuple(paths)
 
 
-def _in_known_slots(path: DevicePath, lanes_of_port: Mapping[Bdf, int]) -> DevicePath:
+def _set_slot_widths(path: DevicePath, lanes_of_port: Mapping[Bdf, int]) -> DevicePath:
     """Return the path with the known widths of its slots: the device's own and those above."""
     device_lanes = lanes_of_port.get(path.device.bdf)
     lanes = [lanes_of_port.get(link.lower.bdf) for link in path.links]
@@ -319,12 +319,12 @@ def describe_paths(host: Host) -> Iterator[str]:
         )
         now = "unknown" if current is None else str(current)
         yield (
-            f"GPU {path.device.bdf} below {port.bdf}: path {path.expected.with_rate()}, "
-            f"now {now}{remark}{_isolation(path.device, host)}"
+            f"GPU {path.device.bdf} below {port.bdf}: path {path.expected.format_with_rate()}, "
+            f"now {now}{remark}{_format_isolation(path.device, host)}"
         )
 
 
-def _isolation(gpu: PciDevice, host: Host) -> str:
+def _format_isolation(gpu: PciDevice, host: Host) -> str:
     """Return ACS of each port above, the nearest first, ATS and the IOMMU's mode, if known."""
     acs_of_ports = [
         f"{port.bdf} {'+'.join(port.acs) or 'none'}"

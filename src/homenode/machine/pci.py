@@ -200,7 +200,7 @@ class PciDevice(Struct, frozen=True):
         return self.node if self.firmware_node is None else self.firmware_node
 
 
-def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
+def model_key(device: PciDevice) -> tuple[Hashable, ...] | None:
     """Return the key of devices equal but for their boards. Listings without -n have names."""
     name = device.name if device.device_id is None else device.device_id
     is_known = device.vendor_id is not None and name is not None
@@ -210,11 +210,11 @@ def model_of(device: PciDevice) -> tuple[Hashable, ...] | None:
 def are_models_known(devices: Iterable[PciDevice]) -> bool:
     """Return whether each function but bridges has a known model: else peers may be missed."""
     return all(
-        model_of(device) is not None or device.kind is DeviceKind.BRIDGE for device in devices
+        model_key(device) is not None or device.kind is DeviceKind.BRIDGE for device in devices
     )
 
 
-def board_of(device: PciDevice) -> tuple[int, int] | None:
+def board_ids(device: PciDevice) -> tuple[int, int] | None:
     """Return a device's subsystem ids."""
     vendor, number = device.subsystem_vendor_id, device.subsystem_device_id
     return None if vendor is None or number is None else (vendor, number)

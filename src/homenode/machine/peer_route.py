@@ -124,10 +124,10 @@ def peer_route(host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bo
     theirs, target_ports = host.ports_above(requester), host.ports_above(target)
     above_target = {port.bdf for port in target_ports}
     switch = next((port for port in theirs if port.bdf in above_target), None)
-    if switch is not None and _type(switch) is not PortType.SWITCH_UPSTREAM:
+    if switch is not None and _find_port_type(switch) is not PortType.SWITCH_UPSTREAM:
         switch = None
-    addresses = _addresses(requester, in_vm=in_vm)
-    control = _control_of(host, requester)
+    addresses = _list_address_types(requester, in_vm=in_vm)
+    control = _find_control(host, requester)
     relaxed = None if control is None else control.relaxed_ordering
     write = completion = RouteLeg(RouteWay.ROOT, RouteCause.NO_SWITCH)
     emulated = next((port.bdf for port in (*theirs, *target_ports) if is_emulated(port)), None)
@@ -137,7 +137,7 @@ def peer_route(host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bo
         ingress = _port_below(theirs, switch)
         above = theirs[theirs.index(switch) + 1 :]
         write = _write(ingress, above, addresses)
-        completion = _completion(_port_below(target_ports, switch), relaxed)
+        completion = _route_completion(_port_below(target_ports, switch), relaxed)
     return PeerRoute(
         requester=requester,
         target=target,
@@ -148,13 +148,13 @@ def peer_route(host: Host, requester: PciDevice, target: PciDevice, *, in_vm: bo
     )
 
 
-def _control_of(host: Host, device: PciDevice) -> PciRegisters | None:
+def _find_control(host: Host, device: PciDevice) -> PciRegisters | None:
     """Return Device Control of a function; for a virtual function, whose own bits are reserved,
     that of its physical function. Source: PCIe 6.0, 9.3.5.4."""
     physical = device.physical_function
     if physical is None:
         return device.device_control
-    return None if (owner := host.device(physical)) is None else owner.device_control
+    return None if (owner := host.find_device(physical)) is None else owner.device_control
 
 
 def is_passed(device: PciDevice) -> bool:
@@ -162,7 +162,7 @@ def is_passed(device: PciDevice) -> bool:
     return device.driver is not None and "vfio" in device.driver
 
 
-def _type(port: PciDevice) -> PortType | None:
+def _find_port_type(port: PciDevice) -> PortType | None:
     return None if port.bridge is None else port.bridge.port_type
 
 
@@ -171,7 +171,7 @@ def _port_below(ports: tuple[PciDevice, ...], switch: PciDevice) -> PciDevice | 
     return ports[at - 1] if at else None
 
 
-def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
+def _list_address_types(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
     """Return the address type. The function's own ATS counts: a virtual function has its own.
     Without ATS the IOMMU translates a VM's addresses, and the host's in a domain of type DMA."""
     ats = requester.ats_enabled
@@ -184,7 +184,7 @@ def _addresses(requester: PciDevice, *, in_vm: bool) -> tuple[AddressType, ...]:
     return (AddressType.TRANSLATED,) if ats else (plain,)
 
 
-def _acs(port: PciDevice) -> frozenset[str] | None:
+def _find_acs(port: PciDevice) -> frozenset[str] | None:
     """Return the ACS flags; None if unknown; empty if a port is printed without ACS."""
     if port.acs is None:
         return None if port.device_control is None else frozenset()
@@ -194,7 +194,7 @@ def _acs(port: PciDevice) -> frozenset[str] | None:
 def _write(
     ingress: PciDevice | None, above: tuple[PciDevice, ...], addresses: tuple[AddressType, ...]
 ) -> RouteLeg:
-    acs = None if ingress is None else _acs(ingress)
+    acs = None if ingress is None else _find_acs(ingress)
     if ingress is None or acs is None:
         return RouteLeg(
             RouteWay.UNKNOWN, RouteCause.UNREAD, None if ingress is None else ingress.bdf
@@ -214,14 +214,14 @@ def _not_forwarding(above: Iterable[PciDevice]) -> Iterator[Bdf]:
     """Yield ports that a redirected request reaches from their own egress and that lack upstream
     forwarding: their behaviour is undefined."""
     for port in above:
-        acs = _acs(port)
-        faces_down = _type(port) in (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM)
+        acs = _find_acs(port)
+        faces_down = _find_port_type(port) in (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM)
         if faces_down and acs and UPSTREAM_FORWARDING not in acs:
             yield port.bdf
 
 
-def _completion(egress: PciDevice | None, relaxed: bool | None) -> RouteLeg:
-    acs = None if egress is None else _acs(egress)
+def _route_completion(egress: PciDevice | None, relaxed: bool | None) -> RouteLeg:
+    acs = None if egress is None else _find_acs(egress)
     if egress is None or acs is None:
         return RouteLeg(RouteWay.UNKNOWN, RouteCause.UNREAD, None if egress is None else egress.bdf)
     way, cause = completion_way(acs, relaxed=relaxed)
@@ -251,14 +251,16 @@ def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
             rates.append(rate.bytes_per_s)
     if not rates:
         return None
-    registers = _control_of(host, route.requester)
+    registers = _find_control(host, route.requester)
     payload = None if registers is None else registers.max_payload_bytes
     share = 1.0 if payload is None else payload / (payload + _PACKET_BYTES)
     return min(rates) * share * (1.0 if route.is_direct else THROUGH_ROOT)
 
 
 def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[Link]:
-    physical = device if device.physical_function is None else host.device(device.physical_function)
+    physical = (
+        device if device.physical_function is None else host.find_device(device.physical_function)
+    )
     for link in () if physical is None else links_above(physical, host.device_at):
         if link.lower.bdf == switch:
             return

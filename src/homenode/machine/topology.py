@@ -252,7 +252,7 @@ class Host(Struct, frozen=True, dict=True):
     # container that does not see them
     nodes_assumed: bool = False
 
-    def node(self, index: int) -> NumaNode | None:
+    def find_node(self, index: int) -> NumaNode | None:
         return self.node_at.get(index)
 
     @cached_property
@@ -332,7 +332,7 @@ class Host(Struct, frozen=True, dict=True):
         """sha256 (hex) over CPUs, nodes, LLCs, cores, distances and PCI functions with their nodes;
         equal topologies have equal fingerprints. Facts that change from boot to boot or while the
         host runs are not included: free memory, pages, domains, drivers, link states, names."""
-        host = with_certain_nodes(self)
+        host = complete_nodes(self)
         lines = [f"architecture {host.architecture}"]
         lines += [f"package {package.index} {package.pus.bits:x}" for package in host.packages]
         lines += [
@@ -358,10 +358,10 @@ class Host(Struct, frozen=True, dict=True):
             return True
         return None if self.nodes_assumed or not self.pci_devices else False
 
-    def device(self, bdf: Bdf) -> PciDevice | None:
+    def find_device(self, bdf: Bdf) -> PciDevice | None:
         return self.device_at.get(bdf)
 
-    def distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
+    def find_distance(self, a: NodeIndex, b: NodeIndex) -> int | None:
         """Return SLIT distance from node a to node b, or None if the host reports no distances.
         Raises KeyError for a node that the host does not have."""
         row, column = self.row_of_node[a], self.row_of_node[b]
@@ -481,7 +481,7 @@ def summarise(host: Host) -> HostSummary:
     )
 
 
-def with_certain_nodes(host: Host) -> Host:
+def complete_nodes(host: Host) -> Host:
     """Return the host with every device of a one-node host on that node.
 
     Firmware of one-node hosts often reports none (numa_node is -1), although there is no other

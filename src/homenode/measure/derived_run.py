@@ -14,18 +14,18 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Gap, finding, in_order
+from homenode.findings import Finding, Gap, finding, sort_findings
 from homenode.machine.topology import Host
-from homenode.measure.environment import Environment, changes, conditions_of
+from homenode.measure.environment import Environment, find_changes, list_conditions
 from homenode.measure.experiment import Schedule, moved_rounds, schedule
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import number_samples, sample
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
-from homenode.measure.results.placement_states import Bracket, States, states_of
+from homenode.measure.results.placement_states import Bracket, States, classify_brackets
 from homenode.measure.run_directory import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.step_reading import REPLAYED, mark_disturbed, read_app, read_step
-from homenode.metrics import POWER, metric_of
+from homenode.metrics import POWER, find_metric
 from homenode.text import plural
 
 _SHOWN = 6
@@ -76,7 +76,7 @@ def derive_run(
     readings: of steps whose outputs were read already, by number."""
     gaps = list(record.omitted)
     read = list(_read(record, steps, host, gaps, readings or {}))
-    samples, states = _samples(record, read)
+    samples, states = _collect_samples(record, read)
     gaps += [gap for step in read for gap in step.reading.gaps]
     findings = [
         *(finding for look in looks for finding in look.findings),
@@ -89,7 +89,7 @@ def derive_run(
         _moved_controls(record, read),
         _changed_settings(looks, host.usable_pus),
         _find_noise(record, read, marks),
-        _placement(states),
+        _check_placement(states),
     ):
         findings += extra
     marks += [
@@ -99,29 +99,29 @@ def derive_run(
     ]
     if not samples:
         marks.append("nothing was measured")
-    conditions = dict.fromkeys(_conditions(record, looks, read))
-    origin = _origin(record, looks, read)
+    conditions = dict.fromkeys(_list_conditions(record, looks, read))
+    origin = _find_origin(record, looks, read)
     if origin is None:
         gaps.append(_EMULATION_UNKNOWN)
     head = replace(
         record.head,
         origin=origin or record.head.origin,
         conditions=tuple(conditions),
-        started_s=min(_times_of(steps, ended=False), default=None),
-        ended_s=max(_times_of(steps, ended=True), default=None),
+        started_s=min(_list_times(steps, ended=False), default=None),
+        ended_s=max(_list_times(steps, ended=True), default=None),
         unusable=tuple(dict.fromkeys(marks)),
     )
     unique = tuple(dict.fromkeys(gaps))
-    return DerivedRun(Run(head, samples), in_order(findings), unique)
+    return DerivedRun(Run(head, samples), sort_findings(findings), unique)
 
 
-def _times_of(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterator[float]:
+def _list_times(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iterator[float]:
     for step, _ in steps:
         if step.started_s is not None:
             yield step.started_s + (step.seconds if ended else 0.0)
 
 
-def _origin(
+def _find_origin(
     record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_ReadStep]
 ) -> Origin | None:
     """Return the origin; None if it is unknown whether the machine is emulated."""
@@ -149,14 +149,14 @@ def _read(
             continue
         try:
             earlier = readings.get(step.number)
-            reading = earlier or reading_of(record, test, step, output, host)
+            reading = earlier or read_bench_step(record, test, step, output, host)
         except ParseError as error:
             gaps.append(Gap(f"{step.test}, round {step.round + 1}", error.message))
             continue
         yield _ReadStep(step, mark_disturbed(reading) if reading.busy else reading)
 
 
-def reading_of(
+def read_bench_step(
     record: RunRecord, test: BenchTest, step: StepRecord, output: str, host: Host
 ) -> StepReading:
     """Return the results of a step. Raises ParseError."""
@@ -168,7 +168,9 @@ def reading_of(
     return read_step(test, output, host)
 
 
-def _samples(record: RunRecord, read: Sequence[_ReadStep]) -> tuple[tuple[Sample, ...], States]:
+def _collect_samples(
+    record: RunRecord, read: Sequence[_ReadStep]
+) -> tuple[tuple[Sample, ...], States]:
     brackets: list[Bracket] = []
     place_of: dict[tuple[int, int, Bracket], int] = {}
     for number, step in enumerate(read):
@@ -178,7 +180,7 @@ def _samples(record: RunRecord, read: Sequence[_ReadStep]) -> tuple[tuple[Sample
                 if key not in place_of:
                     place_of[key] = len(brackets)
                     brackets.append(placed.bracket)
-    states = states_of(brackets)
+    states = classify_brackets(brackets)
     on_host = dict(record.bus_ids)
     samples = []
     for number, step in enumerate(read):
@@ -190,8 +192,8 @@ def _samples(record: RunRecord, read: Sequence[_ReadStep]) -> tuple[tuple[Sample
                 replace(
                     placed.sample,
                     state=state,
-                    device=_on_host(placed.sample.device, on_host),
-                    peer=_on_host(placed.sample.peer, on_host),
+                    device=_find_host_device(placed.sample.device, on_host),
+                    peer=_find_host_device(placed.sample.peer, on_host),
                 )
             )
         samples += [
@@ -199,7 +201,7 @@ def _samples(record: RunRecord, read: Sequence[_ReadStep]) -> tuple[tuple[Sample
                 POWER,
                 "watts",
                 power.watts,
-                device=_on_host(power.device, on_host),
+                device=_find_host_device(power.device, on_host),
                 index=power.index,
                 variant=step.step.test,
             )
@@ -208,7 +210,7 @@ def _samples(record: RunRecord, read: Sequence[_ReadStep]) -> tuple[tuple[Sample
     return number_samples(samples), states
 
 
-def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
+def _find_host_device(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
     return None if device is None else on_host.get(device, device)
 
 
@@ -246,7 +248,7 @@ def _moved_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Fi
         if step.step.test not in record.controls:
             continue
         for placed in step.reading.placed:
-            metric = metric_of(placed.sample.metric)
+            metric = find_metric(placed.sample.metric)
             if metric is not None and metric.control:
                 key = (metric.title, placed.sample.variant, placed.sample.device)
                 rounds = values.setdefault(key, {})
@@ -256,7 +258,7 @@ def _moved_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Fi
         medians = {key: statistics.median(rates) for key, rates in rounds.items()}
         subject = " ".join(str(part) for part in (title, variant, device) if part is not None)
         for number, test, ratio in moved_rounds(plan, medians):
-            if _overlap(rounds[number - 1, test], rounds[number, test]):
+            if _overlaps(rounds[number - 1, test], rounds[number, test]):
                 continue
             yield finding(
                 "bench-control-moved",
@@ -267,7 +269,7 @@ def _moved_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Fi
             )
 
 
-def _overlap(before: Sequence[float], after: Sequence[float]) -> bool:
+def _overlaps(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether the middle halves of both sides overlap: the medians' difference is noise then."""
     if min(len(before), len(after)) < _SPREAD_FROM:
         return False
@@ -280,8 +282,8 @@ def _changed_settings(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Find
     for first, second in pairwise(looks):
         before, after = first.environment, second.environment
         if not first.is_before or second.is_before:  # nothing was measured in between
-            before, after = _without_times(before), _without_times(after)
-        for change in changes(before, after, pus):
+            before, after = _remove_times(before), _remove_times(after)
+        for change in find_changes(before, after, pus):
             yield finding(
                 "bench-changed",
                 "the machine",
@@ -291,7 +293,7 @@ def _changed_settings(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Find
             )
 
 
-def _without_times(environment: Environment) -> Environment:
+def _remove_times(environment: Environment) -> Environment:
     return replace(environment, times=())
 
 
@@ -316,7 +318,7 @@ def _find_noise(
     )
 
 
-def _placement(states: States) -> Iterator[Finding]:
+def _check_placement(states: States) -> Iterator[Finding]:
     if not states.transitions:
         return
     names = list(dict.fromkeys(label for label in states.labels if label != UNSETTLED))
@@ -325,21 +327,21 @@ def _placement(states: States) -> Iterator[Finding]:
         "bench-placement-moves",
         "vCPUs",
         expected="to keep their nodes",
-        observed=f"{_times(len(states.transitions))} moved; from core to core it was "
+        observed=f"{_format_times(len(states.transitions))} moved; from core to core it was "
         f"{', '.join(names[:_SHOWN]) or 'unknown'}{hidden_count}",
         source="core-to-core latency before and after each sample",
     )
 
 
-def _times(count: int) -> str:
+def _format_times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _conditions(
+def _list_conditions(
     record: RunRecord, looks: Sequence[LookRecord], read: Iterable[_ReadStep]
 ) -> Iterator[Condition]:
     yield from record.head.conditions
     if looks:
-        yield from conditions_of(looks[0].environment)
+        yield from list_conditions(looks[0].environment)
     for step in read:
         yield from step.reading.conditions

@@ -14,7 +14,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Gap, Severity, finding, in_order
+from homenode.findings import Finding, Gap, Severity, finding, sort_findings
 from homenode.machine.discover.readings import read_word
 from homenode.machine.discover.system import read_cpu_fields
 from homenode.machine.pci import DeviceKind
@@ -110,15 +110,15 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
         ),
         times=times,
         gaps=tuple(gaps),
-        microcode=_microcode(snapshot),
+        microcode=_read_microcode(snapshot),
         clock_limits_hz=tuple(sorted({limit.limit_khz * 1000 for limit in limits})) or None,
         emulated=is_emulated(snapshot, host),
     )
 
 
-def conditions_of(environment: Environment) -> tuple[Condition, ...]:
+def list_conditions(environment: Environment) -> tuple[Condition, ...]:
     """Return the conditions that must be equal in comparable runs. Unknown settings are omitted."""
-    settings = _settings_of(environment)
+    settings = _list_settings(environment)
     return tuple(
         Condition(name, value)
         for name, value in settings.items()
@@ -130,7 +130,7 @@ _OF_THE_MACHINE = frozenset({"online CPUs", "memory", "huge pages"})
 """Settings whose change marks a run; they are not conditions, because layouts differ in them."""
 
 
-def _settings_of(now: Environment) -> dict[str, str | None]:
+def _list_settings(now: Environment) -> dict[str, str | None]:
     """Return settings that must not change during a run, as text; None if unknown."""
     return {
         "online CPUs": str(now.online),
@@ -149,10 +149,14 @@ def _settings_of(now: Environment) -> dict[str, str | None]:
     }
 
 
-def changes(before: Environment, after: Environment, pus: CpuSet | None = None) -> tuple[str, ...]:
+def find_changes(
+    before: Environment, after: Environment, pus: CpuSet | None = None
+) -> tuple[str, ...]:
     """Return reasons against conclusions from results in between; () if nothing changed. pus:
     measured CPUs; None = all."""
-    return tuple(_settings(before, after)) + tuple(_events(before, after, pus or after.online))
+    return tuple(_find_changed_settings(before, after)) + tuple(
+        _find_events(before, after, pus or after.online)
+    )
 
 
 def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
@@ -171,15 +175,15 @@ def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share
     return Share(busy / total, stolen / total)
 
 
-def _settings(before: Environment, after: Environment) -> Iterator[str]:
-    now = _settings_of(after)
-    for name, was in _settings_of(before).items():
+def _find_changed_settings(before: Environment, after: Environment) -> Iterator[str]:
+    now = _list_settings(after)
+    for name, was in _list_settings(before).items():
         if None not in (was, now[name]) and was != now[name]:
             is_now = now[name] or "none"
             yield f"{name} changed while it was measured: {was or 'none'} before, {is_now} now"
 
 
-def _events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[str]:
+def _find_events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[str]:
     counts = dict(before.throttles)
     for name, now in after.throttles:
         if name in counts and now > counts[name]:
@@ -219,7 +223,7 @@ def _throttle_counts(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, 
             yield name, sum(counts)
 
 
-def _microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
+def _read_microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
     """Revisions by /proc/cpuinfo; None if none is given, on aarch64 always.
 
     KVM and TCG show these values to a guest unless its CPU model passes the machine's own on: they
@@ -300,12 +304,12 @@ def preflight(host: Host, looks: IdleReadings, plan: Plan | None = None) -> tupl
     findings = [
         *_load(looks),
         *_setting_findings(looks.second),
-        *_links(host),
-        *_neighbours(host, looks.pus),
+        *_check_links(host),
+        *_check_neighbours(host, looks.pus),
     ]
     if plan is not None:
-        findings += _guest(plan, looks.second)
-    return in_order(findings)
+        findings += _check_guest(plan, looks.second)
+    return sort_findings(findings)
 
 
 def _load(looks: IdleReadings) -> Iterator[Finding]:
@@ -380,7 +384,7 @@ def _setting_findings(now: Environment) -> Iterator[Finding]:
         )
 
 
-def _links(host: Host) -> Iterator[Finding]:
+def _check_links(host: Host) -> Iterator[Finding]:
     for device in host.devices_of_kind(DeviceKind.GPU):
         link = device.link
         if link is None or link.current_gt_per_s is None or link.max_gt_per_s is None:
@@ -408,7 +412,7 @@ def _link_text(gt_per_s: float, width: int | None) -> str:
     return f"{gt_per_s:g} GT/s" + ("" if width is None else f" x{width}")
 
 
-def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
+def _check_neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
     for domain in host.domains:
         if not domain.running:
             continue
@@ -424,7 +428,7 @@ def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
             )
 
 
-def _guest(plan: Plan, now: Environment) -> Iterator[Finding]:
+def _check_guest(plan: Plan, now: Environment) -> Iterator[Finding]:
     if len(now.online) != plan.vm.vcpus:
         yield finding(
             "bench-vcpus",

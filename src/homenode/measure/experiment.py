@@ -186,7 +186,7 @@ class Progress(Struct, frozen=True):
         behind = [task for task in unsettled if task.is_behind or task.state is TaskState.WAITING]
         return bool(stuck) and len(unsettled) == len(stuck) + len(behind)
 
-    def missing(self) -> tuple[TaskStatus, ...]:
+    def list_missing(self) -> tuple[TaskStatus, ...]:
         """Tasks without results."""
         return tuple(task for task in self.tasks if task.state is not TaskState.DONE)
 
@@ -249,7 +249,7 @@ class ExperimentJournal(RecordDirectory, Generic[H, L]):
 
     def contents(self) -> tuple[H, tuple[L, ...]]:
         """The whole journal. Raises InputError for a missing journal, or one of another version."""
-        source, content = str(self.journal_path), self.journal()
+        source, content = str(self.journal_path), self.read_journal()
         return formats.decode_journal(content, self._kind, self._head, self._line, source)
 
 
@@ -320,4 +320,4 @@ def run_tasks(
 def _settled_badly(progress: Progress) -> list[TaskStatus]:
     """Return failed tasks of jobs that have no running task any more."""
     alive = {task.id for task in progress.tasks if task.state in UNSETTLED}
-    return [task for task in progress.missing() if task.id not in alive]
+    return [task for task in progress.list_missing() if task.id not in alive]

@@ -68,7 +68,7 @@ def load_program(command: Sequence[str] | None) -> LoadProgram:
     )
 
 
-def reached_by(program: LoadProgram, output: str) -> LoadCopies:
+def parse_load_report(program: LoadProgram, output: str) -> LoadCopies:
     """Return the program's report on its GPUs. Raises ToolError if it copied to no GPU."""
     if not program.is_torch:
         return LoadCopies()
@@ -125,12 +125,12 @@ def sample_under_load(
             ended.set()
         sampler.result()
     busy = replace(
-        host, pci_devices=tuple(_with_link(device, fastest) for device in host.pci_devices)
+        host, pci_devices=tuple(_set_link(device, fastest) for device in host.pci_devices)
     )
-    return busy, reached_by(program, output)
+    return busy, parse_load_report(program, output)
 
 
-def _with_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciDevice:
+def _set_link(device: PciDevice, fastest: dict[Bdf, tuple[float, int]]) -> PciDevice:
     seen = fastest.get(device.bdf)
     if seen is None or device.link is None:
         return device

@@ -64,7 +64,7 @@ class GpuMachine(Struct, frozen=True):
     def missing_torch_reason(self) -> str:
         return _NO_TORCH.format(python=self.suite.python)
 
-    def copies(
+    def build_copy_test(
         self, id: str, group: Group, command: str, node: NumaNode | None = None, each_node: int = 0
     ) -> BenchTest | None:
         """A test of torch_copies, None without PyTorch. each_node: of so many nodes in turn."""
@@ -92,7 +92,7 @@ class GpuMachine(Struct, frozen=True):
     def nccl_tests(self, warmups: int, iterations: int) -> tuple[str, ...]:
         """The command of an all-reduce on all GPUs, by one process."""
         largest = self.suite.largest_message_bytes
-        return nccl_tests.argv(
+        return nccl_tests.build_argv(
             len(self.gpus), largest_bytes=largest, warmups=warmups, iterations=iterations
         )
 
@@ -112,7 +112,7 @@ class GpuMachine(Struct, frozen=True):
             program=COLLECTIVES,
         )
 
-    def environment(self, *, peers: bool) -> tuple[tuple[str, str], ...]:
+    def list_variables(self, *, peers: bool) -> tuple[tuple[str, str], ...]:
         """Variables for collectives: some fail on MI300X, MI350X if ROCm reclaims scratch."""
         variables = () if self.is_nvidia else (("HSA_NO_SCRATCH_RECLAIM", "1"),)
         return variables if peers else (*variables, ("NCCL_P2P_DISABLE", "1"))
@@ -145,19 +145,19 @@ def collective_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchT
     for test in _all_reduces(machine, omitted):
         yield test
         if topology is not None and test.binding == UNBOUND:
-            yield _with_file(test, topology)
+            yield _set_topology_file(test, topology)
     if reason is not None:
         omitted.append(Gap(Group.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
 
 
-def _with_file(test: BenchTest, topology: str) -> BenchTest:
+def _set_topology_file(test: BenchTest, topology: str) -> BenchTest:
     """Return the test with this text as NCCL's topology file."""
     return replace(
         test,
         id=f"{test.id}, {TOPOLOGY_FILE}",
         argv=("sh", "-c", _WITH_FILE, "sh", topology, *test.argv),
         variant=", ".join(filter(None, (test.variant, TOPOLOGY_FILE))),
-        alternatives=tuple(_with_file(attempt, topology) for attempt in test.alternatives),
+        alternatives=tuple(_set_topology_file(attempt, topology) for attempt in test.alternatives),
     )
 
 
@@ -166,14 +166,14 @@ def _all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]
     if not has_tool and not machine.has_torch:
         omitted.append(Gap(Group.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
         return
-    bindings = _bindings(machine, omitted)
+    bindings = _choose_bindings(machine, omitted)
     if has_tool:
         for binding in bindings:
             yield from _tool_tests(machine, binding, omitted)
     spread = any(binding.of_each_gpu for binding in bindings)
     if machine.has_torch and (not has_tool or spread):
         for binding, peers in product(bindings, (True, False)):
-            name = _variant(binding, peers=peers)
+            name = _format_variant(binding, peers=peers)
             words = ", ".join(filter(None, (_PER_GPU, name))) if has_tool else name
             test = _torch_test(machine, binding, peers=peers, variant=words)
             yield replace(test, if_stopped=_if_stopped(machine, peers=peers))
@@ -182,7 +182,7 @@ def _all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]
         omitted.append(Gap(Group.NCCL, reason))
 
 
-def _bindings(machine: GpuMachine, omitted: list[Gap]) -> tuple[HostBinding, ...]:
+def _choose_bindings(machine: GpuMachine, omitted: list[Gap]) -> tuple[HostBinding, ...]:
     """Return the bindings to measure: one on a machine with one node, else three."""
     gpus, nodes = machine.gpus, machine.nodes
     unbound = HostBinding(UNBOUND, None)
@@ -218,17 +218,20 @@ def _tool_tests(
         argv = ("numactl", f"--cpunodebind={node}", f"--membind={node}", *argv)
     seconds = 10.0 + 50.0 * repeats / 100
     for peers in (True, False):
-        variant, if_stopped = _variant(binding, peers=peers), _if_stopped(machine, peers=peers)
+        variant, if_stopped = (
+            _format_variant(binding, peers=peers),
+            _if_stopped(machine, peers=peers),
+        )
         # Less if access is known to hang, because every round waits. Else enough for the slowest
         # machine known: nccl-tests makes all its calls, however long one takes.
         patience = 120 + 30 * seconds if if_stopped is None else 90 + 3 * seconds
         test = BenchTest(
-            id=_id(variant),
+            id=_format_id(variant),
             group=Group.NCCL,
             argv=argv,
             seconds=seconds,
             timeout_s=patience,
-            environment=machine.environment(peers=peers),
+            environment=machine.list_variables(peers=peers),
             reads=Reader.NCCL_TESTS,
             node=node,
             binding=binding.words,
@@ -247,11 +250,11 @@ def _torch_test(
     bind = "gpu" if binding.of_each_gpu else home
     repeats = _REPEATS[machine.suite.depth]
     return replace(
-        machine.all_reduce(_id(variant), repeats, bind, peers=peers),
+        machine.all_reduce(_format_id(variant), repeats, bind, peers=peers),
         binding=binding.words,
         variant=variant,
         node=binding.node,
-        environment=machine.environment(peers=peers),
+        environment=machine.list_variables(peers=peers),
     )
 
 
@@ -259,11 +262,11 @@ def _if_stopped(machine: GpuMachine, *, peers: bool) -> str | None:
     return PEERS_HANG if peers and not machine.is_nvidia else None
 
 
-def _variant(binding: HostBinding, *, peers: bool) -> str | None:
+def _format_variant(binding: HostBinding, *, peers: bool) -> str | None:
     parts = [] if peers else ["P2P off"]
     parts += [] if binding.words == UNBOUND else [binding.words]
     return ", ".join(parts) or None
 
 
-def _id(variant: str | None) -> str:
+def _format_id(variant: str | None) -> str:
     return "nccl" if variant is None else f"nccl: {variant}"

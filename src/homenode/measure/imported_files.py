@@ -78,8 +78,8 @@ def find_directories(root: Path) -> FoundDirectories:
     skipped: list[Gap] = []
     if root.is_file():
         named = root.resolve()  # a link that the user names is followed
-        texts, times = _texts([named], skipped, str(root.parent), MAX_BYTES)
-        directory = _directory(named.parent, named.parent, texts, times)
+        texts, times = _read_texts([named], skipped, str(root.parent), MAX_BYTES)
+        directory = _make_directory(named.parent, named.parent, texts, times)
         return FoundDirectories((directory,) if texts else (), tuple(skipped))
     directories: list[SourceDirectory] = []
     seen, bytes_left = 0, MAX_BYTES
@@ -103,7 +103,7 @@ def find_directories(root: Path) -> FoundDirectories:
                 f"{root}: expected at most {MAX_FILES} files, found more",
                 hint="name the directories of the results themselves",
             )
-        texts, times = _texts(
+        texts, times = _read_texts(
             [path / name for name in sorted(names)], skipped, directory_name, bytes_left
         )
         bytes_left -= sum(map(len, texts.values()))
@@ -113,25 +113,25 @@ def find_directories(root: Path) -> FoundDirectories:
                 hint="name the directories of the results themselves",
             )
         if texts:
-            directories.append(_directory(root.resolve(), path.resolve(), texts, times))
+            directories.append(_make_directory(root.resolve(), path.resolve(), texts, times))
     return FoundDirectories(tuple(directories), tuple(skipped))
 
 
-def _directory(
+def _make_directory(
     root: Path, path: Path, texts: dict[str, str], times: dict[str, float]
 ) -> SourceDirectory:
     """A directory's name relative to the named one: results do not contain the user's paths."""
     inside = path.relative_to(root).parts
     return SourceDirectory(
-        "/".join(_printable(part) for part in (root.name, *inside)),
-        _printable(path.name),
-        _printable(path.parent.name),
+        "/".join(_escape_name(part) for part in (root.name, *inside)),
+        _escape_name(path.name),
+        _escape_name(path.parent.name),
         texts,
         times,
     )
 
 
-def _texts(
+def _read_texts(
     paths: list[Path], skipped: list[Gap], directory: str, bytes_left: int
 ) -> tuple[dict[str, str], dict[str, float]]:
     """The texts by name, and when each was written; it ends with the first that makes
@@ -156,8 +156,8 @@ def _texts(
                 Gap(f"{directory}/{path.name}", f"a line of more than {MAX_LINE} characters")
             )
             continue
-        texts[_printable(path.name)] = text
-        times[_printable(path.name)] = written_s
+        texts[_escape_name(path.name)] = text
+        times[_escape_name(path.name)] = written_s
         bytes_left -= len(text)
         if bytes_left < 0:
             break
@@ -186,7 +186,7 @@ def _strip_tags(text: str) -> str:
     return "\n".join(line for _, lines in sorted(ranks.items()) for line in lines) + "\n"
 
 
-def _printable(name: str) -> str:
+def _escape_name(name: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)
 
 

@@ -40,10 +40,10 @@ from homenode.measure.results.model import (
     Run,
     RunHead,
     Switches,
-    system_of,
+    name_system,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.step_reading import figures_or_gap, read_tool_results, tool_of
+from homenode.measure.step_reading import figures_or_gap, read_tool_results, recognize_tool
 from homenode.units import MIB, whole_number
 from homenode.vm.layout import PRESETS, GuestCells, Siblings
 
@@ -90,28 +90,28 @@ def imported_runs(
 ) -> tuple[RunWithSources, ...]:
     """The runs of these directories, in order, each with a name of its own. Raises InputError for a
     layout of a run that is not there, and for an order that does not name each run once."""
-    drafts = [draft for directory in directories for draft in _of_directory(directory, options)]
+    drafts = [draft for directory in directories for draft in _draft_directory(directory, options)]
     places = [(draft.head.system, draft.head.name) for draft in drafts]
-    short = [_by_directory(draft, is_whole_path=False) for draft in drafts]
+    short = [_add_directory(draft, is_whole_path=False) for draft in drafts]
     names = [(draft.head.system, draft.head.name) for draft in short]
     drafts = [
         draft
         if places.count(place) == 1
         else run
         if names.count(name) == 1
-        else _by_directory(draft, is_whole_path=True)
+        else _add_directory(draft, is_whole_path=True)
         for draft, place, run, name in zip(drafts, places, short, names, strict=True)
     ]
     last = [draft.head.name for draft in drafts]
-    layouts = _layouts(options.layouts, last)
-    ordered = _places(options.order, last)
+    layouts = _match_layouts(options.layouts, last)
+    ordered = _find_positions(options.order, last)
     return tuple(
         _finish(draft, layouts.get(draft.head.name), ordered.get(draft.head.name), options)
         for draft in drafts
     )
 
 
-def _places(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+def _find_positions(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """Return the position of each run in the user's order; empty without one. A word matches the
     run of that name, and the runs whose names begin with it: one for each tool of a boot."""
     word_of = {
@@ -126,7 +126,7 @@ def _places(order: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     return {name: order.index(word) for name, word in word_of.items() if order}
 
 
-def _layouts(patterns: Mapping[str, Switches], names: Sequence[str]) -> dict[str, Switches]:
+def _match_layouts(patterns: Mapping[str, Switches], names: Sequence[str]) -> dict[str, Switches]:
     """The layout of each run that the user named, by its name or by a pattern with * and ?."""
     layouts: dict[str, Switches] = {}
     by_pattern: dict[str, str] = {}
@@ -162,20 +162,20 @@ class _Draft(Struct, frozen=True):
     is_study: bool
 
 
-def _of_directory(directory: SourceDirectory, options: ImportOptions) -> Iterator[_Draft]:
+def _draft_directory(directory: SourceDirectory, options: ImportOptions) -> Iterator[_Draft]:
     names = frozenset(directory.texts)
     texts = dict(directory.texts)
     if is_study_directory(names):
-        yield _study(directory, options)
+        yield _draft_study(directory, options)
         texts = {n: t for n, t in texts.items() if n not in FILES}
     groups: dict[str, dict[str, MeasuredSamples]] = {}
     for name in sorted(texts):
-        tool = tool_of(texts[name])
+        tool = recognize_tool(texts[name])
         if tool is not None:
             figures = figures_or_gap(tool, texts[name], name)
             groups.setdefault(_group(name, _is_bound(figures)), {})[name] = figures
     for group, parts in groups.items():
-        yield _logs(directory, group, tuple(parts), join_samples(parts.values()), options)
+        yield _draft_logs(directory, group, tuple(parts), join_samples(parts.values()), options)
 
 
 def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
@@ -184,20 +184,20 @@ def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
     for name, text in sorted(directory.texts.items()):
         if is_study and (name in FILES or name in NOT_READ):
             continue
-        if tool_of(text) is None:
+        if recognize_tool(text) is None:
             yield Gap(f"{directory.path}/{name}", "not the output of a tool that is read")
 
 
-def _study(directory: SourceDirectory, options: ImportOptions) -> _Draft:
+def _draft_study(directory: SourceDirectory, options: ImportOptions) -> _Draft:
     figures = read_study_results(directory.texts)
     above = "" if directory.above in _RESULTS_DIRECTORIES else directory.above
     head = RunHead(
         directory.name,
-        options.system or above or _system(figures),
-        _origin(directory.texts.values()),
+        options.system or above or _name_system(figures),
+        _find_origin(directory.texts.values()),
         options.vantage or Vantage.GUEST,
-        switches_of(directory.name),
-        vcpus=vcpus_of(directory.texts),
+        parse_switches(directory.name),
+        vcpus=count_vcpus(directory.texts),
         conditions=figures.conditions,
         source=directory.path,
     )
@@ -205,7 +205,7 @@ def _study(directory: SourceDirectory, options: ImportOptions) -> _Draft:
     return _Draft(head, directory, read, figures, is_study=True)
 
 
-def _logs(
+def _draft_logs(
     directory: SourceDirectory,
     group: str,
     files: tuple[str, ...],
@@ -218,10 +218,10 @@ def _logs(
         figures = replace(figures, gaps=(*figures.gaps, Gap("vantage", reason)))
     head = RunHead(
         group,
-        options.system or _system(figures),
-        _origin(directory.texts[name] for name in files),
+        options.system or _name_system(figures),
+        _find_origin(directory.texts[name] for name in files),
         vantage,
-        switches_of(directory.name),
+        parse_switches(directory.name),
         host_addresses=vantage is not Vantage.GUEST,
         conditions=figures.conditions,
         source=directory.path,
@@ -243,11 +243,11 @@ def _finish(
         ended_s=max(times, default=None),
         of_files=bool(times),
         place=place,
-        hardware=(*_processors(draft.directory.texts), *draft.figures.gpu_names),
+        hardware=(*_list_processors(draft.directory.texts), *draft.figures.gpu_names),
     )
     if draft.is_study:
         texts = draft.directory.texts
-        head = replace(head, unusable=tuple(contradictions(texts, head.switches)))
+        head = replace(head, unusable=tuple(find_contradictions(texts, head.switches)))
     gaps = draft.figures.gaps
     if head.switches.name == "unknown":
         gaps = (*gaps, Gap("layout", "not recorded (--layout NAME=PRESET)"))
@@ -260,15 +260,15 @@ def _finish(
     return RunWithSources(Run(head, draft.figures.samples), paths, gaps)
 
 
-def _system(figures: MeasuredSamples) -> str:
+def _name_system(figures: MeasuredSamples) -> str:
     """The directory's name of the machine: its GPU."""
     if figures.gpu_names:
-        return system_of(figures.gpu_names[0])
+        return name_system(figures.gpu_names[0])
     has_gpu = any(_GPU_METRIC.match(sample.metric) for sample in figures.samples)
     return GPU_UNKNOWN if has_gpu else CPU_ONLY
 
 
-def _origin(texts: Iterable[str]) -> Origin:
+def _find_origin(texts: Iterable[str]) -> Origin:
     """Return the origin: synthetic files are marked in their heads, and stay marked as results."""
     marked = any(line.startswith(_MADE_UP) for text in texts for line in text.split("\n", 8)[:8])
     return Origin.SYNTHESISED if marked else Origin.IMPORTED
@@ -300,7 +300,7 @@ def _name(text: str) -> str:
     return "".join(c if c.isprintable() and c != "/" else "-" for c in text).strip(".")[:120] or "-"
 
 
-def _by_directory(draft: _Draft, *, is_whole_path: bool) -> _Draft:
+def _add_directory(draft: _Draft, *, is_whole_path: bool) -> _Draft:
     """Add the directory or its path to the name: two directories have files of one name."""
     directory = draft.directory.path.replace("/", "-") if is_whole_path else draft.directory.name
     name = (
@@ -344,7 +344,7 @@ def is_study_directory(names: frozenset[str]) -> bool:
     return "metadata.json" in study_files or len(study_files) >= 2
 
 
-def switches_of(name: str) -> Switches:
+def parse_switches(name: str) -> Switches:
     """Return the layout that a directory's name denotes; unknown for other names.
 
     >>> switches_of("vcpu_pin_60c").name, switches_of("VCPU-Pin_NUMA.run2 (1)").name
@@ -354,23 +354,23 @@ def switches_of(name: str) -> Switches:
     preset = LAYOUTS.get(name)
     while preset is None and (shorter := _SUFFIX.sub("", name)) != name:
         name, preset = shorter, LAYOUTS.get(shorter)
-    return UNKNOWN_SWITCHES if preset is None else Switches.of_layout(PRESETS[preset])
+    return UNKNOWN_SWITCHES if preset is None else Switches.from_layout(PRESETS[preset])
 
 
 def read_study_results(files: Mapping[str, str]) -> MeasuredSamples:
     """Return all results of a directory. files: text by name; unknown names are ignored. What
     cannot be read is a gap that names its file: the others are kept."""
     read: dict[str, Callable[[str], MeasuredSamples]] = {
-        "metadata.json": _metadata,
+        "metadata.json": _parse_metadata,
         "cpu_single.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),
         "cpu_all.txt": lambda text: sysbench.OUTPUT.of_log(text, ""),
         "stream.txt": lambda text: stream.OUTPUT.of_log(text, ""),
         "stream_numa_local.txt": lambda text: stream.read_stream_results(stream.parse(text), 0),
         "stream_numa_remote.txt": lambda text: stream.read_stream_results(stream.parse(text), 1),
         "mem_latency.txt": lambda text: read_chase_results(study_programs.parse_chase(text)),
-        "gpu_compute.txt": _matmul,
-        "gpu_bandwidth.txt": _copies,
-        "nccl_allreduce.txt": _collective,
+        "gpu_compute.txt": _parse_matmul,
+        "gpu_bandwidth.txt": _parse_copies,
+        "nccl_allreduce.txt": _parse_collective,
     }
     parts = [MeasuredSamples(conditions=tuple(_guest_conditions(files)))]
     for name, reader in read.items():
@@ -381,12 +381,12 @@ def read_study_results(files: Mapping[str, str]) -> MeasuredSamples:
     return join_samples(parts)
 
 
-def vcpus_of(files: Mapping[str, str]) -> int | None:
+def count_vcpus(files: Mapping[str, str]) -> int | None:
     """Return the guest's vCPUs: those of all its nodes, else the number in its metadata."""
-    hardware = _hardware(files)
+    hardware = _parse_hardware(files)
     if hardware is not None:
         return sum(len(node.pus) for node in hardware.nodes) or None
-    cpus = whole_number(_fields(files, _LSCPU).get("CPU(s)"), digits=6)
+    cpus = whole_number(_parse_fields(files, _LSCPU).get("CPU(s)"), digits=6)
     if cpus is not None:
         return cpus
     try:
@@ -396,12 +396,12 @@ def vcpus_of(files: Mapping[str, str]) -> int | None:
     return vcpus if isinstance(vcpus, int) and 0 < vcpus < 1 << 20 else None
 
 
-def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str]:
+def find_contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str]:
     """Yield why the guest cannot have had the layout in its directory's name."""
-    threads = _fields(files, _LSCPU).get("Thread(s) per core", "1")
+    threads = _parse_fields(files, _LSCPU).get("Thread(s) per core", "1")
     if switches.siblings is Siblings.HIDDEN and threads != "1":
         yield f"layout {switches.name} hides siblings, the guest showed {threads} a core"
-    hardware = _hardware(files)
+    hardware = _parse_hardware(files)
     if hardware is None or switches.cells is None:
         return
     nodes = sum(bool(node.pus) for node in hardware.nodes)
@@ -414,28 +414,28 @@ def contradictions(files: Mapping[str, str], switches: Switches) -> Iterator[str
 _LSCPU, _MEMINFO = "cpu_topology.txt", "hugepages.txt"
 
 
-def _fields(files: Mapping[str, str], name: str) -> dict[str, str]:
+def _parse_fields(files: Mapping[str, str], name: str) -> dict[str, str]:
     """The fields of a file of lines "NAME: VALUE": lscpu's, /proc/meminfo's."""
     rows = (line.partition(":") for line in files.get(name, "").splitlines())
     return {key.strip(): value.strip() for key, _, value in rows if value.strip()}
 
 
-def _processors(files: Mapping[str, str]) -> tuple[str, ...]:
-    named = _fields(files, _LSCPU).get("Model name")
+def _list_processors(files: Mapping[str, str]) -> tuple[str, ...]:
+    named = _parse_fields(files, _LSCPU).get("Model name")
     return () if named is None else (_name(" ".join(named.split())),)
 
 
 def _guest_conditions(files: Mapping[str, str]) -> Iterator[Condition]:
     """Yield conditions on the guest's cores and pages."""
-    if threads := _fields(files, _LSCPU).get("Thread(s) per core"):
+    if threads := _parse_fields(files, _LSCPU).get("Thread(s) per core"):
         yield Condition("guest threads per core", threads)
-    pages = _fields(files, _MEMINFO)
+    pages = _parse_fields(files, _MEMINFO)
     if count := pages.get("HugePages_Total"):
         size = pages.get("Hugepagesize", "unknown size")
         yield Condition("huge pages", "none" if count == "0" else f"{count} of {size}")
 
 
-def _hardware(files: Mapping[str, str]) -> numactl.NumactlHardware | None:
+def _parse_hardware(files: Mapping[str, str]) -> numactl.NumactlHardware | None:
     try:
         return numactl.parse_hardware(files["numa_topology.txt"])
     except (KeyError, ParseError):
@@ -449,7 +449,7 @@ def _or_gap(reader: Callable[[str], MeasuredSamples], name: str, text: str) -> M
         return MeasuredSamples(gaps=(Gap(name, error.message_with_hint),))
 
 
-def _metadata(text: str) -> MeasuredSamples:
+def _parse_metadata(text: str) -> MeasuredSamples:
     document = lines.json_object(text, "metadata.json")
     devices: Any = document.get("gpu_devices")
     names = [name for name in devices if isinstance(name, str)] if isinstance(devices, list) else []
@@ -470,18 +470,18 @@ def read_chase_results(points: Sequence[tuple[int, float]]) -> MeasuredSamples:
         figures.add("memory-latency", "ns", latency_ns, variant="dram")
     else:
         reason = f"the curve ends at {size_bytes} bytes, which an LLC may hold"
-        figures.gap("memory latency", reason)
-    return figures.figures()
+        figures.add_gap("memory latency", reason)
+    return figures.build_samples()
 
 
-def _matmul(text: str) -> MeasuredSamples:
+def _parse_matmul(text: str) -> MeasuredSamples:
     matmul_sample = sample("matmul-time", "ns", study_programs.parse_matmul(text), index=0)
     return MeasuredSamples(
         (matmul_sample,), (Condition("tool matmul", "8192 x 8192, fp32, mean of 100"),)
     )
 
 
-def _copies(text: str) -> MeasuredSamples:
+def _parse_copies(text: str) -> MeasuredSamples:
     """Read five runs, each a sample of its GPU. The words identify the program."""
     runs = [run for run in _RUN.split(text) if run.strip()]
     if not runs:
@@ -497,7 +497,7 @@ def _copies(text: str) -> MeasuredSamples:
     return join_samples(parts)
 
 
-def _collective(text: str) -> MeasuredSamples:
+def _parse_collective(text: str) -> MeasuredSamples:
     return join_samples(
         (
             read_tool_results(Reader.NCCL_TESTS, text, "nccl_allreduce.txt"),

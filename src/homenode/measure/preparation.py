@@ -31,15 +31,15 @@ from homenode.measure.results.model import (
     Origin,
     RunHead,
     Switches,
-    hardware_of,
     host_kind,
-    system_of,
+    list_hardware,
+    name_system,
 )
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import RunRecord
-from homenode.measure.suite import ShownGpus, suite_for
+from homenode.measure.suite import ShownGpus, build_suite
 from homenode.process import install_hint
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.guest_observation import paths_of_guest
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, vm_as_it_runs
@@ -70,7 +70,7 @@ def prepare_run(
     Raises UsageError for tests, CPUs or nodes that the machine does not have, InputError for a
     malformed document.
     """
-    facts = _facts(orders)
+    facts = _read_facts(orders)
     expected = None
     if orders.plan is not None and orders.vantage is Vantage.GUEST:
         vm = vm_as_it_runs(orders.plan, facts)
@@ -84,11 +84,11 @@ def prepare_run(
         )
     pus = restricted_to(orders)
     usable = confine(restrict_host(host, own_pus), pus, orders.nodes)
-    usable = _with_memory(usable, orders.nodes, memory_nodes)
-    suite = _suite(orders, usable, installed, shown)
+    usable = _keep_allowed_memory(usable, orders.nodes, memory_nodes)
+    suite = _build_suite(orders, usable, installed, shown)
     if orders.vantage is Vantage.JOB and orders.experiment is not None:
         # A study has one binding per run: other nodes are in other runs.
-        tests = tuple(as_bound(test) for test in suite.tests if test.node is None)
+        tests = tuple(keep_binding(test) for test in suite.tests if test.node is None)
         suite = Suite(tuple(filter(keeps_to_nodes, tests)), suite.omitted)
     if len(usable.nodes) < len(host.nodes):
         suite = _omit(suite, lambda test: not keeps_to_nodes(test), "a cpuset excludes nodes")
@@ -96,12 +96,12 @@ def prepare_run(
         suite = _bind_suite(suite, usable, orders.nodes, installed)
     bus_ids = _bus_ids(expected, host)
     record = RunRecord(
-        head=replace(_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
+        head=replace(_build_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
         tests=suite.tests,
         controls=tuple(test.id for test in suite.tests if test.is_control),
         repeats=orders.repeats,
         seed=orders.seed,
-        machine=_machine(host),
+        machine=_identify_machine(host),
         boot=boot,
         app=orders.app,
         omitted=suite.omitted,
@@ -111,20 +111,20 @@ def prepare_run(
     return PreparedRun(record, usable, usable.usable_pus, mismatch)
 
 
-def _facts(orders: BenchOptions) -> Vm | None:
+def _read_facts(orders: BenchOptions) -> Vm | None:
     if orders.domain_xml is None:
         return None
-    return vm_of(open_domain(orders.domain_xml, "domain XML"))
+    return build_vm(open_domain(orders.domain_xml, "domain XML"))
 
 
-def _suite(
+def _build_suite(
     orders: BenchOptions, host: Host, installed: Collection[str], shown: ShownGpus | None
 ) -> Suite:
     options = orders.suite
     if orders.app is not None and not options.groups:
         options = replace(options, groups=(*sorted(CONTROLS), Group.APP))
     try:
-        suite = suite_for(host, installed, options, shown)
+        suite = build_suite(host, installed, options, shown)
     except UsageError as error:
         if orders.app is None:
             raise
@@ -139,7 +139,7 @@ def _app_test(app: AppOrder) -> BenchTest:
     return BenchTest(APP_TEST, Group.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
 
 
-def _with_memory(
+def _keep_allowed_memory(
     host: Host, nodes: tuple[int, ...] | None, memory_nodes: tuple[int, ...] | None
 ) -> Host:
     """The machine without nodes whose memory our cpuset does not allow. Raises UsageError."""
@@ -177,7 +177,7 @@ def _omit(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> S
     return Suite(tests, (*suite.omitted, *unwanted_tests))
 
 
-def _head(
+def _build_head(
     orders: BenchOptions,
     host: Host,
     usable: Host,
@@ -187,7 +187,7 @@ def _head(
     plan, in_guest = orders.plan, orders.vantage is Vantage.GUEST
     switches = orders.switches
     if switches == UNKNOWN_SWITCHES and plan is not None and in_guest:
-        switches = Switches.of_layout(plan.layout)
+        switches = Switches.from_layout(plan.layout)
     gpus = host.devices_of_kind(DeviceKind.GPU)
     on_host = dict(bus_ids)
     pinned = None if plan is None or not plan.vcpu_pins else CpuSet.union(plan.vcpu_pins)
@@ -199,7 +199,7 @@ def _head(
     faults = () if in_guest else link_health(host)
     return RunHead(
         name=orders.name,
-        system=orders.system or (system_of(gpus[0].name) if gpus else CPU_ONLY),
+        system=orders.system or (name_system(gpus[0].name) if gpus else CPU_ONLY),
         origin=Origin.EMULATED if orders.emulated or says_tcg(host) else Origin.MEASURED,
         vantage=orders.vantage,
         switches=switches,
@@ -214,10 +214,10 @@ def _head(
         plan_fingerprint=None if plan is None else plan_fingerprint(plan),
         gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
         host_addresses=not in_guest or (bool(gpus) and all(gpu.bdf in on_host for gpu in gpus)),
-        conditions=tuple(_versions(orders, host, document)),
+        conditions=tuple(_list_versions(orders, host, document)),
         experiment=orders.experiment,
         block=orders.block,
-        hardware=hardware_of(host),
+        hardware=list_hardware(host),
         unusable=tuple(f"{fault.id}: {fault.subject}: {fault.observed}" for fault in faults),
     )
 
@@ -229,17 +229,17 @@ def plan_fingerprint(plan: Plan) -> str:
     return hashlib.sha256(encode_plan(plan).encode()).hexdigest()
 
 
-def _machine(host: Host) -> str:
+def _identify_machine(host: Host) -> str:
     """Return the measured machine's identity. Guests are distinguished only by their topology."""
     lines = (host.fingerprint, str(host.cpu), str(host.settings.kernel_release))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator[Condition]:
+def _list_versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator[Condition]:
     yield from orders.versions
     names = {condition.name for condition in orders.versions}
     # A guest's versions are those of the host that started it.
-    conditions = [] if orders.vantage is Vantage.GUEST else list(versions_of(host))
+    conditions = [] if orders.vantage is Vantage.GUEST else list(list_host_versions(host))
     if document is not None and document.machine is not None:
         conditions.append(Condition("machine type", document.machine))
     yield from (version for version in conditions if version.name not in names)
@@ -248,7 +248,7 @@ def _versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator
         yield Condition("driver", ", ".join(drivers))
 
 
-def versions_of(host: Host) -> Iterator[Condition]:
+def list_host_versions(host: Host) -> Iterator[Condition]:
     """Yield the versions of the libvirt and QEMU that run a host's guests."""
     settings = host.settings
     for name, version in (("libvirt", settings.libvirt_version), ("qemu", settings.qemu_version)):
@@ -277,7 +277,7 @@ def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
     return None if listed is None else tuple(listed)
 
 
-def affinity(snapshot: Snapshot) -> CpuSet | None:
+def read_affinity(snapshot: Snapshot) -> CpuSet | None:
     """Return the CPUs that homenode's threads may use, by cpuset, taskset or srun; None = unknown.
     A host is discovered by its cgroups alone: taskset does not limit a VM."""
     return _listed_numbers(snapshot, "Cpus_allowed_list") or None
@@ -338,13 +338,13 @@ def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Ho
     )
 
 
-def as_bound(test: BenchTest) -> BenchTest:
+def keep_binding(test: BenchTest) -> BenchTest:
     """A test that keeps its binding: nvbandwidth otherwise moves itself to the GPU's CPUs."""
-    alternatives = tuple(as_bound(other) for other in test.alternatives)
-    return replace(test, argv=_with_no_affinity_change(test.argv), alternatives=alternatives)
+    alternatives = tuple(keep_binding(other) for other in test.alternatives)
+    return replace(test, argv=_keep_affinity(test.argv), alternatives=alternatives)
 
 
-def _with_no_affinity_change(argv: tuple[str, ...]) -> tuple[str, ...]:
+def _keep_affinity(argv: tuple[str, ...]) -> tuple[str, ...]:
     if "nvbandwidth" not in argv or "-d" in argv:
         return argv
     at = argv.index("nvbandwidth") + 1
@@ -371,7 +371,7 @@ def _bound_argv(
         if nodes is not None and len(nodes) == 1 and takes_node and "--matrix" not in test.argv:
             return (*test.argv, "--node", str(nodes[0]))
         return test.argv
-    argv = _with_no_affinity_change(test.argv)
+    argv = _keep_affinity(test.argv)
     if argv[0] == "numactl" and test.node is not None:
         # numactl takes all CPUs of the node: its child is limited to the allowed CPUs.
         at = next(n for n, word in enumerate(argv) if n > 0 and not word.startswith("-"))

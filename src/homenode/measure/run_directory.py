@@ -97,7 +97,7 @@ MAX_KEPT = 48 << 20
 """Characters of an output that are kept, its end: a quarter of what a file of the run may have."""
 
 
-def digest(text: str) -> str:
+def compute_digest(text: str) -> str:
     """sha256 (hex) of an output, as its file holds it."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -122,7 +122,7 @@ def kept_output(text: str) -> str:
     return msgspec.json.encode(fields).decode()
 
 
-def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
+def find_differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
     """Why a run cannot be continued with other orders or on another machine; () if it can."""
     pairs: Iterable[tuple[str, Any, Any]] = (
         ("machine", stored.machine[:12], now.machine[:12]),
@@ -139,7 +139,7 @@ def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
         ("arrangement", stored.head.arrangement, now.head.arrangement),
         ("host", stored.head.host, now.head.host),
         ("kind of host", stored.head.host_kind, now.head.host_kind),
-        ("guest's devices", _pairs(stored.bus_ids), _pairs(now.bus_ids)),
+        ("guest's devices", _format_pairs(stored.bus_ids), _format_pairs(now.bus_ids)),
         ("guest", _guest_state(stored.marks), _guest_state(now.marks)),
     )
     changes = [f"{name} {was} before, {is_now} now" for name, was, is_now in pairs if was != is_now]
@@ -151,7 +151,7 @@ def differences(stored: RunRecord, now: RunRecord) -> tuple[str, ...]:
     return tuple(changes)
 
 
-def _pairs(bus_ids: tuple[tuple[Bdf, Bdf], ...]) -> str:
+def _format_pairs(bus_ids: tuple[tuple[Bdf, Bdf], ...]) -> str:
     return ", ".join(f"{guest_bdf} = {host_bdf}" for guest_bdf, host_bdf in bus_ids) or "none"
 
 
@@ -197,13 +197,13 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
 
     def order(self) -> RunRecord | None:
         """Return the orders; None without steps. Raises InputError."""
-        records = self.records()
+        records = self.read_records()
         return None if records is None else records[0]
 
-    def steps(self) -> tuple[tuple[StepRecord, str], ...]:
+    def read_steps(self) -> tuple[tuple[StepRecord, str], ...]:
         """Steps that ended, in order, each with its output. Raises InputError. A record whose
         output has changed is rejected."""
-        _, entries = self.records() or (None, ())
+        _, entries = self.read_records() or (None, ())
         records: dict[int, StepRecord] = {}
         for entry in entries:
             if entry.step is not None:
@@ -214,10 +214,10 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
                         hint="start a new run under another name",
                     )
                 records[entry.step.number] = entry.step
-        return tuple((records[at], self._output(records[at])) for at in sorted(records))
+        return tuple((records[at], self._read_output(records[at])) for at in sorted(records))
 
     def looks(self) -> tuple[LookRecord, ...]:
-        _, entries = self.records() or (None, ())
+        _, entries = self.read_records() or (None, ())
         return tuple(entry.look for entry in entries if entry.look is not None)
 
     def write_step(self, record: StepRecord, output: str) -> None:
@@ -231,11 +231,11 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
     def write_run(self, run: Run) -> None:
         self.write(FILE, run_text(run).encode())
 
-    def records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
+    def read_records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
         """The ordered work, with each observation and step; None before the order."""
         return self.contents() if self.has_journal else None
 
-    def _output(self, record: StepRecord) -> str:
+    def _read_output(self, record: StepRecord) -> str:
         if "/" in record.output or record.output in ("", ".", ".."):
             raise InputError(
                 f"{self.journal_path}: expected a file's name as output of step {record.number}, "
@@ -249,7 +249,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
                 hint="start a new run under another name",
             )
         output = content.decode("utf-8", "surrogateescape")
-        if digest(output) != record.sha256:
+        if compute_digest(output) != record.sha256:
             raise InputError(
                 f"{path}: expected the output as it was written, found it changed",
                 hint="start a new run under another name",
@@ -259,7 +259,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
 
 def gaps_of_run(path: Path) -> tuple[Gap, ...]:
     """Return tests that a run omitted or that failed, from its journal. Raises InputError."""
-    records = RunDirectory(path).records()
+    records = RunDirectory(path).read_records()
     if records is None:
         return ()
     record, entries = records

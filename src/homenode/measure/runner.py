@@ -26,7 +26,7 @@ from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.access.remote import RemoteHost, RemoteMachine
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, read_metric
-from homenode.measure.derived_run import DerivedRun, derive_run, reading_of, schedule_of
+from homenode.measure.derived_run import DerivedRun, derive_run, read_bench_step, schedule_of
 from homenode.measure.environment import Environment, IdleReadings, preflight, read_environment
 from homenode.measure.experiment import (
     Pace,
@@ -41,7 +41,7 @@ from homenode.measure.figures.probe import StepReading
 from homenode.measure.gpu_power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
-from homenode.measure.preparation import PreparedRun, affinity, allowed_nodes, prepare_run
+from homenode.measure.preparation import PreparedRun, allowed_nodes, prepare_run, read_affinity
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import (
     DOMAIN,
@@ -54,15 +54,15 @@ from homenode.measure.run_directory import (
     RunRecord,
     StepRecord,
     StepStatus,
-    differences,
-    digest,
+    compute_digest,
+    find_differences,
     kept_output,
     open_run,
 )
 from homenode.measure.tools_installed import (
     boot_identity,
-    gpus_shown_by,
-    installed_on,
+    find_installed_programs,
+    find_shown_gpus,
     pu_times,
     run_program,
 )
@@ -130,8 +130,8 @@ def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapsh
     host = discover(snapshot, read_running_domain)
     boot = orders.boot or boot_identity(machine)
     gpus = bool(host.devices_of_kind(DeviceKind.GPU))
-    installed = installed_on(machine, orders.suite, gpus=gpus)
-    shown = gpus_shown_by(machine, orders.suite, host, installed)
+    installed = find_installed_programs(machine, orders.suite, gpus=gpus)
+    shown = find_shown_gpus(machine, orders.suite, host, installed)
     ready = prepare_run(
         orders=orders,
         host=host,
@@ -139,7 +139,7 @@ def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapsh
         boot=boot,
         memory_nodes=allowed_nodes(snapshot),
         shown=shown,
-        own_pus=affinity(snapshot),
+        own_pus=read_affinity(snapshot),
     )
     return ready, snapshot
 
@@ -150,7 +150,7 @@ def _order_of(directory: RunDirectory, now: RunRecord) -> RunRecord:
     if stored is None:
         directory.begin_with(now)
         return now
-    differing = differences(stored, now)
+    differing = find_differences(stored, now)
     if differing:
         raise UsageError(
             f"--resume: expected the machine and the orders that {directory.path} was begun with, "
@@ -185,7 +185,7 @@ class _Session:
         self._host = host
         self._tests = {test.id: test for test in record.tests}
         self._schedule = schedule_of(record)
-        done = {(step.round, step.test) for step, _ in directory.steps()}
+        done = {(step.round, step.test) for step, _ in directory.read_steps()}
         self._left = {str(task.number): task for task in remaining_tasks(self._schedule, done)}
         self._pace = Pace({test.id: test.seconds for test in record.tests})
         self._readings: dict[int, StepReading] = {}
@@ -204,7 +204,7 @@ class _Session:
 
     def start(self, tasks: Sequence[TaskStatus]) -> None:
         task = self._left[tasks[0].id]
-        record, output = self._step(task)
+        record, output = self._run_step(task)
         self.directory.write_step(record, output)
         self._pace.took(task.variant, record.seconds)
         del self._left[tasks[0].id]
@@ -240,17 +240,17 @@ class _Session:
         self.directory.add(BenchEntry(look=look))
 
     def derive_run(self) -> DerivedRun:
-        steps, looks = self.directory.steps(), self.directory.looks()
+        steps, looks = self.directory.read_steps(), self.directory.looks()
         return derive_run(self.record, steps, looks, self._host, self._readings)
 
-    def _step(self, task: ScheduledTask) -> tuple[StepRecord, str]:
+    def _run_step(self, task: ScheduledTask) -> tuple[StepRecord, str]:
         """Run one step: the test, or its alternatives, until one has results."""
         started, started_s = time.monotonic(), time.time()
         messages: list[str] = []
         record = None
         for attempt in self._tests[task.variant].attempts:
-            with self._power_of(attempt) as drawn:
-                record, output = self._attempt(task, attempt)
+            with self._sample_power(attempt) as drawn:
+                record, output = self._run_test(task, attempt)
             if record.result is StepStatus.DONE:
                 break
             messages += record.messages
@@ -265,7 +265,7 @@ class _Session:
         )
         return record, output
 
-    def _power_of(self, test: BenchTest) -> AbstractContextManager[list[GpuPower]]:
+    def _sample_power(self, test: BenchTest) -> AbstractContextManager[list[GpuPower]]:
         """Return the power sampler, except for processor tests, which it would disturb, and for
         machines that run one command at a time."""
         has_gpus = bool(self._host.devices_of_kind(DeviceKind.GPU))
@@ -273,7 +273,7 @@ class _Session:
             return nullcontext([])
         return power_sampled(self.machine)
 
-    def _attempt(self, task: ScheduledTask, test: BenchTest) -> tuple[StepRecord, str]:
+    def _run_test(self, task: ScheduledTask, test: BenchTest) -> tuple[StepRecord, str]:
         text, result, returncode, message = "", StepStatus.DONE, None, ""
         try:
             ended = self._run(test)
@@ -300,7 +300,7 @@ class _Session:
             result=result,
             seconds=0.0,
             output=_output_name(task),
-            sha256=digest(text),
+            sha256=compute_digest(text),
             returncode=returncode,
             messages=(message[:_MAX_MESSAGE],) if message else (),
         )
@@ -312,7 +312,7 @@ class _Session:
         try:
             if app is not None:
                 record = replace(record, value=read_metric(app, text))
-            read = reading_of(self.record, test, record, text, self._host)
+            read = read_bench_step(self.record, test, record, text, self._host)
             self._readings[record.number] = read
         except (ParseError, ToolError) as error:
             message = f"{test.argv[0]}: {error.message}"

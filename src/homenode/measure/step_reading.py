@@ -30,10 +30,10 @@ from homenode.measure.figures import gpu_tools as gpu_figures
 from homenode.measure.figures import torch_programs as torch_figures
 from homenode.measure.figures.gpu_tools import (
     Binding,
-    binding_in,
+    find_half_peak,
     flat_curve,
-    half_peak_of,
-    sections,
+    parse_binding,
+    split_sections,
 )
 from homenode.measure.figures.probe import BracketedSample, StepReading, read_probe_results
 from homenode.measure.figures.sample import (
@@ -41,7 +41,7 @@ from homenode.measure.figures.sample import (
     ToolOutput,
     join_samples,
     number_samples,
-    of_text,
+    read_from_text,
     sample,
 )
 from homenode.measure.figures.torch_programs import COPYING_THREAD
@@ -63,19 +63,19 @@ def read_step_results(test: BenchTest, output: str, host: Host) -> MeasuredSampl
     Their samples carry the node that the test was bound to and the test's variant. Raises
     ParseError if the output has no result.
     """
-    figures = tools()[test.reads].of_step(test, output, host)
+    figures = list_tools()[test.reads].of_step(test, output, host)
     if not figures.samples:
         tool = str(test.reads)
         reasons = (str(gap).removeprefix(f"{tool}: ") for gap in figures.gaps)
         raise ParseError(tool, f"results of {test.id}", "; ".join(reasons) or "none")
-    return _of_this_machine(figures, host)
+    return _reject_unknown_gpus(figures, host)
 
 
-def _nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
+def _read_nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     binding = None if test.node is None else Binding((test.node,), (test.node,))
     run = nvbandwidth.parse(_WATCHED.sub("", text))
     if not run.devices and BY_BUS in test.environment:
-        run = _by_bus(run, test, host)
+        run = _replace_devices(run, test, host)
     figures = gpu_figures.read_nvbandwidth_results(run, binding)
     conditions = (*figures.conditions, *_copying_thread(text, host))
     return replace(figures, conditions=conditions)
@@ -97,7 +97,7 @@ def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
         yield Condition(COPYING_THREAD, f"node{'s' if len(nodes) > 1 else ''} {CpuSet(nodes)}")
 
 
-def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
+def _replace_devices(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     """Replace devices by the machine's GPUs, if their number equals the tool's columns."""
     names = {gpu.bdf: gpu.name or "NVIDIA GPU" for gpu in measured_gpus(host, [])}
     gpus = test.gpus or tuple(sorted(names))
@@ -113,23 +113,27 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
-def _nccl(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
+def _read_nccl(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     run = nccl_tests.parse(nccl_runs(text)[0])
-    return _collective(gpu_figures.read_nccl_results(run, "all_reduce"), run, test)
+    return _add_collective(gpu_figures.read_nccl_results(run, "all_reduce"), run, test)
 
 
-def _torch(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
+def _read_torch(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     runs = torch_report.parse(text)
     figures = torch_figures.read_torch_run_results(runs)
     if test.group is not Group.NCCL:
         return figures
     run = next((run for run in runs if run.rows), None)
-    return figures if run is None else _collective(figures, torch_figures.nccl_of(run), test)
+    return (
+        figures
+        if run is None
+        else _add_collective(figures, torch_figures.convert_to_nccl(run), test)
+    )
 
 
-def _collective(figures: MeasuredSamples, run: NcclTests, test: BenchTest) -> MeasuredSamples:
+def _add_collective(figures: MeasuredSamples, run: NcclTests, test: BenchTest) -> MeasuredSamples:
     """Add the curve's results, and the test's variant on every sample."""
-    half_peak = half_peak_of(run) if figures.samples else None
+    half_peak = find_half_peak(run) if figures.samples else None
     finding = flat_curve(run, test.id) if half_peak is not None else None
     samples = figures.samples
     if half_peak is not None:
@@ -139,17 +143,17 @@ def _collective(figures: MeasuredSamples, run: NcclTests, test: BenchTest) -> Me
         conditions += (Condition("collective binding", test.binding),)
     return replace(
         figures,
-        samples=number_samples(_with_variant(s, test.variant, s.variant) for s in samples),
+        samples=number_samples(_add_variant(s, test.variant, s.variant) for s in samples),
         conditions=conditions,
         findings=(*figures.findings, *([finding] if finding is not None else [])),
     )
 
 
-def _with_variant(sample: Sample, *words: str | None) -> Sample:
+def _add_variant(sample: Sample, *words: str | None) -> Sample:
     return replace(sample, variant=", ".join(filter(None, words)) or None)
 
 
-def _rocm(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
+def _read_rocm(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     figures = gpu_figures.read_rocm_results(rocm_bandwidth_test.parse(text), test.gpus)
     starts = _METRICS_OF_GROUP.get(test.group)
     if starts is None:
@@ -158,7 +162,7 @@ def _rocm(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     return replace(figures, samples=number_samples(samples))
 
 
-def _of_this_machine(figures: MeasuredSamples, host: Host) -> MeasuredSamples:
+def _reject_unknown_gpus(figures: MeasuredSamples, host: Host) -> MeasuredSamples:
     """Reject GPUs that the host does not have: the tool saw another machine, or other addresses."""
     addresses = {device.bdf for device in host.pci_devices}
     strange = sorted({s.device for s in figures.samples if s.device is not None} - addresses)
@@ -179,7 +183,7 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     if test.reads is Reader.PROBE:
         reading = read_probe_results(parse(output))
         placed = tuple(
-            replace(placed, sample=_with_variant(s, s.variant, test.variant))
+            replace(placed, sample=_add_variant(s, s.variant, test.variant))
             for placed in reading.placed
             for s in (placed.sample,)
         )
@@ -222,9 +226,9 @@ _COLLECTIVE = re.compile(
 )
 
 
-def tool_of(text: str) -> str | None:
+def recognize_tool(text: str) -> str | None:
     """Return the tool of an output; None if it is unknown."""
-    signs = ((tool, output.sign) for tool, output in tools().items())
+    signs = ((tool, output.sign) for tool, output in list_tools().items())
     return next((tool for tool, sign in signs if sign is not None and sign.search(text)), None)
 
 
@@ -234,12 +238,12 @@ def read_tool_results(tool: str, text: str, name: str) -> MeasuredSamples:
     Raises ParseError. A file with several runs of nvbandwidth or nccl-tests has several results,
     and so has a file of any tool if each run is below a command of numactl.
     """
-    output = tools()[tool]
+    output = list_tools()[tool]
     parts = [] if tool == Reader.NVBANDWIDTH else list(_below_commands(text, output))
     if not any(binding for binding, _ in parts):
         return output.of_log(text, name)
     return join_samples(
-        [_with_binding(output.of_log(part, name), binding) for binding, part in parts]
+        [_add_binding(output.of_log(part, name), binding) for binding, part in parts]
     )
 
 
@@ -254,10 +258,10 @@ def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | N
         )
         part = "\n".join(body)
         if output.sign is not None and output.sign.search(part):
-            yield binding_in(lines[start])[0], part
+            yield parse_binding(lines[start])[0], part
 
 
-def _with_binding(figures: MeasuredSamples, binding: Binding | None) -> MeasuredSamples:
+def _add_binding(figures: MeasuredSamples, binding: Binding | None) -> MeasuredSamples:
     """The results with the node of the memory that their process was bound to."""
     if binding is None:
         return figures
@@ -273,7 +277,7 @@ def _with_binding(figures: MeasuredSamples, binding: Binding | None) -> Measured
 
 def _nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
     logs = []
-    for section in sections(text):
+    for section in split_sections(text):
         figures = gpu_figures.read_nvbandwidth_results(
             nvbandwidth.parse(section.text), section.binding
         )
@@ -282,7 +286,7 @@ def _nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
         # Tables without a version, each from the line that names its test on.
         lines = text.split("\n")
         starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
-        parts = _parts(lines, starts)
+        parts = _split_text(lines, starts)
         logs = [
             gpu_figures.read_nvbandwidth_results(nvbandwidth.parse(part), None) for part in parts
         ]
@@ -311,10 +315,10 @@ def nccl_runs(text: str) -> tuple[str, ...]:
             ):
                 first -= 1
             starts.append(first)
-    return _parts(lines, starts)
+    return _split_text(lines, starts)
 
 
-def _parts(lines: list[str], starts: list[int]) -> tuple[str, ...]:
+def _split_text(lines: list[str], starts: list[int]) -> tuple[str, ...]:
     """Split a text at these lines; the text before the first line belongs to the first part."""
     bounds = [0, *starts[1:], len(lines)]
     return tuple("\n".join(lines[a:b]) for a, b in pairwise(bounds))
@@ -334,22 +338,25 @@ _NCCL_TESTS = re.compile(r'^# nThread \d|"nccl_version" *:', re.M)
 _ROCM = re.compile(r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)
 _TORCH = re.compile(r'^\{"format": ?"homenode\.torch/', re.M)
 _OF_SUITE = (
-    ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
-    ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _nccl),
+    ToolOutput(Reader.NVBANDWIDTH, _NVBANDWIDTH, _nvbandwidth_log, _read_nvbandwidth),
+    ToolOutput(Reader.NCCL_TESTS, _NCCL_TESTS, _nccl_log, _read_nccl),
     ToolOutput(
-        Reader.ROCM, _ROCM, of_text(rocm_bandwidth_test.parse, gpu_figures.read_rocm_results), _rocm
+        Reader.ROCM,
+        _ROCM,
+        read_from_text(rocm_bandwidth_test.parse, gpu_figures.read_rocm_results),
+        _read_rocm,
     ),
     ToolOutput(
         Reader.TORCH,
         _TORCH,
-        of_text(torch_report.parse, torch_figures.read_torch_run_results),
-        _torch,
+        read_from_text(torch_report.parse, torch_figures.read_torch_run_results),
+        _read_torch,
     ),
 )
 
 
 @cache
-def tools() -> Mapping[str, ToolOutput]:
+def list_tools() -> Mapping[str, ToolOutput]:
     """The tools of the suite and each OUTPUT of `importers`, in the order of recognition."""
     modules = (import_module(f"homenode.measure.importers.{name}") for name in NAMES)
     return {output.name: output for output in (*_OF_SUITE, *(module.OUTPUT for module in modules))}

@@ -135,14 +135,14 @@ def gpu_tests(
         gpus = select_shown_gpus(gpus, shown, omitted)
         if not gpus:
             return
-    nodes = _with_pus_and_memory(host)
+    nodes = _find_bindable_nodes(host)
     machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
-    for test in _tests(machine, omitted):
+    for test in _list_tests(machine, omitted):
         numbered = _numbered_by_bus(test) if machine.is_nvidia else test
-        yield numbered if shown is None else _with_gpus(numbered, tuple(gpu.bdf for gpu in gpus))
+        yield numbered if shown is None else _set_gpus(numbered, tuple(gpu.bdf for gpu in gpus))
 
 
-def _tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
+def _list_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     copies = _nvidia_copies if machine.is_nvidia else _amd_copies
     yield from copies(machine, omitted)
     yield from _torch_only_tests(machine, omitted)
@@ -162,8 +162,8 @@ def _numbered_by_bus(test: BenchTest) -> BenchTest:
     return replace(test, environment=environment, alternatives=alternatives)
 
 
-def _with_gpus(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
-    alternatives = tuple(_with_gpus(alternative, gpus) for alternative in test.alternatives)
+def _set_gpus(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
+    alternatives = tuple(_set_gpus(alternative, gpus) for alternative in test.alternatives)
     return replace(test, gpus=gpus, alternatives=alternatives)
 
 
@@ -199,26 +199,30 @@ def _nvidia_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTes
         omitted += [Gap(group, reason) for group in missed]
         return
     yield _pick(
-        _nvbandwidth(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY) if has_tool else None,
-        machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"),
+        _build_nvbandwidth_test(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY)
+        if has_tool
+        else None,
+        machine.build_copy_test("gpu-copy", Group.GPU_COPY, "local-copy"),
     )
     names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
     host_copies = ("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies")
-    copy_test = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
-    yield _pick(_watch(copy_test, machine) if has_tool else None, machine.copies(*host_copies))
+    copy_test = _build_nvbandwidth_test(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
+    yield _pick(
+        _watch(copy_test, machine) if has_tool else None, machine.build_copy_test(*host_copies)
+    )
     for node in machine.nodes:
-        tool = _from_node(copy_test, node) if has_tool and "numactl" in machine.installed else None
+        tool = _set_device(copy_test, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and not has_torch:
             reason = f"from node {node.index}: numactl: command not found"
             omitted.append(Gap(Group.GPU_BANDWIDTH, reason))
             continue
-        yield _pick(tool, machine.copies(*host_copies, node))
+        yield _pick(tool, machine.build_copy_test(*host_copies, node))
     if count > 1:
         is_quick = machine.suite.depth is Depth.QUICK
         copies = PEER_COPIES[:2] if is_quick else PEER_COPIES
-        peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, copies)
+        peers = _build_nvbandwidth_test(machine, "gpu-peer", Group.GPU_PEER, copies)
         peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
-        torch_peers = machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies")
+        torch_peers = machine.build_copy_test("gpu-peer", Group.GPU_PEER, "peer-copies")
         yield _stop_early(_pick(peers if has_tool else None, torch_peers), PEERS_HANG)
 
 
@@ -229,10 +233,10 @@ def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
         reason = machine.missing_torch_reason()
         omitted += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
     else:
-        yield _pick(machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"))
-        yield _pick(machine.copies("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies"))
+        yield _pick(machine.build_copy_test("gpu-copy", Group.GPU_COPY, "local-copy"))
+        yield _pick(machine.build_copy_test("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies"))
     name, group = "gpu-bandwidth by node", Group.GPU_BANDWIDTH
-    torch = machine.copies(name, group, "host-copies", each_node=len(machine.nodes))
+    torch = machine.build_copy_test(name, group, "host-copies", each_node=len(machine.nodes))
     by_node = [*_amd_tools(machine, name, group), *filter(None, [torch])]
     if by_node:
         yield _pick(*by_node)
@@ -251,7 +255,7 @@ def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     if count > 1:
         peers = [
             *_amd_tools(machine, "gpu-peer", Group.GPU_PEER),
-            machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies"),
+            machine.build_copy_test("gpu-peer", Group.GPU_PEER, "peer-copies"),
         ]
         yield _stop_early(_pick(*peers), PEERS_HANG)
 
@@ -269,14 +273,18 @@ def _torch_only_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[Bench
         reason = machine.missing_torch_reason()
         omitted += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
         return
-    yield _pick(machine.copies("gpu-compute", Group.MATMUL, "matmul"))
+    yield _pick(machine.build_copy_test("gpu-compute", Group.MATMUL, "matmul"))
     for node in (None, *machine.nodes):
-        yield _pick(machine.copies("gpu-small-copies", Group.GPU_SMALL, "small-copies", node))
+        yield _pick(
+            machine.build_copy_test("gpu-small-copies", Group.GPU_SMALL, "small-copies", node)
+        )
 
 
-def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]) -> BenchTest:
+def _build_nvbandwidth_test(
+    machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]
+) -> BenchTest:
     samples = _SAMPLES[machine.suite.depth]
-    argv = nvbandwidth.argv(names, samples=samples)
+    argv = nvbandwidth.build_argv(names, samples=samples)
     seconds = 0.4 * samples * len(machine.gpus) * len(names) + 2
     return replace(_gpu_test(id, group, argv, seconds), reads=Reader.NVBANDWIDTH)
 
@@ -288,7 +296,7 @@ def _watch(test: BenchTest, machine: GpuMachine) -> BenchTest:
     return replace(test, argv=(machine.suite.python, "-", *test.argv), program="watched")
 
 
-def _from_node(test: BenchTest, node: NumaNode) -> BenchTest:
+def _set_device(test: BenchTest, node: NumaNode) -> BenchTest:
     """Add -d: otherwise the tool moves itself to the GPU's node, and every row would be equal."""
     binding = ("numactl", f"--cpunodebind={node.index}", f"--membind={node.index}")
     argv = (*binding, test.argv[0], "-d", *test.argv[1:])
@@ -312,7 +320,7 @@ def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> B
     return BenchTest(id, group, argv, seconds, 120 + 10 * seconds)
 
 
-def suite_for(
+def build_suite(
     host: Host, installed: Collection[str], options: SuiteOptions, shown: ShownGpus | None = None
 ) -> Suite:
     """The tests of a machine. installed: names of programs that can be run.
@@ -359,7 +367,7 @@ def _probe_tests(
         yield replace(loaded, id="loaded latency")
     quick = ("--quick",) if options.depth is Depth.QUICK else ()
     yield _probe(Group.MEMORY_LATENCY, "latency", 4 * seconds, "--pus", first, *quick)
-    node_count = len(_with_pus_and_memory(host))
+    node_count = len(_find_bindable_nodes(host))
     if node_count > 1:
         cells = node_count**2
         for group, command in (
@@ -390,6 +398,6 @@ def _probe(group: Group, command: str, seconds: float, *options: str) -> BenchTe
     return BenchTest(str(group), group, argv, seconds, 60 + 20 * seconds)
 
 
-def _with_pus_and_memory(host: Host) -> tuple[NumaNode, ...]:
+def _find_bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
     """Nodes that a process can be bound to; GPU memory and CXL have no CPUs."""
     return tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)

@@ -114,7 +114,7 @@ def setup_plan(
         if missing:
             lacks.append(f"{source.name}: needs {', '.join(missing)} (packages: {source.packages})")
             continue
-        steps += _steps(source, architectures, prefix, cuda_home)
+        steps += _list_steps(source, architectures, prefix, cuda_home)
         installs.append(f"{prefix}/bin/{source.program}")
     return SetupPlan(prefix, tuple(steps), tuple(installs), tuple(lacks), present)
 
@@ -125,38 +125,40 @@ def is_plain(path: str) -> bool:
     return path.startswith("/") and plain and "/../" not in f"{path}/"
 
 
-def _steps(
+def _list_steps(
     source: ToolSource, architectures: tuple[str, ...], prefix: str, cuda_home: str | None
 ) -> Iterator[SetupStep]:
     work = f"{prefix}/share/homenode/src"
     tree = f"{work}/{source.directory}"
 
-    def step(timeout_s: float, *argv: str, input: str | None = None) -> SetupStep:
+    def make_step(timeout_s: float, *argv: str, input: str | None = None) -> SetupStep:
         return SetupStep(source.name, argv, timeout_s, input, timeout_s == _FETCH_S)
 
     # What a killed setup left: half of an object file that make takes for whole, locks of git.
-    yield step(_SHORT_S, "rm", "-rf", "--one-file-system", tree)
-    yield step(_SHORT_S, "mkdir", "-p", work, f"{prefix}/bin")
+    yield make_step(_SHORT_S, "rm", "-rf", "--one-file-system", tree)
+    yield make_step(_SHORT_S, "mkdir", "-p", work, f"{prefix}/bin")
     if source.sha256 is not None:
         archive = f"{tree}.tar.gz"
         fetch = ("curl", "--fail", "--location", "--retry", "3", "--silent", "--show-error")
-        yield step(_FETCH_S, *fetch, "--proto", "=https", "--output", archive, source.url)
-        yield step(
+        yield make_step(_FETCH_S, *fetch, "--proto", "=https", "--output", archive, source.url)
+        yield make_step(
             _SHORT_S, "sha256sum", "--check", "--strict", input=f"{source.sha256}  {archive}\n"
         )
-        yield step(_SHORT_S, "tar", "-xzf", archive, "-C", work, "--no-same-owner")
+        yield make_step(_SHORT_S, "tar", "-xzf", archive, "-C", work, "--no-same-owner")
     elif source.commit is None:
-        yield step(_SHORT_S, "python3", "-m", "venv", tree)
+        yield make_step(_SHORT_S, "python3", "-m", "venv", tree)
         words = ("install", "--disable-pip-version-check", "--only-binary", ":all:")
         wheel = f"torch=={source.version}"
-        yield step(_FETCH_S, f"{tree}/bin/pip", *words, "--index-url", source.url, wheel, "numpy")
+        yield make_step(
+            _FETCH_S, f"{tree}/bin/pip", *words, "--index-url", source.url, wheel, "numpy"
+        )
     else:
         commit = str(source.commit)
-        yield step(_SHORT_S, "git", "init", "--quiet", tree)
-        yield step(
+        yield make_step(_SHORT_S, "git", "init", "--quiet", tree)
+        yield make_step(
             _FETCH_S, "git", "-C", tree, "fetch", "--quiet", "--depth", "1", source.url, commit
         )
-        yield step(
+        yield make_step(
             _SHORT_S,
             "git",
             "-C",
@@ -168,16 +170,16 @@ def _steps(
             commit,
         )
     for argv in _build(source, architectures, tree, cuda_home):
-        yield step(_BUILD_S, *argv)
+        yield make_step(_BUILD_S, *argv)
     # A full disk leaves a part of a file: not under the program's name, and not executable.
     part = f"{prefix}/share/homenode/{source.program}.part"
     install = ("install", "-m", "755")
     if source.program == TORCH_PYTHON:
         launcher = f'#!/bin/sh\nexec {tree}/bin/python "$@"\n'
-        yield step(_SHORT_S, *install, "/dev/stdin", part, input=launcher)
+        yield make_step(_SHORT_S, *install, "/dev/stdin", part, input=launcher)
     else:
-        yield step(_SHORT_S, *install, f"{tree}/build/{source.program}", part)
-    yield step(_SHORT_S, "mv", "-f", "-T", part, f"{prefix}/bin/{source.program}")
+        yield make_step(_SHORT_S, *install, f"{tree}/build/{source.program}", part)
+    yield make_step(_SHORT_S, "mv", "-f", "-T", part, f"{prefix}/bin/{source.program}")
 
 
 def _build(
@@ -293,15 +295,15 @@ class InstallStep:
         for step in builds:
             self._run(step, entry, note)
         entry = structs.replace(entry, after=_sum(Path(part)))
-        note(entry.now(ChangeState.BEGIN))
+        note(entry.with_state(ChangeState.BEGIN))
         self._run(move, entry, note)
-        entry = entry.now(ChangeState.DONE)
+        entry = entry.with_state(ChangeState.DONE)
         note(entry)
         return entry
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
         Path(entry.subject).unlink(missing_ok=True)
-        entry = entry.now(ChangeState.UNDONE)
+        entry = entry.with_state(ChangeState.UNDONE)
         note(entry)
         return entry
 

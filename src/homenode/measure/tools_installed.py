@@ -50,7 +50,9 @@ def pu_times(machine: Machine) -> tuple[PuTimes, ...]:
         return ()
 
 
-def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> frozenset[str]:
+def find_installed_programs(
+    machine: Machine, options: SuiteOptions, *, gpus: bool
+) -> frozenset[str]:
     """Programs of the suite that can be run there, "python" and, if it has PyTorch, "torch".
 
     gpus: whether GPUs are measured; else PyTorch is not searched, which takes seconds.
@@ -68,7 +70,7 @@ def installed_on(machine: Machine, options: SuiteOptions, *, gpus: bool) -> froz
     return programs | ({PYTHON, TORCH} if ended.stdout.strip() == "True" else {PYTHON})
 
 
-def gpus_shown_by(
+def find_shown_gpus(
     machine: Machine, options: SuiteOptions, host: Host, installed: Collection[str]
 ) -> ShownGpus | None:
     """The GPUs that the machine's driver exposes; None if the driver cannot be queried. Raises
@@ -136,16 +138,16 @@ def ask_for_torch(machine: Machine, python: str, timeout_s: float) -> ProgramRes
 def program_text(name: str) -> str:
     """The text of a program of measure/programs, for `python3 - ...`. Raises HostError if the
     installation lacks it."""
-    lines, source = [_NOT_FROM_HERE, _LAUNCHER], _source(name)
+    lines, source = [_NOT_FROM_HERE, _LAUNCHER], _format_source(name)
     if _PACKAGE in source:
         for module in _CARRIED:
-            lines.append(f"_carry({f'{_PACKAGE}.{module}'!r}, {_source(module)!r})\n")
+            lines.append(f"_carry({f'{_PACKAGE}.{module}'!r}, {_format_source(module)!r})\n")
     main = f'compile({source!r}, "homenode {name}", "exec")'
     lines.append(f'exec({main}, {{"__name__": "__main__"}})\n')
     return "".join(lines)
 
 
-def _source(name: str) -> str:
+def _format_source(name: str) -> str:
     try:
         return package_text(*_DIRECTORY, f"{name}.py")
     except OSError as error:

@@ -11,7 +11,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Gap, finding
 from homenode.machine.pci import AMD, DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
-from homenode.machine.topology import Host, reject_unshown, with_certain_nodes
+from homenode.machine.topology import Host, complete_nodes, reject_unshown
 from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.nccl.topology import (
     ADDED_FOR_GPU,
@@ -221,8 +221,8 @@ def assemble_topology(
     InputError if the host lacks a device, for a guest without a GPU or NIC, for GPUs of the other
     vendor, and for more elements than NCCL can read.
     """
-    host = with_certain_nodes(host)
-    devices = _devices(host, guest, source)
+    host = complete_nodes(host)
+    devices = _list_devices(host, guest, source)
     _reject_other_flavour(devices, flavour, source)
     findings: list[Finding] = []
     nodes = {node.index for node in host.nodes}
@@ -230,14 +230,16 @@ def assemble_topology(
     findings += [device_without_node(device, host) for device in devices if device not in placed]
     tree = _Tree(host=host, guest=guest, findings=findings)
     vcpus_of_node = vcpus_of_nodes(host, guest)
-    used = sorted({node for node, vcpus in vcpus_of_node.items() if vcpus} | _nodes(placed))
+    used = sorted({node for node, vcpus in vcpus_of_node.items() if vcpus} | _list_nodes(placed))
     numbers = numa_ids(used, guest)
     findings += floating_vcpus(guest, used, source)
     cpus = []
     for node in used:
         below_node = [device for device in placed if device.node == node]
         affinity = vcpus_of_node.get(node) or nearest_vcpus(host, node, vcpus_of_node)
-        cpus.append(_cpu(host, numbers[node], affinity, tree.child_elements(node, below_node)))
+        cpus.append(
+            _build_cpu(host, numbers[node], affinity, tree.child_elements(node, below_node))
+        )
     topology = NcclTopology(flavour, tuple(cpus))
     findings += cpu_unknown(host)
     _reject_too_many(topology, source)
@@ -245,7 +247,7 @@ def assemble_topology(
     return TopologyFile(topology=topology, devices=tuple(tree.placed), findings=tuple(findings))
 
 
-def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
+def _list_devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     by_bdf = host.device_at
     if not by_bdf:
         reject_unshown(host, "PCI")
@@ -291,11 +293,13 @@ def _reject_other_flavour(devices: Iterable[PciDevice], flavour: NcclVariant, so
             )
 
 
-def _nodes(devices: Iterable[PciDevice]) -> set[NodeIndex]:
+def _list_nodes(devices: Iterable[PciDevice]) -> set[NodeIndex]:
     return {device.node for device in devices if device.node is not None}
 
 
-def _cpu(host: Host, numa_id: int, affinity: CpuSet, children: tuple[NcclPci, ...]) -> NcclCpu:
+def _build_cpu(
+    host: Host, numa_id: int, affinity: CpuSet, children: tuple[NcclPci, ...]
+) -> NcclCpu:
     is_x86 = host.architecture == "x86_64"
     return NcclCpu(
         numa_id=numa_id,
@@ -318,7 +322,7 @@ class _Tree(Struct, kw_only=True):
     switches: int = 0
 
     def child_elements(self, node: NodeIndex, devices: Sequence[PciDevice]) -> tuple[NcclPci, ...]:
-        paths = [(_switches(self.host, device), device) for device in devices]
+        paths = [(_find_switches(self.host, device), device) for device in devices]
         return self._group(node, paths, 0, None)
 
     def _group(
@@ -333,7 +337,7 @@ class _Tree(Struct, kw_only=True):
         functions: list[NcclPci] = []
         for switches, device in paths:
             if len(switches) == depth:
-                functions.append(self._device(node, device, switch_id))
+                functions.append(self._build_device(node, device, switch_id))
                 continue
             switch = switches[depth]
             if switch.bdf in done:
@@ -355,7 +359,7 @@ class _Tree(Struct, kw_only=True):
             )
         return tuple(functions)
 
-    def _device(self, node: NodeIndex, device: PciDevice, switch_id: str | None) -> NcclPci:
+    def _build_device(self, node: NodeIndex, device: PciDevice, switch_id: str | None) -> NcclPci:
         address = self.guest.bus_id(device.bdf)
         assert address is not None, "devices come from the guest's own bus ids"
         bus_id = str(address)
@@ -384,7 +388,7 @@ class _Tree(Struct, kw_only=True):
         return assumed
 
 
-def _switches(host: Host, device: PciDevice) -> tuple[PciDevice, ...]:
+def _find_switches(host: Host, device: PciDevice) -> tuple[PciDevice, ...]:
     """Return the upstream ports of the switches above a function, from the root down."""
     ports = host.ports_above(device)
     upstream = [p for p in ports if p.bridge and p.bridge.port_type is PortType.SWITCH_UPSTREAM]
@@ -398,9 +402,9 @@ def _link(host: Host, device: PciDevice) -> tuple[float | None, int | None]:
     The current speed is unsuitable, as idle devices slow their links down.
     """
     if device.physical_function is not None:
-        physical = host.device(device.physical_function)
+        physical = host.find_device(device.physical_function)
         device = device if physical is None else physical
-    port = None if device.parent is None else host.device(device.parent)
+    port = None if device.parent is None else host.find_device(device.parent)
     ends: list[PciLink] = [device.link] if device.link is not None else []
     if ends and port is not None and port.link is not None:
         ends.append(port.link)
@@ -410,7 +414,7 @@ def _link(host: Host, device: PciDevice) -> tuple[float | None, int | None]:
 
 
 def _reject_too_many(topology: NcclTopology, source: str) -> None:
-    switches = sum(pci.is_virtual for pci in topology.pcis())
+    switches = sum(pci.is_virtual for pci in topology.list_pcis())
     limit = topology.flavour.most_nodes
     if topology.nodes > limit or switches > _MAX_SWITCHES:
         raise InputError(

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity, add_source, finding, in_order
+from homenode.findings import Finding, Severity, add_source, finding, sort_findings
 from homenode.nccl.reader import (
     MAX_ATTRIBUTES,
     ReadTopology,
@@ -77,11 +77,11 @@ def check_topology(
         found = "none" if error.found is None else repr(error.found)
         unreadable = finding("nccl-unreadable", subject, error.expected, found, source)
         return (unreadable,)
-    findings = add_source([*_check_whole(read, flavour), *_elements(read, flavour)], source)
-    return in_order(findings)
+    findings = add_source([*_check_whole(read, flavour), *_check_elements(read, flavour)], source)
+    return sort_findings(findings)
 
 
-def flavour_of(read: ReadTopology) -> NcclVariant:
+def choose_variant(read: ReadTopology) -> NcclVariant:
     """Return the library that a file's version belongs to; NCCL if neither."""
     versions = {system.get("version") for system in read.systems}
     return NcclVariant.RCCL if versions == {NcclVariant.RCCL.version} else NcclVariant.NCCL
@@ -113,7 +113,7 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
     added = 0 if names["gpu"] else ADDED_FOR_GPU
     if not names["nic"]:
         added += ADDED_FOR_NIC * sum(_is_nic(node) for node in read.walk("pci"))
-    limit = (flavour or flavour_of(read)).most_nodes
+    limit = (flavour or choose_variant(read)).most_nodes
     if read.nodes + added > limit:
         yield finding(
             "nccl-too-many-nodes",
@@ -134,7 +134,7 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
                     observed=f"{count} times",
                 )
     yield from _check_overlaps(read)
-    yield from _version_findings(read, flavour or flavour_of(read))
+    yield from _version_findings(read, flavour or choose_variant(read))
 
 
 def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
@@ -170,18 +170,18 @@ def _check_overlaps(read: ReadTopology) -> Iterator[Finding]:
         if other_mask:
             yield finding(
                 "nccl-affinity-shared",
-                _cpu(node),
-                expected=f"other vCPUs than {_cpu(other)}",
+                _format_cpu(node),
+                expected=f"other vCPUs than {_format_cpu(other)}",
                 observed=f"vCPUs {mask & other_mask} in both",
             )
         owner_of |= {vcpu: (node, mask) for vcpu in mask if vcpu not in owner_of}
 
 
-def _elements(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
-    flavour = flavour or flavour_of(read)
+def _check_elements(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
+    flavour = flavour or choose_variant(read)
     yield from _dump_findings(read, flavour)
     for node in read.walk():
-        yield from _attributes(node)
+        yield from _check_attributes(node)
         if node.name == "cpu":
             yield from _cpu_checks(node)
         if node.name == "pci":
@@ -203,7 +203,7 @@ def _dump_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding
             )
 
 
-def _attributes(node: XmlNode) -> Iterator[Finding]:
+def _check_attributes(node: XmlNode) -> Iterator[Finding]:
     subject = f"<{node.name}> in line {node.line}"
     if node.surplus:
         yield finding(
@@ -250,7 +250,7 @@ def _cpu_checks(cpu: XmlNode) -> Iterator[Finding]:
     if affinity is not None and not (is_mask and affinity.strip("0,")):
         yield finding(
             "nccl-affinity",
-            _cpu(cpu),
+            _format_cpu(cpu),
             expected="vCPUs in affinity, as groups of 8 hexadecimal digits such as "
             "0000ffff,ffffffff",
             observed=repr(affinity),
@@ -259,21 +259,24 @@ def _cpu_checks(cpu: XmlNode) -> Iterator[Finding]:
     if architecture is not None and not architecture.startswith(_ARCHITECTURES):
         yield finding(
             "nccl-arch",
-            _cpu(cpu),
+            _format_cpu(cpu),
             expected=" or ".join(_ARCHITECTURES),
             observed=repr(architecture),
         )
     is_x86 = architecture is not None and architecture.startswith("x86_64")
     if is_x86 and vendor is not None and not vendor.startswith(_VENDORS):
         yield finding(
-            "nccl-vendor", _cpu(cpu), expected=" or ".join(_VENDORS[:2]), observed=repr(vendor)
+            "nccl-vendor",
+            _format_cpu(cpu),
+            expected=" or ".join(_VENDORS[:2]),
+            observed=repr(vendor),
         )
     family, model = cpu.get("familyid"), cpu.get("modelid")
     of_amd_alone = vendor == "AuthenticAMD" and model is None  # NCCL uses AMD's family
     if (family is None) != (model is None) and not of_amd_alone:
         yield finding(
             "nccl-cpu-model",
-            _cpu(cpu),
+            _format_cpu(cpu),
             expected="familyid and modelid, or neither",
             observed="familyid alone" if model is None else "modelid alone",
         )
@@ -289,7 +292,7 @@ def _pci_checks(pci: XmlNode, flavour: NcclVariant) -> Iterator[Finding]:
             observed=repr(bus_id),
         )
     is_switch = _is_switch(pci)
-    subject = _pci(pci)
+    subject = _format_pci(pci)
     missing = [name for name in ("class", "link_speed", "link_width") if pci.get(name) is None]
     if is_switch and missing:
         yield finding(
@@ -346,11 +349,11 @@ def _is_nic(pci: XmlNode) -> bool:
     return (pci.get("class") or "").startswith("0x02")
 
 
-def _cpu(cpu: XmlNode) -> str:
+def _format_cpu(cpu: XmlNode) -> str:
     return f"<cpu> {cpu.get('numaid')}"
 
 
-def _pci(pci: XmlNode) -> str:
+def _format_pci(pci: XmlNode) -> str:
     return f"<pci> {pci.get('busid') or f'in line {pci.line}'}"
 
 
@@ -372,8 +375,11 @@ class _Place(Struct, frozen=True, kw_only=True):
 def compare_topology(read: ReadTopology, expected: NcclTopology) -> tuple[Finding, ...]:
     """Return the differences between a file and the host and guest, the worst first."""
     written = read_topology(write_topology(expected).encode(), read.source)
-    findings = [*_differences(_places(read), _places(written)), *_cpu_differences(read, written)]
-    return in_order(add_source(findings, read.source))
+    findings = [
+        *_compare_places(_find_places(read), _find_places(written)),
+        *_cpu_differences(read, written),
+    ]
+    return sort_findings(add_source(findings, read.source))
 
 
 def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Iterator[Finding]:
@@ -395,7 +401,7 @@ def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Iterator[Fin
                 )
 
 
-def _differences(places: dict[str, _Place], planned: dict[str, _Place]) -> Iterator[Finding]:
+def _compare_places(places: dict[str, _Place], planned: dict[str, _Place]) -> Iterator[Finding]:
     missing, strange = planned.keys() - places.keys(), sorted(places.keys() - planned.keys())
     is_misnamed = len(missing) == len(strange) == 1
     instead = f"; {strange[0]} is not a device of the guest" if is_misnamed else ""
@@ -472,7 +478,7 @@ def _group_text(neighbours: frozenset[str]) -> str:
     return f"below one switch: {', '.join(sorted(neighbours))}"
 
 
-def _places(read: ReadTopology) -> dict[str, _Place]:
+def _find_places(read: ReadTopology) -> dict[str, _Place]:
     places: dict[str, _Place] = {}
 
     def visit(
@@ -498,7 +504,7 @@ def _places(read: ReadTopology) -> dict[str, _Place]:
 
     for system in read.systems:
         for cpu in (node for node in system.children if node.name == "cpu"):
-            visit(cpu, _affinity(cpu), cpu, ())
+            visit(cpu, _parse_affinity(cpu), cpu, ())
     return places
 
 
@@ -508,7 +514,7 @@ def _link_of(pci: XmlNode) -> _Link:
     return None if speed is None else read_link_speed(speed) or 8.0, 16 if width == 0 else width
 
 
-def _affinity(cpu: XmlNode) -> CpuSet | None:
+def _parse_affinity(cpu: XmlNode) -> CpuSet | None:
     text = cpu.get("affinity")
     if text is None:
         return None

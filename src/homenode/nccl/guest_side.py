@@ -177,7 +177,7 @@ def guest_side(
         nodes = nodes_in_order(vm.cells)
         bus_ids = _derive_bus_ids(facts, loose)
     else:
-        nodes = _nodes_of(vm.cells, guest, facts.source)
+        nodes = _find_nodes(vm.cells, guest, facts.source)
         bus_ids = _observe_bus_ids(facts, guest, facts.source)
     return GuestSide(
         vcpu_pins=vm.vcpu_pins,
@@ -196,8 +196,8 @@ def _reject_other_plan(plan: Plan, facts: Vm) -> None:
                 hint="use the definition that homenode plan wrote with this plan",
             )
         at = hostdevs[device.bdf].address
-        planned = _path(device, plan.vm.controllers)
-        moved = _path(hostdevs[device.bdf], facts.controllers) != planned
+        planned = _find_path(device, plan.vm.controllers)
+        moved = _find_path(hostdevs[device.bdf], facts.controllers) != planned
         if planned is not None and moved and not (at and at.domain):
             raise InputError(
                 f"{facts.source}: expected device {device.bdf} at {device.address} as in the plan, "
@@ -220,7 +220,7 @@ def nodes_in_order(cells: Sequence[VmCell]) -> tuple[int, ...]:
     return tuple(order.index(i) for i in range(len(cells)))
 
 
-def _nodes_of(cells: tuple[VmCell, ...], guest: Host, source: str) -> tuple[int, ...]:
+def _find_nodes(cells: tuple[VmCell, ...], guest: Host, source: str) -> tuple[int, ...]:
     nodes = []
     for cell in cells:
         shared = {node.index: len(node.pus & cell.vcpus) for node in guest.nodes}
@@ -238,9 +238,9 @@ def _observe_bus_ids(vm: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
     at = paths_of_guest(guest)
     addresses = {}
     for hostdev in vm.hostdevs:
-        path = _path(hostdev, vm.controllers)
+        path = _find_path(hostdev, vm.controllers)
         if path is None:
-            raise _not_plugged_in(hostdev.bdf, source)
+            raise _unplugged_error(hostdev.bdf, source)
         if path not in at:
             raise InputError(
                 f"{source}: expected device {hostdev.bdf} at {path} in guest {guest.name!r}, "
@@ -252,7 +252,9 @@ def _observe_bus_ids(vm: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
     return addresses
 
 
-def _path(hostdev: GuestHostdev, controllers: Iterable[GuestPciController]) -> GuestPath | None:
+def _find_path(
+    hostdev: GuestHostdev, controllers: Iterable[GuestPciController]
+) -> GuestPath | None:
     return None if hostdev.address is None else path_of_address(hostdev.address, controllers)
 
 
@@ -260,9 +262,9 @@ def _derive_bus_ids(vm: Vm, loose: PendingDevice | None) -> dict[Bdf, Bdf]:
     buses = bus_numbers(vm.controllers)
     addresses = {}
     for hostdev in vm.hostdevs:
-        path = _path(hostdev, vm.controllers)
+        path = _find_path(hostdev, vm.controllers)
         if path is None or hostdev.address is None:
-            raise _not_plugged_in(hostdev.bdf, vm.source)
+            raise _unplugged_error(hostdev.bdf, vm.source)
         if path.root_bus == 0 and len(path.steps) > 1 and loose is not None:
             raise InputError(
                 f"{vm.source}:{loose.line}: expected an address on every device, so that "
@@ -295,7 +297,7 @@ def _reject_twice(addresses: Mapping[Bdf, Bdf], source: str) -> None:
         seen[address] = bdf
 
 
-def _not_plugged_in(bdf: Bdf, source: str) -> InputError:
+def _unplugged_error(bdf: Bdf, source: str) -> InputError:
     return InputError(
         f"{source}: no guest address for device {bdf}",
         hint="homenode plan --layout pin-numa-pci, or virsh define it and use the definition of "
@@ -326,7 +328,7 @@ def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
 
 def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, CpuSet]) -> CpuSet:
     """Return vCPUs of the nodes nearest to a node without vCPUs; all vCPUs without distances."""
-    distance_of_node = {other: host.distance(node, other) or 0 for other in vcpus_of_node}
+    distance_of_node = {other: host.find_distance(node, other) or 0 for other in vcpus_of_node}
     least = min(distance_of_node.values(), default=0)
     bits = 0
     for other, vcpus in vcpus_of_node.items():

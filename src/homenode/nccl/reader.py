@@ -79,7 +79,7 @@ def read_topology(data: bytes, source: str) -> ReadTopology:
     if len(data) > MAX_FILE:
         raise ParseError(source, f"at most {MAX_FILE} bytes", f"{len(data)} bytes")
     reader = _Reader(text=data.decode("latin-1"), source=source)
-    systems = reader.children(None)
+    systems = reader.read_children(None)
     lines = tuple(dict.fromkeys(reader.single_quotes))
     return ReadTopology(
         source=source,
@@ -131,33 +131,33 @@ class _Reader(Struct, kw_only=True):
     single_quotes: list[int] = field(default_factory=list)
     most_nodes: int = NcclVariant.NCCL.most_nodes
 
-    def children(self, parent_tag: _Tag | None, depth: int = 0) -> tuple[XmlNode, ...]:
+    def read_children(self, parent_tag: _Tag | None, depth: int = 0) -> tuple[XmlNode, ...]:
         self.check_depth(depth)
         names = _CHILDREN.get(None if parent_tag is None else parent_tag.name, ())
         nodes: list[XmlNode] = []
         while True:
             if self.nodes > self.most_nodes:
-                raise self.error(f"at most {self.most_nodes} elements", "more")
+                raise self.make_error(f"at most {self.most_nodes} elements", "more")
             tag = self.tag()
             if tag is None:
                 if parent_tag is not None:
-                    raise self.error(f"</{parent_tag.name}>", "the end of the file")
+                    raise self.make_error(f"</{parent_tag.name}>", "the end of the file")
                 return tuple(nodes)
             if tag.kind == "close":
                 if parent_tag is None or tag.name != parent_tag.name:
                     expected = "no closing tag" if parent_tag is None else f"</{parent_tag.name}>"
-                    raise self.error(expected, f"</{tag.name}>")
+                    raise self.make_error(expected, f"</{tag.name}>")
                 return tuple(nodes)
             if tag.name not in names:
                 self.ignored.append((tag.name, tag.line))
                 self.skip(tag)
                 continue
             if len(nodes) == MAX_CHILDREN:
-                raise self.error(f"at most {MAX_CHILDREN} elements in one", "more")
+                raise self.make_error(f"at most {MAX_CHILDREN} elements in one", "more")
             self.nodes += 1
             if tag.name == "system" and ("version", NcclVariant.RCCL.version) in tag.attributes:
                 self.most_nodes = NcclVariant.RCCL.most_nodes
-            inside = () if tag.kind == "single" else self.children(tag, depth + 1)
+            inside = () if tag.kind == "single" else self.read_children(tag, depth + 1)
             nodes.append(
                 XmlNode(
                     name=tag.name,
@@ -174,13 +174,13 @@ class _Reader(Struct, kw_only=True):
         while depth:
             inner = self.tag()
             if inner is None:
-                raise self.error(f"</{tag.name}>", "the end of the file")
+                raise self.make_error(f"</{tag.name}>", "the end of the file")
             depth += {"open": 1, "close": -1, "single": 0}[inner.kind]
             self.check_depth(depth)
 
     def check_depth(self, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise self.error(f"at most {MAX_DEPTH} levels", "more")
+            raise self.make_error(f"at most {MAX_DEPTH} levels", "more")
 
     def tag(self) -> _Tag | None:
         """Return the next tag, comments skipped; None at the end of the file."""
@@ -192,26 +192,26 @@ class _Reader(Struct, kw_only=True):
             line = self.line
             start = self.take()
             if start != "<":
-                raise self.error("'<'", start)
-            name, _, last = self.token(with_value=False)
+                raise self.make_error("'<'", start)
+            name, _, last = self.read_token(with_value=False)
             if not name.startswith("!--"):
                 break
-            self.comment(name[3:] + last)
+            self.skip_comment(name[3:] + last)
         if name == "" and last == "/":
-            name, _, last = self.token(with_value=False)
+            name, _, last = self.read_token(with_value=False)
             if last != ">":
-                raise self.error(f"'>' right after </{name}", last)
+                raise self.make_error(f"'>' right after </{name}", last)
             return _Tag(kind="close", name=name, line=line)
         attributes: list[tuple[str, str]] = []
         while last == " ":
-            key, value, last = self.token(with_value=True)
+            key, value, last = self.read_token(with_value=True)
             attributes.append((key, value))
         kind = "open"
         if last == "/":
             kind = "single"
-            _, _, last = self.token(with_value=False)
+            _, _, last = self.read_token(with_value=False)
         if last != ">":
-            raise self.error(f"'>' at the end of <{name}, on one line", last)
+            raise self.make_error(f"'>' at the end of <{name}, on one line", last)
         surplus = max(0, len(attributes) - MAX_ATTRIBUTES)
         return _Tag(
             kind=kind,
@@ -221,7 +221,7 @@ class _Reader(Struct, kw_only=True):
             surplus=surplus,
         )
 
-    def token(self, *, with_value: bool) -> tuple[str, str, str]:
+    def read_token(self, *, with_value: bool) -> tuple[str, str, str]:
         """Return (name, value, the character that ended the token)."""
         start = self.at
         while True:
@@ -229,44 +229,44 @@ class _Reader(Struct, kw_only=True):
             name = _c_string(self.text[start : self.at - 1])
             if character == "=":
                 if not with_value:
-                    raise self.error("a name without '='", f"{name}=")
-                value, last = self.value()
+                    raise self.make_error("a name without '='", f"{name}=")
+                value, last = self.read_value()
                 return name, value, last
             if self.at - start == _PLACES:
-                raise self.error(f"a name of at most {MAX_CHARACTERS} characters", name)
+                raise self.make_error(f"a name of at most {MAX_CHARACTERS} characters", name)
             if character in _ENDS_WORD:
                 return name, "", character
 
-    def value(self) -> tuple[str, str]:
+    def read_value(self) -> tuple[str, str]:
         quote = self.take()
         if quote not in "\"'":
-            raise self.error("a quote after '='", quote)
+            raise self.make_error("a quote after '='", quote)
         if quote == "'":
             self.single_quotes.append(self.line)
         start = self.at
         while self.take() != quote:
             if self.at - start > MAX_CHARACTERS:
-                raise self.error(
+                raise self.make_error(
                     f"a value of at most {MAX_CHARACTERS} characters", self.text[start : self.at]
                 )
         return _c_string(self.text[start : self.at - 1]), self.take()
 
-    def comment(self, seen: str) -> None:
+    def skip_comment(self, seen: str) -> None:
         while seen[-3:] != "-->":
             if self.at == len(self.text):
-                raise self.error("'-->'", "the end of the file")
+                raise self.make_error("'-->'", "the end of the file")
             seen = seen[-2:] + self.take()
 
     def take(self) -> str:
         if self.at == len(self.text):
-            raise self.error("more of a tag", "the end of the file")
+            raise self.make_error("more of a tag", "the end of the file")
         character = self.text[self.at]
         self.at += 1
         if character == "\n":
             self.line += 1
         return character
 
-    def error(self, expected: str, actual: str) -> ParseError:
+    def make_error(self, expected: str, actual: str) -> ParseError:
         line = self.line - (self.text[self.at - 1 : self.at] == "\n")
         return ParseError(
             self.source,

@@ -88,9 +88,9 @@ class NcclTopology(Struct, frozen=True):
     @property
     def nodes(self) -> int:
         """Elements of the file."""
-        return 1 + len(self.cpus) + sum(1 for _ in self.pcis())
+        return 1 + len(self.cpus) + sum(1 for _ in self.list_pcis())
 
-    def pcis(self) -> Iterator[NcclPci]:
+    def list_pcis(self) -> Iterator[NcclPci]:
         """Yield every <pci>, in document order."""
         for cpu in self.cpus:
             for child in cpu.children:
@@ -102,7 +102,7 @@ def write_topology(topology: NcclTopology) -> str:
     lines = [f'<system version="{topology.flavour.version}">']
     vcpus = max((cpu.affinity.bits.bit_length() for cpu in topology.cpus), default=0)
     for cpu in topology.cpus:
-        lines += _element(
+        lines += _format_element(
             "  ", "cpu", _cpu_attributes(cpu, vcpus), _child_lines(cpu.children, "    ")
         )
     lines.append("</system>")
@@ -147,7 +147,7 @@ def _cpu_attributes(cpu: NcclCpu, vcpus: int) -> Iterator[tuple[str, str]]:
 def _child_lines(children: tuple[NcclPci, ...], indent: str) -> Iterator[str]:
     for child in children:
         inside = _child_lines(child.children, indent + "  ")
-        yield from _element(indent, "pci", _pci_attributes(child), inside)
+        yield from _format_element(indent, "pci", _pci_attributes(child), inside)
 
 
 def _pci_attributes(pci: NcclPci) -> Iterator[tuple[str, str]]:
@@ -162,7 +162,7 @@ def _pci_attributes(pci: NcclPci) -> Iterator[tuple[str, str]]:
         yield "link_width", str(pci.width)
 
 
-def _element(
+def _format_element(
     indent: str, name: str, attributes: Iterator[tuple[str, str]], inside: Iterator[str]
 ) -> Iterator[str]:
     tag = " ".join([name, *(f'{key}="{value}"' for key, value in attributes)])
@@ -195,14 +195,14 @@ def cloud_config(topology: str) -> str:
     return (
         "#cloud-config\n"
         "write_files:\n"
-        f"{_file(KEPT_PATH, topology)}"
-        f"{_file(_TMPFILES_PATH, rules)}"
+        f"{_format_file(KEPT_PATH, topology)}"
+        f"{_format_file(_TMPFILES_PATH, rules)}"
         "runcmd:\n"
         f"  - [install, -D, -m, '0644', {KEPT_PATH}, {DEFAULT_PATH}]\n"
     )
 
 
-def _file(path: str, content: str) -> str:
+def _format_file(path: str, content: str) -> str:
     indented = "".join(f"      {line}\n" for line in content.splitlines())
     return (
         f"  - path: {path}\n    owner: root:root\n    permissions: '0644'\n"

@@ -14,7 +14,7 @@ from operator import or_
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.cpuset import CpuSet, members
+from homenode.cpuset import CpuSet, list_members
 from homenode.findings import Gap
 from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import DomainMark, Host, RunningDomain
@@ -218,5 +218,5 @@ def _shares_of_ranges(cores: Sequence[int], in_use: int, floating_ranges: Sequen
 
 def _cores_of_pus(host: Host, pus: int) -> int:
     """Return the whole cores of these CPUs (bits)."""
-    used = [host.core_at[pu].pus.bits for pu in members(pus) if pu in host.core_at]
+    used = [host.core_at[pu].pus.bits for pu in list_members(pus) if pu in host.core_at]
     return reduce(or_, used, 0)

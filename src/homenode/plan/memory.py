@@ -115,7 +115,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
         node.index: (node.index,) for node in host.nodes if node.pus
     }
     for index in dict.fromkeys(request.options.memory_nodes_allowed):  # each once
-        node = host.node(index)
+        node = host.find_node(index)
         if node is None:
             indices = ", ".join(str(n.index) for n in host.nodes)
             raise InputError(f"memory node {index}: expected a node of the host ({indices})")

@@ -22,22 +22,22 @@ from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import reject_older
 from homenode.vm.domain.copy import DEFAULT_NAME, copy_domain, shared_with_original
 from homenode.vm.domain.limits import check_vcpus, reject_unsafe
-from homenode.vm.domain.read import open_domain, vm_of, with_kept
+from homenode.vm.domain.read import build_vm, keep_parts, open_domain
 from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, ManualRanges, PlanOptions, size_of_cells
 from homenode.vm.targets import libvirt
-from homenode.vm.targets.registry import VmFile, on_host, other_parts, target_named
+from homenode.vm.targets.registry import VmFile, add_host_facts, other_parts, target_named
 from homenode.vm.targets.target import (
     Feature,
     Rendering,
     SupportLevel,
     Target,
     default_machine,
-    features_of,
     findings_for,
     is_vgpu,
-    settings_of,
+    list_features,
+    list_settings,
     target_findings,
     way_to_add,
 )
@@ -99,7 +99,7 @@ def plan_file(
     Unplannable with every rejection, and as libvirt.render.
     """
     document, shared = _source_document(original, source, copy_name)
-    guest = vm_of(open_domain(document, source))
+    guest = build_vm(open_domain(document, source))
     vm_plan = plan(host, request_for(guest, options, host))
     return _planned_file(vm_plan, guest, host, document, source, shared)
 
@@ -115,7 +115,7 @@ def plan_manually(
     """Plan with CPU lists of the user and without a host, as in the study's listings. The vCPU
     count is that of the lists. Raises like plan_file."""
     document, shared = _source_document(original, source, copy_name)
-    guest = vm_of(open_domain(document, source))
+    guest = build_vm(open_domain(document, source))
     request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
     vm_plan = assemble(None, with_vcpus(request, len(placement.vcpu_pins)), placement)
@@ -142,12 +142,12 @@ def _planned_file(
     rendering = libvirt.render(vm_plan, guest, host, document, source)
     findings = (*shared, *rendering.findings)
     return PlannedFile(
-        plan=with_kept(vm_plan, open_domain(rendering.document, source)),
+        plan=keep_parts(vm_plan, open_domain(rendering.document, source)),
         target=LIBVIRT,
         original=document,
         rendering=rendering,
         findings=findings,
-        faults=tuple(libvirt.contradictions(document, source)),
+        faults=tuple(libvirt.find_contradictions(document, source)),
         host=host,
     )
 
@@ -182,7 +182,7 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
         return (plan_file(only.original, only.name, only.options, host),)
 
     def size(request: FileRequest) -> tuple[int, int]:
-        guest = vm_of(open_domain(request.original, request.name))
+        guest = build_vm(open_domain(request.original, request.name))
         return -(guest.memory_bytes or 0), -(guest.vcpus or 0)
 
     sizes = {request.name: size(request) for request in requests}
@@ -256,7 +256,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     """Plan a VM and write it for a target. A file of that target is edited. Raises like plan_file,
     and InputError if the target cannot take the plan."""
     module = target_named(target)
-    vm = on_host(vm, host)
+    vm = add_host_facts(vm, host)
     if vm.kind != target:
         vm = structs.replace(vm, guest=_without_addresses(vm.guest, module, vm.source))
     request = request_for(vm.guest, options, host)
@@ -280,7 +280,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     vm_plan = structs.replace(
         vm_plan,
         findings=findings_for(target, vm_plan.findings),
-        kept=settings_of(module, rendering.document),
+        kept=list_settings(module, rendering.document),
         kept_of=target,
     )
     return PlannedFile(
@@ -327,7 +327,7 @@ def _not_carried(vm: VmFile, target: Target, name: str) -> Iterator[Finding]:
 def _reject_lost_vgpus(plan: Plan, target: Target) -> None:
     """Reject vGPUs for a target without them: the file would pass the whole GPU."""
     support = target.support[Feature.VGPUS]
-    if support.level is SupportLevel.LOST and Feature.VGPUS in features_of(plan):
+    if support.level is SupportLevel.LOST and Feature.VGPUS in list_features(plan):
         names = ", ".join(d.uuid or str(d.bdf) for d in plan.vm.hostdevs if is_vgpu(d))
         raise InputError(
             f"target {target.title}: expected whole devices, found the vGPU {names}: {support.how}",

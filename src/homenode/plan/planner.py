@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import NotKnownError, UsageError
 from homenode.findings import Finding, Gap, finding
-from homenode.machine.topology import Host, reject_unshown, with_certain_nodes
+from homenode.machine.topology import Host, complete_nodes, reject_unshown
 from homenode.plan.allocations import own_is_unknown
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
@@ -26,7 +26,7 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
     Raises Unplannable with every rejection, UsageError for options that contradict each other,
     InputError for what the host lacks, NotKnownError if its cores are unknown.
     """
-    certain = with_certain_nodes(host)
+    certain = complete_nodes(host)
     placed = placement(certain, request, brief=brief)
     return assemble(certain, as_placed(request, placed), placed)
 

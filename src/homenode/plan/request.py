@@ -13,12 +13,12 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
 from homenode.vm.gpu_parts import (
+    add_mediated,
     function_of_uuid,
     named_device,
     profiles_text,
     reject_second,
     same_profile,
-    with_mediated,
 )
 from homenode.vm.layout import (
     GuestCells,
@@ -27,10 +27,10 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
+    add_preset_name,
+    expose_siblings,
     preset_named,
     unknown_layout,
-    with_preset_name,
-    with_siblings,
 )
 from homenode.vm.model import GuestHostdev, Vm
 from homenode.vm.plan_options import (
@@ -103,7 +103,7 @@ def _with_switches(layout: Layout, options: PlanOptions) -> Layout:
     if switched == layout:
         return layout
     _reject_contradictions(switched)
-    return with_preset_name(switched)
+    return add_preset_name(switched)
 
 
 def _reject_contradictions(layout: Layout) -> None:
@@ -190,7 +190,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
             f"--keep-vcpus: expected a layout that pins all CPUs, found {layout.name}",
             hint="omit it, or use an -smt layout",
         )
-    guest = with_mediated(guest, host)
+    guest = add_mediated(guest, host)
     _check_profile(options, host)
     documented = {hostdev.bdf for hostdev in guest.hostdevs}
     if host is not None and options.gpu_count is not None:
@@ -262,9 +262,9 @@ def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
             hint="use pin-bound, or --pinning all-cpus",
         )
     return (
-        with_siblings(layout)
+        expose_siblings(layout)
         if exposed or guest.threads_per_core > 1
-        else with_preset_name(
+        else add_preset_name(
             replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN)
         )
     )

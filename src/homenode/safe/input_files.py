@@ -95,7 +95,7 @@ def read_plain(path: str | Path, max_bytes: int) -> bytes:
 def read_start(path: str | Path, max_bytes: int) -> bytes:
     """Read at most this many first bytes of a regular file. Raises OSError."""
     with open_regular(path) as file:
-        return _up_to(file.fileno(), max_bytes, str(path))
+        return _read_up_to(file.fileno(), max_bytes, str(path))
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -115,7 +115,7 @@ def _open_disk(path: str) -> int:
             raise OSError(errno.ENXIO, "a file of the kernel's", path)
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
-            raise OSError(errno.ENXIO, f"{_kind(mode)}, which is neither", path)
+            raise OSError(errno.ENXIO, f"{_format_kind(mode)}, which is neither", path)
         return os.open(f"/proc/self/fd/{handle}", _PLAIN)
     finally:
         os.close(handle)
@@ -251,7 +251,7 @@ def read_kernel_file(path: str) -> bytes | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        return _up_to(descriptor, MAX_KERNEL_BYTES, path)
+        return _read_up_to(descriptor, MAX_KERNEL_BYTES, path)
     except OSError:
         return None
     finally:
@@ -269,7 +269,7 @@ def _open_handle(handle: int, name: str) -> BinaryIO:
     if not stat.S_ISREG(mode):
         if stat.S_ISDIR(mode):
             raise OSError(errno.EISDIR, "a directory, not a regular file", name)
-        raise OSError(errno.ENXIO, f"{_kind(mode)}, not a regular file", name)
+        raise OSError(errno.ENXIO, f"{_format_kind(mode)}, not a regular file", name)
     try:
         return os.fdopen(os.open(f"/proc/self/fd/{handle}", _PLAIN), "rb")
     except OSError as error:
@@ -277,7 +277,7 @@ def _open_handle(handle: int, name: str) -> BinaryIO:
         raise
 
 
-def _kind(mode: int) -> str:
+def _format_kind(mode: int) -> str:
     return next((word for holds, word in _KINDS if holds(mode)), "something else")
 
 
@@ -290,7 +290,7 @@ def _standard_input(max_bytes: int) -> bytes:
 
 
 def _read_whole(descriptor: int, max_bytes: int, name: str) -> bytes:
-    content = _up_to(descriptor, max_bytes + 1, name)
+    content = _read_up_to(descriptor, max_bytes + 1, name)
     _check_size(content, max_bytes, name)
     return content
 
@@ -300,7 +300,7 @@ def _check_size(content: bytes, max_bytes: int, name: str) -> None:
         raise OSError(errno.EFBIG, f"more than {_size_text(max_bytes)}", name)
 
 
-def _up_to(descriptor: int, max_bytes: int, name: str) -> bytes:
+def _read_up_to(descriptor: int, max_bytes: int, name: str) -> bytes:
     reported_bytes = os.fstat(descriptor).st_size  # 0 for kernel files
     size = _PIECE if reported_bytes < _LARGE_PIECE else _LARGE_PIECE
     content = bytearray()

@@ -107,7 +107,7 @@ class RecordDirectory:
         not exclude a second writer.
         """
         with contextlib.ExitStack() as opened:
-            with self.errors():
+            with self.convert_errors():
                 self.make()
                 if self._directory is None and self._below is not None:
                     names = self.path.relative_to(self._below).parts
@@ -135,14 +135,14 @@ class RecordDirectory:
         directory = (
             self.path if self._directory is None else Path(f"/proc/self/fd/{self._directory}")
         )
-        with self.errors():
+        with self.convert_errors():
             sweep_parts(directory)
 
     def make(self) -> None:
         """Create the directory if it is not there."""
         if self._directory is not None:
             return
-        with self.errors():
+        with self.convert_errors():
             if self._below is not None:
                 os.close(open_directory(self._below, *self.path.relative_to(self._below).parts))
             elif not self.path.is_dir():
@@ -152,7 +152,7 @@ class RecordDirectory:
 
     def read(self, name: str) -> bytes | None:
         """Read a file; None if it is missing."""
-        with self.errors():
+        with self.convert_errors():
             try:
                 return read_below(self.path, name, MAX_BYTES, descriptor=self._directory)
             except FileNotFoundError:
@@ -162,7 +162,7 @@ class RecordDirectory:
         """Write a file atomically and sync it. mode: its permissions, if not the directory's."""
         path = self.path / name
         mode = PRIVATE if self._private else mode
-        with self.errors():
+        with self.convert_errors():
             if self._directory is None:
                 replace_file(path, content, mode)
                 return path
@@ -174,7 +174,7 @@ class RecordDirectory:
                 os.close(directory)
         return path
 
-    def journal(self) -> bytes:
+    def read_journal(self) -> bytes:
         """Return the journal's complete lines; empty without a journal."""
         content = self.read(self._journal) or b""
         return content[: content.rfind(b"\n") + 1]
@@ -188,13 +188,13 @@ class RecordDirectory:
 
     def append(self, line: str) -> None:
         """Append a line and sync it. Only the lock's holder may call this."""
-        with self.errors():
+        with self.convert_errors():
             name = self.journal_path if self._directory is None else self._journal
             descriptor = open_existing(name, directory=self._directory)
             try:
                 end = os.lseek(descriptor, 0, os.SEEK_END)
                 if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a kill cut a line short
-                    end = len(self.journal())
+                    end = len(self.read_journal())
                     os.ftruncate(descriptor, end)
                 os.lseek(descriptor, end, os.SEEK_SET)
             except OSError:
@@ -216,7 +216,7 @@ class RecordDirectory:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
+    def convert_errors(self) -> Iterator[None]:
         """Convert file system errors to HostErrors with the file and the next step."""
         try:
             yield

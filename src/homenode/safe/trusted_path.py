@@ -21,7 +21,7 @@ READ, ENTER = 4, 1
 """Rights of an entry of an access control list."""
 
 
-def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) -> str | None:
+def find_other_writer(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) -> str | None:
     """Return which other user could change a path's target, for a message; None if no user could.
 
     user: whose files and directories are trusted like root's. sticky: directories like /tmp are
@@ -34,7 +34,7 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
     for path in paths:
         try:
             for part in path_components(path):
-                reason = _changeable(str(part), part.lstat(), trusted, user, sticky=sticky)
+                reason = _find_other_writer(str(part), part.lstat(), trusted, user, sticky=sticky)
                 if reason is not None:
                     return f"{part} {reason}"
         except OSError as error:
@@ -47,7 +47,7 @@ def _trusted_users(user: int) -> frozenset[int]:
     return frozenset((0, user, os.lstat("/").st_uid))
 
 
-def _changeable(
+def _find_other_writer(
     path: str,
     status: os.stat_result,
     trusted: frozenset[int],
@@ -109,7 +109,7 @@ def temporary_root() -> Path:
 
 def check_private(above: Path) -> None:
     """Raise HostError if another user could rename files created in a directory."""
-    reason = changeable((above,), user=os.geteuid(), sticky=True)
+    reason = find_other_writer((above,), user=os.geteuid(), sticky=True)
     if reason is not None:
         from homenode.errors import HostError
 

@@ -24,7 +24,7 @@ class Scale(Struct, frozen=True):
     end: float
     log: bool = False  # both above 0
 
-    def position(self, value: float) -> float:
+    def place(self, value: float) -> float:
         """Return the position of a value; values outside are placed at the end."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
@@ -45,7 +45,7 @@ def log_steps(low: float, high: float, base: float = 10.0, count: int = 6) -> tu
     return tuple(base**power for power in range(first, last + 1, stride))
 
 
-def bounds(values: Sequence[float]) -> tuple[float, float]:
+def pad_range(values: Sequence[float]) -> tuple[float, float]:
     """Return the least and the greatest value above 0, with some space on a logarithmic axis."""
     return min(values) / 1.15, max(values) * 1.15
 
@@ -149,12 +149,12 @@ class BarGroup(Struct, frozen=True):
 def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = False) -> str:
     """Return the SVG of these groups, in their order, on one axis from zero. log: a logarithmic
     axis, for values far apart; only the ends of its bars compare."""
-    canvas = SvgCanvas.chart(title)
+    canvas = SvgCanvas.start_chart(title)
     bars = [bar for group in groups for bar in group.bars]
     largest = max(max(bar.value, bar.high or 0.0) for bar in bars)
     least = min(min(bar.value, bar.value if bar.low is None else bar.low) for bar in bars)
     divisor, name = chart_scale(unit, [largest])
-    texts = [_text(bar, divisor, name) for bar in bars]
+    texts = [_format_value(bar, divisor, name) for bar in bars]
     right = max(
         text_width(text, TEXT, bold=True) + (text_width(bar.note, 10) + 6 if bar.note else 0)
         for text, bar in zip(texts, bars, strict=True)
@@ -169,17 +169,17 @@ def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = 
     position = 0
     for group in groups:
         if group.name:
-            canvas.text(0, y + 12, group.name, bold=True, width=CHART_WIDTH)
+            canvas.draw_text(0, y + 12, group.name, bold=True, width=CHART_WIDTH)
             y += _GROUP
         for bar in group.bars:
             _draw(canvas, bar, texts[position], y, scale, is_tall=is_tall)
             y += _TALL_ROW if is_tall else _ROW
             position += 1
         y += _GAP
-    return canvas.svg(y)
+    return canvas.serialize(y)
 
 
-def _text(bar: Bar, divisor: float, unit: str) -> str:
+def _format_value(bar: Bar, divisor: float, unit: str) -> str:
     if bar.text is not None:
         return bar.text
     if bar.is_range and bar.low is not None and bar.high is not None:
@@ -190,19 +190,21 @@ def _text(bar: Bar, divisor: float, unit: str) -> str:
 def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_tall: bool) -> None:
     top = y + 17 if is_tall else y + 2
     if is_tall:
-        canvas.text(0, y + 12, bar.label, width=CHART_WIDTH)
+        canvas.draw_text(0, y + 12, bar.label, width=CHART_WIDTH)
     else:
-        canvas.text(0, top + 9.5, bar.label, width=scale.start - _SPACE / 2)
+        canvas.draw_text(0, top + 9.5, bar.label, width=scale.start - _SPACE / 2)
     tooltip = f"{bar.label}: {text}" + (f", {bar.note}" if bar.note else "")
-    canvas.rect(scale.start, top, scale.end - scale.start, _HEIGHT, "plot", radius=2)
+    canvas.draw_rect(scale.start, top, scale.end - scale.start, _HEIGHT, "plot", radius=2)
     low, high = bar.low, bar.high
     has_range = low is not None and high is not None and high > low
-    start = scale.position(low) if bar.is_range and has_range and low is not None else scale.start
-    reach = scale.position(high) if bar.is_range and has_range and high is not None else None
-    end = scale.position(bar.value) if reach is None else reach
+    start = scale.place(low) if bar.is_range and has_range and low is not None else scale.start
+    reach = scale.place(high) if bar.is_range and has_range and high is not None else None
+    end = scale.place(bar.value) if reach is None else reach
     if reach is not None and not scale.log:  # pale from zero to the range: its bar has a length too
-        canvas.rect(scale.start, top, start - scale.start, _HEIGHT, f"s{bar.series} pale", radius=2)
-    canvas.rect(
+        canvas.draw_rect(
+            scale.start, top, start - scale.start, _HEIGHT, f"s{bar.series} pale", radius=2
+        )
+    canvas.draw_rect(
         min(start, end - 1.5) if end - 1.5 >= scale.start else scale.start,
         top,
         max(end - start, 1.5),
@@ -213,14 +215,14 @@ def _draw(canvas: SvgCanvas, bar: Bar, text: str, y: float, scale: Scale, *, is_
     )
     if has_range and not bar.is_range and low is not None and high is not None:
         middle = top + _HEIGHT / 2
-        ends = scale.position(low), scale.position(high)
-        canvas.line((ends[0], middle), (ends[1], middle), classes="whisker box")
-    in_use = canvas.text(
+        ends = scale.place(low), scale.place(high)
+        canvas.draw_line((ends[0], middle), (ends[1], middle), classes="whisker box")
+    in_use = canvas.draw_text(
         scale.end + _SPACE / 2, top + 9.5, text, bold=True, width=CHART_WIDTH - scale.end
     )
     if bar.note:
         x = scale.end + _SPACE / 2 + in_use + 6
-        canvas.text(x, top + 9.5, bar.note, 10, "dim", width=CHART_WIDTH - x)
+        canvas.draw_text(x, top + 9.5, bar.note, 10, "dim", width=CHART_WIDTH - x)
 
 
 _EFFECT, _TALL_EFFECT = 36.0, 50.0
@@ -245,44 +247,46 @@ class ForestRow(Struct, frozen=True):
 def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:
     """Return the SVG of these effects: left of the middle is worse, right of it better. end: the
     axis end, to share it between charts (`axis_end`); None = fit these rows."""
-    canvas = SvgCanvas.chart(title)
+    canvas = SvgCanvas.start_chart(title)
     end = axis_end(rows) if end is None else end
     scale = Scale(1 / end, end, _LEFT, _RIGHT, log=True)
     top = 20.0
-    is_tall = any(_in_use(row) > _RIGHT - _LEFT for row in rows)
+    is_tall = any(_measure_text(row) > _RIGHT - _LEFT for row in rows)
     height = _TALL_EFFECT if is_tall else _EFFECT
     bottom = top + height * len(rows)
-    canvas.text(_LEFT, 10, "← worse", 10, "dim")
-    canvas.text(_RIGHT, 10, "better →", 10, "dim", anchor="end")
+    canvas.draw_text(_LEFT, 10, "← worse", 10, "dim")
+    canvas.draw_text(_RIGHT, 10, "better →", 10, "dim", anchor="end")
     for ratio in (1 / end, 1.0, end):
-        x = scale.position(ratio)
+        x = scale.place(ratio)
         anchor = {1.0: "middle", end: "end"}.get(ratio, "start")
-        canvas.text(x, bottom + 13, _ratio_text(ratio), 10, "dim", anchor=anchor)
+        canvas.draw_text(x, bottom + 13, _ratio_text(ratio), 10, "dim", anchor=anchor)
     for number, row in enumerate(rows):
-        _effect(canvas, row, top + number * height, scale, is_tall=is_tall)
-    return canvas.svg(bottom + 18)
+        _draw_effect(canvas, row, top + number * height, scale, is_tall=is_tall)
+    return canvas.serialize(bottom + 18)
 
 
-def _in_use(row: ForestRow) -> float:
+def _measure_text(row: ForestRow) -> float:
     return text_width(row.label, 11) + 8 + text_width(row.tooltip, 11, bold=True)
 
 
-def _effect(canvas: SvgCanvas, row: ForestRow, y: float, scale: Scale, *, is_tall: bool) -> None:
-    canvas.text(_LEFT, y + 13, row.label, width=_RIGHT - _LEFT)
-    canvas.text(_RIGHT, y + (27 if is_tall else 13), row.tooltip, anchor="end", bold=True)
+def _draw_effect(
+    canvas: SvgCanvas, row: ForestRow, y: float, scale: Scale, *, is_tall: bool
+) -> None:
+    canvas.draw_text(_LEFT, y + 13, row.label, width=_RIGHT - _LEFT)
+    canvas.draw_text(_RIGHT, y + (27 if is_tall else 13), row.tooltip, anchor="end", bold=True)
     middle = y + (38 if is_tall else 24)
-    canvas.line((_LEFT, middle), (_RIGHT, middle), classes="grid")
-    equal = scale.position(1.0)
-    canvas.line((equal, middle - 7), (equal, middle + 7), classes="axis")
+    canvas.draw_line((_LEFT, middle), (_RIGHT, middle), classes="grid")
+    equal = scale.place(1.0)
+    canvas.draw_line((equal, middle - 7), (equal, middle + 7), classes="axis")
     if row.low is not None and row.high is not None:
-        low, high = scale.position(row.low), scale.position(row.high)
-        canvas.line((low, middle), (high, middle), classes=f"whisker l{row.outcome}")
+        low, high = scale.place(row.low), scale.place(row.high)
+        canvas.draw_line((low, middle), (high, middle), classes=f"whisker l{row.outcome}")
         for x in (low, high):
-            canvas.line((x, middle - 4), (x, middle + 4), classes=f"whisker l{row.outcome}")
-    x = scale.position(row.gain)
-    canvas.dot(x, middle, 4.5, row.outcome, title=f"{row.label}: {row.tooltip}")
+            canvas.draw_line((x, middle - 4), (x, middle + 4), classes=f"whisker l{row.outcome}")
+    x = scale.place(row.gain)
+    canvas.draw_dot(x, middle, 4.5, row.outcome, title=f"{row.label}: {row.tooltip}")
     if row.low is None:
-        canvas.dot(x, middle, 2.2, "box")  # hollow: one value, no interval
+        canvas.draw_dot(x, middle, 2.2, "box")  # hollow: one value, no interval
 
 
 def axis_end(rows: Sequence[ForestRow]) -> float:

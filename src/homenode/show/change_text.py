@@ -9,7 +9,7 @@ from homenode.doc import Doc, Text
 from homenode.text import plural
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.hostdevs import hostdev_elements
-from homenode.vm.domain.merge import tree_of
+from homenode.vm.domain.merge import normalize
 from homenode.vm.domain.read import open_domain
 
 _Key = tuple[Any, ...]
@@ -35,8 +35,8 @@ def line_counts(before: bytes, after: bytes) -> tuple[int, int]:
 def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = frozenset()) -> Doc:
     """Describe each section in a line: lines added and removed, elements. gpus: of the host."""
     old, new = (open_domain(xml, name) for xml in (before, after))
-    added, removed = _count_changes(_lines(old), _lines(new), size=1)
-    written, gone = _count_changes(_parts(old, gpus), _parts(new, gpus), size=2)
+    added, removed = _count_changes(_list_lines(old), _list_lines(new), size=1)
+    written, gone = _count_changes(_list_parts(old, gpus), _list_parts(new, gpus), size=2)
     head = f"change: {plural(added.total(), 'line')} added, {removed.total()} removed"
     texts = [Text(f"{head} in the definition of {name} (all: --diff)", hang=2)]
     sections = {key for (key,) in (*added, *removed)}
@@ -65,30 +65,30 @@ def _count_changes(
     return added, removed
 
 
-def _sections(document: Document) -> Iterator[tuple[str, Element]]:
+def _list_sections(document: Document) -> Iterator[tuple[str, Element]]:
     """Yield (section, element) of each child of <domain>, and of each device."""
     for child in document.root.children:
         for element in child.children if child.name == "devices" else (child,):
             yield _SECTION_OF.get(element.name, _OTHER), element
 
 
-def _lines(document: Document) -> Iterator[tuple[str, bytes]]:
+def _list_lines(document: Document) -> Iterator[tuple[str, bytes]]:
     lines = document.text.split(b"\n")
     sections = [_OTHER] * len(lines)
-    for section, element in _sections(document):
+    for section, element in _list_sections(document):
         count = document.text.count(b"\n", element.start, element.end) + 1
         sections[element.line - 1 : element.line - 1 + count] = [section] * count
     return zip(sections, lines, strict=True)
 
 
-def _parts(document: Document, gpus: frozenset[Bdf]) -> Iterator[tuple[str, str, object]]:
+def _list_parts(document: Document, gpus: frozenset[Bdf]) -> Iterator[tuple[str, str, object]]:
     """Yield (section, label, content) of the elements that a change names."""
     of_gpus = {element.start for bdf, element in hostdev_elements(document) if bdf in gpus}
-    for section, element in _sections(document):
+    for section, element in _list_sections(document):
         is_whole = section in ("controllers", "hostdevs", _OTHER) or not element.children
         for child in (element,) if is_whole else element.children:
             for part in child.children if child.name == "numa" else (child,):
-                yield section, _label(section, part, part.start in of_gpus), tree_of(part)
+                yield section, _label(section, part, part.start in of_gpus), normalize(part)
 
 
 def _label(section: str, element: Element, is_gpu: bool) -> str:

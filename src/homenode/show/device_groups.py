@@ -86,7 +86,7 @@ def devices_by_node(
     complexes = {complex_.name: complex_ for complex_ in host.root_complexes}
     # Firmware of one-node machines reports -1 for every device; only one node is possible.
     single_node = host.nodes[0].index if len(host.nodes) == 1 else None
-    cards, counted = _cards(host, kept_devices, everything)
+    cards, counted = _list_cards(host, kept_devices, everything)
     switches_of: dict[Bdf, tuple[PciDevice, ...]] = {}
     grouped: dict[NodeIndex | None, dict[str, dict[tuple[Bdf, ...], list[DeviceCard]]]] = {}
     for card in cards:
@@ -145,7 +145,7 @@ def short_addresses(host: Host) -> bool:
     return all(device.bdf.domain == 0 for device in host.pci_devices)
 
 
-def _cards(
+def _list_cards(
     host: Host, kept_devices: frozenset[Bdf], everything: bool
 ) -> tuple[list[DeviceCard], list[PciDevice]]:
     """Return cards in host order, and the functions without a card."""
@@ -350,13 +350,13 @@ def link_lines(host: Host) -> tuple[str, ...]:
     for (kind, count), pairs in sorted(by_kind.items(), key=lambda item: str(item[0])):
         per_pair = f", {plural(count, 'link')} each" if count else ", number of links unknown"
         remaining = set(pairs)
-        for members in _components(pairs):
+        for members in _find_components(pairs):
             inside = {pair for pair in remaining if pair <= members}
             names = naming.members_text(members)
             if len(members) > 2 and len(inside) == len(members) * (len(members) - 1) // 2:
                 lines.append(f"{LINK_NAMES[kind]}: {names}, every pair{per_pair}")
                 continue
-            for ends, mates in _stars(inside):
+            for ends, mates in _group_by_peers(inside):
                 lines.append(
                     f"{LINK_NAMES[kind]}: {naming.members_text(ends)} to "
                     f"{naming.members_text(mates)}{per_pair}"
@@ -409,7 +409,7 @@ class _DeviceNames:
         return " and ".join(parts)
 
 
-def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[Bdf]]]:
+def _group_by_peers(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[Bdf]]]:
     """Group pairs as (devices, peers linked to each of them): every pair once, in few groups."""
     mates: dict[Bdf, set[Bdf]] = {}
     for pair in pairs:
@@ -429,7 +429,7 @@ def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[B
     return stars
 
 
-def _components(pairs: set[frozenset[Bdf]]) -> list[frozenset[Bdf]]:
+def _find_components(pairs: set[frozenset[Bdf]]) -> list[frozenset[Bdf]]:
     """Return connected sets of devices, ascending by their first device."""
     owner: dict[Bdf, set[Bdf]] = {}
     for pair in pairs:

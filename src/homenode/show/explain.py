@@ -34,22 +34,24 @@ def explain(
 def explain_sections(plan: Plan, host: Host | None) -> tuple[Section, ...]:
     """Return all sections behind the answer."""
     sections = (
-        _placement(plan, host),
-        _choice(plan, host),
-        _section("Rejected", rejection_lines(plan.rejections)),
-        _topology(plan),
-        _devices(plan, host),
-        _pages(plan, host),
+        _format_placement(plan, host),
+        _format_choice(plan, host),
+        _make_section("Rejected", rejection_lines(plan.rejections)),
+        _format_topology(plan),
+        _format_devices(plan, host),
+        _format_pages(plan, host),
         _kernel_parameters(plan, host),
-        _apertures(plan),
-        _section("Changes in the guest", plan.consequences),
-        _section("Findings", [f"{f.severity}: {finding_lines((f,))[0]}" for f in plan.findings]),
-        _section("Unknown", gap_lines(plan.gaps)),
+        _format_apertures(plan),
+        _make_section("Changes in the guest", plan.consequences),
+        _make_section(
+            "Findings", [f"{f.severity}: {finding_lines((f,))[0]}" for f in plan.findings]
+        ),
+        _make_section("Unknown", gap_lines(plan.gaps)),
     )
     return tuple(part for part in sections if part.parts)
 
 
-def _placement(plan: Plan, host: Host | None) -> Section:
+def _format_placement(plan: Plan, host: Host | None) -> Section:
     lines = [f"Placement: {plan.fallback} (policy {plan.policy})."] if plan.fallback else []
     used = CpuSet.union(plan.vcpu_pins)
     rows: list[tuple[str, ...]] = []
@@ -66,11 +68,11 @@ def _placement(plan: Plan, host: Host | None) -> Section:
     if plan.vm.emulator_pus is not None and (shared := plan.vm.emulator_pus & used):
         lines.append(f"QEMU shares {cpus_text(shared)} with vCPUs and may delay them.")
     table = Table(heads=("node", "LLC", "cores used", "cores", "vCPU CPUs"), rows=tuple(rows))
-    return _section("Where it runs", tuple(lines), table if rows else None)
+    return _make_section("Where it runs", tuple(lines), table if rows else None)
 
 
 def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ...]]:
-    node = host.node(index)
+    node = host.find_node(index)
     if node is None:
         return []
     cores_of_llc: dict[int | None, list[CpuSet]] = {}
@@ -89,10 +91,10 @@ def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ..
     return rows
 
 
-def _choice(plan: Plan, host: Host | None) -> Section:
+def _format_choice(plan: Plan, host: Host | None) -> Section:
     """List the cost terms in order: the first that differs between two placements decides."""
     if not plan.cost:
-        return _section("Why there")
+        return _make_section("Why there")
     costs = [(plan.nodes, plan.cost), *((other.nodes, other.cost) for other in plan.runners_up)]
     lines = []
     for place, other in zip(_PLACES, plan.runners_up, strict=False):
@@ -102,21 +104,23 @@ def _choice(plan: Plan, host: Host | None) -> Section:
         lines.append(f"{place}: {nodes_text(other.nodes)}{having}; decided by {decided}.")
     rows = []
     for term in plan.cost:
-        row = tuple(_value(plan, nodes, cost, term.name) for nodes, cost in costs)
+        row = tuple(_format_cost(plan, nodes, cost, term.name) for nodes, cost in costs)
         if set(row) != {"0"}:
             rows.append((term_words(term.name), *row))
     if plan.optimal is None:
         lines.insert(0, "Whether this is the best placement is unknown: not all were compared.")
     elif plan.optimal and (host is None or sum(bool(node.pus) for node in host.nodes) != 1):
         lines.insert(0, "This is the best placement (proved).")
-    return _section(
+    return _make_section(
         "Why there",
         lines,
         Table(heads=("concern", "plan", *_PLACES[: len(costs) - 1]), rows=tuple(rows)),
     )
 
 
-def _value(plan: Plan, nodes: Sequence[NodeIndex], cost: Sequence[CostTerm], name: str) -> str:
+def _format_cost(
+    plan: Plan, nodes: Sequence[NodeIndex], cost: Sequence[CostTerm], name: str
+) -> str:
     if name in _unknown_terms(plan, nodes):
         return "unknown"
     return term_value(name, next((term.value for term in cost if term.name == name), None))
@@ -147,7 +151,7 @@ def rejection_lines(rejections: Sequence[Rejection]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _topology(plan: Plan) -> Section:
+def _format_topology(plan: Plan) -> Section:
     lines: list[str] = []
     if plan.vm.cpu_topology is not None:
         shape = plan.vm.cpu_topology
@@ -181,10 +185,10 @@ def _topology(plan: Plan) -> Section:
         for device in plan.vm.hostdevs
         if device.initiator_cells
     ]
-    return _section("CPU topology and caches of the guest", tuple(lines))
+    return _make_section("CPU topology and caches of the guest", tuple(lines))
 
 
-def _devices(plan: Plan, host: Host | None) -> Section:
+def _format_devices(plan: Plan, host: Host | None) -> Section:
     names = {} if host is None else {d.bdf: d.kind.value for d in host.pci_devices}
     rows = tuple(
         (
@@ -202,10 +206,10 @@ def _devices(plan: Plan, host: Host | None) -> Section:
         "index of a controller as bus.",
     )
     has_address = any(device.address is not None for device in plan.vm.hostdevs)
-    return _section("Devices", lines if has_address else (), Table(heads=columns, rows=rows))
+    return _make_section("Devices", lines if has_address else (), Table(heads=columns, rows=rows))
 
 
-def _pages(plan: Plan, host: Host | None) -> Section:
+def _format_pages(plan: Plan, host: Host | None) -> Section:
     commands: list[str] = []
     rows: list[tuple[str, ...]] = []
     for node, page_bytes, pages, free in plan.page_reservations:
@@ -235,7 +239,7 @@ def _pages(plan: Plan, host: Host | None) -> Section:
     elif rows:
         lines = ("Enough huge pages are free; nothing to reserve.",)
     table = Table(heads=("node", "page size", "pages needed", "free now"), rows=tuple(rows))
-    return _section("Huge pages", lines, table if rows else None, tuple(commands))
+    return _make_section("Huge pages", lines, table if rows else None, tuple(commands))
 
 
 def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
@@ -269,21 +273,21 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
         "For the bootloader's kernel command line, if the VM keeps these CPUs; "
         "hugepages= by node needs Linux 5.16:",
     )
-    return _section("Kernel parameters", lines if parameters else (), commands=parameters)
+    return _make_section("Kernel parameters", lines if parameters else (), commands=parameters)
 
 
 def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:
     """Return the pages of that size in the node's pool; None if unknown."""
-    node = None if host is None else host.node(index)
+    node = None if host is None else host.find_node(index)
     if node is None:
         return None
     return next((p.total_pages for p in node.page_pools if p.page_bytes == page_bytes), None)
 
 
-def _apertures(plan: Plan) -> Section:
+def _format_apertures(plan: Plan) -> Section:
     aperture = plan.aperture
     if aperture is None:
-        return _section("Address space and locked memory")
+        return _make_section("Address space and locked memory")
     lines: list[str] = []
     if aperture.pcihole64_bytes is not None:
         lines.append(f"64-bit PCI window (pcihole64): {format_bytes(aperture.pcihole64_bytes)}.")
@@ -300,10 +304,10 @@ def _apertures(plan: Plan) -> Section:
             f"Entries in the IOMMU's DMA map: at most {aperture.dma_map_entries:,}. The kernel "
             "makes them when the VM starts; larger pages need fewer."
         )
-    return _section("Address space and locked memory", tuple(lines))
+    return _make_section("Address space and locked memory", tuple(lines))
 
 
-def _section(
+def _make_section(
     heading: str,
     lines: Sequence[str] = (),
     table: Table | None = None,

@@ -1,7 +1,7 @@
 """FindingsText: the screen of findings: the answer, a block for equal findings, then labels.
 
-A screen has at most 25 lines of 80 columns; --explain lists each finding. `prometheus` writes
-findings as metrics for node health checks.
+A screen has at most 25 lines of 80 columns; --explain lists each finding. `format_prometheus`
+writes findings as metrics for node health checks.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from homenode.check.verify.guest_checks import Check
 from homenode.doc import Doc, Part, Span, Text, plain
-from homenode.findings import Finding, Findings, Severity, texts_of
+from homenode.findings import Finding, Findings, Severity, find_texts
 from homenode.text import first_few, number_list, plural
 from homenode.units import whole_number
 
@@ -48,24 +48,24 @@ def findings_text(
 ) -> Doc:
     """Return the screen of findings about a subject. answer: line 1 without findings; None =
     "SUBJECT: 0 findings". table: below line 1. labels: further labels, by name."""
-    rows = _labels(findings, explain, has_table=bool(table))
+    rows = _list_labels(findings, explain, has_table=bool(table))
     rows |= {label: text for label, text in (labels or {}).items() if text}
     shown = [f for f in findings.findings if explain or f.severity in _BAD]
     groups = list(_equal_findings(shown).values()) if explain else group_findings(shown)
     first = Text(_answer(findings, subject, answer), "bold")
-    used = 1 + _height(table) + bool(table) + _height(label_lines(rows))
+    used = 1 + _count_lines(table) + bool(table) + _count_lines(label_lines(rows))
     parts: list[Part] = [first, *((Text(""), *table) if table else ())]
     start, omitted = len(parts), list[Finding]()
     for group in groups:
-        block = (Text(""), *_block(group, explain))
-        used += _height(block)
+        block = (Text(""), *_format_block(group, explain))
+        used += _count_lines(block)
         if used > _LINES - 4 and len(parts) > start and not explain:
             omitted += group
         else:
             parts += block
     for severity in _BAD:
         if unshown := [f for f in omitted if f.severity is severity]:
-            rows[severity] = f"{len(unshown)} more: {_ids(unshown)} (--explain)"
+            rows[severity] = f"{len(unshown)} more: {_format_ids(unshown)} (--explain)"
     lines = label_lines(rows)
     gap = (Text(""),) if lines and len(parts) > 1 else ()
     return Doc("", (*parts, *gap, *lines))
@@ -103,7 +103,7 @@ def group_findings(findings: Iterable[Finding]) -> list[Group]:
     return blocks
 
 
-def subjects_of(group: Group) -> str:
+def format_subjects(group: Group) -> str:
     """Format the subjects of a block: up to three by name, else the first and a count."""
     subjects = list(dict.fromkeys(finding.subject for finding in group))
     if len(subjects) == 1:
@@ -135,7 +135,7 @@ def _answer(findings: Findings, subject: str, answer: str | None) -> str:
             for severity, count in counts_of
             if count
         )
-        return _headline(subject, group_findings(bad)[0], counts)
+        return _format_headline(subject, group_findings(bad)[0], counts)
     if not findings.checked:
         reason = f": {findings.not_checked[0]}" if findings.not_checked else ""
         return f"nothing was checked{reason}" if reason else f"{subject}: nothing was checked"
@@ -147,13 +147,13 @@ def _answer(findings: Findings, subject: str, answer: str | None) -> str:
     return f"{text}, but VMs were not checked"
 
 
-def _headline(subject: str, group: Group, counts: str) -> str:
+def _format_headline(subject: str, group: Group, counts: str) -> str:
     """Return line 1: the counts, and the first block, shortened to fit if it can be."""
-    finding, texts = group[0], texts_of(group[0].id)
-    subjects = subjects_of(group)
+    finding, texts = group[0], find_texts(group[0].id)
+    subjects = format_subjects(group)
     short = subjects.partition(":")[0] if len(group) > 1 else subjects
     words = [finding.headline.replace(finding.subject, name) for name in (subjects, short)]
-    meaning = _sentence(texts.meaning)
+    meaning = _cut_sentence(texts.meaning)
     words += [meaning, meaning.partition(":")[0]]
     words += [f"{subjects}: {finding.observed}"] if len(group) == 1 else []
     words += [meaning.partition(":")[0] or f"{subjects} ({finding.id})"]
@@ -161,7 +161,7 @@ def _headline(subject: str, group: Group, counts: str) -> str:
     return next((line for line in reversed(lines) if len(line) <= _COLUMNS), lines[0])
 
 
-def _sentence(meaning: str) -> str:
+def _cut_sentence(meaning: str) -> str:
     """Return the first sentence of a finding's meaning, within a line; "" if it has a link."""
     text = " ".join(meaning.replace("`", "").split()).partition(". ")[0].rstrip(".")
     if "](" in text:
@@ -171,8 +171,8 @@ def _sentence(meaning: str) -> str:
     return text[0].lower() + text[1:] if is_word else text
 
 
-def _block(group: Group, explain: bool) -> Iterator[Text]:
-    finding, subjects = group[0], subjects_of(group)
+def _format_block(group: Group, explain: bool) -> Iterator[Text]:
+    finding, subjects = group[0], format_subjects(group)
     severity = "unknown" if finding.severity is Severity.INCONCLUSIVE else str(finding.severity)
     space = _COLUMNS - _SUBJECT_COLUMN - len(subjects) - len(finding.id)
     words = (
@@ -222,14 +222,14 @@ def shared_fix(group: Group) -> str | None:
     )
 
 
-def _labels(findings: Findings, explain: bool, *, has_table: bool) -> dict[str, str]:
+def _list_labels(findings: Findings, explain: bool, *, has_table: bool) -> dict[str, str]:
     bad = any(finding.severity in _BAD for finding in findings.findings)
     infos = [f for f in findings.findings if f.severity is Severity.INFO]
     open_ = [f for f in findings.findings if f.severity is Severity.INCONCLUSIVE]
-    unknown = [f"{subjects_of(group)}: {group[0].observed}" for group in group_findings(open_)]
+    unknown = [f"{format_subjects(group)}: {group[0].observed}" for group in group_findings(open_)]
     entries = [*(() if explain else unknown), *findings.unknown]
     return {
-        "info": f"{len(infos)}: {_ids(infos)} (--explain)" if infos and not explain else "",
+        "info": f"{len(infos)}: {_format_ids(infos)} (--explain)" if infos and not explain else "",
         "not read": "; ".join(findings.not_read),
         "checked": "; ".join(findings.checked) if explain or not (bad or has_table) else "",
         "not checked": "; ".join(findings.not_checked) if findings.checked else "",
@@ -248,11 +248,11 @@ def _first_entries(entries: Sequence[str]) -> str:
     return ""
 
 
-def _ids(findings: Iterable[Finding]) -> str:
+def _format_ids(findings: Iterable[Finding]) -> str:
     return ", ".join(dict.fromkeys(finding.id for finding in findings))
 
 
-def _height(parts: Iterable[Part]) -> int:
+def _count_lines(parts: Iterable[Part]) -> int:
     """Return the number of 80-column lines of these parts."""
     height = 0
     for part in parts:
@@ -284,16 +284,16 @@ def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Par
     """Return a row per kind of fact, without equal facts if any differs; explain: per fact. Facts
     unknown for the same reason are one row."""
     kinds: dict[tuple[str, str], list[Check]] = {}
-    differ = any(_status(check) == "differs" for check in checks)
+    differ = any(_format_status(check) == "differs" for check in checks)
     for number, check in enumerate(checks):
-        status = _status(check)
+        status = _format_status(check)
         if differ and status == "equal" and not explain:
             continue
         kind = str(number) if explain else _FACTS.get(check.id, check.subject)
         if status == "unknown" and check.id in _GROUPS and not explain:
             kind = ", ".join(_GROUPS)
         kinds.setdefault((kind, status), []).append(check)
-    rows = [_row(status, group) for (_, status), group in kinds.items()]
+    rows = [_format_row(status, group) for (_, status), group in kinds.items()]
     return tuple(table_lines(("fact", "planned", "guest"), rows))
 
 
@@ -301,7 +301,7 @@ def counts_text(checks: Sequence[Check]) -> str:
     """Count the facts: "23 facts equal, 2 unknown, 0 different"."""
     counts = {"equal": 0, "unknown": 0, "differs": 0}
     for check in checks:
-        counts[_status(check)] += 1
+        counts[_format_status(check)] += 1
     equal, unknown, different = counts.values()
     return f"{equal} facts equal, {unknown} unknown, {different} different"
 
@@ -316,15 +316,15 @@ def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable
         yield Text((Span(start, look), Span(line[-1], look)), hang=sum(widths))
 
 
-def _status(check: Check) -> str:
+def _format_status(check: Check) -> str:
     if check.finding is None:
         return "equal"
     return "unknown" if check.finding.severity is Severity.INCONCLUSIVE else "differs"
 
 
-def _row(status: str, group: Sequence[Check]) -> tuple[str, str, str]:
-    fact, planned = group[0].subject, _values(check.expected for check in group)
-    observed = _values(check.observed for check in group)
+def _format_row(status: str, group: Sequence[Check]) -> tuple[str, str, str]:
+    fact, planned = group[0].subject, _format_values(check.expected for check in group)
+    observed = _format_values(check.observed for check in group)
     if len(group) > 1:
         subjects = ", ".join(check.subject for check in group)
         fact = _FACTS.get(group[0].id, subjects).format(len(group))
@@ -345,7 +345,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
-def _values(values: Iterable[str]) -> str:
+def _format_values(values: Iterable[str]) -> str:
     """Format different values in a list, as a range of sizes, or as the first and a count."""
     distinct = list(dict.fromkeys(value.removeprefix("vCPUs ") for value in values))
     sizes = [value.split(" ") for value in distinct]
@@ -364,7 +364,7 @@ def _values(values: Iterable[str]) -> str:
 Labels = Mapping[str, str]
 
 
-def prometheus(findings: Findings, labels: Labels) -> str:
+def format_prometheus(findings: Findings, labels: Labels) -> str:
     """Return counts by severity, 0 included, and a sample per finding. labels: of all samples."""
     counts = Counter(finding.severity for finding in findings.findings)
     by_severity = [({"severity": severity}, counts[severity]) for severity in Severity]
@@ -374,13 +374,15 @@ def prometheus(findings: Findings, labels: Labels) -> str:
     ]
     unread: list[tuple[Labels, int]] = [({}, len(findings.not_read))]
     return (
-        _gauge("homenode_findings", "Number of findings by severity.", labels, by_severity)
-        + (_gauge("homenode_finding", "One finding.", labels, samples) if samples else "")
-        + _gauge("homenode_not_read", "Areas that could not be read.", labels, unread)
+        _format_gauge("homenode_findings", "Number of findings by severity.", labels, by_severity)
+        + (_format_gauge("homenode_finding", "One finding.", labels, samples) if samples else "")
+        + _format_gauge("homenode_not_read", "Areas that could not be read.", labels, unread)
     )
 
 
-def _gauge(name: str, text: str, labels: Labels, samples: Iterable[tuple[Labels, int]]) -> str:
+def _format_gauge(
+    name: str, text: str, labels: Labels, samples: Iterable[tuple[Labels, int]]
+) -> str:
     """Return the text of a metric without duplicate samples."""
     lines = [f"# HELP {name} {text}\n", f"# TYPE {name} gauge\n"]
     for sample_labels, value in samples:

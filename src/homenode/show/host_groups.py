@@ -141,7 +141,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
     vm_name = None if plan is None else plan.vm.name
     for domain in host.domains:
         if domain.name != vm_name and domain.has_claim:
-            for pu in _in_use(domain, host.core_at):
+            for pu in _find_used_cores(domain, host.core_at):
                 uses[pu] = replace(uses[pu], used_by=(*uses[pu].used_by, domain.name))
     if plan is None:
         return uses
@@ -164,7 +164,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
     return uses
 
 
-def _in_use(domain: RunningDomain, core_at: Mapping[int, Core]) -> CpuSet:
+def _find_used_cores(domain: RunningDomain, core_at: Mapping[int, Core]) -> CpuSet:
     """Return the cores of a domain's vCPUs and the CPUs of its other threads. A thread that floats
     over the whole host holds no core."""
     bound = [pins for pins in domain.vcpu_pins if pins is not None and len(pins) < len(core_at)]
@@ -262,13 +262,13 @@ def settings_lines(settings: HostSettings) -> tuple[str, ...]:
                 settings.numa_balancing, str(settings.numa_balancing)
             ),
         ),
-        ("libvirt", _version(settings.libvirt_version)),
-        ("QEMU", _version(settings.qemu_version)),
+        ("libvirt", _format_version(settings.libvirt_version)),
+        ("QEMU", _format_version(settings.qemu_version)),
     ):
         if value:
             lines.append(f"{name}: {value}")
     return tuple(lines)
 
 
-def _version(version: tuple[int, int, int] | None) -> str | None:
+def _format_version(version: tuple[int, int, int] | None) -> str | None:
     return None if version is None else ".".join(str(part) for part in version)

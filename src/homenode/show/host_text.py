@@ -16,7 +16,7 @@ from homenode.machine.topology import (
     MemoryKind,
     NumaNode,
     RunningDomain,
-    with_certain_nodes,
+    complete_nodes,
 )
 from homenode.show.device_groups import (
     DeviceCard,
@@ -62,7 +62,7 @@ _MAX_CPUS = 20  # characters of a CPU list in a cell
 
 def host_text(host: Host) -> Doc:
     """Return the screen of a host: the counts, a table of nodes, one of GPUs, then labels."""
-    host = with_certain_nodes(host)
+    host = complete_nodes(host)
     groups = devices_by_node(host)
     assumed = plural(len(host.assumed), "assumption")
     has_pages = any(node.page_pools for node in host.nodes)
@@ -125,8 +125,8 @@ def _node_table(host: Host) -> Table:
                 str(sum(len(group.cores) for group in groups) or "unknown"),
                 _shorten_cpus(node.pus),
                 _cache_cell(groups),
-                _size(node.memory_bytes),
-                _size(node.memory_free_bytes),
+                _format_size(node.memory_bytes),
+                _format_size(node.memory_free_bytes),
                 f"gpu{number_list(gpus)}" if gpus else "-",
                 str(nics or "-"),
                 " ".join(distances) or "-",
@@ -149,13 +149,13 @@ def _filled_table(
     )
 
 
-def _size(size_bytes: int | None) -> str:
+def _format_size(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else format_bytes(size_bytes)
 
 
 def _cache_cell(groups: Sequence[CoreGroup]) -> str:
     llcs = {group.llc.index: group.llc for group in groups if group.llc is not None}
-    sizes = Counter(_size(llc.size_bytes) for llc in llcs.values())
+    sizes = Counter(_format_size(llc.size_bytes) for llc in llcs.values())
     cells = (size if count == 1 else f"{count}x {size}" for size, count in sizes.items())
     return ", ".join(cells) or "unknown"
 
@@ -172,7 +172,7 @@ def _shorten_cpus(pus: CpuSet) -> str:
     return f"{','.join(parts[:3])} ... {','.join(parts[-2:])}"
 
 
-def _cards(groups: Iterable[NodeDevices]) -> Iterator[tuple[SwitchGroup, DeviceCard]]:
+def _list_cards(groups: Iterable[NodeDevices]) -> Iterator[tuple[SwitchGroup, DeviceCard]]:
     for group in groups:
         for switch in (switch for root in group.complexes for switch in root.groups):
             yield from ((switch, card) for card in switch.cards)
@@ -182,7 +182,7 @@ def _gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
     """Return a row per GPU with its switch's devices; if many, a row for equal GPUs of a node."""
     numbers, short = gpu_numbers(host), short_addresses(host)
     gpus_of: dict[tuple[str, ...], list[Bdf]] = {}
-    for switch, card in _cards(groups):
+    for switch, card in _list_cards(groups):
         device = card.device
         if device.bdf in numbers:
             node = "unknown" if device.node is None else str(device.node)
@@ -216,7 +216,7 @@ def _part_lines(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
     numbers = gpu_numbers(host)
     return [
         f"gpu{numbers[card.device.bdf]}: {', '.join(parts)}"
-        for _, card in _cards(groups)
+        for _, card in _list_cards(groups)
         if card.device.bdf in numbers and (parts := division_texts(card))
     ]
 
@@ -249,7 +249,7 @@ def _gpu_lines(host: Host) -> list[str]:
 def _nic_lines(groups: Sequence[NodeDevices]) -> list[str]:
     """Count the NICs of each model and link; a card with several ports counts its functions."""
     counts: dict[tuple[str, str, bool], int] = {}
-    for card in (card for _, card in _cards(groups) if card.device.kind is DeviceKind.NIC):
+    for card in (card for _, card in _list_cards(groups) if card.device.kind is DeviceKind.NIC):
         ports = [f for f in card.functions if f.kind is DeviceKind.NIC]
         model = device_model(card.device) or "of unknown model"
         key = (model, link_text(card.device.link) or "link unknown", len(ports) > 1)
@@ -297,7 +297,7 @@ def _memory_nodes(host: Host) -> list[str]:
     for node in host.nodes:
         if not node.pus:
             kind = " of GPU memory each" if node.memory_kind is MemoryKind.GPU else ""
-            text = f"{_size(node.memory_bytes)}{kind}" if node.memory_bytes else "no memory"
+            text = f"{_format_size(node.memory_bytes)}{kind}" if node.memory_bytes else "no memory"
             same_size.setdefault(text, []).append(node.index)
     return [f"{nodes_text(at)} without CPUs: {text}" for text, at in same_size.items()]
 
@@ -328,10 +328,10 @@ def _software_line(host: Host) -> str:
 def host_tree(host: Host) -> Doc:
     """Return the complete host: counts, packages, devices, links, users, distances, gaps."""
     head = (Span(host.name, "bold"), f": {host_counts(host)}")
-    tree = Tree(head, tuple(_Branches(host).branches()))
+    tree = Tree(head, tuple(_Branches(host).build_branches()))
     gaps = [Text(str(gap), indent=2) for gap in host.gaps]
     count = [Text(f"{plural(len(gaps), 'unknown fact')}:", "bold")] if gaps else []
-    return Doc("", (tree, *_distances(host), *count, *gaps))
+    return Doc("", (tree, *_format_distances(host), *count, *gaps))
 
 
 class _Branches:
@@ -350,7 +350,7 @@ class _Branches:
             for bdf in domain.devices
         }
 
-    def branches(self) -> Iterator[Tree]:
+    def build_branches(self) -> Iterator[Tree]:
         host = self.host
         if cpu := host.cpu.name or host.cpu.vendor:
             yield Tree(cpu)
@@ -358,7 +358,7 @@ class _Branches:
             yield Tree(f"{name}: CPUs {pus}")
         frames = package_frames(host, self.devices)
         for frame in frames:
-            blocks = (self._node(block, len(frame.packages) > 1) for block in frame.blocks)
+            blocks = (self._build_node(block, len(frame.packages) > 1) for block in frame.blocks)
             yield Tree(Span(frame.name, "bold"), tuple(blocks))
         if nodes_by_text := nodes_without_pus(host):
             node_lines = (
@@ -369,7 +369,7 @@ class _Branches:
         for group in self.devices:
             if group.node not in placed:
                 place = "whose node is unknown" if group.node is None else f"of node {group.node}"
-                yield Tree(Span(f"devices {place}", "bold"), tuple(self._devices(group)))
+                yield Tree(Span(f"devices {place}", "bold"), tuple(self._build_devices(group)))
         for title, lines in (
             ("links next to PCIe", link_lines(host)),
             ("settings", settings_lines(host.settings)),
@@ -380,27 +380,27 @@ class _Branches:
         if host.domains:
             yield Tree(Span("VMs", "bold"), tuple(map(Tree, map(self.domain_line, host.domains))))
 
-    def _node(self, block: NodeBlock, name_packages: bool) -> Tree:
+    def _build_node(self, block: NodeBlock, name_packages: bool) -> Tree:
         cores = sum(len(group.cores) for group in block.groups)
         name = "node unknown" if block.node is None else f"node {block.node.index}"
         is_known = cores > 0 or not block.pus
         counts = f": {plural(cores, 'core') if is_known else 'cores unknown'}"
         counts += f", {cpus_text(block.pus)}"
-        memory = () if block.node is None else (Tree(_memory(block.node)),)
-        groups = (Tree(_llc(group, name_packages)) for group in block.groups)
-        devices = () if block.devices is None else self._devices(block.devices)
+        memory = () if block.node is None else (Tree(_format_memory(block.node)),)
+        groups = (Tree(_format_llc(group, name_packages)) for group in block.groups)
+        devices = () if block.devices is None else self._build_devices(block.devices)
         return Tree((Span(name, "bold"), counts), (*memory, *groups, *devices))
 
-    def _devices(self, devices: NodeDevices) -> Iterator[Tree]:
-        yield from map(self._complex, devices.complexes)
+    def _build_devices(self, devices: NodeDevices) -> Iterator[Tree]:
+        yield from map(self._build_complex, devices.complexes)
 
-    def _complex(self, group: RootComplexGroup) -> Tree:
+    def _build_complex(self, group: RootComplexGroup) -> Tree:
         label = group.name
         if group.root_complex is not None and group.root_complex.node is None:
             label += ", node unknown"
         below: list[Tree] = []
         for switch in group.groups:
-            branches = tuple(Tree(self._device(card)) for card in switch.cards)
+            branches = tuple(Tree(self._format_device(card)) for card in switch.cards)
             # From the lowest switch up to the root complex.
             for port in (switch.switch, *switch.above) if switch.switch is not None else ():
                 link = link_text(port.link)
@@ -409,7 +409,7 @@ class _Branches:
             below += branches
         return Tree(label, tuple(below))
 
-    def _device(self, card: DeviceCard) -> Words:
+    def _format_device(self, card: DeviceCard) -> Words:
         device = card.device
         title = card_title(card, self.gpus.get(device.bdf), self.short)
         parts = [device_model(device), link_text(device.link), *card_extras(card)]
@@ -469,12 +469,12 @@ def _marked_pus(host: Host) -> list[tuple[str, CpuSet]]:
     return [(name, pus) for name, pus in marks if pus]
 
 
-def _memory(node: NumaNode) -> str:
+def _format_memory(node: NumaNode) -> str:
     memory = ", ".join(memory_parts(node))
     return f"memory {memory}" if node.memory_bytes else memory
 
 
-def _llc(group: CoreGroup, name_package: bool) -> str:
+def _format_llc(group: CoreGroup, name_package: bool) -> str:
     name, *cache = llc_parts(group)
     text = ", ".join(filter(None, (name, " ".join(cache))))
     if name_package and group.package is not None:
@@ -488,7 +488,7 @@ def _llc(group: CoreGroup, name_package: bool) -> str:
     return f"{text}: {count} ({cores}), CPUs {group.pus}"
 
 
-def _distances(host: Host) -> Iterator[Section]:
+def _format_distances(host: Host) -> Iterator[Section]:
     if host.distances is None or len(host.nodes) < 2:
         return
     nodes = tuple(str(node.index) for node in host.nodes)

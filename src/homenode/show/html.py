@@ -8,7 +8,7 @@ from functools import cache
 from homenode.doc import Cell, Doc, Words, plain, spans
 from homenode.errors import HostError
 from homenode.package_data import package_text
-from homenode.show.svg_canvas import CHART, PICTURE, css
+from homenode.show.svg_canvas import CHART, PICTURE, read_css
 from homenode.text import printable
 
 _DRAWINGS = "svg.map"
@@ -23,18 +23,23 @@ SIGNED_END = b"\n% homenode\n"
 def html_page(doc: Doc) -> str:
     """Return the document as a page without network requests. Its policy allows only its own style
     sheet and script, by digest."""
-    style = _text("page.css") + css(*CHART) + css(PICTURE, scope=_DRAWINGS) + _HATCHED
-    script = _text("page.js")
+    style = (
+        _read_template("page.css")
+        + read_css(*CHART)
+        + read_css(PICTURE, scope=_DRAWINGS)
+        + _HATCHED
+    )
+    script = _read_template("page.js")
     policy = (
-        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src {_compute_digest(style)}; "
+        f"script-src {_compute_digest(script)}; base-uri 'none'; form-action 'none'"
     )
     return _render(doc, style=style, script=script, policy=policy, paper=False)
 
 
 def html_for_paper(doc: Doc) -> str:
     """Return the document for printing: without script, nothing folded."""
-    return _render(doc, style=_text("paper.css"), script="", policy="", paper=True)
+    return _render(doc, style=_read_template("paper.css"), script="", policy="", paper=True)
 
 
 def pdf_pages(html: str) -> bytes:
@@ -73,7 +78,7 @@ def _render(doc: Doc, **values: object) -> str:
     except ImportError as error:
         raise missing_extra(error.name or "jinja2") from None
     environment = Environment(
-        loader=DictLoader({"page": _text("page.html.j2")}),
+        loader=DictLoader({"page": _read_template("page.html.j2")}),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_format_shown,
@@ -90,14 +95,14 @@ def _render(doc: Doc, **values: object) -> str:
     environment.filters |= {
         "drawn": draw,
         "spans": spans,
-        "cell": _cell,
+        "cell": _escape_cell,
         "name": _name,
         "kind": lambda part: type(part).__name__,
     }
     return environment.get_template("page").render(doc=doc, **values)
 
 
-def _cell(cell: Words | Cell) -> Cell:
+def _escape_cell(cell: Words | Cell) -> Cell:
     return cell if isinstance(cell, Cell) else Cell((cell,))
 
 
@@ -111,7 +116,7 @@ def _insert_style(svg: str) -> str:
     head, end, body = svg.partition(">")
     if 'class="chart"' not in head:
         return svg
-    return f"{head}{end}<style>{css('chart')}</style>{body}"
+    return f"{head}{end}<style>{read_css('chart')}</style>{body}"
 
 
 def _format_shown(value: object) -> object:
@@ -123,11 +128,11 @@ def _format_shown(value: object) -> object:
     return value.replace(" %", "\u00a0%").replace("events/s", f"events/{_WORD_JOINER}s")
 
 
-def _digest(text: str) -> str:
+def _compute_digest(text: str) -> str:
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
 
 @cache
-def _text(name: str) -> str:
+def _read_template(name: str) -> str:
     return package_text("show", "templates", name)

@@ -97,13 +97,13 @@ def draw_devices(
             # Every root complex hangs on a rail of its row, and the rails on one trunk.
             trunk_end = at_y - _DROP / 2
             drop = at_x + 14
-            canvas.line((x + _TRUNK / 2, trunk_end), (drop, trunk_end), (drop, at_y))
+            canvas.draw_line((x + _TRUNK / 2, trunk_end), (drop, trunk_end), (drop, at_y))
         _draw_complex(canvas, group, facts, card_width, columns, (at_x, at_y))
         at_x += box_width + _GAP
         row_height = max(row_height, box_height)
     bottom = at_y + row_height if devices.complexes else y
     if hangs and devices.complexes:
-        canvas.line((x + _TRUNK / 2, y), (x + _TRUNK / 2, trunk_end))
+        canvas.draw_line((x + _TRUNK / 2, y), (x + _TRUNK / 2, trunk_end))
     if devices.quiet_complexes:
         text = (
             f"{plural(devices.quiet_complexes, 'other root complex', 'other root complexes')} with "
@@ -111,7 +111,7 @@ def draw_devices(
         )
         for line in wrap(text, _LABEL_SIZE, space):
             bottom += _LINE + 3
-            canvas.text(x + start, bottom, line, _LABEL_SIZE, "dim")
+            canvas.draw_text(x + start, bottom, line, _LABEL_SIZE, "dim")
         bottom += 4
     return bottom - y
 
@@ -243,11 +243,11 @@ def _draw_complex(
 ) -> None:
     x, y = corner
     width, height = _complex_size(group, facts, card_width, columns)
-    canvas.rect(x, y, width, height, "complex", radius=5)
+    canvas.draw_rect(x, y, width, height, "complex", radius=5)
     at_y = y + 5
     for line in _complex_label(group, width - 2 * _PAD):
         at_y += _LINE
-        canvas.text(x + _PAD, at_y - 2.5, line, _LABEL_SIZE, "dim")
+        canvas.draw_text(x + _PAD, at_y - 2.5, line, _LABEL_SIZE, "dim")
     _, _, places = _switch_places(group, facts, card_width, columns)
     for switch, (right, down) in zip(group.groups, places, strict=True):
         corner = (x + _PAD + right, at_y + down)
@@ -265,11 +265,11 @@ def _draw_switch(
     card_x, card_y = corner
     if switch.switch is not None:
         width, height = _switch_size(switch, facts, card_width, columns)
-        canvas.rect(card_x, card_y, width, height, "switch", radius=4)
+        canvas.draw_rect(card_x, card_y, width, height, "switch", radius=4)
         card_x, card_y = card_x + _PAD, card_y + 5
         for line in _switch_label(switch, facts, width - 2 * _PAD):
             card_y += _LINE
-            canvas.text(card_x, card_y - 2.5, line, _LABEL_SIZE, "dim")
+            canvas.draw_text(card_x, card_y - 2.5, line, _LABEL_SIZE, "dim")
     across = min(columns, len(switch.cards))
     for start in range(0, len(switch.cards), across):
         row = switch.cards[start : start + across]
@@ -292,23 +292,23 @@ def _draw_card(
     band, ink = "switch", "ink"
     if device.kind is DeviceKind.GPU:
         band, ink = "tag", "on-tag"
-    canvas.rect(x, y, width, height, "card", radius=4, title=_card_title_text(device))
+    canvas.draw_rect(x, y, width, height, "card", radius=4, title=_card_title_text(device))
     if planned is not None:
         if planned.cell is not None:
             colour = planned.cell % CELL_COLOURS
             band, ink = f"cell{colour}", f"on-cell{colour}"
-            canvas.rect(x, y, width, height, f"tint{colour}", radius=4)
+            canvas.draw_rect(x, y, width, height, f"tint{colour}", radius=4)
         else:
             band, ink = "host-thread", "on-host-thread"
     elif any(function.bdf in facts.used_by for function in card.functions):
-        canvas.rect(x, y + height - 6, width, 6, "card", radius=2, fill="taken")
+        canvas.draw_rect(x, y + height - 6, width, 6, "card", radius=2, fill="taken")
     band_height = _band_height(card, facts, width)
-    canvas.rect(x, y, width, band_height, band, radius=4)
+    canvas.draw_rect(x, y, width, band_height, band, radius=4)
     for number, line in enumerate(_title_lines(card, facts, width)):
-        canvas.text(x + 6, y + 13.5 + 13 * number, line, _TITLE_SIZE, ink, bold=True)
+        canvas.draw_text(x + 6, y + 13.5 + 13 * number, line, _TITLE_SIZE, ink, bold=True)
     for number, (line, about_guest) in enumerate(_card_lines(card, facts, width)):
         baseline = y + band_height + 11 + _LINE * number
-        canvas.text(x + 6, baseline, line, _TEXT_SIZE, "ink", bold=about_guest)
+        canvas.draw_text(x + 6, baseline, line, _TEXT_SIZE, "ink", bold=about_guest)
 
 
 def _card_title_text(device: PciDevice) -> str:

@@ -74,14 +74,14 @@ def draw_core_groups(
     x, y, width = place
     if not groups:
         return 0.0
-    columns = _columns(groups, size, width)
+    columns = _choose_columns(groups, size, width)
     at_x, at_y, row_height = x, y, 0.0
     for group in groups:
         cell = _core_size(group, size)
         threads = max(len(core.pus) for core in group.cores)
         across = min(columns, len(group.cores))
         cores_width = across * (cell[0] + _CORE_GAP) - _CORE_GAP
-        caption = _caption(group, name_packages)
+        caption = _format_caption(group, name_packages)
         caption_width = max(text_width(line, _CAPTION_SIZE) for line in caption)
         frame_width = min(max(cores_width, caption_width) + 2 * _EDGE, width)
         caption = tuple(
@@ -92,9 +92,9 @@ def draw_core_groups(
         frame_height = head + rows * (cell[1] + _CORE_GAP) - _CORE_GAP + _EDGE
         if at_x > x and at_x + frame_width > x + width + 0.01:
             at_x, at_y, row_height = x, at_y + row_height + _SPACE, 0.0
-        canvas.rect(at_x, at_y, frame_width, frame_height, "llc", radius=4)
+        canvas.draw_rect(at_x, at_y, frame_width, frame_height, "llc", radius=4)
         for line_number, line in enumerate(caption):
-            canvas.text(at_x + _EDGE, at_y + 13 + 12 * line_number, line, _CAPTION_SIZE, "dim")
+            canvas.draw_text(at_x + _EDGE, at_y + 13 + 12 * line_number, line, _CAPTION_SIZE, "dim")
         for position, core in enumerate(group.cores):
             row, column = divmod(position, across)
             core_x = at_x + _EDGE + column * (cell[0] + _CORE_GAP)
@@ -122,7 +122,9 @@ def _draw_core(
     height *= -(-len(core.pus) // across)
     kind = "" if core.kind is None else f", {core.kind.value} core"
     title = f"core {core.index} (package {core.id.package}, OS core {core.id.core}{kind})"
-    frame = canvas.rect(x, y, width, height, "core", radius=2.5, title=f"{title}: CPUs {core.pus}")
+    frame = canvas.draw_rect(
+        x, y, width, height, "core", radius=2.5, title=f"{title}: CPUs {core.pus}"
+    )
     frame.set("pointer-events", "all")
 
 
@@ -143,7 +145,7 @@ def _draw_pu(
     inset = 1.0
     if use.isolated:
         classes += " isolated"
-    canvas.rect(
+    canvas.draw_rect(
         x + inset,
         y + inset,
         size.width - 2 * inset,
@@ -154,10 +156,12 @@ def _draw_pu(
         title=f"CPU {pu}: used by {', '.join(use.used_by)}" if use.used_by else None,
     )
     if use.vcpus and (use.emulator or use.iothreads):
-        canvas.rect(x + 2.5, y + 2.5, size.width - 5, size.height - 5, "outline wire", radius=1)
+        canvas.draw_rect(
+            x + 2.5, y + 2.5, size.width - 5, size.height - 5, "outline wire", radius=1
+        )
     label, middle = use_label(use), x + size.width / 2
     if label:
-        canvas.text(
+        canvas.draw_text(
             middle, y + size.height * 0.5, label, size.large, ink, bold=True, anchor="middle"
         )
         baseline = y + size.height - 0.13 * size.height
@@ -165,27 +169,29 @@ def _draw_pu(
         baseline = y + size.height / 2 + size.small * 0.36
     if fill is not None and not label:
         ground = text_width(str(pu), size.small) + 2
-        canvas.rect(
+        canvas.draw_rect(
             middle - ground / 2,
             y + size.height / 2 - size.small * 0.6,
             ground,
             size.small * 1.2,
             "pu-ground",
         )
-    canvas.text(middle, baseline, str(pu), size.small, ink if label else "dim", anchor="middle")
+    canvas.draw_text(
+        middle, baseline, str(pu), size.small, ink if label else "dim", anchor="middle"
+    )
 
 
 def rows_of_cores(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
     if not groups:
         return 0
-    columns = _columns(groups, size, width)
+    columns = _choose_columns(groups, size, width)
     frame = max(columns * (_core_size(groups[0], size)[0] + _CORE_GAP), 110.0) + 2 * _EDGE
     neighbours = max(1, int((width + _SPACE) // (frame + _SPACE)))
     largest = max(len(group.cores) for group in groups)
     return -(-len(groups) // neighbours) * -(-largest // columns)
 
 
-def _columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
+def _choose_columns(groups: Sequence[CoreGroup], size: CellSize, width: float) -> int:
     """Return the cores per row of each group with the smallest total height."""
     largest = max(groups, key=lambda group: len(group.cores))
     cell_width = max(_core_size(group, size)[0] for group in groups) + _CORE_GAP
@@ -219,7 +225,7 @@ def _threads_grid(threads: int) -> tuple[int, int]:
     return across, -(-threads // across)
 
 
-def _caption(group: CoreGroup, name_package: bool) -> tuple[str, ...]:
+def _format_caption(group: CoreGroup, name_package: bool) -> tuple[str, ...]:
     package = [f"package {group.package}"] if name_package and group.package is not None else []
     first = " · ".join((*package, *llc_parts(group)))
     second = []
@@ -254,16 +260,16 @@ def draw_packages(
     x, y, width = place
     if not frames:
         return 0.0
-    across, nodes_across = columns_of(frames)
-    frame_width, node_width = _widths(width, across, nodes_across)
+    across, nodes_across = choose_columns(frames)
+    frame_width, node_width = _compute_widths(width, across, nodes_across)
     for start in range(0, len(frames), across):
         row_height = 0.0
         drawn = []
         for position, frame in enumerate(frames[start : start + across]):
             frame_x = x + position * (frame_width + _GAP)
-            rect = canvas.rect(frame_x, y, frame_width, 0, "package", radius=8)
+            rect = canvas.draw_rect(frame_x, y, frame_width, 0, "package", radius=8)
             drawn.append(rect)
-            canvas.text(frame_x + _PAD, y + 20, _frame_title(frame), 13, "ink", bold=True)
+            canvas.draw_text(frame_x + _PAD, y + 20, _frame_title(frame), 13, "ink", bold=True)
             height = 30.0
             for first in range(0, len(frame.blocks), nodes_across):
                 height += _draw_row(
@@ -282,7 +288,7 @@ def draw_packages(
     return y - _GAP - place[1]
 
 
-def columns_of(frames: Sequence[PackageFrame]) -> tuple[int, int]:
+def choose_columns(frames: Sequence[PackageFrame]) -> tuple[int, int]:
     """Return packages per row, and nodes per row in a package: at most four nodes in all."""
     nodes_across = min(4, max(len(frame.blocks) for frame in frames))
     return min(len(frames), max(1, 4 // nodes_across)), nodes_across
@@ -290,10 +296,10 @@ def columns_of(frames: Sequence[PackageFrame]) -> tuple[int, int]:
 
 def core_space(width: float, across: int, nodes_across: int) -> float:
     """Return the width for cores in one node of a picture."""
-    return _widths(width, across, nodes_across)[1] - 20
+    return _compute_widths(width, across, nodes_across)[1] - 20
 
 
-def _widths(width: float, across: int, nodes_across: int) -> tuple[float, float]:
+def _compute_widths(width: float, across: int, nodes_across: int) -> tuple[float, float]:
     """Return the width of a package's frame and of a node's box in it."""
     frame_width = (width + _GAP) / across - _GAP
     return frame_width, (frame_width - 2 * _PAD + _GAP) / nodes_across - _GAP
@@ -312,7 +318,7 @@ def _draw_row(
     box_height = 0.0
     for position, block in enumerate(blocks):
         node_x = x + position * (width + _GAP)
-        drawn.append(canvas.rect(node_x, y, width, 0, "node", radius=6))
+        drawn.append(canvas.draw_rect(node_x, y, width, 0, "node", radius=6))
         at = (node_x + 10, y, width - 20)
         box_height = max(box_height, _draw_node(canvas, block, scene, size, at, name_packages) + 10)
     # Boxes of one row end at the same height, so their devices begin at the same height.
@@ -338,12 +344,12 @@ def _draw_node(
     x, y, width = place
     cores = sum(len(group.cores) for group in block.groups)
     name = "node unknown" if block.node is None else f"node {block.node.index}"
-    canvas.text(x, y + 21, name, 15, "ink", bold=True)
+    canvas.draw_text(x, y + 21, name, 15, "ink", bold=True)
     at_y = y + 24
     counts = f"{plural(cores, 'core')}, {plural(len(block.pus), 'CPU')}: {block.pus}"
     for line in wrap(counts, 10.5, width):
         at_y += 13.5
-        canvas.text(x, at_y, line, 10.5, "dim")
+        canvas.draw_text(x, at_y, line, 10.5, "dim")
     at_y += 6
     at_y += _draw_cell_chips(canvas, block, scene, (x, at_y, width))
     if block.node is not None:
@@ -376,8 +382,8 @@ def _draw_cell_chips(
             if at_x > x and at_x + chip > x + width:
                 at_x, at_y = x, at_y + _CHIP + 4
             colour = cell % CELL_COLOURS
-            canvas.rect(at_x, at_y, chip, _CHIP, f"cell{colour}", radius=4)
-            canvas.text(at_x + 7, at_y + 14, line, 11, f"on-cell{colour}", bold=True)
+            canvas.draw_rect(at_x, at_y, chip, _CHIP, f"cell{colour}", radius=4)
+            canvas.draw_text(at_x + 7, at_y + 14, line, 11, f"on-cell{colour}", bold=True)
             at_x += chip + 6
     return at_y - y + _CHIP + 6 if vcpus_of_cell else 0.0
 
@@ -399,18 +405,18 @@ def draw_memory(
     total = node.memory_bytes
     at_y = y
     if total:
-        canvas.rect(x, at_y + 2, width, 12, "bar", radius=2)
+        canvas.draw_rect(x, at_y + 2, width, 12, "bar", radius=2)
         used = 0 if node.memory_free_bytes is None else total - node.memory_free_bytes
         scale = width / total
         at_x = x
         if used > 0:
-            canvas.rect(at_x, at_y + 2, min(used * scale, width), 12, "bar-used")
+            canvas.draw_rect(at_x, at_y + 2, min(used * scale, width), 12, "bar-used")
             at_x += min(used * scale, width)
         for cell, share, exact in shares:
             part = min(share * scale, x + width - at_x)
             if part > 0.5:
                 look = "cell" if exact else "tint"
-                canvas.rect(at_x, at_y + 2, part, 12, f"{look}{cell % CELL_COLOURS}")
+                canvas.draw_rect(at_x, at_y + 2, part, 12, f"{look}{cell % CELL_COLOURS}")
                 at_x += part
         at_y += 14
     lines = [" · ".join(memory_parts(node))]
@@ -425,7 +431,7 @@ def draw_memory(
     for text in lines:
         for line in wrap(text, 10.5, width):
             at_y += 13.5
-            canvas.text(x, at_y, line, 10.5, "ink")
+            canvas.draw_text(x, at_y, line, 10.5, "ink")
     return at_y - y + 2
 
 

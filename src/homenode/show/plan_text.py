@@ -135,7 +135,7 @@ def plan_parts(
     unknown: Sequence[str] = (),
 ) -> tuple[Part, ...]:
     """Return the table and the labels. order, unknown: of the hosts that were compared."""
-    labels = list(_labels(plan, host, reasons, order))
+    labels = list(_list_labels(plan, host, reasons, order))
     labels += [("unknown", line) for line in unknown]
     if step:
         labels.append(("next", step))
@@ -167,7 +167,7 @@ def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
     )
 
 
-def findings_of(plan: Plan, severity: Severity) -> list[Finding]:
+def select_findings(plan: Plan, severity: Severity) -> list[Finding]:
     """Return the findings of a severity, without those that a relaxation or `before` covers."""
     covered = {id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]} | {
         "huge-pages-short"
@@ -189,7 +189,9 @@ def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
             sets.setdefault(
                 nodes_text(rejection.nodes) if rejection.nodes else "host", rejection.detail
             )
-    of_constraint = {name: (_any_of(nodes), detail) for (name, detail), nodes in singles.items()}
+    of_constraint = {
+        name: (_format_nodes(nodes), detail) for (name, detail), nodes in singles.items()
+    }
     rows = [*sets.items(), *of_constraint.values()]
     width = max((len(name) for name, _ in rows), default=0) + 4
     lines = [Text(f"{name:{width}}{detail}", indent=2, hang=width) for name, detail in rows]
@@ -198,7 +200,7 @@ def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
     return Doc(f"{prefix}{error.message}", tuple(lines))
 
 
-def _any_of(nodes: Sequence[int]) -> str:
+def _format_nodes(nodes: Sequence[int]) -> str:
     """Format rejected nodes: "node 0 or 1"."""
     if len(nodes) == 2:
         return f"node {nodes[0]} or {nodes[1]}"
@@ -209,10 +211,10 @@ def fallback_text(plan: Plan, host: Host | None) -> str:
     """Return the effect of the first relaxation, for the first line; "" without relaxations."""
     if not plan.relaxations:
         return ""
-    return f"with a fallback: {_effect(plan.relaxations[0], plan, host)}"
+    return f"with a fallback: {_format_effect(plan.relaxations[0], plan, host)}"
 
 
-def _effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
+def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
     if relaxation is Relaxation.SHARED_CORES and host is not None:
         shared = sum(len(vcpus) for _, vcpus in _shared_cores(plan, host))
         return f"{shared} of {plural(plan.vm.vcpus, 'vCPU')} share a core"
@@ -299,11 +301,11 @@ def _cells_table(plan: Plan, host: Host | None) -> Table:
     return Table(heads=HEADS, rows=tuple(rows), numeric=("memory",), cpu_sets=HEADS[1:3])
 
 
-def _labels(
+def _list_labels(
     plan: Plan, host: Host | None, reasons: Sequence[str], order: str
 ) -> Iterator[tuple[str, str]]:
     """Yield (label, line), in the order of every screen."""
-    for line in finding_lines(findings_of(plan, Severity.CRITICAL)):
+    for line in finding_lines(select_findings(plan, Severity.CRITICAL)):
         yield "critical", line
     for line in reasons or (f"{layout_text(plan.layout)}, as requested",):
         yield "layout", line
@@ -322,7 +324,7 @@ def _labels(
         before.append(f"memlock {format_limit(plan.aperture.memlock_bytes)}")
     if before:
         yield "before", "; ".join(before)
-    for line in finding_lines(findings_of(plan, Severity.WARNING)):
+    for line in finding_lines(select_findings(plan, Severity.WARNING)):
         yield "warning", line
     covered = [id_ for relaxation in plan.relaxations for id_ in _RELAXED[relaxation][2]]
     fixes = [f for f in plan.findings if f.id in covered and f.fix]
@@ -334,7 +336,7 @@ def _labels(
         nodes = set(_node_of_devices(plan, host, DeviceKind.GPU).values())
         if nodes - {None}:
             yield "caveat", "numa_node of the guest's GPUs is -1; --layout pin-numa-pci sets it"
-    infos = dict.fromkeys(finding.id for finding in findings_of(plan, Severity.INFO))
+    infos = dict.fromkeys(finding.id for finding in select_findings(plan, Severity.INFO))
     if infos:
         yield "info", f"{', '.join(infos)} (--explain)"
     for line in unread_lines(plan):

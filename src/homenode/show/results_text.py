@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import is_whole
 from homenode.decide.comparison import (
     NO_ORDER,
@@ -18,7 +18,7 @@ from homenode.decide.comparison import (
     EvidenceLevel,
     Outcome,
     is_large,
-    once,
+    join_subjects,
 )
 from homenode.decide.machine_facts import NOT_OF_MACHINE
 from homenode.decide.recommendation import (
@@ -32,11 +32,11 @@ from homenode.decide.sentences import (
     MAX_LINE,
     boots_text,
     first_line,
-    ground_of,
+    format_basis,
+    format_sentence,
     layout_named,
-    sentence_of,
 )
-from homenode.decide.summary import Series, SeriesKey, headline
+from homenode.decide.summary import Series, SeriesKey, choose_headline
 from homenode.decide.words import change_text, format_value, range_text
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Caveat, Gap
@@ -45,7 +45,7 @@ from homenode.measure.gpu_tests import TOPOLOGY_FILE
 from homenode.measure.options import BenchOutcome
 from homenode.measure.results.placement_states import named_latency_ns
 from homenode.measure.run_directory import RunRecord
-from homenode.metrics import METRICS, metric_of
+from homenode.metrics import METRICS, find_metric
 from homenode.text import command_line, duration_text, first_few, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS
@@ -57,8 +57,8 @@ def bench_text(outcome: BenchOutcome) -> Doc:
     """Return medians of the main series of each metric, then missing results with reasons."""
     parts: list[Part] = []
     if outcome.run is not None:
-        series_list = [alternative.series for alternative in alternatives((outcome.run,))]
-        parts += [_table(series) for series in series_list if series]
+        series_list = [alternative.series for alternative in group_runs((outcome.run,))]
+        parts += [_build_table(series) for series in series_list if series]
         parts += [Text(f"marked: {reason}", "warn") for reason in outcome.run.head.unusable]
     parts += [Text(f"not measured: {gap}") for gap in outcome.gaps[:_GAPS]]
     if len(outcome.gaps) > _GAPS:
@@ -87,13 +87,13 @@ def steps_text(record: RunRecord) -> Doc:
     return Doc(f"{plural(len(rows), 'step')}, about {duration_text(seconds)}", (table, *gaps))
 
 
-def _table(series: dict[SeriesKey, Series]) -> Table:
+def _build_table(series: dict[SeriesKey, Series]) -> Table:
     rows: list[tuple[str, ...]] = []
-    of_user = {key.metric for key in series if metric_of(key.metric)} - METRICS.keys()
+    of_user = {key.metric for key in series if find_metric(key.metric)} - METRICS.keys()
     for name in (*METRICS, *sorted(of_user)):
-        metric = metric_of(name)
+        metric = find_metric(name)
         assert metric is not None
-        for key in headline(series, metric) or _other_series(series, name):
+        for key in choose_headline(series, metric) or _other_series(series, name):
             of_key = series[key]
             name = ", ".join(filter(None, (metric.title, place_text(key))))
             values = (of_key.value, of_key.low, of_key.high)
@@ -160,11 +160,11 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
         is_shown = is_shown or rows is not None or _is_passed(answers, comparison)
         is_shown = is_shown or any(answer.layout is not None for answer in answers)
         table = () if rows is None else (rows,)
-        reasons = _reasons(answers, comparison, everything)
+        reasons = _format_reasons(answers, comparison, everything)
         parts.append(Section(first_line(name, answers), (Text(""), *table, *reasons), look="bold"))
     if everything or not is_shown:
         parts += _effect_tables(comparison, everything)
-        parts.append(Section("", tuple(_caveats(comparison.caveats))))
+        parts.append(Section("", tuple(_format_caveats(comparison.caveats))))
     parts += power_table(comparison.power)
     if everything:
         about = f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians)"
@@ -189,14 +189,14 @@ def _skipped_texts(skipped: Iterable[Gap]) -> Iterator[str]:
 
 def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
     """Return a row per objective, a column per layout; None without results of two layouts."""
-    layouts = sorted(sorted(_labels(answers)), key=lambda name: [*PRESETS, name].index(name))
+    layouts = sorted(sorted(_list_labels(answers)), key=lambda name: [*PRESETS, name].index(name))
     shown = list(_shown_results(answers, everything))
-    units = {result.unit for answer, metric in shown for result in answer.results_on(metric)}
+    units = {result.unit for answer, metric in shown for result in answer.list_results(metric)}
     # Values of a pair have units, and their change has a column.
     is_pair = len(layouts) == 2 and all(len(format_value(1, unit)) < _WIDE for unit in units)
     rows: list[tuple[str | Cell, ...]] = []
     for answer, metric in shown:
-        results = {result.alternative: result for result in answer.results_on(metric)}
+        results = {result.alternative: result for result in answer.list_results(metric)}
         texts = {name: format_value(result.value, result.unit) for name, result in results.items()}
         unit = next(iter(texts.values())).partition(" ")[2]
         cells = [texts.get(layout, "-") for layout in layouts]
@@ -220,7 +220,7 @@ def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Tabl
 _WIDE = 14  # characters of a value, such as "1 of the reference"
 
 
-def _labels(answers: Sequence[Recommendation]) -> set[str]:
+def _list_labels(answers: Sequence[Recommendation]) -> set[str]:
     return {result.alternative for answer in answers for result in answer.results}
 
 
@@ -231,14 +231,14 @@ def _shown_results(
     no open objective whose metrics another objective has."""
     seen: set[str] = set()
     for answer in sorted(answers, key=lambda answer: not answer.tells):
-        metrics = [metric for metric in answer.metrics if len(answer.results_on(metric)) > 1]
+        metrics = [metric for metric in answer.metrics if len(answer.list_results(metric)) > 1]
         for metric in metrics:
             if everything or answer.tells or metric not in seen:
                 yield answer, metric
         seen.update(metrics)
 
 
-def _reasons(
+def _format_reasons(
     answers: Sequence[Recommendation], comparison: RecommendedComparison, everything: bool
 ) -> Iterator[Part]:
     """Yield the reason for each objective with results, the caveats, and what to measure next."""
@@ -251,14 +251,14 @@ def _reasons(
         if answer in blocked[1:] or not is_listed or not (answer.results or answer.reasons):
             continue
         is_open = bool(answer.metrics) and not (everything or answer.tells or answer.is_blocked)
-        if is_open and len(_labels(answers)) == 2:
+        if is_open and len(_list_labels(answers)) == 2:
             continue  # the table has it
         if not everything and rests_on_rule_alone(answer):
             objectives_of_rule.setdefault(layout_named(answer), []).append(answer.objective)
             continue
         label = "repair" if answer in blocked else str(answer.objective)
-        ground = f"  [{ground_of(answer)}]" if everything else ""
-        sentence = sentence_of(answer, brief=not (everything or answer.tells))
+        ground = f"  [{format_basis(answer)}]" if everything else ""
+        sentence = format_sentence(answer, brief=not (everything or answer.tells))
         lines.append((label, sentence + ground, "" if answer.tells else "warn"))
         passed = (reason for reason in answer.reasons if reason.id is ReasonId.PASSED)
         lines += [("", reason.detail, "") for reason in passed]
@@ -279,7 +279,7 @@ def _reasons(
         lines.append(("", "effects with intervals, and caveats in full: --explain", "dim"))
     caveats = (caveat for answer in answers for caveat in answer.caveats)
     links_first = sorted(caveats, key=lambda caveat: caveat.id != SLOW_IN_ONE)
-    texts = list(dict.fromkeys(_caveats_of(links_first, answers, everything)))
+    texts = list(dict.fromkeys(_select_caveats(links_first, answers, everything)))
     if not everything:
         texts = [first_few(texts, _MAX_CAVEATS, "; ")] if texts else []
     lines += [("caveat", text, "") for text in texts]
@@ -313,7 +313,7 @@ def _sweep_lines(
 
 def _is_passed(answers: Sequence[Recommendation], comparison: Comparison) -> bool:
     """Return whether results decide nothing, and the reason is already with the objectives."""
-    is_said = any(answer.reason_of(ReasonId.PASSED) for answer in answers)
+    is_said = any(answer.find_reason(ReasonId.PASSED) for answer in answers)
     return is_said and not comparison.bare and not any(answer.results for answer in answers)
 
 
@@ -326,11 +326,11 @@ def file_text(effect: Effect) -> str:
     change = change_text(effect.ratio, "without it")
     if effect.outcome is Outcome.CANNOT_TELL:
         return f"cannot tell in {layout} ({change})"
-    interval = "" if effect.low is None else f" ({_interval(effect)})"
+    interval = "" if effect.low is None else f" ({_format_interval(effect)})"
     return f"{layout} is {change}{interval}"
 
 
-def _caveats_of(
+def _select_caveats(
     caveats: Iterable[Caveat], answers: Sequence[Recommendation], everything: bool
 ) -> Iterator[str]:
     if any(caveat.id == PRINTED for answer in answers for caveat in answer.caveats):
@@ -374,7 +374,7 @@ def _effect_tables(comparison: RecommendedComparison, everything: bool) -> Itera
     for (system, label, baseline), effects in pairs.items():
         against = f"{label} against {'bare metal' if comparison.bare else baseline}"
         title = f"{system}: {against}" if system else against
-        yield Section(title, tuple(_tables(comparison, effects, everything)))
+        yield Section(title, tuple(_build_tables(comparison, effects, everything)))
     for label in comparison.alternatives:
         if not comparison.effects:
             yield Text(f"{label} and {comparison.baseline} have no series in common")
@@ -396,23 +396,25 @@ def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
     return (Table(heads=heads, rows=rows, numeric=tuple(power)),) if rows else ()
 
 
-def _caveats(caveats: Iterable[Caveat]) -> Iterator[Text]:
+def _format_caveats(caveats: Iterable[Caveat]) -> Iterator[Text]:
     """Yield each caveat with its likely cause and its fix, once for all machines that have it."""
-    for caveat in once(map(_with_system, caveats)):
+    for caveat in join_subjects(map(_add_system, caveats)):
         head = "cannot tell" if caveat.blocks and caveat.id not in WEAKENING else "caveat"
         yield Text(f"{head}: {caveat.subject}: {caveat.detail}  ({caveat.id})")
         yield Text(f"likely cause  {caveat.cause}", indent=2)
         yield Text(f"fix           {caveat.fix}", indent=2)
 
 
-def _with_system(caveat: Caveat) -> Caveat:
+def _add_system(caveat: Caveat) -> Caveat:
     """Return the caveat with its machine added to its subject."""
     if not caveat.system:
         return caveat
     return replace(caveat, system="", subject=f"{caveat.system}: {caveat.subject}")
 
 
-def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool) -> Iterator[Part]:
+def _build_tables(
+    comparison: Comparison, effects: Sequence[Effect], everything: bool
+) -> Iterator[Part]:
     primary = [effect for effect in effects if effect.primary]
     secondary = [effect for effect in effects if not effect.primary]
     shown = [effect for effect in secondary if everything or is_whole(effect)]
@@ -420,14 +422,14 @@ def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool)
         if group:
             counts = sorted({effect.boots for effect in group})
             boots = ", ".join(f"{first} and {second}" for first, second in counts)
-            rows = tuple(_row(comparison, effect) for effect in group)
+            rows = tuple(_format_row(comparison, effect) for effect in group)
             yield Text(f"{title}; boots: {boots}")
             yield Table(heads=_HEADS, rows=rows, folds=_HEADS[-1:])
     if hidden := len(secondary) - len(shown):
         yield Text(f"{plural(hidden, 'more series', 'more series')} with --explain")
 
 
-def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
+def _format_row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
     return (
         _name(effect),
         format_value(effect.baseline_value, effect.unit),
@@ -435,18 +437,18 @@ def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
         f"{effect.gain:.1%} of bare"
         if comparison.bare
         else change_text(effect.ratio, lower_is_better=effect.lower_is_better),
-        _interval(effect),
-        _outcome(effect),
+        _format_interval(effect),
+        _format_outcome(effect),
     )
 
 
-def _interval(effect: Effect) -> str:
+def _format_interval(effect: Effect) -> str:
     if effect.low is None or effect.high is None:
         return "-"
     return range_text(effect.low, effect.high, lower_is_better=effect.lower_is_better)
 
 
-def _outcome(effect: Effect) -> str:
+def _format_outcome(effect: Effect) -> str:
     text = _OUTCOMES[effect.outcome]
     if effect.outcome in (Outcome.BETTER, Outcome.WORSE) and not is_large(effect):
         text += ", less than matters"
@@ -462,7 +464,7 @@ def _outcome(effect: Effect) -> str:
 
 
 def _name(effect: Effect) -> str:
-    metric = metric_of(effect.metric)
+    metric = find_metric(effect.metric)
     parts = [effect.metric if metric is None else metric.title]
     if effect.slowest_device:
         parts.append("slowest GPU")

@@ -28,13 +28,13 @@ class SvgCanvas:
         self._page: etree._Element | None = None
 
     @classmethod
-    def chart(cls, title: str) -> "SvgCanvas":
+    def start_chart(cls, title: str) -> "SvgCanvas":
         """Make a fragment. title: text for screen readers."""
         attributes = {"class": "chart", "role": "img", "aria-label": printable(title)}
         return cls(CHART_WIDTH, etree.Element("svg", attributes))
 
     @classmethod
-    def document(cls, width: float, title: str, description: str, css: str) -> "SvgCanvas":
+    def start_document(cls, width: float, title: str, description: str, css: str) -> "SvgCanvas":
         """Make a document with a page's background, hatches and style sheet."""
         root = etree.Element(
             f"{{{_SVG}}}svg",
@@ -44,12 +44,12 @@ class SvgCanvas:
         for tag, text in (("title", title), ("desc", description)):
             etree.SubElement(root, tag, {"id": tag}).text = printable(text)
         etree.SubElement(root, "style").text = css
-        _hatches(etree.SubElement(root, "defs"))
+        _define_hatches(etree.SubElement(root, "defs"))
         canvas = cls(width, root)
-        canvas._page = canvas.rect(0, 0, width, 0, "page")
+        canvas._page = canvas.draw_rect(0, 0, width, 0, "page")
         return canvas
 
-    def rect(
+    def draw_rect(
         self,
         x: float,
         y: float,
@@ -79,7 +79,7 @@ class SvgCanvas:
         """Set a frame's height once its contents are known; the frame stays behind them."""
         rect.set("height", number(height))
 
-    def text(
+    def draw_text(
         self,
         x: float,
         baseline: float,
@@ -114,21 +114,21 @@ class SvgCanvas:
             etree.SubElement(element, "title").text = full_text
         return text_width(shown, size, bold)
 
-    def line(
+    def draw_line(
         self, *points: tuple[float, float], classes: str = "wire", title: str | None = None
     ) -> None:
         """Draw a line through these points."""
         path = "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
         self._add("path", {"d": path, "class": classes}, title)
 
-    def dot(
+    def draw_dot(
         self, x: float, y: float, radius: float, classes: str, title: str | None = None
     ) -> None:
         """Draw a circle."""
         attributes = {"cx": number(x), "cy": number(y), "r": number(radius), "class": classes}
         self._add("circle", attributes, title)
 
-    def svg(self, height: float) -> str:
+    def serialize(self, height: float) -> str:
         """Return the whole SVG; the same calls give the same bytes."""
         if self._page is not None:
             self.resize(self._page, height)
@@ -155,7 +155,7 @@ def number(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def _hatches(definitions: etree._Element) -> None:
+def _define_hatches(definitions: etree._Element) -> None:
     """Define hatch patterns: `taken` for other VMs' CPUs, `barred` for CPUs not allowed."""
     for name, paths in (("taken", ("M0 6L6 0",)), ("barred", ("M0 6L6 0", "M0 0L6 6"))):
         pattern = etree.SubElement(
@@ -209,7 +209,7 @@ def wrap(text: str, size: float, width: float, bold: bool = False) -> tuple[str,
     word that is wider than a line is broken at the line's end."""
     lines: list[str] = []
     line = ""
-    for word in _words(text):
+    for word in _split_words(text):
         if text_width((line + word).rstrip(), size, bold) <= width:
             line += word
             continue
@@ -227,7 +227,7 @@ def wrap(text: str, size: float, width: float, bold: bool = False) -> tuple[str,
     return tuple(lines)
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     words: list[str] = []
     start = 0
     for position, letter in enumerate(text):
@@ -262,16 +262,16 @@ def series_number(label: str, position: int) -> int:
     return PRESET_SERIES.get(label, (position + 1) % SERIES)
 
 
-def css(*names: str, scope: str = "") -> str:
+def read_css(*names: str, scope: str = "") -> str:
     """Return style sheets of templates/ joined in one line. scope: a selector to prefix, for a
     picture within a page."""
-    lines = (line for name in names for line in _sheet(name).splitlines())
+    lines = (line for name in names for line in _read_sheet(name).splitlines())
     rules = "".join(line.strip() for line in lines if not line.startswith("/*"))
     return f"{scope}{{{rules}}}" if scope else rules
 
 
 @cache
-def _sheet(name: str) -> str:
+def _read_sheet(name: str) -> str:
     return package_text("show", "templates", f"{name}.css")
 
 

@@ -43,7 +43,7 @@ class PrintableConsole(Console):
     hold escapes and text direction controls."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        printed = (renderable_of(part) if isinstance(part, Doc) else part for part in objects)
+        printed = (build_renderable(part) if isinstance(part, Doc) else part for part in objects)
         super().print(*printed, **options)
 
     def render(
@@ -56,10 +56,10 @@ class PrintableConsole(Console):
                 yield Segment(printable_lines(segment.text), segment.style)
 
 
-def renderable_of(doc: Doc) -> RenderableType:
+def build_renderable(doc: Doc) -> RenderableType:
     """Return a document for a terminal: without pictures."""
     title = (Line(printable(doc.title), style="bold"),) if doc.title else ()
-    return AsciiFallback(Group(*_space_parts((*title, *_parts(doc.parts)))))
+    return AsciiFallback(Group(*_space_parts((*title, *_render_parts(doc.parts)))))
 
 
 def _space_parts(parts: Iterable[RenderableType | None]) -> list[RenderableType]:
@@ -77,24 +77,24 @@ def _space_parts(parts: Iterable[RenderableType | None]) -> list[RenderableType]
     return spaced
 
 
-def _parts(parts: Sequence[Part]) -> Iterator[RenderableType | None]:
+def _render_parts(parts: Sequence[Part]) -> Iterator[RenderableType | None]:
     """Yield the parts of a document; None = an empty line."""
     for part in parts:
         match part:
             case Text(words=""):
                 yield None
             case Text():
-                text: RenderableType = _line(part.words, part.look)
+                text: RenderableType = _render_line(part.words, part.look)
                 if part.hang:
-                    text = HangingLine(_line(part.words, part.look), part.hang, part.command)
+                    text = HangingLine(_render_line(part.words, part.look), part.hang, part.command)
                 # Wrapped lines stay below their first word, not below its indent.
                 yield Padding(text, (0, 0, 0, part.indent), expand=False) if part.indent else text
             case Items():
                 yield from (
-                    Padding(_line(words), (0, 0, 0, 2), expand=False) for words in part.items
+                    Padding(_render_line(words), (0, 0, 0, 2), expand=False) for words in part.items
                 )
             case Tree():
-                yield _grow_tree(part, RichTree(_line(part.words)))
+                yield _grow_tree(part, RichTree(_render_line(part.words)))
             case Commands():
                 yield from map(ShellCommand, part.lines)
             case Table() if part.rows:
@@ -102,33 +102,33 @@ def _parts(parts: Sequence[Part]) -> Iterator[RenderableType | None]:
             case Section():
                 yield None
                 if part.title:
-                    yield _line(part.title, part.look or "head")
-                yield from _parts(part.parts)
+                    yield _render_line(part.title, part.look or "head")
+                yield from _render_parts(part.parts)
             case Table() | Gallery():
                 pass
 
 
-def _line(words: Words, look: str = "") -> Line:
-    line = Line(style=_style(look))
+def _render_line(words: Words, look: str = "") -> Line:
+    line = Line(style=_choose_style(look))
     for span in spans(words):
-        line.append(printable(span.text), _style(span.look))
+        line.append(printable(span.text), _choose_style(span.look))
     return line
 
 
 def _grow_tree(tree: Tree, drawn: RichTree) -> RichTree:
     for branch in tree.branches:
-        _grow_tree(branch, drawn.add(_line(branch.words)))
+        _grow_tree(branch, drawn.add(_render_line(branch.words)))
     return drawn
 
 
-def _style(look: str) -> str:
+def _choose_style(look: str) -> str:
     return " ".join(LOOKS[name] for name in look.split() if name in LOOKS)
 
 
-def _cell(cell: str | Cell) -> Line:
+def _render_cell(cell: str | Cell) -> Line:
     if isinstance(cell, str):
-        return _line(cell)
-    return _line(cell.lines[0] if len(cell.lines) == 1 else plain(cell), cell.look)
+        return _render_line(cell)
+    return _render_line(cell.lines[0] if len(cell.lines) == 1 else plain(cell), cell.look)
 
 
 def _spread_cells(row: Sequence[str | Cell]) -> Iterator[str | Cell]:
@@ -163,16 +163,16 @@ class HangingLine:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         column = len(self._label)
-        for number, line in enumerate(self._lines(console, options.max_width - column)):
+        for number, line in enumerate(self._wrap_lines(console, options.max_width - column)):
             yield Line.assemble(self._label if not number else " " * column, line)
 
-    def _lines(self, console: Console, width: int) -> Iterator[Line]:
+    def _wrap_lines(self, console: Console, width: int) -> Iterator[Line]:
         before, command, after = self._value.plain.partition(self._command or "\n")
         if not command or self._value.cell_len <= width:
             yield from self._value.wrap(console, width)
             return
         yield from Line(before).wrap(console, width) if before else ()
-        yield from (Line(line.rstrip("\n")) for line in ShellCommand(command).lines(width))
+        yield from (Line(line.rstrip("\n")) for line in ShellCommand(command).wrap_lines(width))
         yield from Line(after.strip()).wrap(console, width) if after else ()
 
 
@@ -182,12 +182,12 @@ class FittedTable:
     def __init__(self, table: Table) -> None:
         self._table = replace(table, rows=tuple(tuple(_spread_cells(row)) for row in table.rows))
         self._heads = tuple(map(plain, table.heads))
-        self._rows = tuple(tuple(map(_cell, row)) for row in self._table.rows)
+        self._rows = tuple(tuple(map(_render_cell, row)) for row in self._table.rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table, space = self._table, options.max_width
         if table.cpu_sets and self._least_width(console, self._heads, stacked=False) > space:
-            yield FittedTable(_with_short_sets(table))
+            yield FittedTable(_shorten_sets(table))
             return
         if self._least_width(console, self._heads) <= space:
             yield self._fit_heads(console, self._heads, space)
@@ -198,7 +198,7 @@ class FittedTable:
             for row in self._rows:
                 yield Line.assemble(row[0], ": ", row[-1])
             return
-        yield from self._with_short_names(console, space, _LONG)._narrow(console, space)
+        yield from self._shorten_names(console, space, _LONG)._narrow(console, space)
 
     def _narrow(self, console: Console, space: int) -> RenderResult:
         """Yield the table without its least columns, then without columns from the right except the
@@ -209,7 +209,7 @@ class FittedTable:
                 break
             heads.remove(head)
             omitted.append(head)
-        table = self._with_short_names(console, space, _SHORT, heads)
+        table = self._shorten_names(console, space, _SHORT, heads)
         if table._least_width(console, heads) <= space:
             yield table._fit_heads(console, heads, space)
             names = ", ".join(head for head in self._heads if head in omitted)
@@ -221,7 +221,7 @@ class FittedTable:
             texts = (Line.assemble(f"{name} ", text) for name, text in named if text)
             yield Line.assemble(row[0], ": ", Line(", ").join(texts))
 
-    def _with_short_names(
+    def _shorten_names(
         self, console: Console, space: int, shortest: int, heads: Sequence[str] = ()
     ) -> "FittedTable":
         """Return the table with names of at least this many characters, if it shortens names."""
@@ -231,7 +231,7 @@ class FittedTable:
         names = [plain(row[0]) for row in self._table.rows]
         width = max(shortest, max(map(len, names)) - excess)
         rows = zip(names, self._table.rows, strict=True)
-        short = tuple((_without_middle(name, width), *row[1:]) for name, row in rows)
+        short = tuple((_remove_middle(name, width), *row[1:]) for name, row in rows)
         return FittedTable(replace(self._table, rows=short))
 
     def _fit_heads(self, console: Console, heads: Sequence[str], space: int) -> RichTable:
@@ -266,7 +266,7 @@ class FittedTable:
         return drawn
 
 
-def _with_short_sets(table: Table) -> Table:
+def _shorten_sets(table: Table) -> Table:
     """Return the table with long CPU sets reduced to their first three and last two parts."""
 
     def short(cell: str | Cell) -> str | Cell:
@@ -285,7 +285,7 @@ def _with_short_sets(table: Table) -> Table:
     return replace(table, rows=rows, cpu_sets=())
 
 
-def _without_middle(text: str, width: int) -> str:
+def _remove_middle(text: str, width: int) -> str:
     """Shorten a name to its beginning and end, which distinguish it.
 
     >>> _without_middle("gpu-7.rack-17.example.org", 14)
@@ -308,10 +308,10 @@ class ShellCommand:
         self._command = printable(command)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in self.lines(options.max_width):
+        for line in self.wrap_lines(options.max_width):
             yield Line(line.rstrip("\n"), no_wrap=True, overflow="ignore")
 
-    def lines(self, width: int) -> Iterator[str]:
+    def wrap_lines(self, width: int) -> Iterator[str]:
         """Yield its lines within this width, if no quoted word is longer."""
         remainder, width = self._command, max(20, width)
         while len(remainder) > width:

@@ -22,12 +22,12 @@ from homenode.show.map_nodes import (
     Scene,
     cell_name,
     cell_size,
-    columns_of,
+    choose_columns,
     core_space,
     draw_packages,
     rows_of_cores,
 )
-from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, SvgCanvas, css, text_width, wrap
+from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, SvgCanvas, read_css, text_width, wrap
 from homenode.text import cpus_text, nodes_text, plural
 from homenode.units import format_bytes
 from homenode.vm.plan import Plan
@@ -53,10 +53,10 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     if plan is not None:
         title += f" with VM {plan.vm.name}"
         description = f"{plan_line(plan)}. Host: {counts}"
-    canvas = SvgCanvas.document(WIDTH, title, description, css(PICTURE))
+    canvas = SvgCanvas.start_document(WIDTH, title, description, read_css(PICTURE))
     width = WIDTH - 2 * _MARGIN
     y = _MARGIN
-    canvas.text(_MARGIN, y + 20, host.name, 24, bold=True, width=width)
+    canvas.draw_text(_MARGIN, y + 20, host.name, 24, bold=True, width=width)
     y += 26
     cpu = host.cpu.name or host.cpu.vendor
     y += draw_lines(
@@ -85,7 +85,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     map_width = 46 + (36 if shown <= 8 else 28) * shown + 60 if table else 0
     map_width = max(map_width, 260) if table else 0
     legend = draw_legend(canvas, scene, (_MARGIN + map_width, y, width - map_width))
-    return canvas.svg(y + max(table, legend) + _MARGIN)
+    return canvas.serialize(y + max(table, legend) + _MARGIN)
 
 
 def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
@@ -94,7 +94,7 @@ def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
     sizes = [cell_size(scene.host, scene.uses, planned, zoom) for zoom in _ZOOMS]
     if not frames:
         return sizes[-1]
-    across, nodes_across = columns_of(frames)
+    across, nodes_across = choose_columns(frames)
     blocks = [block for frame in frames for block in frame.blocks]
     largest = max(blocks, key=lambda block: len(block.pus))
     space = core_space(WIDTH - 2 * _MARGIN, across, nodes_across)
@@ -131,7 +131,7 @@ def draw_lines(
     for text in texts:
         for line in wrap(text, size, width):
             at_y += size * 1.4
-            canvas.text(x, at_y, line, size, classes)
+            canvas.draw_text(x, at_y, line, size, classes)
     return at_y - y
 
 
@@ -158,13 +158,13 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
         for position, cell in enumerate(row):
             card_x = x + position * (card_width + 12)
             colour = cell.id % CELL_COLOURS
-            canvas.rect(card_x, at_y, card_width, height, "card", radius=6)
-            canvas.rect(card_x, at_y, card_width, height, f"tint{colour}", radius=6)
-            canvas.rect(card_x, at_y, card_width, 24, f"cell{colour}", radius=6)
+            canvas.draw_rect(card_x, at_y, card_width, height, "card", radius=6)
+            canvas.draw_rect(card_x, at_y, card_width, height, f"tint{colour}", radius=6)
+            canvas.draw_rect(card_x, at_y, card_width, 24, f"cell{colour}", radius=6)
             heading = f"{cell_name(plan, cell.id)} on {nodes_text(cell.host_nodes)}"
             if not cell.host_nodes:
                 heading = f"{cell_name(plan, cell.id)}, on no node in particular"
-            canvas.text(
+            canvas.draw_text(
                 card_x + 10,
                 at_y + 17,
                 heading,
@@ -174,7 +174,7 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
                 width=card_width - 20,
             )
             for number, line in enumerate(texts[position]):
-                canvas.text(card_x + 10, at_y + 40 + 15 * number, line, 11)
+                canvas.draw_text(card_x + 10, at_y + 40 + 15 * number, line, 11)
         at_y += height + 10
     at_y += draw_lines(canvas, _guest_notes(scene, plan), (x, at_y - 4, width))
     return at_y - y
@@ -224,8 +224,8 @@ def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, f
     nodes_by_text = nodes_without_pus(host)
     if not nodes_by_text:
         return 0.0
-    rect = canvas.rect(x, y, width, 0, "package", radius=8)
-    canvas.text(x + 12, y + 20, "nodes without CPUs", 13, bold=True)
+    rect = canvas.draw_rect(x, y, width, 0, "package", radius=8)
+    canvas.draw_text(x + 12, y + 20, "nodes without CPUs", 13, bold=True)
     at_y = y + 22
     lines = [f"{nodes_text(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
     columns = 3 if all(text_width(line, 11) < width / 3 - 24 for line in lines) else 1
@@ -235,7 +235,7 @@ def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, f
             continue
         at_y += 16
         for position, line in enumerate(lines[start : start + columns]):
-            canvas.text(x + 12 + position * (width / columns), at_y, line, 11)
+            canvas.draw_text(x + 12 + position * (width / columns), at_y, line, 11)
     canvas.resize(rect, at_y - y + 12)
     return at_y - y + 24
 
@@ -253,8 +253,8 @@ def draw_loose_devices(
         name = "devices whose node is unknown"
         if group.node is not None:
             name = f"devices of node {group.node}, which has no CPUs here"
-        rect = canvas.rect(x, at_y, width, 0, "package", radius=8)
-        canvas.text(x + 12, at_y + 20, name, 13, bold=True)
+        rect = canvas.draw_rect(x, at_y, width, 0, "package", radius=8)
+        canvas.draw_text(x + 12, at_y + 20, name, 13, bold=True)
         height = draw_devices(canvas, group, facts, (x + 12, at_y + 22, width - 24), hangs=False)
         canvas.resize(rect, height + 34)
         at_y += height + 46
@@ -267,8 +267,8 @@ def draw_links(canvas: SvgCanvas, host: Host, place: tuple[float, float, float])
     if not lines:
         return 0.0
     x, y, width = place
-    rect = canvas.rect(x, y, width, 0, "package", radius=8)
-    canvas.text(x + 12, y + 20, "links next to PCIe", 13, bold=True)
+    rect = canvas.draw_rect(x, y, width, 0, "package", radius=8)
+    canvas.draw_text(x + 12, y + 20, "links next to PCIe", 13, bold=True)
     height = 22 + draw_lines(canvas, lines, (x + 12, y + 22, width - 24))
     canvas.resize(rect, height + 12)
     return height + 24
@@ -282,22 +282,22 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
         return 0.0
     side = 36.0 if len(shown) <= 8 else 28.0
     title = "distances" if len(shown) == len(host.nodes) else "distances of nodes with CPUs"
-    canvas.text(x, y + 14, title, 12, bold=True)
-    canvas.text(x, y + 28, "(SLIT; row: from, column: to)", 10, "dim")
+    canvas.draw_text(x, y + 14, title, 12, bold=True)
+    canvas.draw_text(x, y + 28, "(SLIT; row: from, column: to)", 10, "dim")
     top, start = y + 50, x + 46
     far = max(host.distances[a][b] for a, _ in shown for b, _ in shown)
     for position, (row, index) in enumerate(shown):
         middle = start + position * side + side / 2
-        canvas.text(middle, top - 5, str(index), 10, "dim", anchor="middle")
+        canvas.draw_text(middle, top - 5, str(index), 10, "dim", anchor="middle")
         baseline = top + position * 20 + 14
-        canvas.text(x, baseline, f"node {index}", 10, "dim")
+        canvas.draw_text(x, baseline, f"node {index}", 10, "dim")
         for column, (other, _) in enumerate(shown):
             distance = host.distances[row][other]
-            shade = canvas.rect(
+            shade = canvas.draw_rect(
                 start + column * side, top + position * 20, side - 1, 19, "bar-used"
             )
             shade.set("fill-opacity", f"{0.08 + 0.62 * (distance - 10) / max(1, far - 10):.2f}")
-            canvas.text(
+            canvas.draw_text(
                 start + column * side + side / 2, baseline, str(distance), 10, anchor="middle"
             )
     return 50 + 20.0 * len(shown) + 4
@@ -306,14 +306,14 @@ def draw_distances(canvas: SvgCanvas, host: Host, place: tuple[float, float, flo
 def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float]) -> float:
     """Return a legend of the marks that occur."""
     x, y, width = place
-    canvas.text(x, y + 14, "legend", 12, bold=True)
+    canvas.draw_text(x, y + 14, "legend", 12, bold=True)
     at_x, at_y = x, y + 26
     for classes, fill, text in _legend_entries(scene):
         entry = 30 + text_width(text, 11) + 22
         if at_x > x and at_x + entry > x + width:
             at_x, at_y = x, at_y + 22
-        canvas.rect(at_x, at_y, 22, 15, classes, radius=2, fill=fill)
-        canvas.text(at_x + 29, at_y + 11.5, text, 11, "ink")
+        canvas.draw_rect(at_x, at_y, 22, 15, classes, radius=2, fill=fill)
+        canvas.draw_text(at_x + 29, at_y + 11.5, text, 11, "ink")
         at_x += entry
     notes = []
     if scene.plan is not None and scene.plan.vcpu_pins:

@@ -12,7 +12,7 @@ from homenode.machine.tools import virsh_capabilities
 from homenode.machine.topology import Host, summarise
 from homenode.text import command_line, plural
 from homenode.vm.domain.read import read_running_domain
-from homenode.vm.hypervisor.connection import DEFAULT, check_host, is_local, machine_of
+from homenode.vm.hypervisor.connection import DEFAULT, check_host, find_machine, is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan
@@ -34,7 +34,7 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
         _reject_unlike(planned, virsh)
         unread = unread_vms(planned.gaps)
         gaps = tuple(gap for gap in planned.gaps if gap not in unread)
-        return _with_domains(replace(planned, domains=(), gaps=gaps), virsh)
+        return _add_domains(replace(planned, domains=(), gaps=gaps), virsh)
     machine = _this_machine()
     if source is not None:
         planned = load_host(source)
@@ -42,18 +42,18 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
         print_of_planned = planned.fingerprint if has_fingerprint else ""
         _reject_other(_size_text(planned), print_of_planned, machine)
         machine = replace(machine, reserve=planned.reserve or machine.reserve)
-    return machine if virsh.connect == DEFAULT else _with_domains(machine, virsh)
+    return machine if virsh.connect == DEFAULT else _add_domains(machine, virsh)
 
 
-def _with_domains(host: Host, virsh: Virsh) -> Host:
+def _add_domains(host: Host, virsh: Virsh) -> Host:
     """Return the host with the domains of a further daemon, not this machine's system daemon."""
     listed_uuids = {domain.uuid for domain in host.domains}
-    running = virsh.domains(running=True)
+    running = virsh.list_domains(running=True)
     domains = [
         read_running_domain(virsh.live_definition(uuid), running=True, source=name)
         if uuid in running
-        else read_running_domain(virsh.definition(uuid), running=False, source=name)
-        for uuid, name in virsh.domains().items()
+        else read_running_domain(virsh.read_definition(uuid), running=False, source=name)
+        for uuid, name in virsh.list_domains().items()
         if uuid not in listed_uuids
     ]
     all_domains = sorted((*host.domains, *domains), key=lambda domain: domain.name)
@@ -126,8 +126,8 @@ def _reject_other(planned: str, fingerprint: str, machine: Host) -> None:
 
 def _reject_unlike(planned: Host, virsh: Virsh) -> None:
     """Compare a host with the nodes and PCI functions that a daemon elsewhere shows."""
-    name = machine_of(virsh.connect)
-    cells = virsh_capabilities.parse(virsh.capabilities())
+    name = find_machine(virsh.connect)
+    cells = virsh_capabilities.parse(virsh.read_capabilities())
     # libvirt gives no siblings of CPUs that are offline.
     theirs = {
         cell.node: CpuSet(pu for pu, pus in cell.siblings_of_pu.items() if pus is not None)
@@ -135,7 +135,7 @@ def _reject_unlike(planned: Host, virsh: Virsh) -> None:
     }
     ours = {node.index: node.pus for node in planned.nodes if node.pus or node.memory_bytes}
     expected = {device.bdf for device in planned.pci_devices if device.physical_function is None}
-    missing = sorted(expected - _functions(virsh))
+    missing = sorted(expected - _list_functions(virsh))
     if planned.nodes_assumed or not expected:
         difference = "it shows no NUMA nodes or no PCI functions to compare"
     elif missing:
@@ -151,7 +151,7 @@ def _reject_unlike(planned: Host, virsh: Virsh) -> None:
     )
 
 
-def _functions(virsh: Virsh) -> set[Bdf]:
+def _list_functions(virsh: Virsh) -> set[Bdf]:
     names = map(_NODE_DEVICE.match, virsh.node_devices("pci"))
     return {
         Bdf(*(int(part, 16) for part in match.groups())) for match in names if match is not None

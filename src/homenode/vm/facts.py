@@ -99,15 +99,15 @@ def compare(planned: Vm, second: Vm, facts: Iterable[VmFact]) -> Iterator[VmComp
             )
 
 
-def of_vm(value: Any) -> FactValues:
+def get_value(value: Any) -> FactValues:
     return {"": value}
 
 
-def of_cells(vm: Vm, get: Callable[[VmCell], Any], prefix: str = "") -> FactValues:
+def list_cell_values(vm: Vm, get: Callable[[VmCell], Any], prefix: str = "") -> FactValues:
     return {f"{prefix}cell {cell.id}": get(cell) for cell in vm.cells}
 
 
-def _devices(vm: Vm, get: Callable[[Any], Any]) -> FactValues:
+def _list_devices(vm: Vm, get: Callable[[Any], Any]) -> FactValues:
     values = {device.uuid or str(device.bdf): get(device) for device in vm.hostdevs}
     return {device.uuid: get(device) for device in vm.mediated} | values
 
@@ -116,12 +116,12 @@ def _join(texts: Iterable[str]) -> str:
     return first_few(texts, _SHOWN) or "none"
 
 
-def _pins(vm: Vm) -> tuple[CpuSet | None, ...]:
+def _list_pins(vm: Vm) -> tuple[CpuSet | None, ...]:
     """Return a pin or None for each vCPU, and pins of further threads."""
     return vm.vcpu_pins + (None,) * (vm.vcpus - len(vm.vcpu_pins))
 
 
-def _pus(pus: CpuSet | None) -> str:
+def _format_pus(pus: CpuSet | None) -> str:
     return "not pinned" if not pus else f"on {cpus_text(pus)}"
 
 
@@ -132,8 +132,8 @@ def _both_pins(
     apart = [(i, want, have) for i, (want, have) in pairs if want != have]
     return (
         f"pins of {vcpus_text(CpuSet(i for i, _, _ in apart))}",
-        "vCPU " + _join(f"{i} {_pus(want)}" for i, want, _ in apart),
-        "vCPU " + _join(f"{i} {_pus(have)}" for i, _, have in apart),
+        "vCPU " + _join(f"{i} {_format_pus(want)}" for i, want, _ in apart),
+        "vCPU " + _join(f"{i} {_format_pus(have)}" for i, _, have in apart),
     )
 
 
@@ -157,14 +157,14 @@ def _same_cpu(
     return planned[0] is None or planned == observed
 
 
-def _page(pages: tuple[int | None]) -> str:
+def _format_page(pages: tuple[int | None]) -> str:
     (size,) = pages
     if size is None:
         return "ordinary pages"
     return "the default huge page" if size == 0 else format_bytes(size)
 
 
-def _shape(topology: tuple[int, int, int, int] | tuple[()]) -> str:
+def _format_shape(topology: tuple[int, int, int, int] | tuple[()]) -> str:
     if not topology:
         return "none"
     sockets, dies, cores, threads = topology
@@ -199,14 +199,14 @@ FACTS: tuple[VmFact, ...] = (
         id="vcpus",
         subject="<vcpu>",
         title="number of vCPUs",
-        values=lambda vm: of_vm(vm.vcpus),
+        values=lambda vm: get_value(vm.vcpus),
         fields=("vcpus",),
     ),
     VmFact(
         id="memory",
         subject="<memory>",
         title="memory",
-        values=lambda vm: of_vm(vm.memory_bytes),
+        values=lambda vm: get_value(vm.memory_bytes),
         fields=("memory_bytes", "ballooned_bytes", "max_memory_bytes"),
         show=format_bytes,
     ),
@@ -214,7 +214,7 @@ FACTS: tuple[VmFact, ...] = (
         id="memory-devices",
         subject="memory devices",
         title="memory devices",
-        values=lambda vm: of_vm(vm.memory_device_bytes),
+        values=lambda vm: get_value(vm.memory_device_bytes),
         fields=("memory_devices",),
         show=format_bytes,
     ),
@@ -232,23 +232,23 @@ FACTS: tuple[VmFact, ...] = (
         id="pages",
         subject="<hugepages>",
         title="huge pages",
-        values=lambda vm: of_vm((vm.page_bytes,)),
+        values=lambda vm: get_value((vm.page_bytes,)),
         fields=("page_bytes",),
-        show=_page,
+        show=_format_page,
     ),
     VmFact(
         id="topology",
         subject="<topology>",
         title="sockets, dies, cores, threads",
-        values=lambda vm: of_vm(vm.cpu_topology or ()),
+        values=lambda vm: get_value(vm.cpu_topology or ()),
         fields=("cpu_topology",),
-        show=_shape,
+        show=_format_shape,
     ),
     VmFact(
         id="domain-type",
         subject="<domain>",
         title="accelerator",
-        values=lambda vm: of_vm(vm.domain_type),
+        values=lambda vm: get_value(vm.domain_type),
         fields=("domain_type",),
         show="type {}".format,
     ),
@@ -256,7 +256,7 @@ FACTS: tuple[VmFact, ...] = (
         id="machine",
         subject="<os><type>",
         title="machine type",
-        values=lambda vm: of_vm(vm.machine or "the default machine"),
+        values=lambda vm: get_value(vm.machine or "the default machine"),
         fields=("machine",),
         agrees=_same_machine,
     ),
@@ -264,7 +264,7 @@ FACTS: tuple[VmFact, ...] = (
         id="firmware",
         subject="<os>",
         title="firmware",
-        values=lambda vm: of_vm("bios" if vm.firmware in (None, "bios") else "efi"),
+        values=lambda vm: get_value("bios" if vm.firmware in (None, "bios") else "efi"),
         fields=("firmware",),
     ),
     VmFact(
@@ -276,7 +276,7 @@ FACTS: tuple[VmFact, ...] = (
         id="cpu",
         subject="<cpu>",
         title="CPU model",
-        values=lambda vm: of_vm((vm.cpu_mode, vm.cpu_model)),
+        values=lambda vm: get_value((vm.cpu_mode, vm.cpu_model)),
         fields=("cpu_mode", "cpu_model"),
         agrees=_same_cpu,
         show=lambda cpu: " ".join(filter(None, cpu)) or "the default model",
@@ -285,7 +285,7 @@ FACTS: tuple[VmFact, ...] = (
         id="vcpus-online",
         subject="<vcpu>",
         title="vCPUs at the start",
-        values=lambda vm: of_vm(vm.offline_vcpus),
+        values=lambda vm: get_value(vm.offline_vcpus),
         fields=("offline_vcpus",),
         show=lambda off: f"{vcpus_text(off)} offline" if off else "every vCPU there at the start",
     ),
@@ -293,13 +293,13 @@ FACTS: tuple[VmFact, ...] = (
         id="current-memory",
         subject="<currentMemory>",
         title="memory at the start",
-        values=lambda vm: of_vm(vm.ballooned_bytes),
+        values=lambda vm: get_value(vm.ballooned_bytes),
         fields=("ballooned_bytes",),
         show=lambda size: f"{format_bytes(size)} in the balloon",
     ),
     VmFact(
         id="pins",
-        values=lambda vm: of_vm(_pins(vm)),
+        values=lambda vm: get_value(_list_pins(vm)),
         fields=("vcpu_pins",),
         agrees=_same_pins,
         show_both=_both_pins,
@@ -308,67 +308,71 @@ FACTS: tuple[VmFact, ...] = (
         id="emulator",
         subject="<emulatorpin>",
         title="emulator's CPUs",
-        values=lambda vm: of_vm(vm.emulator_pus or CpuSet()),
+        values=lambda vm: get_value(vm.emulator_pus or CpuSet()),
         fields=("emulator_pus",),
-        show=_pus,
+        show=_format_pus,
     ),
     VmFact(
         id="iothreads",
         subject="<iothreadpin>",
         title="IOThreads' CPUs",
-        values=lambda vm: of_vm(vm.iothread_pins),
+        values=lambda vm: get_value(vm.iothread_pins),
         fields=("iothread_pins",),
-        show=lambda pins: "no pins" if not pins else _join(f"{n} {_pus(pus)}" for n, pus in pins),
+        show=lambda pins: (
+            "no pins" if not pins else _join(f"{n} {_format_pus(pus)}" for n, pus in pins)
+        ),
     ),
     VmFact(
         id="cells",
         subject="<numa>",
         title="guest cells",
-        values=lambda vm: of_vm(tuple(cell.id for cell in vm.cells)),
+        values=lambda vm: get_value(tuple(cell.id for cell in vm.cells)),
         fields=("cells", "binding", "page_bytes"),
         agrees=lambda planned, found: planned == found or (not planned and len(found) == 1),
         show=lambda cells: plural(len(cells), "cell") if cells else "a flat guest",
     ),
     VmFact(
         id="cell-vcpus",
-        values=lambda vm: of_cells(vm, lambda cell: cell.vcpus),
+        values=lambda vm: list_cell_values(vm, lambda cell: cell.vcpus),
         fields=("cells",),
         show=lambda vcpus: vcpus_text(vcpus) if vcpus else "vCPUs none",
         after=("cells",),
     ),
     VmFact(
         id="cell-memory",
-        values=lambda vm: of_cells(vm, lambda cell: cell.memory_bytes, "memory of "),
+        values=lambda vm: list_cell_values(vm, lambda cell: cell.memory_bytes, "memory of "),
         fields=("cells",),
         show=format_bytes,
         after=("cells",),
     ),
     VmFact(
         id="distances",
-        values=lambda vm: of_cells(vm, lambda cell: cell.distances) if len(vm.cells) > 1 else {},
+        values=lambda vm: (
+            list_cell_values(vm, lambda cell: cell.distances) if len(vm.cells) > 1 else {}
+        ),
         fields=("cells",),
         show=lambda row: f"distances {' '.join(map(str, row)) or 'none'}",
         after=("cells",),
     ),
     VmFact(
         id="cell-pages",
-        values=lambda vm: of_cells(vm, lambda cell: (cell.page_bytes,)),
+        values=lambda vm: list_cell_values(vm, lambda cell: (cell.page_bytes,)),
         fields=("page_bytes",),
-        show=_page,
+        show=_format_page,
         after=("cells", "pages"),
     ),
     VmFact(
         id="binding",
         subject="<numatune><memory>",
         title="binding of memory",
-        values=lambda vm: of_vm(vm.binding or (None, CpuSet())),
+        values=lambda vm: get_value(vm.binding or (None, CpuSet())),
         fields=("binding",),
         agrees=_same_binding,
         show=_binding_text,
     ),
     VmFact(
         id="cell-binding",
-        values=lambda vm: of_cells(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
+        values=lambda vm: list_cell_values(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
         fields=("binding",),
         agrees=_same_binding,
         show=_binding_text,
@@ -400,7 +404,7 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="device",
-        values=lambda vm: _devices(vm, lambda device: True),
+        values=lambda vm: _list_devices(vm, lambda device: True),
         fields=("hostdevs",),
         show=lambda _: "passed through",
         nothing="not passed through",
@@ -408,7 +412,7 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="device-address",
-        values=lambda vm: _devices(vm, lambda device: device.address),
+        values=lambda vm: _list_devices(vm, lambda device: device.address),
         fields=("hostdevs",),
         show="guest address {}".format,
         nothing="guest address not set",
@@ -416,7 +420,7 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="device-cell",
-        values=lambda vm: _devices(vm, lambda device: device.cell),
+        values=lambda vm: _list_devices(vm, lambda device: device.cell),
         fields=("hostdevs",),
         show="on cell {}".format,
         nothing="on no cell",
@@ -435,7 +439,7 @@ FACTS: tuple[VmFact, ...] = (
         id="iommu",
         subject="<iommu>",
         title="guest IOMMU",
-        values=lambda vm: of_vm(vm.has_iommu or None),
+        values=lambda vm: get_value(vm.has_iommu or None),
         fields=("iommu_model",),
         show=lambda _: "one",
     ),

@@ -26,7 +26,7 @@ def functions_of_parts(host: Host) -> dict[str, Bdf]:
     }
 
 
-def with_mediated(guest: Vm, host: Host | None) -> Vm:
+def add_mediated(guest: Vm, host: Host | None) -> Vm:
     """Return the guest with those mediated devices that the host has among its host devices. Raises
     InputError for two of one function."""
     if host is None or not guest.mediated:
@@ -96,7 +96,7 @@ def named_device(host: Host | None, name: Bdf | str) -> Bdf | str:
     return gpus[number].bdf
 
 
-def parts_at(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart, ...]:
+def list_parts(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart, ...]:
     """Return parts at a GPU's function that VFIO can pass to a VM; () for other devices."""
     device = by_bdf.get(function)
     gpu = device
@@ -122,7 +122,7 @@ def free_parts(
 ) -> Iterator[GpuPart]:
     """Yield the free parts at a function. taken: UUIDs of other VMs. Without a profile only virtual
     functions without a type: a vGPU never counts as a GPU."""
-    for part in parts_at(by_bdf, function):
+    for part in list_parts(by_bdf, function):
         is_chosen = part.profile is None if profile is None else same_profile(part, profile)
         if is_chosen and part.uuid not in taken:
             yield part

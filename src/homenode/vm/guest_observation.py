@@ -107,9 +107,9 @@ class Observation(Struct, frozen=True, dict=True):
         llcs = self.guest.llcs
         return tuple(llc.pus for llc in llcs if llc.level == _L3) if llcs else None
 
-    def device_at(self, path: GuestPath) -> PciDevice | None:
+    def find_device(self, path: GuestPath) -> PciDevice | None:
         bdf = self.function_of_path.get(path)
-        return None if bdf is None else self.guest.device(bdf)
+        return None if bdf is None else self.guest.find_device(bdf)
 
     def port_links(self, device: PciDevice) -> tuple[PciLink, ...]:
         """Return the links of the ports above a function, the lowest first."""

@@ -51,7 +51,7 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
             hint="a directory of captures, NAME*COUNT (hgx-h100*40), qemu+ssh://HOST/system",
         )
     unread: list[Gap] = []
-    entries = [entry for source in sources for entry in _entries(source, unread)]
+    entries = [entry for source in sources for entry in _list_entries(source, unread)]
     hosts: dict[str, NamedHost] = {}
     with ThreadPoolExecutor(max_workers=_JOBS) as threads:
         for number, read in enumerate(threads.map(_read, entries), start=1):
@@ -75,7 +75,7 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
     return NamedHosts(tuple(ordered), tuple(unread))
 
 
-def _entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]]:
+def _list_entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]]:
     """(source, name) of each host, or hosts times a number; name: for files of a directory."""
     directory = Path(source)
     try:

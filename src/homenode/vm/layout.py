@@ -116,20 +116,20 @@ def unknown_layout(name: str, option: str = "--layout") -> UsageError:
     return unknown("layout", name, PRESETS, "homenode list layouts", f"{option}: ")
 
 
-def with_preset_name(layout: Layout) -> Layout:
+def add_preset_name(layout: Layout) -> Layout:
     """Return the layout with the name of the equal preset, else "custom"."""
     switches = replace(layout, name="")
     names = (name for name, preset in PRESETS.items() if replace(preset, name="") == switches)
     return replace(layout, name=next(names, "custom"))
 
 
-def with_siblings(layout: Layout) -> Layout:
+def expose_siblings(layout: Layout) -> Layout:
     """Return the layout with vCPUs on all hyper-threads of each core, exposed as siblings.
 
     >>> with_siblings(PRESETS["pin-numa"]).name
     'pin-numa-smt'
     """
-    return with_preset_name(replace(layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED))
+    return add_preset_name(replace(layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED))
 
 
 def layout_text(layout: Layout) -> str:
@@ -138,9 +138,9 @@ def layout_text(layout: Layout) -> str:
     >>> layout_text(with_siblings(PRESETS["pin-bound"])), layout_text(PRESETS["pin"])
     ('pin-bound with siblings', 'pin')
     """
-    hidden = with_preset_name(
+    hidden = add_preset_name(
         replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN)
     )
-    is_paired = with_siblings(layout) == with_preset_name(layout)
+    is_paired = expose_siblings(layout) == add_preset_name(layout)
     plain = layout.name in PRESETS or hidden.name not in PRESETS or not is_paired
     return layout.name if plain else f"{hidden.name} with siblings"

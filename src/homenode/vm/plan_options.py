@@ -108,7 +108,7 @@ class PartialReserve(Struct, frozen=True):
     memory_bytes: int | None = None
 
 
-def cell_of(text: str, option: str = "--guest-node") -> VmCell:
+def parse_guest_node(text: str, option: str = "--guest-node") -> VmCell:
     """Parse a --guest-node value. Raises UsageError."""
     parts = key_values(option, text, ("vcpus", "memory"), ("node",))
     vcpus = whole_number(f"{option}: vcpus", parts["vcpus"])
@@ -256,7 +256,9 @@ class PlanOptions(Struct, frozen=True):
     )
     explicit_cells: Annotated[
         tuple[VmCell, ...],
-        _placing("--guest-node", "vcpus=N,memory=SIZE[,node=N]", parse=cell_of, show=cell_text),
+        _placing(
+            "--guest-node", "vcpus=N,memory=SIZE[,node=N]", parse=parse_guest_node, show=cell_text
+        ),
     ] = ()
     replaces: Annotated[
         tuple[str, ...], _placing("--ignore-domain", "DOMAIN", complete="domain_names")

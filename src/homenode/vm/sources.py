@@ -62,7 +62,7 @@ def _overlay_lspci(host: Host, lspci: Path | None = None) -> Host:
         return host
     from homenode.machine.discover.lspci import overlay_lspci
 
-    return overlay_lspci(host, _text(lspci), lspci.name)
+    return overlay_lspci(host, _read_text(lspci), lspci.name)
 
 
 def _this_machine() -> Host:
@@ -103,7 +103,7 @@ def _load_named(source: str) -> Host:
     if is_archive:
         return _discover_host(_open(path))
     if exists:
-        return host_of_text(_text(path), path.name)
+        return host_of_text(_read_text(path), path.name)
     return shipped_host(source)
 
 
@@ -143,7 +143,7 @@ def host_of_text(text: str, name: str) -> Host:
         from homenode.formats import decode
 
         return _check_host(decode(text, "host", Host, name), name)
-    for is_kind, read in _listings():
+    for is_kind, read in _list_readers():
         if is_kind(text):
             try:
                 return read(text, name)
@@ -188,7 +188,7 @@ def is_host_source(name: str) -> bool:
     if is_archive or not exists:
         return is_archive
     try:
-        text = _text(path)
+        text = _read_text(path)
     except InputError:
         return False  # reported when it is read as a VM
     start = text.lstrip("\ufeff \t\r\n")[:_HEAD_CHARACTERS]
@@ -196,13 +196,13 @@ def is_host_source(name: str) -> bool:
         return "<topology" in start and "<domain" not in start
     if start.startswith("{"):
         return '"homenode.host/' in start
-    return any(is_kind(text) for is_kind, _ in _listings()) or bool(_HOST_TOML.search(text))
+    return any(is_kind(text) for is_kind, _ in _list_readers()) or bool(_HOST_TOML.search(text))
 
 
 def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
     """Read the host that several sources describe; lspci's output supplements the others. Raises
     like load_host, and InputError for sources that do not complement each other."""
-    from homenode.machine.discover.listings import complement
+    from homenode.machine.discover.listings import combine
 
     bases, overlays = split_sources(sources, lspci)
     if len(overlays) > 1:
@@ -210,7 +210,7 @@ def load_host_of(sources: Sequence[str], *, lspci: Path | None = None) -> Host:
             f"{overlays[0]}, {overlays[1]}: two outputs of lspci for one host",
             hint="homenode doctor --pool DIR compares hosts",
         )
-    return _overlay_lspci(reduce(complement, map(_load_named, bases)), *overlays)
+    return _overlay_lspci(reduce(combine, map(_load_named, bases)), *overlays)
 
 
 def split_sources(sources: Sequence[str], lspci: Path | None) -> tuple[list[str], list[Path]]:
@@ -226,7 +226,7 @@ def read_matrices(sources: Sequence[str]) -> "dict[str, TopoMatrix]":
     from homenode.machine.tools import nvidia_smi
 
     files = [name for name in sources if _holds_files(name, Path(name)) == (False, True)]
-    texts = {name: _text(Path(name)) for name in files}
+    texts = {name: _read_text(Path(name)) for name in files}
     return {
         name: nvidia_smi.parse_topology(text)
         for name, text in texts.items()
@@ -238,7 +238,7 @@ def _is_lspci(source: str) -> bool:
     from homenode.machine.tools.lspci import looks_like_lspci
 
     path = Path(source)
-    return not _holds_files(source, path)[0] and looks_like_lspci(_text(path))
+    return not _holds_files(source, path)[0] and looks_like_lspci(_read_text(path))
 
 
 def shows_xen(source: str | None) -> bool:
@@ -247,7 +247,7 @@ def shows_xen(source: str | None) -> bool:
 
     if source is None or _holds_files(source, Path(source)) != (False, True):
         return False
-    return looks_like_xl_info(_text(Path(source)))
+    return looks_like_xl_info(_read_text(Path(source)))
 
 
 _SHORT = (
@@ -271,7 +271,7 @@ def _reject_short(text: str, name: str) -> Host:
     )
 
 
-def _listings() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Host]]]:
+def _list_readers() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str], Host]]]:
     """(is a text of this tool, host of such a text) of each tool that shows a part of a host."""
     from homenode.machine.discover import listings
     from homenode.machine.discover.lspci import host_from_lspci
@@ -311,7 +311,7 @@ def shipped_host(name: str) -> Host:
     return load_shipped(name).host
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     data = read_file(path, "the host", max_bytes=_MAX_TEXT_BYTES)
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise NotKnownError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from homenode.change.apply.store import DEFINE, DomainStore, sha256
+from homenode.change.apply.store import DEFINE, DomainStore, compute_sha256
 from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, Note
 from homenode.errors import HostError, InputError
 from homenode.findings import Rejection
@@ -18,9 +18,9 @@ from homenode.text import command_line, plural
 from homenode.vm.domain.controllers import pci_controllers
 from homenode.vm.domain.merge import added_ports, same_definition
 from homenode.vm.domain.metadata import read_mark
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.facts import diff
-from homenode.vm.hypervisor.connection import DomainState, with_connection
+from homenode.vm.hypervisor.connection import DomainState, add_connection
 from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 
 
@@ -40,7 +40,7 @@ class ApplyOutcome(Struct, frozen=True):
 class DomainChange(Struct, frozen=True, kw_only=True):
     name: str
     tuned: bytes
-    original: bytes  # what `virsh.definition` gave, from which `tuned` was made
+    original: bytes  # what `virsh.read_definition` returned, from which `tuned` was made
 
 
 class DefineStep:
@@ -137,7 +137,7 @@ class DefineStep:
     def take_back(self, note: Note) -> None:
         """Restore the definition from before `do`, if it was replaced and not edited."""
         if self._entry is not None:  # begun, and no more
-            note(self._last or self._entry.now(ChangeState.REJECTED))
+            note(self._last or self._entry.with_state(ChangeState.REJECTED))
         elif self._is_done and not self._is_edited and self._is_still(self._now):
             self._define(self.store.save(self._original))
             last = self.store.definition()
@@ -148,14 +148,14 @@ class DefineStep:
         """Define the original again. replaces: the definition that may be replaced. Raises
         InputError if it was edited meanwhile."""
         entry = with_facts(entry, name=self.state.name, found=self.store.save(replaces))
-        self._begin(entry.now(ChangeState.UNDOING), replaces, note)
+        self._begin(entry.with_state(ChangeState.UNDOING), replaces, note)
         try:
             self._define(entry.before)
         except RejectedError:
             if self._last is not None:
                 note(self._last)
             raise
-        entry = entry.now(ChangeState.UNDONE)
+        entry = entry.with_state(ChangeState.UNDONE)
         note(entry)
         return entry
 
@@ -171,22 +171,22 @@ class DefineStep:
         return changed and is_edited(self.tuned, self._original, now or b"")
 
     def _read(self) -> bytes:
-        return self.virsh.definition(self.state.uuid)
+        return self.virsh.read_definition(self.state.uuid)
 
     def _is_still(self, expected: bytes | None) -> bool:
         now = self._read()
         return expected is not None and same_definition(now, expected)
 
     def _define(self, document: str | None) -> None:
-        self.store.document(document)  # raises if it differs from what was saved
+        self.store.read_document(document)  # raises if it differs from what was saved
         self.virsh.define(str(self.store.definition_path(document)), self._lock)
 
     def _record_outcome(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
         """Record the definition that libvirt has after its answer."""
         is_back = same_definition(definition, self._original)
-        is_first = self._base == sha256(self._original)
+        is_first = self._base == compute_sha256(self._original)
         state = ChangeState.REJECTED if is_back and is_first else ChangeState.DONE
-        entry = with_facts(entry, found=self.store.save(definition)).now(state)
+        entry = with_facts(entry, found=self.store.save(definition)).with_state(state)
         note(entry)
         return entry
 
@@ -200,7 +200,7 @@ class DefineStep:
         if self._is_still(expected):
             return
         # Reset to before the change: the original of a line with "rejected" is never restored.
-        note(self._last or entry.now(ChangeState.REJECTED))
+        note(self._last or entry.with_state(ChangeState.REJECTED))
         self._entry = None
         raise InputError(
             f"{self.state.name} was edited in between; nothing was changed", hint="run it again"
@@ -217,26 +217,26 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
     one."""
     entry = store.definition()
     if entry is None or (base := entry.before) is None:
-        return sha256(original)
+        return compute_sha256(original)
     if _is_saved(store, base, original):
         return base
     if entry.what not in TO_UNDO:
-        if not is_placed(original) or is_placed(store.document(base)):
-            return sha256(original)
-        entry = entry.now(ChangeState.BEGIN)  # the user has defined the tuned document again
+        if not is_placed(original) or is_placed(store.read_document(base)):
+            return compute_sha256(original)
+        entry = entry.with_state(ChangeState.BEGIN)  # the user has defined the tuned document again
     if is_ours(store, entry, original):
         return base  # applied again, or interrupted before it was read back
     name = entry.facts["name"]
     if state.name != name:
         raise renamed_domain_error(store, entry, state, original, connect)
-    forget = with_connection(connect, "homenode", "restore", state.argument, "--forget")
+    forget = add_connection(connect, "homenode", "restore", state.argument, "--forget")
     hint = command_line(*forget) + " keeps the edits as the new original"
     raise edited_error(name, last_defined(store, entry, original), original, hint)
 
 
 def records_placed(base: str, definition: bytes) -> bool:
     """Return whether a definition is recorded as the original although homenode has placed it."""
-    return base == sha256(definition) and is_placed(definition)
+    return base == compute_sha256(definition) and is_placed(definition)
 
 
 def is_placed(definition: bytes) -> bool:
@@ -250,13 +250,13 @@ def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
         return True
     if entry.what is not ChangeState.BEGIN:
         return False  # a restore leaves the previous document, or the original
-    before = store.document(last_known_sha256(entry))
-    return is_printed(store.document(entry.after), before, definition)
+    before = store.read_document(last_known_sha256(entry))
+    return is_printed(store.read_document(entry.after), before, definition)
 
 
 def _is_saved(store: DomainStore, name: str | None, definition: bytes) -> bool:
     """Return whether a definition is the one that was saved under that name."""
-    return name is not None and same_definition(store.document(name), definition)
+    return name is not None and same_definition(store.read_document(name), definition)
 
 
 def last_known_sha256(entry: ChangeEntry) -> str | None:
@@ -269,9 +269,9 @@ def renamed_domain_error(
 ) -> InputError:
     """The error for a domain that was renamed after its record was written (`virsh domrename`)."""
     name = entry.facts["name"]
-    last = store.document(entry.facts.get("found") or entry.after)
+    last = store.read_document(entry.facts.get("found") or entry.after)
     is_name_alone = difference_count(last, definition) == 2  # the element in either document
-    restore = with_connection(connect, "homenode", "restore", state.argument, "--keep-edits")
+    restore = add_connection(connect, "homenode", "restore", state.argument, "--keep-edits")
     back = ("virsh", "-c", connect, "domrename", "--domain", state.uuid)
     return InputError(
         f"{state.name} was {name} when homenode applied a layout: it was renamed"
@@ -283,7 +283,7 @@ def renamed_domain_error(
 
 
 def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
-    if not same_definition(virsh.definition(state.uuid), original):
+    if not same_definition(virsh.read_definition(state.uuid), original):
         raise InputError(
             f"{state.name} was edited in between, since the plan was made", hint="plan it again"
         )
@@ -292,8 +292,8 @@ def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
 def dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
     """Fields of `tuned` that libvirt dropped or changed; added addresses and defaults do not count.
     Raises ParseError or InputError."""
-    planned = vm_of(open_domain(tuned, "the tuned definition"))
-    stored = vm_of(open_domain(printed, "libvirt's definition"))
+    planned = build_vm(open_domain(tuned, "the tuned definition"))
+    stored = build_vm(open_domain(printed, "libvirt's definition"))
     return tuple(
         f"{comparison.subject}: {comparison.expected} became {comparison.observed}"
         for comparison in diff(planned, stored)
@@ -314,8 +314,8 @@ def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
     """Return whether a definition differs from a given one in what neither libvirt nor the step
     from `before` changes. Raises ParseError or InputError."""
     added = added_ports(open_domain(tuned, "definition"), open_domain(printed, "definition"))
-    old, new, stored = _parts(before), _parts(tuned), _parts(printed, added)
-    if (old & new) - stored or _devices(new) != _devices(stored):
+    old, new, stored = _parse_parts(before), _parse_parts(tuned), _parse_parts(printed, added)
+    if (old & new) - stored or _count_devices(new) != _count_devices(stored):
         return True
     # Anything else that `tuned` does not have is libvirt's, in an element that changed, or
     # the address of a device that did: of a GPU that the VM did not have.
@@ -328,19 +328,19 @@ def last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
     """The definition that was edited; of an interrupted step, the more similar of its two."""
     other = {ChangeState.BEGIN: entry.after, ChangeState.UNDOING: entry.before}.get(entry.what)
     names = [last_known_sha256(entry), *([other] if other else [])]
-    return min(map(store.document, names), key=lambda text: difference_count(text, now))
+    return min(map(store.read_document, names), key=lambda text: difference_count(text, now))
 
 
 def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
     """Return the error for edits since `last`; it names the first edit: "vcpu 88, now 64"."""
-    old, new = (vm_of(open_domain(xml, "definition")) for xml in (last, now))
+    old, new = (build_vm(open_domain(xml, "definition")) for xml in (last, now))
     edits = diff(old, new)
     texts = [
         f"{c.subject.strip('<>')}{'' if c.fact.show_both else f' {c.expected}'}, now {c.observed}"
         for c in edits
     ]
     if not texts:
-        before, after = _parts(last), _parts(now)
+        before, after = _parse_parts(last), _parse_parts(now)
         paths = dict.fromkeys(path for path, _ in (*(after - before), *(before - after)))
         texts = [path.removeprefix("/domain/") for path in paths]
     text, *others = texts or ["the order of its elements"]
@@ -350,11 +350,11 @@ def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
 
 def difference_count(definition: bytes, other: bytes) -> int:
     """Count the elements that only one of two definitions has."""
-    first, second = _parts(definition), _parts(other)
+    first, second = _parse_parts(definition), _parse_parts(other)
     return ((first - second) + (second - first)).total()
 
 
-def _devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
+def _count_devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
     """Count the devices of each kind."""
     kinds: Counter[str] = Counter()
     for (path, _), count in parts.items():
@@ -364,7 +364,7 @@ def _devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
     return kinds
 
 
-def _parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tuple[str, str]]:
+def _parse_parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tuple[str, str]]:
     """(path of names, attributes and text) of each element by itself. ports: indices of PCI
     controllers that are skipped."""
     opened = open_domain(document, "definition")
@@ -382,12 +382,12 @@ def _parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tupl
 def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:
     """Return the types of displays that have a password only in the original. `virsh dumpxml` omits
     passwords without --security-info."""
-    before = _displays(original, "the definition")
-    after = dict(_displays(tuned, "the tuned definition"))
+    before = _parse_displays(original, "the definition")
+    after = dict(_parse_displays(tuned, "the tuned definition"))
     return tuple(kind for kind, has in before if has and not after.get(kind, True))
 
 
-def _displays(document: bytes, source: str) -> tuple[tuple[str, bool], ...]:
+def _parse_displays(document: bytes, source: str) -> tuple[tuple[str, bool], ...]:
     devices = open_domain(document, source).root.child("devices")
     return tuple(
         (element.get("type") or "graphics", element.get("passwd") is not None)

@@ -30,9 +30,9 @@ from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Rejection
 from homenode.text import command_line, operands
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.merge import as_stored, same_definition, take_out
-from homenode.vm.domain.read import open_domain, read_vm, vm_of
-from homenode.vm.hypervisor.connection import DomainState, with_connection
+from homenode.vm.domain.merge import add_libvirt_parts, same_definition, take_out
+from homenode.vm.domain.read import build_vm, open_domain, read_vm
+from homenode.vm.hypervisor.connection import DomainState, add_connection
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
 from homenode.vm.model import Vm
 
@@ -41,12 +41,12 @@ def preview_definition(
     virsh: Virsh, name: str, tuned: bytes, original: bytes, root: Path
 ) -> ApplyOutcome:
     """Return what apply_definition would do, and change nothing. Raises the same errors."""
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     _check_identity(state, tuned, original)
     store = DomainStore(root, virsh.connect, state.uuid)
     check_current(virsh, state, original)
     base = first_original(store, state, original, virsh.connect)
-    against = _obstacles(virsh, state, tuned)
+    against = _find_obstacles(virsh, state, tuned)
     return ApplyOutcome(
         state=state,
         original=store.definition_path(base),
@@ -74,7 +74,7 @@ def apply_definitions(
     read or since the last apply, UsageError with every obstacle, HostError if libvirt rejects the
     definition; the definitions are then unchanged.
     """
-    states = [virsh.domain(change.name) for change in changes]
+    states = [virsh.find_domain(change.name) for change in changes]
     for state, change in zip(states, changes, strict=True):
         _check_identity(state, change.tuned, change.original)
     words = command_line("homenode", "apply", *(state.argument for state in states))
@@ -89,7 +89,9 @@ def apply_definitions(
         ]
         reject_obstacles(
             tuple(
-                obstacle for step in steps for obstacle in _obstacles(virsh, step.state, step.tuned)
+                obstacle
+                for step in steps
+                for obstacle in _find_obstacles(virsh, step.state, step.tuned)
             )
         )
         try:
@@ -135,7 +137,7 @@ def preview_restore(
     virsh: Virsh, name: str, root: Path, *, keep_edits: bool = False
 ) -> RestorePreview:
     """Return what restore_definition would do, and change nothing. Raises the same errors."""
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     entry = store.definition()
     if entry is None:
@@ -143,7 +145,7 @@ def preview_restore(
             f"{state.name}: no saved original in {store.directory}",
             hint=_where_else(virsh, state, root),
         )
-    now, original = virsh.definition(state.uuid), store.document(entry.before)
+    now, original = virsh.read_definition(state.uuid), store.read_document(entry.before)
     restorable = RestorePreview(state, now, original, entry, store.written_at())
     if not restorable.is_changed:
         return restorable
@@ -153,7 +155,7 @@ def preview_restore(
         else:
             raise _edited_error(virsh, store, restorable)
     if restorable.is_changed:
-        reject_obstacles(_obstacles(virsh, state, restorable.original, restoring=True))
+        reject_obstacles(_find_obstacles(virsh, state, restorable.original, restoring=True))
     return restorable
 
 
@@ -175,7 +177,7 @@ def _edited_error(virsh: Virsh, store: DomainStore, restorable: "RestorePreview"
     state, entry = restorable.state, restorable.entry
     if state.name != entry.facts["name"]:
         return renamed_domain_error(store, entry, state, restorable.definition, virsh.connect)
-    restore = with_connection(virsh.connect, "homenode", "restore", state.argument)
+    restore = add_connection(virsh.connect, "homenode", "restore", state.argument)
     now = restorable.definition
     hint = command_line(*restore, "--keep-edits")
     return edited_error(state.name, last_defined(store, entry, now), now, hint)
@@ -189,11 +191,14 @@ def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePre
         return replace(restorable, original=restorable.definition)  # nothing of a layout is in it
     now = restorable.definition
     edited = open_domain(now, f"{name} (now)")
-    candidates = [store.document(last_known_sha256(entry))]
+    candidates = [store.read_document(last_known_sha256(entry))]
     if entry.what is ChangeState.BEGIN:
         # Interrupted: libvirt may have replaced the definition, but the stored result is unknown.
-        tuned = store.document(entry.after)
-        candidates += [as_stored(open_domain(tuned, f"{name} (given)"), edited).to_bytes(), tuned]
+        tuned = store.read_document(entry.after)
+        candidates += [
+            add_libvirt_parts(open_domain(tuned, f"{name} (given)"), edited).to_bytes(),
+            tuned,
+        ]
     applied = min(candidates, key=lambda text: difference_count(text, now))
     merged = take_out(
         open_domain(restorable.original, f"{name} (original)"),
@@ -217,7 +222,7 @@ def restore_definition(
     original from then on. Raises InputError if nothing is saved or the definition was edited,
     UsageError with every obstacle.
     """
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument)
     with host_locked(root, virsh.connect, words) as lock, _add_restore_hint(virsh, state):
@@ -228,12 +233,12 @@ def restore_definition(
         entry = structs.replace(restorable.entry, before=original)
         if not restorable.is_changed:
             entry = with_facts(entry, name=state.name, found=original)
-            store.journal.write(entry.now(ChangeState.UNDONE))
+            store.journal.write(entry.with_state(ChangeState.UNDONE))
             return RestoreOutcome(definition=restorable.definition, exact=True, changed=False)
         step = DefineStep(virsh, state, store, lock)
         undone = step.undo(entry, store.journal.write, restorable.definition)
-        now = virsh.definition(state.uuid)
-        if restorable.original != store.document(restorable.entry.before):
+        now = virsh.read_definition(state.uuid)
+        if restorable.original != store.read_document(restorable.entry.before):
             # With the addresses that libvirt gave out.
             store.journal.write(structs.replace(undone, before=store.save(now)))
     exact = same_definition(now, restorable.original)
@@ -248,7 +253,7 @@ def _add_restore_hint(virsh: Virsh, state: DomainState) -> Iterator[None]:
     except HostError as error:
         if not is_lost(error):
             raise
-        words = with_connection(virsh.connect, "homenode", "restore", state.argument)
+        words = add_connection(virsh.connect, "homenode", "restore", state.argument)
         raise HostError(
             f"{error.message}: {state.name} has either the previous or the new definition",
             hint="when libvirt answers again, repeat the command to continue; "
@@ -260,7 +265,7 @@ def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
     """Return the domain of that name or UUID. Raises InputError; for an undefined domain it names
     the file of the original."""
     try:
-        return virsh.domain(name)
+        return virsh.find_domain(name)
     except InputError as error:
         saved = saved_originals(root, virsh.connect, name.strip())
         if not saved:
@@ -273,29 +278,29 @@ def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
 
 
 def has_original(virsh: Virsh, name: str, root: Path) -> bool:
-    return DomainStore(root, virsh.connect, virsh.domain(name).uuid).definition() is not None
+    return DomainStore(root, virsh.connect, virsh.find_domain(name).uuid).definition() is not None
 
 
 def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
     """The definition that restore_definition would restore; None if nothing is saved."""
-    store = DomainStore(root, virsh.connect, virsh.domain(name).uuid)
+    store = DomainStore(root, virsh.connect, virsh.find_domain(name).uuid)
     entry = store.definition()
-    return None if entry is None else store.document(entry.before)
+    return None if entry is None else store.read_document(entry.before)
 
 
 def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
     """Make the present definition the original; return the path of the old original. Raises
     InputError if nothing is saved."""
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument, "--forget")
     with host_locked(root, virsh.connect, words):
         entry = store.definition()
         if entry is None:
             raise InputError(f"{state.name}: no saved original")
-        forgotten = structs.replace(entry, before=store.save(virsh.definition(state.uuid)))
+        forgotten = structs.replace(entry, before=store.save(virsh.read_definition(state.uuid)))
         forgotten = structs.replace(forgotten, facts={"name": state.name})
-        store.journal.write(forgotten.now(ChangeState.KEPT))
+        store.journal.write(forgotten.with_state(ChangeState.KEPT))
     return store.definition_path(entry.before)
 
 
@@ -316,11 +321,12 @@ def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
         )
 
 
-def _obstacles(
+def _find_obstacles(
     virsh: Virsh, state: DomainState, definition: bytes, *, restoring: bool = False
 ) -> tuple[Rejection, ...]:
     snapshots = {
-        name: virsh.snapshot_definition(state.uuid, name) for name in virsh.snapshots(state.uuid)
+        name: virsh.snapshot_definition(state.uuid, name)
+        for name in virsh.list_snapshots(state.uuid)
     }
     obstacles = find_obstacles(state, definition, snapshots, virsh.connect, restoring=restoring)
     return tuple(Rejection(kind, (), f"{state.name}: {t}", hint) for kind, t, hint in obstacles)
@@ -340,7 +346,7 @@ def find_obstacles(
     that are for an apply. Raises ParseError or InputError if `definition` cannot be read.
     """
     virsh = command_line("virsh", "-c", connect)
-    apply = with_connection(connect, "homenode", "apply", state.argument, "--live-pins")
+    apply = add_connection(connect, "homenode", "apply", state.argument, "--live-pins")
     if not state.persistent:
         hint = f"{virsh} dumpxml {state.argument} > VM.xml, then define it from there"
         yield "transient", "it is transient and has no definition", hint
@@ -353,7 +359,11 @@ def find_obstacles(
             "the next start would resume a managed save with the topology of then",
             f"start it and shut it down, or: {virsh} managedsave-remove {state.argument}",
         )
-    topology = _topology(vm_of(open_domain(definition, "the new definition"))) if snapshots else ()
+    topology = (
+        _topology_fields(build_vm(open_domain(definition, "the new definition")))
+        if snapshots
+        else ()
+    )
     for snapshot, document in snapshots.items():
         if _snapshot_topology(document, snapshot) != topology:
             words = ("snapshot-delete", state.argument, *operands(snapshot))
@@ -365,7 +375,7 @@ def find_obstacles(
             )
 
 
-def _topology(guest: Vm) -> tuple[object, ...]:
+def _topology_fields(guest: Vm) -> tuple[object, ...]:
     return (
         guest.vcpus,
         guest.cpu_topology,
@@ -385,7 +395,7 @@ def _snapshot_topology(document: bytes, source: str) -> tuple[object, ...] | Non
             return None
         # <inactiveDomain> is a <domain> under another name.
         text = snapshot.text[inside.start : inside.end].replace(b"inactiveDomain", b"domain")
-        return _topology(vm_of(open_domain(text, source)))
+        return _topology_fields(build_vm(open_domain(text, source)))
     except HomenodeError:
         return None  # then it is in the way
 

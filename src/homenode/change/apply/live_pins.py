@@ -15,7 +15,7 @@ from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line, plural
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.connection import (
     DomainState,
     LivePin,
@@ -39,15 +39,15 @@ class RepinnedThreads(Struct, frozen=True):
 def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
     """Return what apply_live_pins would do, and change nothing. Raises UsageError if the domain
     does not run, or runs with other vCPUs or IOThreads than the document has."""
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     if not state.is_active:
         raise UsageError(
             f"{state.name} is {state.state}: --live-pins moves the threads of a running VM",
             hint="omit --live-pins to change the definition",
         )
-    facts = vm_of(open_domain(tuned, "the tuned definition"))
-    running = vm_of(open_domain(virsh.live_definition(state.uuid), state.name))
-    planned = _pins(facts)
+    facts = build_vm(open_domain(tuned, "the tuned definition"))
+    running = build_vm(open_domain(virsh.live_definition(state.uuid), state.name))
+    planned = _list_pins(facts)
     current = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
     if running.vcpus != facts.vcpus:
         raise UsageError(
@@ -78,7 +78,7 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> RepinnedThreads:
 def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> RepinnedThreads:
     """Move the threads of a running domain; their pins are saved first. Raises like the preview. If
     a thread cannot be moved, the threads before it are restored."""
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "apply", state.argument, "--live-pins")
     with host_locked(root, virsh.connect, words):
@@ -99,11 +99,11 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
             before=pins_text(before),
             after=pins_text(after),
             facts={key: value for key, value in run.items() if value is not None},
-            by_hand="; ".join(_commands(virsh, state.uuid, before)),
+            by_hand="; ".join(_format_commands(virsh, state.uuid, before)),
         )
         store.journal.write(entry)
         _move(virsh, state.uuid, moved.after, undo=moved.before)
-        store.journal.write(entry.now(ChangeState.DONE))
+        store.journal.write(entry.with_state(ChangeState.DONE))
     return moved
 
 
@@ -125,7 +125,7 @@ def moved_in_run(
 
 def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
     """The pins that restore_live_pins would restore; nothing is changed. Raises the same errors."""
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     mark = _run_mark(virsh, state.uuid) if store.pins() is not None else None
     pins = moved_in_run(store, state.run_id, mark)
@@ -146,7 +146,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
 def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
     """Move the threads of a running domain back and return their pins; () if none were moved.
     Raises InputError if another program has moved them since."""
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     entry = store.pins()
     if entry is None or entry.what not in TO_UNDO:
@@ -154,13 +154,13 @@ def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...
     words = command_line("homenode", "restore", state.argument)
     with host_locked(root, virsh.connect, words):
         back = preview_restore_live_pins(virsh, state.uuid, root)
-        store.journal.write(entry.now(ChangeState.UNDOING))
+        store.journal.write(entry.with_state(ChangeState.UNDOING))
         _move(virsh, state.uuid, back, undo=())
-        store.journal.write(entry.now(ChangeState.UNDONE))
+        store.journal.write(entry.with_state(ChangeState.UNDONE))
     return back
 
 
-def _commands(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...]) -> Iterator[str]:
+def _format_commands(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...]) -> Iterator[str]:
     """The virsh commands that move the threads."""
     start = ("virsh", "-c", virsh.connect)
     for pin in pins:
@@ -182,7 +182,7 @@ def _run_mark(virsh: Virsh, uuid: str) -> str | None:
     return run_mark(uuid) if is_local(virsh.connect) else None
 
 
-def _pins(facts: Vm) -> tuple[LivePin, ...]:
+def _list_pins(facts: Vm) -> tuple[LivePin, ...]:
     vcpus = [LivePin("vcpu", i, pus) for i, pus in enumerate(facts.vcpu_pins) if pus is not None]
     emulator = facts.emulator_pus
     return (
@@ -203,22 +203,22 @@ def run_mark(uuid: str) -> str | None:
     None if the process is not visible here.
     """
     proc = Path("/proc")
-    boot = _text(proc / "sys/kernel/random/boot_id").strip()
+    boot = _read_text(proc / "sys/kernel/random/boot_id").strip()
     # A process can set any name; the first process with this name is QEMU.
-    process = min(_processes(proc, uuid), default=None)
+    process = min(_find_processes(proc, uuid), default=None)
     return None if process is None or not boot else f"{boot}:{process[1]}:{process[0]}"
 
 
-def _processes(proc: Path, uuid: str) -> Iterator[tuple[int, int]]:
+def _find_processes(proc: Path, uuid: str) -> Iterator[tuple[int, int]]:
     """(start in ticks, number) of each process with that UUID on its command line."""
     for directory in proc.iterdir() if proc.is_dir() else ():
-        argv = _text(directory / "cmdline").split("\0") if directory.name.isdecimal() else []
+        argv = _read_text(directory / "cmdline").split("\0") if directory.name.isdecimal() else []
         if uuid in arguments_after(argv, "-uuid"):
-            fields = _text(directory / "stat").rpartition(")")[2].split()
+            fields = _read_text(directory / "stat").rpartition(")")[2].split()
             if len(fields) > _START and fields[_START].isdecimal():
                 yield int(fields[_START]), int(directory.name)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     content = read_kernel_file(str(path))
     return (content or b"").decode("utf-8", "replace")  # ended, or not readable for this user

@@ -21,7 +21,7 @@ from homenode.change.journal import ChangeEntry, ChangeHead, Journal, state_hint
 from homenode.errors import InputError
 from homenode.safe.record_directory import JOURNAL, RecordDirectory
 from homenode.text import command_line
-from homenode.vm.hypervisor.connection import with_connection
+from homenode.vm.hypervisor.connection import add_connection
 
 DOMAINS = "domains"
 """The directory of what `apply` keeps."""
@@ -42,9 +42,9 @@ class DomainStore:
     def __init__(self, root: Path, connect: str, uuid: str) -> None:
         if not _UUID.match(uuid):
             raise InputError(f"domain: expected a UUID, found {uuid!r}")
-        self._files = _files(root / DOMAINS / f"{uuid}@{_daemon(connect)}")
+        self._files = _open_records(root / DOMAINS / f"{uuid}@{_name_daemon(connect)}")
         self._uuid = uuid
-        undo = command_line(*with_connection(connect, "homenode", "restore", uuid))
+        undo = command_line(*add_connection(connect, "homenode", "restore", uuid))
         head = ChangeHead(run=uuid, command="homenode apply", undo=undo, connect=connect)
         self.journal = Journal(self._files, head)
 
@@ -71,27 +71,27 @@ class DomainStore:
         """Remove all files of the domain that exist."""
         if not self.directory.exists():
             return
-        with self._files.errors():
+        with self._files.convert_errors():
             # The journal first: documents that no entry names are not originals.
             (self.directory / JOURNAL).unlink(missing_ok=True)
             shutil.rmtree(self.directory)
 
     def save(self, document: bytes) -> str:
         """Save a definition and return its sha256, which identifies it."""
-        name = sha256(document)
+        name = compute_sha256(document)
         if self._files.read(f"{name}.xml") != document:
             self._files.make()
             self._files.write(f"{name}.xml", document)
         return name
 
-    def document(self, name: str | None) -> bytes:
+    def read_document(self, name: str | None) -> bytes:
         """A saved document. Raises InputError if it is gone or is not what was saved."""
         name = name or ""
         content = self._files.read(f"{name}.xml") if _SUM.match(name) else None
-        if content is None or sha256(content) != name:
+        if content is None or compute_sha256(content) != name:
             raise InputError(
                 f"{self.definition_path(name)}: expected the definition with that sha256, found "
-                f"{'none' if content is None else sha256(content)}",
+                f"{'none' if content is None else compute_sha256(content)}",
                 hint="restore the definition from a backup; nothing was changed",
             )
         return content
@@ -101,7 +101,7 @@ class DomainStore:
 
     def _last_entry(self, kind: str) -> ChangeEntry | None:
         try:
-            return self.journal.last(kind, self._uuid)
+            return self.journal.find_last(kind, self._uuid)
         except InputError as error:
             raise InputError(error.message, hint=_DAMAGED) from None
 
@@ -111,17 +111,17 @@ def recorded_connections(root: Path, uuid: str) -> tuple[str, ...]:
     return tuple(
         journal.stored_head().connect
         for journal in journals_of_domains(root, f"{uuid}@*")
-        if journal.last(DEFINE, uuid) is not None
+        if journal.find_last(DEFINE, uuid) is not None
     )
 
 
 def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
     """Return the originals of domains of that name or UUID, even if libvirt no longer has them."""
     paths = []
-    for journal in journals_of_domains(root, f"*@{_daemon(connect)}"):
+    for journal in journals_of_domains(root, f"*@{_name_daemon(connect)}"):
         uuid = journal.head.run
         try:
-            entry = journal.last(DEFINE, uuid)
+            entry = journal.find_last(DEFINE, uuid)
         except InputError:
             continue  # of another domain, or of no domain
         if entry is not None and domain in (entry.facts.get("name"), uuid):
@@ -130,24 +130,24 @@ def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
 
 
 def journals_of_domains(root: Path, pattern: str = "*@*") -> Iterator[Journal]:
-    with _files(root).errors():
+    with _open_records(root).convert_errors():
         directories = sorted(path for path in (root / DOMAINS).glob(pattern) if path.is_dir())
     for path in directories:
         run = path.name.partition("@")[0]
         undo = command_line("homenode", "restore", run)
         head = ChangeHead(run=run, command="homenode apply", undo=undo)
-        yield Journal(_files(path), head)
+        yield Journal(_open_records(path), head)
 
 
-def sha256(document: bytes) -> str:
+def compute_sha256(document: bytes) -> str:
     return hashlib.sha256(document).hexdigest()
 
 
-def _files(directory: Path) -> RecordDirectory:
+def _open_records(directory: Path) -> RecordDirectory:
     return RecordDirectory(directory, hint=state_hint)
 
 
-def _daemon(connect: str) -> str:
+def _name_daemon(connect: str) -> str:
     return hashlib.sha256(connect.encode()).hexdigest()[:8]
 
 

@@ -150,9 +150,9 @@ class SysfsConfigSpace:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise self._error(bdf, "read", offset, error.strerror or str(error)) from None
+            raise self._make_error(bdf, "read", offset, error.strerror or str(error)) from None
         if len(data) < size:
-            raise self._error(bdf, "read", offset, f"{len(data)} bytes: are you root?")
+            raise self._make_error(bdf, "read", offset, f"{len(data)} bytes: are you root?")
         return int.from_bytes(data, "little")
 
     def write(self, bdf: Bdf, offset: int, size: int, value: int) -> None:
@@ -163,11 +163,11 @@ class SysfsConfigSpace:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise self._error(bdf, "write", offset, error.strerror or str(error)) from None
+            raise self._make_error(bdf, "write", offset, error.strerror or str(error)) from None
         if written != size:
-            raise self._error(bdf, "write", offset, f"{written} bytes written")
+            raise self._make_error(bdf, "write", offset, f"{written} bytes written")
 
-    def _error(self, bdf: Bdf, verb: str, offset: int, reason: str) -> HostError:
+    def _make_error(self, bdf: Bdf, verb: str, offset: int, reason: str) -> HostError:
         return HostError(
             f"{self._root}/{bdf}/config: expected to {verb} the register at {offset:#x}, "
             f"found: {reason}",

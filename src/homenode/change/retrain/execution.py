@@ -68,9 +68,9 @@ def explain_interrupted(entry: ChangeEntry, now: LinkRegisters) -> Finding:
     return finding(
         "retrain-interrupted",
         f"{device} below port {entry.subject}",
-        expected=f"no open retrain: target {_speed(target)}, Link Control 2 found as "
+        expected=f"no open retrain: target {_format_speed(target)}, Link Control 2 found as "
         f"{control_2:#06x}",
-        observed=f"Link Control 2 {now.control_2:#06x}, link at {_speed(now.current_code)} "
+        observed=f"Link Control 2 {now.control_2:#06x}, link at {_format_speed(now.current_code)} "
         f"x{now.current_width}: {state}",
         values={"device": device},
         source=_SOURCE,
@@ -112,7 +112,7 @@ class RetrainStep:
             facts={"device": str(plan.device)},
         )
         if not plan.is_needed:
-            entry = entry.now(ChangeState.DONE)
+            entry = entry.with_state(ChangeState.DONE)
             if self._begun is not None:
                 note(entry)
             return entry
@@ -138,9 +138,9 @@ class RetrainStep:
             "retrain-failed",
             f"{plan.device} below port {plan.port}",
             expected=f"{plan.target_gt_per_s:g} GT/s x{plan.expected_width} after training",
-            observed=f"{_speed(after.current_code)} x{after.current_width}"
+            observed=f"{_format_speed(after.current_code)} x{after.current_width}"
             f"{'' if after.is_up else ', no link'}; the target that was found is back: "
-            f"{_speed(back.current_code)} x{back.current_width}"
+            f"{_format_speed(back.current_code)} x{back.current_width}"
             f"{'' if back.is_up else ', NO LINK'}",
             case=None if back.is_up else "no link",
             source=_SOURCE,
@@ -177,13 +177,13 @@ class RetrainStep:
         self._log.append(
             f"{port} Link Control: {control:#06x} -> {control | RETRAIN_LINK:#06x} (Retrain "
             f"Link), then {now.control:#06x}; Link Status {before.status:#06x} -> "
-            f"{now.status:#06x}: {_speed(now.current_code)} x{now.current_width}"
+            f"{now.status:#06x}: {_format_speed(now.current_code)} x{now.current_width}"
         )
         return now
 
 
 def _note_state(entry: ChangeEntry, state: ChangeState, note: Note) -> ChangeEntry:
-    entry = entry.now(state)
+    entry = entry.with_state(state)
     note(entry)
     return entry
 
@@ -202,7 +202,7 @@ def _control_2(entry: ChangeEntry) -> int:
     return int(entry.before or "0", 16)
 
 
-def _speed(code: int) -> str:
+def _format_speed(code: int) -> str:
     speed = SPEED_OF_CODE.get(code)
     return f"speed code {code}" if speed is None else f"{speed:g} GT/s"
 
@@ -220,7 +220,7 @@ def retrain_journal(port: Bdf, directory: str = DIRECTORY) -> Journal:
     within a start, while another homenode may hold the host's lock."""
     undo = f"setpci, as {_BY_HAND}"
     head = ChangeHead(run=str(port), command="homenode doctor retrain", undo=undo)
-    return Journal(_files(f"{directory}/{port}"), head)
+    return Journal(_open_records(f"{directory}/{port}"), head)
 
 
 def retrain_journals(directory: str = DIRECTORY) -> Iterator[Journal]:
@@ -242,7 +242,7 @@ class LinkRecords:
     """Rates of the links at start/begin of a domain, for the comparison at `started`."""
 
     def __init__(self, directory: str = LINKS_DIRECTORY) -> None:
-        self._files = _files(directory)
+        self._files = _open_records(directory)
 
     def load(self, gpus: Iterable[Bdf]) -> dict[Bdf, LinkRate]:
         """Return the saved rates of the GPUs with a readable record."""
@@ -263,7 +263,7 @@ class LinkRecords:
             self._files.write(f"{gpu}.json", formats.encode("link-rate", link).encode())
 
 
-def _files(directory: str) -> RecordDirectory:
+def _open_records(directory: str) -> RecordDirectory:
     return RecordDirectory(Path(directory), hint=lambda number: "run as root")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from homenode.bdf import Bdf
 from homenode.errors import UsageError
 from homenode.findings import Finding, finding
-from homenode.machine.link_path import LinkRate, device_paths, gigabytes
+from homenode.machine.link_path import LinkRate, device_paths, format_rate
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.package_data import package_text
@@ -43,19 +43,21 @@ def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None
         )
     # systemd expands "%"; addresses do not contain it.
     word = shlex.quote(program).replace("%", "%%")
-    lines = (f"ExecStart=-{word} doctor retrain {bdf}{_option(target)} --apply" for bdf in devices)
+    lines = (
+        f"ExecStart=-{word} doctor retrain {bdf}{_format_option(target)} --apply" for bdf in devices
+    )
     end = ("", "[Install]", "WantedBy=multi-user.target", "")
     return _UNIT + "\n".join((*lines, *end))
 
 
-def _option(target: int | None) -> str:
+def _format_option(target: int | None) -> str:
     return "" if target is None else f" --target {target}"
 
 
 def libvirt_hook(program: str, target: int | None = None) -> str:
     """A hook that calls homenode at start/begin and started/begin and never stops a VM. libvirt
     waits for it, so it does not call libvirt and has a time limit."""
-    command = f'{shlex.quote(program)} doctor hook{_option(target)} -- "$1" "$2"'
+    command = f'{shlex.quote(program)} doctor hook{_format_option(target)} -- "$1" "$2"'
     return f"""#!/bin/sh
 # Written by: homenode doctor retrain --print-hook
 # libvirt calls: qemu DOMAIN OPERATION SUB-OPERATION EXTRA, with the domain's XML as input.
@@ -123,9 +125,9 @@ def dropped_links(
         yield finding(
             "pcie-link-dropped",
             f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
-            expected=f"{rate.with_rate()}, {when}",
-            observed=current.with_rate(),
-            cost=f"{lost * 100:.0f} % of the link: {gigabytes(current.bytes_per_s)}",
+            expected=f"{rate.format_with_rate()}, {when}",
+            observed=current.format_with_rate(),
+            cost=f"{lost * 100:.0f} % of the link: {format_rate(current.bytes_per_s)}",
             fix="shut the guest down, then homenode doctor retrain "
             f"{path.device.bdf} --apply; nothing is retrained under a running guest",
             source="LnkSta at libvirt's `started`, before the guest's driver can idle the link",

@@ -82,7 +82,7 @@ def plan_retrain(
     registers.
     """
     lower = _outside_its_card(host, _lower_end(host, device))
-    port = None if lower.parent is None else host.device(lower.parent)
+    port = None if lower.parent is None else host.find_device(lower.parent)
     if port is None or port.bridge is None:
         raise InputError(
             f"{device}: expected a device below a PCIe port, found one that is part of the root "
@@ -94,7 +94,7 @@ def plan_retrain(
             f"{device}: expected a root port or a switch's downstream port above it, found "
             f"{port.bdf}, a {port.bridge.port_type}"
         )
-    reasons = _users(host, port, holders)
+    reasons = _find_users(host, port, holders)
     if reasons:  # before any register is read: configuration space of a used device is its user's
         raise RetrainError(
             lower.bdf,
@@ -103,7 +103,7 @@ def plan_retrain(
         )
     above = read_registers(space, port.bdf)
     below = read_registers(space, lower.bdf, is_port=False)
-    target = _target(lower.bdf, above, below, target_gen)
+    target = _choose_target(lower.bdf, above, below, target_gen)
     state = []
     if above.control & LINK_DISABLE:
         state.append(f"port {port.bdf} has its link disabled (LnkCtl {above.control:#06x})")
@@ -159,7 +159,7 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
 
 
 def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
-    device = host.device(bdf)
+    device = host.find_device(bdf)
     if device is None:
         raise InputError(f"{bdf}: no such PCI function on {host.name}")
     if device.physical_function is not None:
@@ -182,13 +182,13 @@ def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
 
 def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
     """Return the function at the slot; for a GPU behind a switch on its own card, the switch."""
-    port = None if device.parent is None else host.device(device.parent)
+    port = None if device.parent is None else host.find_device(device.parent)
     if port is None or port.parent is None or not Link(upper=port, lower=device).is_inside_a_card:
         return device
-    return host.device(port.parent) or device
+    return host.find_device(port.parent) or device
 
 
-def _users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
+def _find_users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
     """Return all users that would lose the link for a moment."""
     reasons: list[str] = []
     for device in functions_behind(host, port.bdf):
@@ -208,7 +208,9 @@ def _users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _target(device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen: int | None) -> int:
+def _choose_target(
+    device: Bdf, above: LinkRegisters, below: LinkRegisters, target_gen: int | None
+) -> int:
     both = set(above.speeds) & set(below.speeds)
     max_code = max(both, default=1)
     if target_gen is None:

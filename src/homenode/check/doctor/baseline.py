@@ -19,7 +19,7 @@ from homenode.check.doctor.devices import judged_devices
 from homenode.check.doctor.links import IDLE_SPEED
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.link_path import Link, LinkRate, device_paths
-from homenode.machine.pci import DeviceKind, PciDevice, are_models_known, model_of
+from homenode.machine.pci import DeviceKind, PciDevice, are_models_known, model_key
 from homenode.machine.topology import Host, summarise
 from homenode.units import format_bytes
 
@@ -48,7 +48,7 @@ class LimitingLink(NamedTuple):
 
     def __str__(self) -> str:
         idle = "" if self.idle is None else f" at most: it idles at {self.idle}"
-        return f"{self.rate.with_rate()}{idle}"
+        return f"{self.rate.format_with_rate()}{idle}"
 
 
 def _judge_change(severity: Severity) -> Callable[[Any, Any], Severity | None]:
@@ -147,7 +147,7 @@ def _of_devices(read: Callable[[PciDevice], Any]) -> Read:
 
 def _model(device: PciDevice) -> str | None:
     """Return the model; None if the source does not name it."""
-    if model_of(device) is None:
+    if model_key(device) is None:
         return None
     number = device.name if device.device_id is None else f"{device.device_id:04x}"
     return f"{device.kind} {device.vendor_id:04x}:{number}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity, finding
-from homenode.machine.link_path import LinkRate, device_paths, gigabytes, rates_that_fit
+from homenode.machine.link_path import LinkRate, device_paths, format_rate, rates_that_fit
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciErrors
 from homenode.machine.topology import Host
 
@@ -98,8 +98,8 @@ def copy_findings(
             yield finding(
                 "h2d-above-link",
                 f"GPU {path.device.bdf}",
-                expected=f"at most {path.expected.with_rate()}",
-                observed=f"{gigabytes(rate)} measured, above the rate of its path, {path.expected}",
+                expected=f"at most {path.expected.format_with_rate()}",
+                observed=f"{format_rate(rate)} measured, above its path's rate of {path.expected}",
                 source="the result of --h2d, or of the copy that ran",
             )
         elif rate < _SOUND * path.expected.bytes_per_s:
@@ -113,8 +113,9 @@ def _slow_copy(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
     return finding(
         "h2d-low",
         f"GPU {gpu}",
-        expected=f"{gigabytes(_SOUND * expected.bytes_per_s)} or more over {expected.with_rate()}",
-        observed=f"{gigabytes(rate)}, which fits "
+        expected=f"{format_rate(_SOUND * expected.bytes_per_s)} or more over "
+        f"{expected.format_with_rate()}",
+        observed=f"{format_rate(rate)}, which fits "
         f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
         severity=Severity.WARNING,
         values={"share": f"{(1 - rate / expected.bytes_per_s) * 100:.0f}"},

@@ -19,9 +19,9 @@ from homenode.machine.pci import (
     DeviceKind,
     PciDevice,
     are_models_known,
-    board_of,
+    board_ids,
     is_viable_driver,
-    model_of,
+    model_key,
 )
 from homenode.machine.tools.nvidia_smi import TopoDevice, TopoMatrix
 from homenode.machine.topology import Host
@@ -248,9 +248,9 @@ def _groups(host: Host) -> list[list[Peer]]:
     links = peer_links(host)
     groups: dict[object, list[Peer]] = {}
     for device in judged_devices(host):
-        if (model := model_of(device)) is not None:
+        if (model := model_key(device)) is not None:
             peer = Peer(device, paths.get(device.bdf), links.get(device.bdf))
-            groups.setdefault((model, board_of(device)), []).append(peer)
+            groups.setdefault((model, board_ids(device)), []).append(peer)
     return list(groups.values())
 
 
@@ -298,7 +298,7 @@ def _usual_value(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tup
 def _odd_nodes(host: Host) -> Iterator[Finding]:
     """Find host bridges whose devices report several nodes."""
     for device in () if host.nodes_assumed else host.pci_devices:
-        port = None if device.parent is None else host.device(device.parent)
+        port = None if device.parent is None else host.find_device(device.parent)
         if port is not None and None not in (device.node, port.node) and device.node != port.node:
             yield finding(
                 "device-odd",

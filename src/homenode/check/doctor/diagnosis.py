@@ -16,7 +16,7 @@ from homenode.check.doctor.links import (
     unknown_link_findings,
 )
 from homenode.check.doctor.peer_paths import peer_findings
-from homenode.findings import Findings, in_order
+from homenode.findings import Findings, sort_findings
 from homenode.machine.link_path import describe_paths
 from homenode.machine.settings import HostSettings
 from homenode.machine.topology import Host
@@ -69,14 +69,14 @@ def diagnose(
     checked = [*filter(None, (", ".join(judged_areas(host)),)), *describe_paths(host)]
     if document is None and vm is None:
         findings += [*peer_findings(host), *settings_findings(host, None)]
-        return Findings(checked=tuple(checked), findings=in_order(findings))
+        return Findings(checked=tuple(checked), findings=sort_findings(findings))
     # Imported only here, because a check of a host alone does not need it.
     from homenode.check.domain.diagnosis import domain_checked, domain_findings, locate
     from homenode.check.domain.memory import is_bound_by_numad
-    from homenode.vm.domain.read import vm_of
+    from homenode.vm.domain.read import build_vm
     from homenode.vm.targets.target import findings_for
 
-    facts = vm_of(document) if document is not None else vm
+    facts = build_vm(document) if document is not None else vm
     assert facts is not None
     of_vm = domain_findings(facts, document, host)
     of_vm += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
@@ -84,7 +84,7 @@ def diagnose(
     findings += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     checked[1:1] = domain_checked(facts, host)
     answer = findings if document is None else locate(findings, document)
-    return Findings(checked=tuple(checked), findings=in_order(answer))
+    return Findings(checked=tuple(checked), findings=sort_findings(answer))
 
 
 def judged_areas(host: Host) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
                     name, f"{subject_noun} {number_list(less)}", expected, observed, source
                 )
     for a, b in combinations((node.index for node in nodes), 2):
-        forth, back = host.distance(a, b), host.distance(b, a)
+        forth, back = host.find_distance(a, b), host.find_distance(b, a)
         if forth != back:
             subject, observed = f"distance of nodes {a} and {b}", f"{forth} and {back}"
             yield finding(

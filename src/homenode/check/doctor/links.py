@@ -15,9 +15,9 @@ from homenode.machine.link_path import (
     Link,
     LinkRate,
     capable_rate,
-    current_of,
     device_paths,
-    gigabytes,
+    find_current_rate,
+    format_rate,
     lane_sharers,
     links_above,
 )
@@ -64,7 +64,7 @@ def link_findings(
 def _idle_alone(host: Host) -> Iterator[Finding]:
     """Find GPUs at an idle card's speed whose port the source does not show."""
     for gpu in filter(_is_alone, host.devices_of_kind(DeviceKind.GPU)):
-        capable, current = capable_rate(gpu.link), current_of(gpu.link)
+        capable, current = capable_rate(gpu.link), find_current_rate(gpu.link)
         if capable and current and current.gt_per_s == IDLE_SPEED < capable.gt_per_s:
             speeds = f"{current.gt_per_s:g} of {capable.gt_per_s:g} GT/s"
             idle = f"{speeds} at full width is what an idle card shows"
@@ -109,7 +109,7 @@ def _finding(
     idle = _idle_reason(link, affected, current, busy) if is_slow else None
     capped = _capped_by(link, current, capable)
     sharers = () if is_slow else lane_sharers(link, host)
-    observed = f"{current.with_rate()}{_current_text(link, current)}"
+    observed = f"{current.format_with_rate()}{_current_text(link, current)}"
     severity: Severity | None = None
     case = _training_case(link, capable) if is_slow else None
     if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
@@ -142,14 +142,14 @@ def _finding(
     return finding(
         kind,
         subject,
-        expected=f"{capable.with_rate()}: {_capability_text(link)}{slot}",
+        expected=f"{capable.format_with_rate()}: {_capability_text(link)}{slot}",
         observed=observed,
         severity=severity,
         case=case,
         values={
             "share": f"{lost * 100:.0f}",
             "reached": f"{(1 - lost) * 100:.0f}",
-            "most": gigabytes(path_rate),
+            "most": format_rate(path_rate),
             "lost": f"{(path_rate - current.bytes_per_s) / 1e9:.1f}",
             "lanes": f"{(1 - current.width / capable.width) * 100:.0f}",
             "width": current.width,
@@ -241,7 +241,7 @@ def _capability_text(link: Link) -> str:
 
 def _current_text(link: Link, current: LinkRate) -> str:
     """Return the end that reported the current rate, and the other end's rate if it differs."""
-    rates = [(_end_name(end), current_of(end.link)) for end in (link.upper, link.lower)]
+    rates = [(_end_name(end), find_current_rate(end.link)) for end in (link.upper, link.lower)]
     equal = [f"at the {name}" for name, rate in rates if rate == current]
     other = [f"{rate} at the {name}" for name, rate in rates if rate not in (current, None)]
     return "".join(f", {text}" for text in (" and ".join(equal), *other) if text)
@@ -397,7 +397,7 @@ def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
     """Return whether the link at the GPU's slot, the first outside its card, is unknown. Without
     its port, the link of a card can be known as sound or idle."""
     if gpu.parent is None:
-        current = current_of(gpu.link)
+        current = find_current_rate(gpu.link)
         is_judged = current is not None and current in (
             capable_rate(gpu.link),
             LinkRate(IDLE_SPEED, current.width),

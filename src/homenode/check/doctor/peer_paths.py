@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity, finding
-from homenode.machine.link_path import gigabytes
+from homenode.machine.link_path import format_rate
 from homenode.machine.pci import DeviceKind
 from homenode.machine.peer_route import (
     DIRECT_TRANSLATED,
@@ -78,7 +78,7 @@ def fault_of(host: Host, route: PeerRoute) -> PeerFault | None:
     if leg.cause is RouteCause.REDIRECT and is_vm:
         case = "in a VM"
     if leg.cause is RouteCause.NOT_TRANSLATED:
-        acs = port.acs or () if (port := host.device(leg.at)) is not None else ()
+        acs = port.acs or () if (port := host.find_device(leg.at)) is not None else ()
         case = "ATS off" if DIRECT_TRANSLATED in acs or "ReqRedir" not in acs else "in a VM"
         if case == "in a VM":
             meaning += ", and ACS DirectTrans is off"
@@ -133,7 +133,7 @@ def _finding(
     rate = expected_bytes_per_s(host, route)
     observed = f"{fault.meaning}; port {first_few(map(str, ports), _MAX_NAMED)}"
     if rate is not None and fault.case != "blocked":
-        observed += f"; about {gigabytes(rate)} of {gigabytes(rate / THROUGH_ROOT)}"
+        observed += f"; about {format_rate(rate)} of {format_rate(rate / THROUGH_ROOT)}"
     return finding(
         "p2p-redirected",
         f"{plural(len(pairs), 'pair')} of {devices} below one switch: "

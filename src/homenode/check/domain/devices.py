@@ -25,13 +25,13 @@ from homenode.plan.shape.guest_numa import initiator_nodes_of, is_grace
 from homenode.text import plural
 from homenode.units import GIB, KIB, MIB, format_bytes, format_limit
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.hostdevs import element_of_bdf, initiators_of
+from homenode.vm.domain.hostdevs import element_of_bdf, read_initiators
 from homenode.vm.domain.iommu import has_iommufd
 from homenode.vm.gpu_parts import (
+    add_mediated,
     functions_of_parts,
-    parts_at,
+    list_parts,
     unknown_mediated,
-    with_mediated,
 )
 from homenode.vm.model import EXPANDER, GuestHostdev, GuestPciController, Vm, cell_of_hostdev
 
@@ -90,8 +90,8 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             case="mediated device",
         )
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
-    for hostdev in with_mediated(facts, host).hostdevs:
-        device = host.device(hostdev.bdf)
+    for hostdev in add_mediated(facts, host).hostdevs:
+        device = host.find_device(hostdev.bdf)
         if device is None or device.kind is DeviceKind.BRIDGE:
             yield finding(
                 "device-not-on-host",
@@ -143,7 +143,7 @@ def _in_use(facts: Vm, host: Host, device: Bdf | str) -> Iterator[Finding]:
 
 
 def _find_unbound(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Iterator[Finding]:
-    is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
+    is_vgpu = any(part.profile for part in list_parts(host.device_at, device.bdf))
     if hostdev.managed or is_vgpu or "vfio" in (device.driver or ""):
         return
     yield finding(
@@ -226,7 +226,7 @@ def _check_initiators(
     short = {
         bdf: (count, len(nodes))
         for bdf, nodes in nodes_of.items()
-        if (count := len(initiators_of(document, elements[bdf]))) < len(nodes)
+        if (count := len(read_initiators(document, elements[bdf]))) < len(nodes)
     }
     if short:
         present, needed = map(sum, zip(*short.values(), strict=True))

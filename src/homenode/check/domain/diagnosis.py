@@ -34,7 +34,7 @@ from homenode.findings import Finding, Severity, add_source
 from homenode.machine.topology import Host
 from homenode.text import cpus_text, nodes_text, plural
 from homenode.units import whole_number
-from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.model import Vm
@@ -44,7 +44,7 @@ def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Fi
     """The findings on one VM on its host. document: None if another file describes the VM."""
     findings = []
     if document is not None:
-        findings += [*crosscheck(document), *windows_findings(facts, document)]
+        findings += [*check_references(document), *windows_findings(facts, document)]
     findings += [*pins_alone(facts), *memory_alone(facts)]
     findings += [*devices_alone(facts), *limit_findings(facts, document, host)]
     findings += topology_findings(facts, document, host)

@@ -383,7 +383,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
     vm_nodes = nodes_of(facts.pinned_pus, host) | facts.memory_nodes
-    passed = (host.device(hostdev.bdf) for hostdev in facts.hostdevs)
+    passed = (host.find_device(hostdev.bdf) for hostdev in facts.hostdevs)
     pulling = [
         device
         for device in passed

@@ -354,7 +354,7 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     nodes = nodes_of(facts.pinned_pus, host)
     if len(nodes) < 2:
         return
-    devices = (host.device(hostdev.bdf) for hostdev in facts.hostdevs)
+    devices = (host.find_device(hostdev.bdf) for hostdev in facts.hostdevs)
     device_nodes = {d.node for d in devices if d is not None and d.node is not None}
     cores = [sum(core.pus <= node.pus for core in host.cores) for node in host.nodes]
     if device_nodes:

@@ -11,18 +11,18 @@ from homenode.check.domain.devices import devices_alone, devices_on_host
 from homenode.check.domain.memory import memory_alone, memory_on_host
 from homenode.check.domain.pins import pins_alone, pins_on_host
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, add_source, finding, in_order
+from homenode.findings import Finding, Findings, Severity, add_source, finding, sort_findings
 from homenode.machine.topology import Host
 from homenode.text import first_few
 from homenode.units import whole_number
 from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than
 from homenode.vm.domain.controllers import edit_aperture, edit_controllers
 from homenode.vm.domain.cpu import edit_cpu
-from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.iommu import edit_iommu
 from homenode.vm.domain.metadata import edit_metadata
-from homenode.vm.domain.read import read_kept, vm_of
+from homenode.vm.domain.read import build_vm, read_kept
 from homenode.vm.domain.schema import ParseResult, SchemaError
 from homenode.vm.facts import diff
 from homenode.vm.model import Vm
@@ -40,10 +40,10 @@ def verify_document(
     """Return the findings on a definition, worst first. host, plan: None = not compared.
     schema_errors: of vm/domain/schema.py. parsed: the definition after libvirt's parser. Raises
     ParseError or InputError if the document cannot be read."""
-    facts = vm_of(document)
+    facts = build_vm(document)
     findings = [
         *schema_findings(schema_errors, parsed),
-        *crosscheck(document),
+        *check_references(document),
         *pins_alone(facts),
         *memory_alone(facts),
         *devices_alone(facts),
@@ -65,7 +65,7 @@ def verify_document(
         if plan.layout.cells == "host" and plan.layout.pcie == "keep":
             findings = [finding for finding in findings if finding.id != "device-without-cell"]
             findings += _left_on_root(plan)
-    answer = in_order(add_source(findings, document.source))
+    answer = sort_findings(add_source(findings, document.source))
     return Findings(checked=tuple(checked), findings=answer)
 
 

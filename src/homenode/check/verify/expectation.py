@@ -87,7 +87,7 @@ def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = No
         address = address_of[hostdev.bdf]
         path = None if address is None else path_of_address(address, really.controllers)
         cell = cell_of_hostdev(vm, hostdev) if hostdev.cell is None else hostdev.cell
-        real = None if host is None else host.device(hostdev.bdf)
+        real = None if host is None else host.find_device(hostdev.bdf)
         ids = (None, None) if real is None else (real.vendor_id, real.device_id)
         return ExpectedDevice(hostdev.bdf, cell, path, *ids)
 

@@ -18,7 +18,7 @@ from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host, NumaNode
 from homenode.text import first_few
 from homenode.units import MIB, format_bytes
-from homenode.vm.facts import FactValues, VmComparison, VmFact, compare, of_cells, of_vm
+from homenode.vm.facts import FactValues, VmComparison, VmFact, compare, get_value, list_cell_values
 from homenode.vm.guest_observation import (
     Observation,
     path_of_address,
@@ -62,20 +62,20 @@ def check(
 
 
 _NO_NODE = "no such node"
-_NODES = VmFact(id="nodes", title="NUMA nodes", values=lambda vm: of_vm(len(vm.cells)))
+_NODES = VmFact(id="nodes", title="NUMA nodes", values=lambda vm: get_value(len(vm.cells)))
 _KERNEL_FACTS = (
     VmFact(
         id="vcpus",
         title="vCPUs",
-        values=lambda vm: of_vm(CpuSet(range(vm.vcpus)) - vm.offline_vcpus),
+        values=lambda vm: get_value(CpuSet(range(vm.vcpus)) - vm.offline_vcpus),
     ),
     _NODES,
     VmFact(
         id="node-vcpus",
-        values=lambda vm: of_cells(vm, lambda cell: f"vCPUs {cell.vcpus or 'none'}"),
+        values=lambda vm: list_cell_values(vm, lambda cell: f"vCPUs {cell.vcpus or 'none'}"),
         nothing=_NO_NODE,
     ),
-    VmFact(id="distances", values=lambda vm: of_cells(vm, _row, "distances from ")),
+    VmFact(id="distances", values=lambda vm: list_cell_values(vm, _row, "distances from ")),
 )
 """Facts that a guest's kernel reports, except memory: rows as in vm/facts.py."""
 
@@ -222,7 +222,7 @@ class GuestComparison(Struct, frozen=True):
         return check("device-node", subject, home, node_text, agree=agree)
 
     def _function_of(self, device: ExpectedDevice) -> PciDevice | None:
-        return None if device.path is None else self.observed.device_at(device.path)
+        return None if device.path is None else self.observed.find_device(device.path)
 
     def _home_text(self, device: ExpectedDevice) -> str:
         if not self.expected.has_device_cells:
@@ -282,7 +282,7 @@ class GuestComparison(Struct, frozen=True):
         )
 
     def _link(self, device: ExpectedDevice, host: Host) -> Iterator[Check]:
-        real, function = host.device(device.bdf), self._function_of(device)
+        real, function = host.find_device(device.bdf), self._function_of(device)
         if real is None or real.link is None or function is None or _is_other(device, function):
             return
         host_rate = _rate(real.link.max_gt_per_s, real.link.max_width)

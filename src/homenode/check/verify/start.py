@@ -27,7 +27,7 @@ from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
-from homenode.findings import Finding, Findings, Severity, add_source, finding, in_order
+from homenode.findings import Finding, Findings, Severity, add_source, finding, sort_findings
 from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.topology import Host
 from homenode.text import command_line, plural
@@ -39,7 +39,7 @@ from homenode.vm.hypervisor.connection import DomainState, is_local
 from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan
-from homenode.vm.targets.qemu_command import fields_of
+from homenode.vm.targets.qemu_command import split_fields
 
 
 class PausedLook(Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ def startable(connect: str, name: str) -> PausedLook:
     if not is_local(connect):
         raise UsageError(f"--start with --connect {connect}: expected a daemon on this machine")
     virsh = Virsh(connect)
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     journal = paused_journal(default_root(), virsh, state.uuid, state.name)
     if state.is_active:
         was_killed = bool(journal.to_undo())
@@ -71,7 +71,7 @@ def startable(connect: str, name: str) -> PausedLook:
             f"{state.name}: --start: expected no managed save image, which a start would use up",
             hint=command_line("virsh", "-c", connect, "managedsave-remove", state.uuid),
         )
-    document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
+    document = open_domain(virsh.read_definition(state.uuid), f"domain {state.name}")
     for file in created_files(document):
         path = Path(file.path)
         if file.is_emptied and path.is_file() and path.stat().st_size:
@@ -127,7 +127,7 @@ def created_files(document: Document) -> Iterator[MadeFile]:
         if option in _FILE_OPTIONS:
             yield from _made_file(option, value, None)
         elif option in _PATH_OPTIONS:
-            first, pairs = fields_of(value)
+            first, pairs = split_fields(value)
             properties = dict(pairs)
             short = first.partition(":")[2]  # as in -serial file:/var/log/vm.log
             path = properties.get("path") or properties.get("mem-path") or short
@@ -175,13 +175,13 @@ def _look(on: PausedLook, plan: Plan | None, host: Host | None) -> Findings:
     uuid = on.state.uuid
     expected, running = observe_running_domain(uuid, on.virsh.connect, plan)
     answers = {
-        command: on.virsh.monitor(uuid, f'{{"execute": "{command}"}}') for command in COMMANDS
+        command: on.virsh.query_monitor(uuid, f'{{"execute": "{command}"}}') for command in COMMANDS
     }
-    view = read_view(answers, on.virsh.monitor(uuid, "info qtree", is_text=True))
+    view = read_view(answers, on.virsh.query_monitor(uuid, "info qtree", is_text=True))
     live = verify_live(expected, running)
     findings = [*live.findings, *view_findings(expected, view, host)]
     named = add_source(findings, f"QEMU of {on.state.name}, paused")
-    return Findings(checked=(*live.checked, *view_lines(view)), findings=in_order(named))
+    return Findings(checked=(*live.checked, *view_lines(view)), findings=sort_findings(named))
 
 
 T = TypeVar("T")
@@ -347,7 +347,7 @@ def _devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Fin
                 "start-function", str(hostdev.bdf), "a device of QEMU for it", "no such device"
             )
             continue
-        real = None if host is None else host.device(hostdev.bdf)
+        real = None if host is None else host.find_device(hostdev.bdf)
         for bar in () if real is None else real.bars:
             size = device.bars.get(bar.index)
             if bar.index < 6 and bar.is_memory and size != bar.size_bytes:

@@ -8,22 +8,30 @@ from msgspec.structs import replace
 from homenode.check.domain.verification import changed_settings
 from homenode.check.verify.expectation import Expectation, expectation_of
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, as_printed, finding, in_order, texts_of
+from homenode.findings import (
+    Finding,
+    Findings,
+    Severity,
+    find_texts,
+    finding,
+    format_plain,
+    sort_findings,
+)
 from homenode.machine.topology import Host
 from homenode.text import printable
 from homenode.vm.facts import diff
 from homenode.vm.model import Vm
 from homenode.vm.plan import KEPT, Plan
-from homenode.vm.targets.registry import VmFile, on_host, target_named
-from homenode.vm.targets.script import pins_in
+from homenode.vm.targets.registry import VmFile, add_host_facts, target_named
+from homenode.vm.targets.script import parse_pins
 from homenode.vm.targets.target import (
     Feature,
     Rendering,
     SupportLevel,
     Target,
     is_vgpu,
+    list_settings,
     lost_features,
-    settings_of,
     visible_vm,
 )
 
@@ -59,14 +67,14 @@ def verify_target(
     if not findings and written is not None:
         findings += _missing_lines(content, written.document, source)
     if not findings and plan.kept is not None and plan.kept_of == target:
-        now = settings_of(module, content)
+        now = list_settings(module, content)
         findings += changed_settings(
             plan.kept, now, subject="lines that plans do not set", source=source
         )
     findings += lost_findings(module, lost, source)
     return Findings(
         checked=(f"{source}: {module.title} against plan of layout {plan.layout.name}",),
-        findings=in_order(findings),
+        findings=sort_findings(findings),
     )
 
 
@@ -92,7 +100,7 @@ def _written_again(
     """Return the file with the plan, or None if the plan has another definition's addresses."""
     module = target_named(target)
     vm = VmFile(target, module.read_vm(content, source), content, source)
-    vm = vm if host is None else on_host(vm, host)
+    vm = vm if host is None else add_host_facts(vm, host)
     indices = {controller.index for controller in plan.vm.controllers}
     elsewhere = [
         d for d in plan.vm.hostdevs if d.address is not None and d.address.bus not in indices
@@ -122,7 +130,7 @@ def _difference(
         str(expected),
         str(observed),
         source,
-        fix=as_printed(texts_of("plan-target").fix, {}),
+        fix=format_plain(find_texts("plan-target").fix, {}),
     )
 
 
@@ -148,7 +156,7 @@ def _hook(
             "target-hook-missing", script, "the pins of single vCPUs", f"no {script}", source
         )
         return
-    vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
+    vcpus, emulator, _ = parse_pins(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:
         yield _difference("hook script: CPUs of vCPUs", "as in the plan", "others", source)
     if emulator != plan.vm.emulator_pus:

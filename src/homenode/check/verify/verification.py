@@ -20,19 +20,19 @@ from homenode.check.verify.guest_checks import (
 )
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
-from homenode.findings import Finding, Findings, in_order, with_gaps
+from homenode.findings import Finding, Findings, add_gaps, sort_findings
 from homenode.machine.topology import Host, reject_unshown
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.safe.input_files import read_file, read_input, read_subject
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import parsed_by_libvirt, validate
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.sources import load_host
-from homenode.vm.targets.registry import TARGETS, kind_of, target_named, target_of
+from homenode.vm.targets.registry import TARGETS, recognize_kind, recognize_target, target_named
 
 _SSH = "ssh:"
 _MAX_HOOK_BYTES = 16 << 20
@@ -68,11 +68,11 @@ def verify(request: VerifyRequest) -> Verification:
     content, document = None, None
     if request.domain is not None:
         virsh = Virsh(request.connect)
-        state = virsh.domain(request.domain)
-        document = open_domain(virsh.definition(state.uuid), f"domain {state.name}")
+        state = virsh.find_domain(request.domain)
+        document = open_domain(virsh.read_definition(state.uuid), f"domain {state.name}")
     elif request.document is not None:
         content = read_subject(request.document, "a VM")
-        if target_of(content) is None:
+        if recognize_target(content) is None:
             document = open_domain(content, str(request.document))
         elif request.guest is not None:
             raise UsageError(
@@ -81,7 +81,7 @@ def verify(request: VerifyRequest) -> Verification:
                 hint="homenode verify --plan P.json --guest SOURCE --target NAME",
             )
     try:
-        facts = None if document is None else vm_of(document)
+        facts = None if document is None else build_vm(document)
     except InputError as error:
         assert document is not None
         return _verify_unreadable(document, error)
@@ -99,10 +99,10 @@ def verify(request: VerifyRequest) -> Verification:
     of_views = (finding for view in answer.views for finding in view.findings)
     findings = Findings(
         checked=tuple(answer.checked),
-        findings=in_order((*answer.findings, *of_views)),
+        findings=sort_findings((*answer.findings, *of_views)),
         not_checked=tuple(answer.not_checked),
     )
-    findings = with_gaps(findings, () if host is None else host.gaps)
+    findings = add_gaps(findings, () if host is None else host.gaps)
     return Verification(findings, tuple(answer.views), host, plan, answer.how)
 
 
@@ -140,14 +140,14 @@ class _Answer(Struct, kw_only=True):
             )
         )
         if self.request.boot is not None:
-            facts = vm_of(document)
+            facts = build_vm(document)
             booted = boot_stand_in(document, facts, self.request.boot, self.host)
             self._add_boot(booted, _expectation(self.plan, facts, self.host), document.source)
 
     def add_target_file(self, content: bytes, source: str) -> None:
         """A file of another hypervisor than libvirt. Raises UsageError without a plan, InputError
         for a target that no test guest boots for."""
-        target, plan = kind_of(content, source), self.plan
+        target, plan = recognize_kind(content, source), self.plan
         if plan is None:
             raise UsageError(
                 f"{source}: missing --plan",

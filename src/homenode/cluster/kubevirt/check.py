@@ -35,7 +35,7 @@ from homenode.cluster.kubevirt.object import (
 )
 from homenode.cluster.kubevirt.placing import CHOICES, GRANULARITY_ANNOTATION, HOOKS, hook_faults
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, with_dedicated_cpus
-from homenode.findings import Finding, Findings, Severity, finding, in_order
+from homenode.findings import Finding, Findings, Severity, finding, sort_findings
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
 from homenode.text import command_line, first_few, nodes_text, plural
@@ -112,7 +112,7 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
             unknown.append("KubeVirt {}: tested with {} to {}".format(*texts))
     return Findings(
         checked=tuple(checked),
-        findings=in_order(result for rule in RULES for result in rule(subject)),
+        findings=sort_findings(result for rule in RULES for result in rule(subject)),
         unknown=tuple(unknown),
     )
 

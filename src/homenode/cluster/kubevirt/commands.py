@@ -12,7 +12,7 @@ from homenode.cluster.kubevirt.arguments import (
     OnDefineDomainArguments,
 )
 from homenode.errors import InputError, ParseError, UsageError
-from homenode.findings import with_gaps
+from homenode.findings import add_gaps
 from homenode.measure.results.received import receive_run
 from homenode.safe.input_files import read_input, read_subject
 from homenode.vm.sources import load_host
@@ -70,7 +70,7 @@ def check(arguments: KubevirtCheckArguments) -> None:
         judged = judge(vmi, host, cluster)
     except ParseError as error:
         raise InputError(f"{name}: {error.message}") from None
-    findings = with_gaps(judged, () if host is None else host.gaps)
+    findings = add_gaps(judged, () if host is None else host.gaps)
     noun = "VM" if document.get("kind") == "VirtualMachine" else "VMI"
     subject = f"{noun} {vmi.name}"
     print_findings(findings, subject, as_json=arguments.json, explain=arguments.explain)

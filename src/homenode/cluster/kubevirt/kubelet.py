@@ -101,7 +101,7 @@ def placement_of(
 def shares_of(
     vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1
 ) -> NodeShares | None:
-    """Return the resources that the VM gets; None if unknown. Arguments as in `placement_of`. The
+    """Return the resources that the VM gets; None if unknown. Arguments as in `find_placement`. The
     kubelet's static CPU manager fills one node after the other, whatever the memory needs."""
     if not host.pci_devices or not vmi.gpu_count or not vmi.is_dedicated:
         return None

@@ -137,7 +137,7 @@ def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality
         device_id=device,
         root_complex=place.root_complex,
         parent=place.parent,
-        node=locality.node_of(number, pus),
+        node=locality.find_node(number, pus),
         firmware_node=locality.firmware_node(number),
         local_pus=pus,
         physical_function=None if not physical else Bdf.parse(physical, place.directory),
@@ -170,7 +170,7 @@ def _grace_gpus(snapshot: Snapshot, locality: Locality) -> tuple[tuple[Bdf, Node
         if read_number(snapshot, f"{directory}/vendor", 16) != NVIDIA:
             continue
         try:
-            node = locality.node_of(read_number(snapshot, f"{directory}/numa_node"), None)
+            node = locality.find_node(read_number(snapshot, f"{directory}/numa_node"), None)
             gpus.append((Bdf.parse(name), node))
         except ParseError:
             continue  # no name of a function

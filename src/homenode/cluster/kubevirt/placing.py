@@ -40,7 +40,7 @@ from homenode.vm.domain.cpu import read_pins
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.vm.domain.memory import read_memnodes
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import (
     EXPANDER,
@@ -98,7 +98,7 @@ def place_devices(
     Unplannable if bus numbers run out."""
     # Long because each step needs the results of all steps before it.
     document = open_domain(xml, source)
-    guest = vm_of(document)
+    guest = build_vm(document)
     reason = _reason_to_leave(document, guest)
     if reason is not None:
         return PlacedXml(xml, (reason,))

@@ -14,8 +14,8 @@ from homenode.machine.topology import (
     Host,
     MemoryKind,
     NumaNode,
+    complete_nodes,
     reject_unshown,
-    with_certain_nodes,
 )
 from homenode.option import key_values, size_bytes, whole_number
 from homenode.plan.allocations import allocations
@@ -28,7 +28,7 @@ from homenode.plan.stored import domain_of_plan
 from homenode.show.device_groups import device_model
 from homenode.text import plural
 from homenode.units import GIB, MIB, format_bytes
-from homenode.vm.gpu_parts import is_divided, parts_at
+from homenode.vm.gpu_parts import is_divided, list_parts
 from homenode.vm.host_sources import NamedHosts, Progress
 from homenode.vm.model import MAX_VCPUS, Vm
 from homenode.vm.plan import Plan, Relaxation, Unplannable
@@ -64,7 +64,7 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
     uuids = {uuid for uuid, _ in allocated.mediated}
 
     def is_free(gpu: PciDevice) -> bool:
-        parts = {part.uuid for part in parts_at(host.device_at, gpu.bdf)} - {None}
+        parts = {part.uuid for part in list_parts(host.device_at, gpu.bdf)} - {None}
         return gpu.bdf not in devices and not (parts and parts <= uuids)
 
     def free_bytes(node: NumaNode) -> int | None:
@@ -83,7 +83,7 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
         gpus.setdefault(gpu.node if gpu.node in gpus else None, []).append(gpu)
     rows = []
     for index, gpus_of_node in gpus.items():
-        node = None if index is None else host.node(index)
+        node = None if index is None else host.find_node(index)
         cores = [core for core in host.cores if node is not None and core.pus <= node.pus]
         has_memory = node is not None and node.memory_kind is not MemoryKind.GPU
         rows.append(
@@ -152,7 +152,7 @@ def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         if (gpu.physical_function is None and not is_divided(gpu))
-        or parts_at(host.device_at, gpu.bdf)
+        or list_parts(host.device_at, gpu.bdf)
     )
 
 
@@ -270,7 +270,7 @@ def examine_pool(
     fits_of: dict[object, tuple[SizeFits, ...]] = {}
     hosts = []
     for number, entry in enumerate(named.hosts, start=1):
-        host = with_certain_nodes(entry.host)
+        host = complete_nodes(entry.host)
         key = equivalence_key(host)
         if key not in fits_of:
             fits_of[key] = tuple(_fits(host, size) for size in sizes)

@@ -10,7 +10,7 @@ from homenode.cluster.pool.fits import FreeOfNode, equivalence_key, free_by_node
 from homenode.errors import UNPLANNABLE, HomenodeError, InputError, NotKnownError, UsageError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
-from homenode.machine.topology import with_certain_nodes
+from homenode.machine.topology import complete_nodes
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed, placement
 from homenode.plan.request import request_for
@@ -129,7 +129,7 @@ def _closest(refusal: HomenodeError) -> Rejection | None:
 def _plan_on(
     entry: NamedHost, guest: Vm, options_on: Callable[[NamedHost], PlanOptions]
 ) -> PoolPlace | HomenodeError:
-    host = with_certain_nodes(entry.host)
+    host = complete_nodes(entry.host)
     try:
         options = options_on(entry)
         request = request_for(guest, options, host)

@@ -8,7 +8,7 @@ from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, N
 from homenode.cluster.slurm.tools.scontrol import Job
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import NodeIndex
-from homenode.findings import Finding, Findings, finding, in_order
+from homenode.findings import Finding, Findings, finding, sort_findings
 from homenode.plan.allocations import MAX_NAMED
 from homenode.text import first_few, number_list, plural
 
@@ -58,7 +58,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
     if not (judged or unknown or unreadable):
         not_checked.insert(0, "no running job has GPUs")
     return Findings(
-        checked=tuple(checked), findings=in_order(findings), not_checked=tuple(not_checked)
+        checked=tuple(checked), findings=sort_findings(findings), not_checked=tuple(not_checked)
     )
 
 

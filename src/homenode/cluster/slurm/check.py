@@ -25,7 +25,7 @@ from homenode.cluster.slurm.numbering import (
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
-from homenode.findings import Finding, Findings, Severity, finding, in_order
+from homenode.findings import Finding, Findings, Severity, finding, sort_findings
 from homenode.machine.topology import Host, reject_unshown
 from homenode.text import command_line, nodes_text, plural
 
@@ -59,7 +59,7 @@ def gpu_cores(host: Host) -> tuple[GpuCores, ...]:
     gpus = []
     for index, gpu in enumerate(host.whole_gpus):
         home = home_node(host, gpu)
-        node = None if home is None else host.node(home)
+        node = None if home is None else host.find_node(home)
         cores = None if node is None else order.numbers(node.pus)
         local_cores = order.numbers(gpu.local_pus) if gpu.local_pus else None
         gpus.append(GpuCores(index, gpu.bdf, gpu.vendor_id, home, cores, local_cores))
@@ -132,7 +132,7 @@ def check(
         not_checked += [f"{at}: Include {path}: {reason}" for path, reason, at in file.not_read]
     return Findings(
         checked=tuple(checked),
-        findings=in_order(findings),
+        findings=sort_findings(findings),
         not_checked=tuple(not_checked),
         unknown=() if cgroup else ("cgroup.conf: not given (--cgroup FILE)",),
     )

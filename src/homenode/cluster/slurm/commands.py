@@ -52,7 +52,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import (
     shown_shapes,
 )
 from homenode.errors import NotKnownError, ParseError, ToolError, UsageError, exclusive, requires
-from homenode.findings import with_gaps
+from homenode.findings import add_gaps
 from homenode.safe.input_files import read_input
 from homenode.text import plural
 from homenode.vm.sources import load_host
@@ -93,7 +93,7 @@ def audit(arguments: SlurmAuditArguments) -> None:
             findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
             if arguments.host or order is None:  # else gres.conf is the machine
                 hosts = dict.fromkeys(machine.host for machine in machines.values())
-                findings = with_gaps(findings, [gap for host in hosts for gap in host.gaps])
+                findings = add_gaps(findings, [gap for host in hosts for gap in host.gaps])
     if arguments.explain:
         not_local = {
             finding.subject
@@ -243,7 +243,7 @@ def check(arguments: SlurmCheckArguments) -> None:
     findings = judge_files(
         gres, slurm, host, cgroup=cgroup, nodes=nodes, host_source=arguments.host
     )
-    findings = with_gaps(findings, host.gaps)
+    findings = add_gaps(findings, host.gaps)
     corrected = correct(gres, slurm, host, nodes)
     for line, names in shared_lines(gres, slurm, host, nodes).items():
         place = f"{Path(line.line.source).name}:{line.line.first}"

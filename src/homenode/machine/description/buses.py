@@ -60,22 +60,22 @@ def _divide_gpu(
         return gpu
     vendors = {PartKind.MIG: NVIDIA, PartKind.PARTITION: AMD}
     if vendors.get(model.divided_by or PartKind.MEDIATED, gpu.vendor_id) != gpu.vendor_id:
-        raise numbering.error(
+        raise numbering.make_error(
             f"{endpoint.location}.divided_by", "what GPUs of its vendor can", model.name
         )
     if model.divided_by is PartKind.MIG and gpu.driver not in (None, NVIDIA_DRIVER):
         expected = f"{NVIDIA_DRIVER!r} on a GPU with MIG instances"
-        raise numbering.error(f"{endpoint.location}.driver", expected, repr(gpu.driver))
+        raise numbering.make_error(f"{endpoint.location}.driver", expected, repr(gpu.driver))
     mode = {PartKind.MIG: "mig", PartKind.PARTITION: "".join(model.parts)}
     return replace(
         gpu,
-        parts=tuple(_parts(model, gpu, virtual)),
+        parts=tuple(_list_parts(model, gpu, virtual)),
         partition_mode=None if model.divided_by is None else mode.get(model.divided_by),
         memory_partition_mode=model.memory_mode,
     )
 
 
-def _parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterator[GpuPart]:
+def _list_parts(model: DeviceModel, gpu: PciDevice, virtual: Sequence[Bdf]) -> Iterator[GpuPart]:
     kind, bdf = model.divided_by, gpu.bdf
     if kind is PartKind.MEDIATED:
         for number, profile in enumerate(model.parts):
@@ -141,7 +141,7 @@ class DescribedPci(Struct, frozen=True, dict=True):
         return frozenset(part.uuid for part in parts if part.uuid)
 
 
-def address(
+def number_devices(
     source: str,
     roots: Sequence[Root],
     models: Mapping[str, DeviceModel],
@@ -174,7 +174,7 @@ def address(
         numbered.add_root(root)
         for first_used, last_used in in_use:
             if bus <= last_used and first_used <= numbered.last:
-                raise numbered.error(
+                raise numbered.make_error(
                     f"{root.location}.bus",
                     "buses free of the other root complexes",
                     f"{bus:#04x}-{numbered.last:#04x} over {first_used:#04x}-{last_used:#04x}",
@@ -182,7 +182,7 @@ def address(
         in_use.append((bus, numbered.last))
         placed += numbered.placed
         if len(placed) > MAX_FUNCTIONS:
-            raise numbered.error(root.location, f"at most {MAX_FUNCTIONS} functions", "more")
+            raise numbered.make_error(root.location, f"at most {MAX_FUNCTIONS} functions", "more")
         complexes.append(RootComplex(name, root.domain, bus, _stated_node(numbered.placed)))
     placed.sort(key=lambda function: function.device.bdf)
     for lower, other in pairwise(placed):
@@ -198,12 +198,12 @@ def address(
     return DescribedPci(
         tuple(sorted(complexes, key=lambda function: (function.domain, function.bus))),
         _assign_groups(placed) if iommu else tuple(function.device for function in placed),
-        _names(source, placed, bdfs_of_model),
+        _list_names(source, placed, bdfs_of_model),
         bdfs_of_model,
     )
 
 
-def _names(
+def _list_names(
     source: str, placed: Sequence[PlacedFunction], bdfs_of_model: Mapping[str, tuple[Bdf, ...]]
 ) -> dict[str, Bdf]:
     names = {
@@ -262,21 +262,21 @@ class _Numbering(Struct):
     models: Mapping[str, DeviceModel]  # for the bridges' ids
     placed: list[PlacedFunction] = field(default_factory=list)
 
-    def error(self, location: str, expected: str, value: object) -> InputError:
+    def make_error(self, location: str, expected: str, value: object) -> InputError:
         return InputError(f"{self.source}: {location}: expected {expected}, found {value}")
 
     def add_root(self, root: Root) -> None:
         bus, on_bus = self.last, len(root.ports) + len(root.integrated)
         if not 1 <= on_bus <= 31:
             # The kernel shows no root complex without functions.
-            raise self.error(f"{root.location}.ports", "1 to 31 devices on its bus", on_bus)
+            raise self.make_error(f"{root.location}.ports", "1 to 31 devices on its bus", on_bus)
         for i, port in enumerate(root.ports, 1):
             self._add_port(port, PortType.ROOT_PORT, Bdf(root.domain, bus, i, 0), None)
         for i, endpoint in enumerate(root.integrated, 1 + len(root.ports)):
             bdf = endpoint.bdf or Bdf(root.domain, bus, i, 0)
             if (bdf.domain, bdf.bus) != (root.domain, bus):
                 location = f"{endpoint.location}.bdf"
-                raise self.error(location, f"an address on bus {bus:#04x}", str(bdf))
+                raise self.make_error(location, f"an address on bus {bus:#04x}", str(bdf))
             self._add_endpoint(endpoint, bdf, None, None)
 
     def _add_port(self, port: Port, kind: PortType, bdf: Bdf, parent: Bdf | None) -> None:
@@ -302,7 +302,7 @@ class _Numbering(Struct):
         """Add a switch, its upstream port on `bus`; return the link that the port above reports."""
         if len(switch.children) > 32:
             count = len(switch.children)
-            raise self.error(switch.location, "at most 32 ports of a switch", count)
+            raise self.make_error(switch.location, "at most 32 ports of a switch", count)
         upstream = Bdf(self.domain, bus, 0, 0)
         own_link = switch.link or port_link or _DEFAULT_UPLINK
         link, above = link_ends(own_link, port_link, switch.trained)
@@ -318,7 +318,7 @@ class _Numbering(Struct):
     ) -> None:
         """Add a port after all buses below it are numbered. bus: the first below it."""
         model = self.models[ROOT_PORT if kind is PortType.ROOT_PORT else SWITCH_PORT]
-        port = self._function(model, bdf, parent, self.node, link)
+        port = self._build_function(model, bdf, parent, self.node, link)
         below = PciBridge(kind, bus, self.last)
         self.placed.append(PlacedFunction(replace(port, bridge=below, driver="pcieport")))
 
@@ -327,13 +327,13 @@ class _Numbering(Struct):
     ) -> None:
         """Add every function of a device, its virtual ones too. bdf: function 0."""
         if bdf.function:
-            raise self.error(f"{endpoint.location}.bdf", "function 0 of the device", str(bdf))
+            raise self.make_error(f"{endpoint.location}.bdf", "function 0 of the device", str(bdf))
         node = self.node
         if endpoint.node is not None:
             node = None if endpoint.node < 0 else NodeIndex(endpoint.node)
         models = (endpoint.model, *endpoint.functions)
         physical = [
-            self._function(model, Bdf(bdf.domain, bdf.bus, bdf.device, i), parent, node, link)
+            self._build_function(model, Bdf(bdf.domain, bdf.bus, bdf.device, i), parent, node, link)
             for i, model in enumerate(models)
         ]
         virtual = self._virtual_functions(endpoint, physical[0])
@@ -352,7 +352,7 @@ class _Numbering(Struct):
         model, bdf = endpoint.model, physical.bdf
         first = (bdf.device << 3) + 1 + len(endpoint.functions)
         if first + model.vfs > 256:
-            raise self.error(f"{endpoint.location}.vfs", f"at most {256 - first}", model.vfs)
+            raise self.make_error(f"{endpoint.location}.vfs", f"at most {256 - first}", model.vfs)
         virtual = replace(
             model,
             device_id=model.vf_device_id or model.device_id,
@@ -364,13 +364,13 @@ class _Numbering(Struct):
         addresses = (
             Bdf(bdf.domain, bdf.bus, i >> 3, i & 7) for i in range(first, first + model.vfs)
         )
-        functions = (self._function(virtual, at, parent, node, None) for at in addresses)
+        functions = (self._build_function(virtual, at, parent, node, None) for at in addresses)
         return tuple(
             PlacedFunction(replace(function, physical_function=bdf), f"{model.name}-vf")
             for function in functions
         )
 
-    def _function(
+    def _build_function(
         self,
         model: DeviceModel,
         bdf: Bdf,
@@ -402,7 +402,7 @@ class _Numbering(Struct):
         """Return a device's address below a port: as given, else the first of the next free bus."""
         bdf = endpoint.bdf or Bdf(self.domain, bus, 0, 0)
         if bdf.domain != self.domain or bdf.bus < bus or bdf.device:
-            raise self.error(
+            raise self.make_error(
                 f"{endpoint.location}.bdf",
                 f"device 0 of a bus from {self.domain:04x}:{bus:02x} on (buses are numbered depth "
                 "first)",
@@ -412,7 +412,7 @@ class _Numbering(Struct):
 
     def _next_bus(self, location: str) -> int:
         if self.last >= _LAST_BUS:
-            raise self.error(location, f"buses up to {_LAST_BUS:#x}", hex(self.last + 1))
+            raise self.make_error(location, f"buses up to {_LAST_BUS:#x}", hex(self.last + 1))
         self.last += 1
         return self.last
 
@@ -431,25 +431,25 @@ def parse_links(file: HostDocument, tree: DescribedPci) -> tuple[DeviceLink, ...
     for table in file.link:
         kind, count = table.kind, table.count
         if (count is None) is (kind is LinkKind.NVLINK):
-            raise table.refusal("count", "a number with nvlink, and with nothing else", count)
-        devices = _devices(table, tree)
+            raise table.make_error("count", "a number with nvlink, and with nothing else", count)
+        devices = _find_devices(table, tree)
         for device in devices:
             _check(table, kind, device)
         if kind is LinkKind.C2C:
             device_links = [DeviceLink(kind, device.bdf, None, device.node) for device in devices]
         elif len(devices) < 2:
-            raise table.refusal("between", "two devices or more", [str(d.bdf) for d in devices])
+            raise table.make_error("between", "two devices or more", [str(d.bdf) for d in devices])
         else:
             device_links = [
                 DeviceLink(kind, a.bdf, b.bdf, None, count)
                 for a, b in islice(combinations(devices, 2), MAX_FUNCTIONS + 1)
             ]
         if len(links) + len(device_links) > MAX_FUNCTIONS:
-            raise table.refusal("between", f"at most {MAX_FUNCTIONS} links in all", "more")
+            raise table.make_error("between", f"at most {MAX_FUNCTIONS} links in all", "more")
         for link in device_links:
             key = (kind, link.a, link.b)
             if key in links:
-                raise table.refusal("between", "each pair once", f"{link.a} and {link.b} again")
+                raise table.make_error("between", "each pair once", f"{link.a} and {link.b} again")
             links[key] = link
     return tuple(sorted(links.values(), key=lambda link: (link.a, link.kind, link.b or link.a)))
 
@@ -459,15 +459,17 @@ def _check(table: LinkTable, kind: LinkKind, device: PciDevice) -> None:
     vendor = _VENDOR_OF_KIND[kind]
     is_gpu = device.kind is DeviceKind.GPU and device.physical_function is None
     if not is_gpu or device.vendor_id != vendor:
-        raise table.refusal("between", f"GPUs of vendor {vendor:#06x} with {kind}", str(device.bdf))
+        raise table.make_error(
+            "between", f"GPUs of vendor {vendor:#06x} with {kind}", str(device.bdf)
+        )
     if vendor == NVIDIA and device.driver not in (None, NVIDIA_DRIVER):
         expected = f"GPUs that the driver {NVIDIA_DRIVER} has: it shows their links"
-        raise table.refusal("between", expected, f"{device.bdf} with {device.driver}")
+        raise table.make_error("between", expected, f"{device.bdf} with {device.driver}")
     if kind is LinkKind.C2C and device.node is None:
-        raise table.refusal("between", "GPUs with a node, whose CPU they join", str(device.bdf))
+        raise table.make_error("between", "GPUs with a node, whose CPU they join", str(device.bdf))
 
 
-def _devices(table: LinkTable, tree: DescribedPci) -> tuple[PciDevice, ...]:
+def _find_devices(table: LinkTable, tree: DescribedPci) -> tuple[PciDevice, ...]:
     value = table.between
     names = value if isinstance(value, tuple) else [value]
     bdfs: list[Bdf] = []
@@ -478,9 +480,9 @@ def _devices(table: LinkTable, tree: DescribedPci) -> tuple[PciDevice, ...]:
             bdfs.append(tree.bdf_of_name[name])
         else:
             choices = sorted(tree.bdfs_of_model.keys() | tree.bdf_of_name.keys())[:20]
-            raise table.refusal(
+            raise table.make_error(
                 "between", f"a model or names of devices, of {', '.join(choices) or 'none'}", name
             )
     if len(set(bdfs)) != len(bdfs):
-        raise table.refusal("between", "each device once", value)
+        raise table.make_error("between", "each device once", value)
     return tuple(tree.device_at[bdf] for bdf in sorted(bdfs))

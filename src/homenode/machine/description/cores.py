@@ -20,7 +20,7 @@ from homenode.machine.description.tables import (
     PagesTable,
     Size,
     decode_value,
-    refusal,
+    make_value_error,
 )
 from homenode.machine.topology import (
     LOCAL_DISTANCE,
@@ -50,18 +50,18 @@ class CoreSlot(Struct, frozen=True):
 def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[CoreSlot, ...]:
     """Return the cores in package order, numbered. nodes: [[node]] by number, for their `cores`.
     Raises InputError if counts do not divide, or cores of nodes do not sum to the package's."""
-    package_numbers = _numbers(file, "package_numbers", file.package_numbers, file.packages)
-    overrides = _overrides(file)
+    package_numbers = _number_parts(file, "package_numbers", file.package_numbers, file.packages)
+    overrides = _find_overrides(file)
     per_package = file.nodes_per_package
     per_node = file.check_bounds("packages_per_node", file.packages_per_node, 1, file.packages)
     if per_node > 1 and (per_package > 1 or file.packages % per_node):
-        raise file.refusal(
+        raise file.make_error(
             "packages_per_node",
             f"a divisor of {plural(file.packages, 'package')}, and one node per package",
             f"{per_node} with nodes_per_package = {per_package}",
         )
     node_count = file.packages * per_package // per_node
-    node_numbers = _numbers(file, "node_numbers", file.node_numbers, node_count)
+    node_numbers = _number_parts(file, "node_numbers", file.node_numbers, node_count)
     shares = {index: table.cores for index, table in nodes.items() if table.cores is not None}
 
     slots: list[CoreSlot] = []
@@ -85,10 +85,10 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
             dies = file.check_bounds("dies_per_package", file.dies_per_package, 1, len(cores))
         for key, parts in (("llcs_per_package", own_llcs or 1), ("dies_per_package", dies)):
             if len(cores) % parts:
-                raise file.refusal(key, f"a divisor of {plural(len(cores), 'core')}", parts)
+                raise file.make_error(key, f"a divisor of {plural(len(cores), 'core')}", parts)
         pu_count += sum(core.threads for core in cores)
         if pu_count > MAX_PUS:
-            raise file.refusal("packages", f"at most {MAX_PUS} CPUs in all", "more")
+            raise file.make_error("packages", f"at most {MAX_PUS} CPUs in all", "more")
         for i, core in enumerate(cores):
             llc = llcs + i * own_llcs // len(cores) if own_llcs else None
             slots.append(replace(core, node=node_of_core[i], llc=llc, die=i * dies // len(cores)))
@@ -96,7 +96,7 @@ def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[Cor
     return _number_pus(slots, file.numbering)
 
 
-def _numbers(
+def _number_parts(
     file: HostDocument, key: str, listed: int | tuple[int, ...] | None, count: int
 ) -> tuple[int, ...]:
     """Return the numbers in sysfs of `count` packages or nodes: 0, 1, 2 ... unless listed."""
@@ -104,16 +104,16 @@ def _numbers(
         return tuple(range(count))
     numbers = listed if isinstance(listed, tuple) else (listed,)
     if len(numbers) != count or sorted(set(numbers)) != list(numbers):
-        raise file.refusal(key, f"{plural(count, 'ascending number')}", numbers)
+        raise file.make_error(key, f"{plural(count, 'ascending number')}", numbers)
     return numbers
 
 
-def _overrides(file: HostDocument) -> dict[int, PackageTable]:
+def _find_overrides(file: HostDocument) -> dict[int, PackageTable]:
     tables: dict[int, PackageTable] = {}
     for table in file.package:
         index = table.check_bounds("index", table.index, 0, file.packages - 1)
         if index in tables:
-            raise table.refusal("index", "the position of a package, once", index)
+            raise table.make_error("index", "the position of a package, once", index)
         tables[index] = table
     return tables
 
@@ -126,22 +126,22 @@ def _package_cores(
     groups_of = override if override is not None and override.core_groups is not None else file
     if groups_of.core_groups is not None and cores is None:
         if file.cores_per_package is not None:
-            raise file.refusal("core_groups", "no cores_per_package next to it", "both")
+            raise file.make_error("core_groups", "no cores_per_package next to it", "both")
         parts: list[tuple[CoreKind | None, int]] = []
         for group in groups_of.core_groups:
             if len(parts) > MAX_PUS:
-                raise groups_of.refusal("core_groups", f"at most {MAX_PUS} cores", "more")
+                raise groups_of.make_error("core_groups", f"at most {MAX_PUS} cores", "more")
             parts += [(group.kind, group.threads_per_core or file.threads_per_core)] * group.cores
     else:
         count = cores or file.cores_per_package
         if count is None:
-            raise file.refusal("cores_per_package", "how many cores each package has", None)
+            raise file.make_error("cores_per_package", "how many cores each package has", None)
         threads = override.threads_per_core if override is not None else None
         parts = [(None, threads or file.threads_per_core)] * count
     if len({kind for kind, _ in parts}) == 1 and parts[0][0] is not None:
-        raise groups_of.refusal("core_groups", "groups of both kinds", "one kind only")
+        raise groups_of.make_error("core_groups", "groups of both kinds", "one kind only")
     if not parts:
-        raise groups_of.refusal("core_groups", "groups of both kinds", "none")
+        raise groups_of.make_error("core_groups", "groups of both kinds", "none")
     return [CoreSlot(package, 0, i, 0, None, *part) for i, part in enumerate(parts)]
 
 
@@ -159,7 +159,7 @@ def _node_counts(
     cores_of_node = {node: shares[node] for node in nodes if node in shares}
     free_cores, free_nodes = cores - sum(cores_of_node.values()), len(nodes) - len(cores_of_node)
     if free_cores < 0 or (free_cores % free_nodes if free_nodes else free_cores):
-        raise file.refusal(
+        raise file.make_error(
             "nodes_per_package" if free_nodes else "node",
             f"{plural(cores, 'core')} of the package over nodes {', '.join(map(str, nodes))}",
             f"{cores_of_node or 'no shares'}, {free_cores} left for {free_nodes}",
@@ -219,9 +219,9 @@ def tables_of_nodes(file: HostDocument) -> dict[int, NodeTable]:
         elif isinstance(index, int):
             numbers = (index,)
         if not numbers or min(numbers) < 0 or max(numbers) >= MAX_NODES:
-            raise table.refusal("index", f'node numbers below {MAX_NODES}, 4 or "5-11"', index)
+            raise table.make_error("index", f'node numbers below {MAX_NODES}, 4 or "5-11"', index)
         if tables.keys() & set(numbers):
-            raise table.refusal("index", "each node once", index)
+            raise table.make_error("index", "each node once", index)
         tables |= dict.fromkeys(numbers, table)
     return tables
 
@@ -239,7 +239,7 @@ def packages_of_nodes(
         named = None if index not in tables else tables[index].package
         if named is not None and named not in (own or everywhere):
             expected = f"one of the packages {sorted(own or everywhere)}"
-            raise tables[index].refusal("package", expected, named)
+            raise tables[index].make_error("package", expected, named)
         package = next(iter(own)) if named is None and len(own) == 1 else named
         packages[index] = None if package is None else PackageIndex(package)
     return packages
@@ -258,7 +258,7 @@ def parse_node(
     if memory is None:
         memory = 0 if pus is None else file.memory_per_node
     if memory is None:
-        raise file.refusal("memory_per_node", f"the memory of each node, node {index} too", None)
+        raise file.make_error("memory_per_node", f"the memory of each node, node {index} too", None)
     own_pools = table.hugepages is not None
     key = table.name_of("hugepages") if own_pools else "hugepages_per_node"
     pages_of_size = table.hugepages if table.hugepages is not None else file.hugepages_per_node
@@ -266,15 +266,15 @@ def parse_node(
     reserved = sum(pool.page_bytes * pool.total_pages for pool in pools)
     if reserved > memory:
         expected = f"huge pages within {memory} bytes of node {index}"
-        raise refusal(file.source, key, expected, reserved)
+        raise make_value_error(file.source, key, expected, reserved)
     free = table.memory_free
     if free is not None and free > memory - reserved:
-        raise table.refusal("memory_free", f"at most {memory - reserved} bytes", int(free))
+        raise table.make_error("memory_free", f"at most {memory - reserved} bytes", int(free))
     if table.gpu is not None and pus is not None:
-        raise table.refusal("gpu", "a node without cores", f"node {index} with cores")
+        raise table.make_error("gpu", "a node without cores", f"node {index} with cores")
     # The kernel shows what memory is only of a DAX device's node ("other") and of a GPU's.
     if table.kind and table.gpu is not None:
-        raise table.refusal("kind", "no kind next to gpu", table.kind)
+        raise table.make_error("kind", "no kind next to gpu", table.kind)
     gpu = None if table.gpu is None else bdf_of_name.get(table.gpu)
     if table.gpu is not None and gpu is None:
         names = ", ".join(sorted(bdf_of_name)[:20]) or "none"
@@ -309,9 +309,9 @@ def _page_pools(
         key = f"{prefix}.{size}"
         page_bytes = int(decode_value(size, Size, source, key))
         if page_bytes < 4096 or page_bytes & (page_bytes - 1):
-            raise refusal(source, key, "a page size, a power of two", size)
+            raise make_value_error(source, key, "a page size, a power of two", size)
         if any(pool.page_bytes == page_bytes for pool in pools):
-            raise refusal(source, key, "each page size once", size)
+            raise make_value_error(source, key, "each page size once", size)
         if not isinstance(pages, Mapping):
             total = free = decode_value(pages, Count, source, key)
         else:
@@ -333,23 +333,25 @@ def parse_distances(
     if isinstance(matrix, DistancesTable):
         with_cores = {core.node for core in cores}
         return tuple(
-            tuple(_distance(a, b, nodes, with_cores, matrix) for b in nodes) for a in nodes
+            tuple(_choose_distance(a, b, nodes, with_cores, matrix) for b in nodes) for a in nodes
         )
     if isinstance(matrix, str):
         return ((LOCAL_DISTANCE,),) if len(nodes) == 1 else None
     for i, row in enumerate(matrix):
         if len(row) != len(nodes):
             expected = f"{plural(len(nodes), 'distance')}, one per node"
-            raise file.refusal(f"distances[{i}]", expected, row)
+            raise file.make_error(f"distances[{i}]", expected, row)
         if row[i : i + 1] != (LOCAL_DISTANCE,):
             expected = f"{LOCAL_DISTANCE} from node to itself"
-            raise file.refusal(f"distances[{i}]", expected, row[i] if i < len(row) else row)
+            raise file.make_error(f"distances[{i}]", expected, row[i] if i < len(row) else row)
     if len(matrix) != len(nodes):
-        raise file.refusal("distances", f"{plural(len(nodes), 'row')}, one per node", len(matrix))
+        raise file.make_error(
+            "distances", f"{plural(len(nodes), 'row')}, one per node", len(matrix)
+        )
     return matrix
 
 
-def _distance(
+def _choose_distance(
     a: int,
     b: int,
     packages: Mapping[int, PackageIndex | None],
@@ -371,7 +373,7 @@ def online_pus(file: HostDocument, cores: Sequence[CoreSlot]) -> CpuSet:
     pus = CpuSet(pu for core in cores for pu in core.pus)
     offline = file.offline_pus
     if not offline <= pus or offline == pus:
-        raise file.refusal("offline_pus", f"some of the CPUs {pus}, not all", str(offline))
+        raise file.make_error("offline_pus", f"some of the CPUs {pus}, not all", str(offline))
     return pus - offline
 
 
@@ -383,7 +385,7 @@ def pus_of_node(cores: Sequence[CoreSlot], online: CpuSet) -> dict[int | None, C
     return {None: online, **{node: CpuSet(members) & online for node, members in pus.items()}}
 
 
-def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
+def build_cores(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
     """Return cores with an online CPU, by their lowest CPU."""
     alive = [(CpuSet(slot.pus) & online, slot) for slot in slots if CpuSet(slot.pus) & online]
     alive.sort(key=lambda pair: _lowest_pu(pair[0]))
@@ -393,7 +395,7 @@ def cores_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
     )
 
 
-def llcs_of(
+def build_llcs(
     slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
 ) -> tuple[Llc, ...]:
     """Last-level caches of online CPUs, by their lowest CPU. sizes: used in turn."""
@@ -403,7 +405,7 @@ def llcs_of(
     return tuple(Llc(LlcIndex(i), pus, level, size) for i, (pus, size) in enumerate(shown))
 
 
-def packages_of(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:
+def build_packages(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Package, ...]:
     members = _union_by_key((slot.package, slot.pus) for slot in slots)
     return tuple(
         Package(PackageIndex(index), pus & online)

@@ -80,7 +80,7 @@ def parse_models(file: HostDocument, cpu_vendor: str | None) -> Mapping[str, Dev
         models[name] = DeviceModel(name, label, DeviceKind.BRIDGE, _BRIDGE_CLASS, *ids)
     for name, values in file.model.items():
         table = decode_value(values, ModelTable, file.source, f"model.{name}")
-        models[name] = _model(table, name, models)
+        models[name] = _build_model(table, name, models)
     for model in models.values():
         for function in model.functions:
             if function not in models or models[function].functions:
@@ -91,13 +91,13 @@ def parse_models(file: HostDocument, cpu_vendor: str | None) -> Mapping[str, Dev
     return models
 
 
-def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> DeviceModel:
+def _build_model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> DeviceModel:
     port_model = models[name] if name in (ROOT_PORT, SWITCH_PORT) else None
     if port_model is None and table.class_ is None:
-        raise table.refusal("class", f"one of {', '.join(_BY_CLASS)}", None)
+        raise table.make_error("class", f"one of {', '.join(_BY_CLASS)}", None)
     start = port_model or models[table.class_ or "other"]
     if len(table.functions) > 7:
-        raise table.refusal("functions", "at most 7 names of models", table.functions)
+        raise table.make_error("functions", "at most 7 names of models", table.functions)
     vendor_id = _value_or(table.vendor, start.vendor_id)
     class_code = _value_or(table.class_code, start.class_code)
     # AMD's accelerators are no displays: Source: lspci of an MI300X, class 1200.
@@ -115,7 +115,7 @@ def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> D
         subsystem_device_id=table.subsystem_device,
         link=_link(table.link) or start.link,
         trained=_link(table.trained),
-        bars=start.bars if table.bars is None else _bars(table, table.bars),
+        bars=start.bars if table.bars is None else _parse_bars(table, table.bars),
         functions=tuple(table.functions),
         driver=table.driver,
         total_vfs=table.total_vfs,
@@ -133,9 +133,9 @@ def check_division(table: ModelTable | ElementTable, kind: DeviceKind, vfs: int)
     divided_by, parts = table.divided_by, tuple(table.parts or ())
     for part in parts:
         if not 0 < len(part) <= 80 or not part.isascii() or not part.isprintable():
-            raise table.refusal("parts", "names of profiles, at most 80 letters", part)
+            raise table.make_error("parts", "names of profiles, at most 80 letters", part)
     if bool(parts) != (divided_by is not None) or (parts and kind is not DeviceKind.GPU):
-        raise table.refusal("parts", "profiles and `divided_by`, on a GPU", list(parts))
+        raise table.make_error("parts", "profiles and `divided_by`, on a GPU", list(parts))
     _check_part_count(table, divided_by, parts, vfs)
     return parts
 
@@ -145,7 +145,7 @@ def _check_part_count(
 ) -> None:
     limits = {PartKind.VIRTUAL_FUNCTION: vfs, PartKind.MEDIATED: vfs or 64, PartKind.PARTITION: 1}
     if divided_by is not None and len(parts) > limits.get(divided_by, 14):
-        raise table.refusal("parts", f"at most {limits.get(divided_by, 14)}", list(parts))
+        raise table.make_error("parts", f"at most {limits.get(divided_by, 14)}", list(parts))
 
 
 def _link(text: LinkText | None) -> PciLink | None:
@@ -156,7 +156,7 @@ def _value_or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
+def _parse_bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
     """Parse BARs from texts such as "128GiB prefetchable"; "" omits a BAR. Index 0 to 5.
 
     Prefetchable BARs are 64-bit unless marked 32bit, others 32-bit unless marked 64bit; a 64-bit
@@ -173,15 +173,15 @@ def _bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
         try:
             size = parse_bytes(words[0])
         except InputError as error:
-            raise table.refusal("bars", 'sizes such as "16MiB"', text) from error
+            raise table.make_error("bars", 'sizes such as "16MiB"', text) from error
         if options - _BAR_WORDS or len(options) != len(words) - 1 or size & (size - 1) or not size:
-            raise table.refusal(
+            raise table.make_error(
                 "bars", f"a power of two and words of {', '.join(sorted(_BAR_WORDS))}", text
             )
         prefetchable = "prefetchable" in options
         wide = "64bit" in options or (prefetchable and "32bit" not in options)
         if index + wide > 5:
-            raise table.refusal("bars", "at most 6 BARs, 64-bit ones counted twice", text)
+            raise table.make_error("bars", "at most 6 BARs, 64-bit ones counted twice", text)
         bars.append(PciBar(index, size, wide, prefetchable, "io" not in options))
         index += 1 + wide
     return tuple(bars)
@@ -237,7 +237,7 @@ def parse_roots(
     roots = []
     for table in file.root:
         listed = table.node if isinstance(table.node, tuple) else (table.node,)
-        placed = [_node(table, element, nodes) for element in listed]
+        placed = [_parse_node(table, element, nodes) for element in listed]
         domains = table.domain if isinstance(table.domain, tuple) else (table.domain,)
         domains = domains * len(placed) if len(domains) == 1 else domains
         buses: Sequence[int | None] = (None,) * len(placed)
@@ -245,35 +245,35 @@ def parse_roots(
             buses = table.bus if isinstance(table.bus, tuple) else (table.bus,)
         for key, values in (("bus", buses), ("domain", domains)):
             if len(values) != len(placed):
-                raise table.refusal(
+                raise table.make_error(
                     key, f"{plural(len(placed), 'number')}, one per node", [*values]
                 )
         reader = _Elements(models, nodes)
-        ports = reader.ports(table, "ports", table.ports, _link(table.port_link), 0)
+        ports = reader.build_ports(table, "ports", table.ports, _link(table.port_link), 0)
         integrated = tuple(
-            reader.endpoint(element, {"port_link"})
-            for element in _elements(table, "integrated", table.integrated)
+            reader.build_endpoint(element, {"port_link"})
+            for element in _convert_to_tables(table, "integrated", table.integrated)
         )
         for bus, domain, node in zip(buses, domains, placed, strict=True):
             roots.append(Root(table.location, domain, bus, node, ports, integrated))
     return tuple(roots)
 
 
-def _node(table: RootTable | ElementTable, value: object, nodes: Sequence[int]) -> int | None:
+def _parse_node(table: RootTable | ElementTable, value: object, nodes: Sequence[int]) -> int | None:
     if value == UNKNOWN_NODE:
         return None
     if not isinstance(value, int) or value not in nodes:
         shown = ", ".join(map(str, nodes[:40]))
-        raise table.refusal("node", f'one of the nodes {shown} or "{UNKNOWN_NODE}"', value)
+        raise table.make_error("node", f'one of the nodes {shown} or "{UNKNOWN_NODE}"', value)
     return value
 
 
-def _elements(
+def _convert_to_tables(
     table: TomlTable, key: str, listed: Sequence[str | ElementTable]
 ) -> tuple[ElementTable, ...]:
     """Return the entries of a list as tables: "gpu" is short for { model = "gpu" }."""
     return tuple(
-        decode_value(_from_text(element), ElementTable, table.source, f"{table.name_of(key)}[{i}]")
+        decode_value(_split_text(element), ElementTable, table.source, f"{table.name_of(key)}[{i}]")
         if isinstance(element, str)
         else element
         for i, element in enumerate(listed)
@@ -284,7 +284,7 @@ class _Elements(Struct, frozen=True):
     models: Mapping[str, DeviceModel]
     nodes: Sequence[int]
 
-    def ports(
+    def build_ports(
         self,
         table: TomlTable,
         key: str,
@@ -293,37 +293,40 @@ class _Elements(Struct, frozen=True):
         depth: int,
     ) -> tuple[Port, ...]:
         if depth > MAX_DEPTH:
-            raise table.refusal(key, f"at most {MAX_DEPTH} switches below one another", "more")
-        return tuple(self._port(element, link, depth) for element in _elements(table, key, listed))
+            raise table.make_error(key, f"at most {MAX_DEPTH} switches below one another", "more")
+        return tuple(
+            self._build_port(element, link, depth)
+            for element in _convert_to_tables(table, key, listed)
+        )
 
-    def _port(self, table: ElementTable, link: PciLink | None, depth: int) -> Port:
+    def _build_port(self, table: ElementTable, link: PciLink | None, depth: int) -> Port:
         port_link = _link(table.port_link) or link
         if table.empty:
             _reject_keys(table, _list_keys(table) - {_EMPTY, "port_link"}, "an empty port")
             return Port(table.location, port_link, None)
         if table.switch is None:
-            return Port(table.location, port_link, self.endpoint(table, set()))
+            return Port(table.location, port_link, self.build_endpoint(table, set()))
         _reject_keys(table, _list_keys(table) - {*_SWITCH_KEYS}, "a switch")
         switch = Switch(
             table.location,
             _link(table.link),
             _link(table.trained),
-            self.ports(table, "switch", table.switch, None, depth + 1),
+            self.build_ports(table, "switch", table.switch, None, depth + 1),
         )
         return Port(table.location, port_link, switch)
 
-    def endpoint(self, table: ElementTable, without: Collection[str]) -> Endpoint:
+    def build_endpoint(self, table: ElementTable, without: Collection[str]) -> Endpoint:
         """Parse a device. without: keys that are not allowed in its place."""
         _reject_keys(table, _list_keys(table) & {"switch", _EMPTY, *without}, "a device here")
         name = table.model or ""
         if name not in self.models:
-            error = table.refusal("model", f"one of {', '.join(sorted(self.models))}", name)
+            error = table.make_error("model", f"one of {', '.join(sorted(self.models))}", name)
             error.hint = did_you_mean(name, self.models).strip() or "describe it under [model.NAME]"
             raise error
         model = self.models[name]
         node = None
         if table.node is not None:
-            known_node = _node(table, table.node, self.nodes)
+            known_node = _parse_node(table, table.node, self.nodes)
             node = -1 if known_node is None else known_node
         vfs = model.vfs
         if table.vfs is not None:
@@ -363,10 +366,10 @@ def _list_keys(table: ElementTable) -> set[str]:
 def _reject_keys(table: ElementTable, foreign: Collection[str], subject: str) -> None:
     """Reject keys that have no meaning for the kind of entry."""
     for key in sorted(foreign):
-        raise table.refusal(key, f"no such key on {subject}", "one")
+        raise table.make_error(key, f"no such key on {subject}", "one")
 
 
-def _from_text(text: str) -> dict[str, object]:
+def _split_text(text: str) -> dict[str, object]:
     """{ model, bdf } of "h200" or "h200@19:00.0"; { empty } of "empty"."""
     if text == _EMPTY:
         return {"empty": True}

@@ -12,12 +12,12 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex, PuIndex
 from homenode.errors import InputError, unknown
 from homenode.findings import NO_VMS_DESCRIBED, Gap
-from homenode.machine.description.buses import DescribedPci, address, parse_links
+from homenode.machine.description.buses import DescribedPci, number_devices, parse_links
 from homenode.machine.description.cores import (
-    cores_of,
-    llcs_of,
+    build_cores,
+    build_llcs,
+    build_packages,
     online_pus,
-    packages_of,
     packages_of_nodes,
     parse_cores,
     parse_distances,
@@ -82,19 +82,19 @@ def parse_vms(
     vms: dict[str, RunningDomain] = {}
     owner_of: dict[Bdf | str, str] = {}
     for table in file.vm:
-        vm = _vm(table, nodes, online, pus_of_node, tree)
+        vm = _build_vm(table, nodes, online, pus_of_node, tree)
         if vms.setdefault(vm.name, vm) is not vm:
-            raise table.refusal("name", "a name that no other [[vm]] has", vm.name)
+            raise table.make_error("name", "a name that no other [[vm]] has", vm.name)
         devices: tuple[Bdf | str, ...] = (*vm.devices, *vm.mediated)
         for device in devices if vm.planned or vm.running else ():
             owner = owner_of.setdefault(device, vm.name)
             if owner != vm.name:
                 expected = f"devices that [[vm]] {owner} does not have"
-                raise table.refusal("devices", expected, str(device))
+                raise table.make_error("devices", expected, str(device))
     return tuple(vms.values())
 
 
-def _vm(
+def _build_vm(
     table: VmTable,
     host_nodes: Sequence[int],
     online: CpuSet,
@@ -102,13 +102,13 @@ def _vm(
     tree: DescribedPci,
 ) -> RunningDomain:
     if not table.name or "/" in table.name:
-        raise table.refusal("name", "the VM's name, without /", table.name)
+        raise table.make_error("name", "the VM's name, without /", table.name)
     nodes = table.nodes if isinstance(table.nodes, tuple) else (table.nodes,)
     for node in nodes:
         if node not in host_nodes:
-            raise table.refusal("nodes", f"nodes of the host ({CpuSet(host_nodes)})", node)
-    pins = _pins(table, nodes, online, pus_of_node)
-    total, sizes = _memory(table, host_nodes, nodes or _nodes_of(pins, pus_of_node))
+            raise table.make_error("nodes", f"nodes of the host ({CpuSet(host_nodes)})", node)
+    pins = _list_pins(table, nodes, online, pus_of_node)
+    total, sizes = _share_memory(table, host_nodes, nodes or _find_nodes(pins, pus_of_node))
     emulator = _online_pus(table, "emulator", table.emulator, online)
     return RunningDomain(
         name=table.name,
@@ -120,13 +120,13 @@ def _vm(
         memory_bound=bool(sizes),
         memory_by_node=tuple((NodeIndex(node), sizes[node]) for node in sorted(sizes)),
         page_bytes=None if table.page_size is None else int(table.page_size),
-        devices=_devices(table, tree),
+        devices=_find_devices(table, tree),
         planned=table.state == "planned",
         mediated=_find_mediated(table, tree),
     )
 
 
-def _pins(
+def _list_pins(
     table: VmTable,
     nodes: Sequence[int],
     online: CpuSet,
@@ -142,17 +142,17 @@ def _pins(
             listed = _pu_lists(table, "pins", pins, online)
         if not listed or (count is not None and count != len(listed)):
             shown = pins if isinstance(pins, str) else list(map(str, pins))
-            raise table.refusal("pins", f"the CPUs of each of {count or 'its'} vCPUs", shown)
+            raise table.make_error("pins", f"the CPUs of each of {count or 'its'} vCPUs", shown)
         return listed
     if count is None:
-        raise table.refusal("vcpus", "a number of vCPUs, or pins", None)
+        raise table.make_error("vcpus", "a number of vCPUs, or pins", None)
     pus = CpuSet(pu for node in nodes for pu in pus_of_node.get(node, CpuSet()))
     if nodes and not pus:
-        raise table.refusal("nodes", "a node with CPUs among them", list(nodes))
+        raise table.make_error("nodes", "a node with CPUs among them", list(nodes))
     return (pus or None,) * count
 
 
-def _nodes_of(
+def _find_nodes(
     pins: Sequence[CpuSet | None], pus_of_node: Mapping[int | None, CpuSet]
 ) -> tuple[int, ...]:
     used = CpuSet(pu for pin in pins if pin is not None for pu in pin)
@@ -165,7 +165,7 @@ def _nodes_of(
     )
 
 
-def _memory(
+def _share_memory(
     table: VmTable, host_nodes: Sequence[int], nodes: Sequence[int]
 ) -> tuple[int, dict[int, int]]:
     """Return bytes in all and by node: as listed, or in equal parts on the VM's nodes."""
@@ -175,7 +175,7 @@ def _memory(
         for key, size in value.items():
             node = whole_number(key)
             if node is None or node not in host_nodes:
-                raise table.refusal("memory", f"nodes of the host ({CpuSet(host_nodes)})", key)
+                raise table.make_error("memory", f"nodes of the host ({CpuSet(host_nodes)})", key)
             sizes[node] = int(decode_value(size, Size, table.source, f"{key_name}.{key}"))
         return sum(sizes.values()), {node: size for node, size in sizes.items() if size}
     total = 0 if value is None else int(decode_value(value, Size, table.source, key_name))
@@ -190,17 +190,17 @@ def _pu_lists(
 ) -> tuple[CpuSet, ...]:
     for pus in listed:
         if not _online_pus(table, key, pus, online):
-            raise table.refusal(key, "a list of CPU lists, none of them empty", "")
+            raise table.make_error(key, "a list of CPU lists, none of them empty", "")
     return tuple(listed)
 
 
 def _online_pus(table: TomlTable, key: str, pus: CpuSet, online: CpuSet) -> CpuSet:
     if not pus <= online:
-        raise table.refusal(key, f"some of the online CPUs {online}", str(pus))
+        raise table.make_error(key, f"some of the online CPUs {online}", str(pus))
     return pus
 
 
-def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
+def _find_devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
     """Return functions by the name of the device or by address."""
     bdfs: set[Bdf] = set()
     for name in table.devices:
@@ -214,7 +214,7 @@ def _devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
                 bdf = None
         if bdf is None or bdf not in tree.device_at:
             names = ", ".join(sorted(tree.bdf_of_name)[:20]) or "none"
-            raise table.refusal("devices", f"addresses or names of devices ({names})", name)
+            raise table.make_error("devices", f"addresses or names of devices ({names})", name)
         bdfs.add(bdf)
     return tuple(sorted(bdfs))
 
@@ -225,7 +225,7 @@ def _find_mediated(table: VmTable, tree: DescribedPci) -> tuple[str, ...]:
     for uuid in uuids:
         if uuid not in tree.uuids:
             expected = f"one of {plural(len(tree.uuids), 'mediated device')}"
-            raise table.refusal("devices", expected, uuid)
+            raise table.make_error("devices", expected, uuid)
     return tuple(sorted(set(uuids)))
 
 
@@ -238,9 +238,9 @@ def _check_pus(file: HostDocument, online: CpuSet) -> None:
         (table, "nohz_full", table.nohz_full),
     ):
         if not pus <= online:
-            raise owner.refusal(key, f"some of the online CPUs {online}", str(pus))
+            raise owner.make_error(key, f"some of the online CPUs {online}", str(pus))
     if file.disallowed_pus == online:
-        raise file.refusal("disallowed_pus", f"some of the CPUs {online}, not all", str(online))
+        raise file.make_error("disallowed_pus", f"some of the CPUs {online}, not all", str(online))
 
 
 def parse_settings(file: HostDocument, online: CpuSet, *, smt: bool) -> HostSettings:
@@ -280,17 +280,17 @@ def parse_description(text: str, source: str) -> HostDescription:
             hint="it was written for a newer homenode: update this homenode",
         )
     if not _NAME.match(file.name):
-        raise file.refusal("name", "a name of letters, digits, dots, dashes", file.name)
+        raise file.make_error("name", "a name of letters, digits, dots, dashes", file.name)
     cpu = CpuModel(file.cpu.vendor, file.cpu.name, file.cpu.family, file.cpu.model)
     node_tables = tables_of_nodes(file)
     slots = parse_cores(file, node_tables)
     package_of_node = packages_of_nodes(node_tables, slots)
     online = online_pus(file, slots)
     local = pus_of_node(slots, online)
-    tree = _tree(file, cpu.vendor, tuple(package_of_node), local)
-    cores = cores_of(slots, online)
-    llcs = llcs_of(slots, online, file.llc_level, _llc_sizes(file))
-    packages = packages_of(slots, online)
+    tree = _build_tree(file, cpu.vendor, tuple(package_of_node), local)
+    cores = build_cores(slots, online)
+    llcs = build_llcs(slots, online, file.llc_level, _llc_sizes(file))
+    packages = build_packages(slots, online)
     plain = NodeTable(index=())
     plain.locate(source, "node")
     nodes = tuple(
@@ -330,8 +330,8 @@ def parse_description(text: str, source: str) -> HostDescription:
         housekeeping_pus=parse_housekeeping(file, online),
         assumed=tuple(file.facts.assumed),
     )
-    host = _at_cpus(host, online)
-    host = replace(host, gaps=tuple(_gaps(host, online)))
+    host = _move_devices_to_cpus(host, online)
+    host = replace(host, gaps=tuple(_list_gaps(host, online)))
     _check_counts(file, host)
     return HostDescription(file.about, host)
 
@@ -342,10 +342,10 @@ def _check_counts(file: HostDocument, host: Host) -> None:
     for count_field in fields(HostSummary):
         expected, count = getattr(file.expect, count_field.name), getattr(counts, count_field.name)
         if expected not in (None, count):
-            raise file.refusal(f"expect.{count_field.name}", str(count), int(expected))
+            raise file.make_error(f"expect.{count_field.name}", str(count), int(expected))
 
 
-def _at_cpus(host: Host, online: CpuSet) -> Host:
+def _move_devices_to_cpus(host: Host, online: CpuSet) -> Host:
     """Return the host with devices of a GPU's node (GB200) on the nearest node with CPUs."""
     of_gpus = [node.index for node in host.nodes if node.gpu is not None]
     cpu_node_of = Locality.from_nodes(host.nodes, online, host.distances, of_gpus).cpu_node
@@ -370,7 +370,7 @@ def _at_cpus(host: Host, online: CpuSet) -> Host:
     )
 
 
-def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
+def _list_gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
     """Yield gaps for facts that the description omits."""
     if not host.domains:
         yield NO_VMS_DESCRIBED
@@ -386,11 +386,11 @@ def _gaps(host: Host, online: CpuSet) -> Iterator[Gap]:
 _LEFT_OUT = NO_VMS_DESCRIBED.reason
 
 
-def _bytes(size: int | None) -> int | None:
+def _convert_to_bytes(size: int | None) -> int | None:
     return None if size is None else int(size)
 
 
-def _tree(
+def _build_tree(
     file: HostDocument,
     cpu_vendor: str | None,
     nodes: Sequence[int],
@@ -401,21 +401,21 @@ def _tree(
     # A node without cores has no local CPUs, and reports that.
     everywhere: dict[int | None, CpuSet] = {index: CpuSet() for index in nodes}
     everywhere |= local
-    return address(file.source, roots, models, everywhere, iommu=file.iommu)
+    return number_devices(file.source, roots, models, everywhere, iommu=file.iommu)
 
 
 def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
     """Return the sizes of a package's caches in bytes, in order; one value if they are equal."""
     if not file.llc_sizes:
-        return (_bytes(file.llc_size),)
+        return (_convert_to_bytes(file.llc_size),)
     count = len(file.llc_sizes)
     package_llcs = [package.llcs for package in file.package if package.llcs is not None]
     if file.llc_size is not None or count != file.llcs_per_package or package_llcs:
         expected = (
             f"one for each of the {file.llcs_per_package} caches of every package, or llc_size"
         )
-        raise file.refusal("llc_sizes", expected, plural(count, "size"))
-    return tuple(map(_bytes, file.llc_sizes))
+        raise file.make_error("llc_sizes", expected, plural(count, "size"))
+    return tuple(map(_convert_to_bytes, file.llc_sizes))
 
 
 _DIRECTORY, _SUFFIX = ("machine", "hosts"), ".toml"

@@ -75,13 +75,13 @@ class TomlTable(Struct, forbid_unknown_fields=True, dict=True):
         """Return the whole name of a key, as messages give it."""
         return _join(self.location, key)
 
-    def refusal(self, key: str, expected: str, value: object) -> InputError:
-        return refusal(self.source, self.name_of(key), expected, value)
+    def make_error(self, key: str, expected: str, value: object) -> InputError:
+        return make_value_error(self.source, self.name_of(key), expected, value)
 
     def check_bounds(self, key: str, value: int, least: int, limit: int) -> int:
         """Return the value of a key whose limits depend on other keys. Raises InputError."""
         if not least <= value <= limit:
-            raise self.refusal(key, f"a whole number, {least} to {limit}", value)
+            raise self.make_error(key, f"a whole number, {least} to {limit}", value)
         return value
 
 
@@ -112,17 +112,17 @@ def decode_value(value: object, value_type: type[T], source: str, location: str)
     """Return the value of a key, as a table or another type. Raises InputError."""
     try:
         with TYPES:
-            decoded = msgspec.convert(value, value_type, dec_hook=_from_text)
+            decoded = msgspec.convert(value, value_type, dec_hook=_convert_text)
     except msgspec.ValidationError as error:
         raise _explain(error, value, source, location) from None
     except RecursionError:
-        raise refusal(source, location, "tables nested less deeply", "too many") from None
+        raise make_value_error(source, location, "tables nested less deeply", "too many") from None
     if isinstance(decoded, TomlTable):
         decoded.locate(source, location)
     return decoded
 
 
-def refusal(source: str, location: str, expected: str, value: object) -> InputError:
+def make_value_error(source: str, location: str, expected: str, value: object) -> InputError:
     """Return the error for an invalid value at a key."""
     value = list(value) if isinstance(value, tuple) else value
     shown = "nothing" if value is None else repr(value)
@@ -136,7 +136,7 @@ def _join(location: str, key: str) -> str:
     return f"{location}.{key}" if location and key else location or key
 
 
-def _from_text(value_type: type, value: Any) -> Any:
+def _convert_text(value_type: type, value: Any) -> Any:
     """Convert sizes, CPU sets, addresses and other types with `from_toml`. Raises ValueError."""
     read = getattr(value_type, "from_toml", None)
     if read is not None:
@@ -169,7 +169,7 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
     unknown = _UNKNOWN_KEY.fullmatch(str(error))
     if unknown is not None:
         key, path = unknown.groups("")
-        hint = did_you_mean(key, set(_keys(TomlTable))).strip() or f"{PAGE} lists the keys"
+        hint = did_you_mean(key, set(_list_keys(TomlTable))).strip() or f"{PAGE} lists the keys"
         place = _join((location + path).lstrip("."), key)
         return InputError(f"{source}: {place}: unknown key", hint=hint)
     misfit = _MISFIT.fullmatch(str(error))
@@ -179,19 +179,21 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
         value = value[name or int(index)]
     place = (location + path).lstrip(".")
     if isinstance(error.__cause__, ValueError):
-        return refusal(source, place, str(error.__cause__), value)
+        return make_value_error(source, place, str(error.__cause__), value)
     if message.startswith("Expected "):
         expected = message.removeprefix("Expected ").partition(", got ")[0]
-        return refusal(source, place, expected.replace("`", "").replace(" | null", ""), value)
+        return make_value_error(
+            source, place, expected.replace("`", "").replace(" | null", ""), value
+        )
     refused = f"{place}: {message}" if place else message
     return InputError(f"{source}: {refused}", hint=f"{PAGE} lists keys and values")
 
 
-def _keys(table: type[Struct]) -> Iterator[str]:
+def _list_keys(table: type[Struct]) -> Iterator[str]:
     """Yield all allowed keys of any table."""
     yield from table.__struct_encode_fields__
     for below in table.__subclasses__():
-        yield from _keys(below)
+        yield from _list_keys(below)
 
 
 class HostDescription(Struct, frozen=True):

@@ -23,7 +23,7 @@ from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.discover.pci_nodes import Locality, StatedNode
-from homenode.machine.discover.readings import address_of, link_name, read_lines, read_word
+from homenode.machine.discover.readings import link_name, parse_address, read_lines, read_word
 from homenode.machine.pci import (
     AMD,
     NVIDIA,
@@ -93,7 +93,7 @@ def read_device_links(
             gaps.append(Gap("NVLinks", str(error)))
         else:
             numbered = _order_gpus(matrix, nvidia, tuple(queried) or driver_gpus)
-            links += _nvlinks(matrix, numbered, gpu_of_node, gaps)
+            links += _find_nvlinks(matrix, numbered, gpu_of_node, gaps)
             if len(numbered) == sum(row.name.startswith("GPU") for row in matrix.devices):
                 node_of_gpu = _nodes_of_rows(matrix, numbered, locality, gaps)
     elif len(nvidia) > 1:
@@ -145,7 +145,7 @@ def _order_gpus(
     return bound if len(bound) == count or len(gpus) != count else gpus
 
 
-def _nvlinks(
+def _find_nvlinks(
     matrix: nvidia_smi.TopoMatrix,
     gpus: list[PciDevice],
     gpu_of_node: dict[NodeIndex, Bdf],
@@ -163,7 +163,7 @@ def _nvlinks(
         if device.memory_node is not None:
             gpu_of_node[device.memory_node] = gpu.bdf
         for other in range(position + 1, len(rows)):
-            count = matrix.nvlinks(row, rows[other])
+            count = matrix.count_nvlinks(row, rows[other])
             if count:
                 links.append(DeviceLink(LinkKind.NVLINK, gpu.bdf, gpus[other].bdf, None, count))
     return links
@@ -265,7 +265,7 @@ _FRAMEBUFFER = re.compile(r"framebuffer=(\d{1,7})M(?:,|\Z)", re.ASCII)
 _TYPE_NAME = re.compile(r"\s*(\d{1,6})\s*:\s*(\S.{0,79})", re.ASCII)
 
 
-def with_parts(
+def add_parts(
     snapshot: Snapshot, devices: tuple[PciDevice, ...], queried: Mapping[Bdf, NvidiaGpu]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
     """Return the functions, GPUs with their parts. queried: GPUs of nvidia-smi in its order."""
@@ -310,12 +310,14 @@ def _read_mediated(
 ) -> None:
     physical_of = {device.bdf: device.physical_function or device.bdf for device in devices}
     for name in snapshot.list(_MEDIATED_BUS) or ():
-        bdf = address_of(name)
+        bdf = parse_address(name)
         if bdf is not None:
             division.carriers.add(bdf)
     for uuid in snapshot.list(_MEDIATED) or ():
         real = snapshot.real_path(f"{_MEDIATED}/{uuid}")
-        function = None if real is None else address_of(real.rpartition("/")[0].rpartition("/")[2])
+        function = (
+            None if real is None else parse_address(real.rpartition("/")[0].rpartition("/")[2])
+        )
         if not is_uuid(uuid) or function is None:
             reason = f"{_MEDIATED} reports no PCI function below it"
             division.gaps.append(Gap(f"mediated device {uuid[:60]!r}", reason))
@@ -395,8 +397,10 @@ def _read_amd(snapshot: Snapshot, gpus: Mapping[Bdf, PciDevice], division: _GpuD
     amd = [gpu for gpu in gpus.values() if gpu.vendor_id == AMD]
     counts = dict(_amd_counts(snapshot, amd, division)) if amd else {}
     for gpu in amd:
-        mode = _word(snapshot, gpu.bdf, "current_compute_partition") or division.mode.get(gpu.bdf)
-        memory = _word(snapshot, gpu.bdf, "current_memory_partition")
+        mode = _read_word(snapshot, gpu.bdf, "current_compute_partition") or division.mode.get(
+            gpu.bdf
+        )
+        memory = _read_word(snapshot, gpu.bdf, "current_memory_partition")
         if memory is not None:
             division.memory_mode[gpu.bdf] = memory
         if mode is None:
@@ -444,6 +448,6 @@ def _amd_counts(
             division.memory_mode.setdefault(bdf, row.memory)
 
 
-def _word(snapshot: Snapshot, bdf: Bdf, file: str) -> str | None:
+def _read_word(snapshot: Snapshot, bdf: Bdf, file: str) -> str | None:
     word = read_word(snapshot, f"{_PCI}/{bdf}/{file}")
     return word if word and word.isascii() and word.isalnum() and word != "UNKNOWN" else None

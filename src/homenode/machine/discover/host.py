@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, ParseError
 from homenode.findings import NO_VMS, Gap, GapKind
-from homenode.machine.discover.gpus import read_device_links, with_parts
+from homenode.machine.discover.gpus import add_parts, read_device_links
 from homenode.machine.discover.lspci import add_lspci
 from homenode.machine.discover.nodes import (
     name_memory,
@@ -20,8 +20,8 @@ from homenode.machine.discover.nodes import (
 from homenode.machine.discover.pci_nodes import (
     Locality,
     StatedNode,
+    add_tool_nodes,
     nodes_of_root_complexes,
-    with_stated_nodes,
 )
 from homenode.machine.discover.pci_tree import PciTree, read_pci_tree
 from homenode.machine.discover.processors import read_processors
@@ -70,23 +70,23 @@ def check_against_libvirt(snapshot: Snapshot, host: Host) -> tuple[Gap, ...]:
         cell, node = cells[index], ours[index]
         pus = CpuSet(cell.siblings_of_pu) & host.online_pus
         if pus != node.pus:
-            gaps.append(_gap(f"CPUs of node {index}", pus, node.pus))
+            gaps.append(_make_gap(f"CPUs of node {index}", pus, node.pus))
         for pu, siblings in cell.siblings_of_pu.items():
             core = host.core_at.get(pu)
             if siblings is None or core is None:
                 continue
             if siblings & host.online_pus != core.pus:
-                gaps.append(_gap(f"SMT siblings of CPU {pu}", siblings, core.pus))
+                gaps.append(_make_gap(f"SMT siblings of CPU {pu}", siblings, core.pus))
                 break  # the first of a node is sufficient; there may be hundreds
         for other, distance in cell.distances:
-            own_distance = host.distance(index, other) if other in ours else None
+            own_distance = host.find_distance(index, other) if other in ours else None
             if own_distance is not None and own_distance != distance:
                 subject = f"distance from node {index} to node {other}"
-                gaps.append(_gap(subject, distance, own_distance))
+                gaps.append(_make_gap(subject, distance, own_distance))
     return tuple(gaps)
 
 
-def _gap(subject: str, theirs: object, ours: object) -> Gap:
+def _make_gap(subject: str, theirs: object, ours: object) -> Gap:
     return Gap(subject, f"libvirt has {theirs}, sysfs has {ours}; used sysfs")
 
 
@@ -114,8 +114,8 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     devices, lspci_gaps = _add_names(snapshot, tree.devices)
     links = read_device_links(snapshot, devices, driver_gpus, locality)
     devices, tree = _set_nodes_from_tools(snapshot, devices, tree, links.node_of_gpu, locality)
-    devices = _as_driver_says(devices, links.queried)
-    devices, part_gaps = with_parts(snapshot, devices, links.queried)
+    devices = _add_driver_values(devices, links.queried)
+    devices, part_gaps = add_parts(snapshot, devices, links.queried)
     named_nodes, memory_gaps = name_memory(snapshot, nodes.nodes, gpu_of_node, links.gpu_of_node)
     libvirt, qemu, version_gaps = read_versions(snapshot)
     domains, domain_gaps = read_running_domains(snapshot, read_domain)
@@ -187,16 +187,16 @@ def _set_nodes_from_tools(
     with the changed gaps and the nodes of its root complexes."""
     if not stated_nodes:
         return devices, tree
-    before = {*locality.gaps(snapshot, devices), *nodes_of_root_complexes(devices)[1]}
-    devices, gaps = with_stated_nodes(devices, stated_nodes)
+    before = {*locality.find_gaps(snapshot, devices), *nodes_of_root_complexes(devices)[1]}
+    devices, gaps = add_tool_nodes(devices, stated_nodes)
     node_of_root, root_gaps = nodes_of_root_complexes(devices)
     roots = tuple(replace(root, node=node_of_root[root.name]) for root in tree.root_complexes)
     other_gaps = (gap for gap in tree.gaps if gap not in before)
-    all_gaps = (*other_gaps, *root_gaps, *locality.gaps(snapshot, devices), *gaps)
+    all_gaps = (*other_gaps, *root_gaps, *locality.find_gaps(snapshot, devices), *gaps)
     return devices, replace(tree, root_complexes=roots, gaps=all_gaps)
 
 
-def _as_driver_says(
+def _add_driver_values(
     devices: tuple[PciDevice, ...], queried: Mapping[Bdf, NvidiaGpu]
 ) -> tuple[PciDevice, ...]:
     """Add the NVIDIA driver's values to its GPUs; its names override lspci's."""
@@ -221,7 +221,7 @@ def read_running_domains(
     cannot be known. An unreadable domain is a gap: its resources are unknown."""
     output = snapshot.command_output("virsh-domains")
     if output is None:
-        reason = snapshot.failure("virsh-domains")
+        reason = snapshot.explain_failure("virsh-domains")
         return (), (Gap("VMs, pins and allocations", reason, GapKind.VMS),)
     if not output.strip():
         return (), ()

@@ -9,7 +9,7 @@ from homenode.cpuset import CoreIndex, CpuSet, LlcIndex, NodeIndex, PackageIndex
 from homenode.errors import InputError
 from homenode.findings import NO_VMS, Gap
 from homenode.machine.discover.hwloc_pci import read_hwloc_pci
-from homenode.machine.discover.nodes import Distances, package_of
+from homenode.machine.discover.nodes import Distances, find_package
 from homenode.machine.discover.processors import kinds_by_speed
 from homenode.machine.settings import HostSettings
 from homenode.machine.tools.hwloc_xml import (
@@ -17,7 +17,7 @@ from homenode.machine.tools.hwloc_xml import (
     HwlocObject,
     os_index,
     parse,
-    pus_of,
+    parse_pus,
 )
 from homenode.machine.topology import (
     LOCAL_DISTANCE,
@@ -81,7 +81,7 @@ def read_hwloc_nodes(
             gaps.append(Gap(f"node {index} memory", "not in the XML"))
         elif memory is None:
             memory = 0  # hwloc omits local_memory if it is 0
-        pools, unknown_pools = _pools(obj)
+        pools, unknown_pools = _list_pools(obj)
         if unknown_pools:
             sizes = ", ".join(map(str, unknown_pools))
             reason = "the XML holds totals, not what is free"
@@ -97,13 +97,13 @@ def read_hwloc_nodes(
                 memory_bytes=memory,
                 page_pools=pools,
                 memory_kind=kind,
-                gpu=_gpu_of(obj),
-                package=package_of(pus_of_node[index], packages),
+                gpu=_find_gpu(obj),
+                package=find_package(pus_of_node[index], packages),
             )
         )
     if not nodes:
         gaps.append(Gap("NUMA nodes", "the XML holds none: the host counts as one node"))
-        nodes.append(NumaNode(NodeIndex(0), listed, None, package=package_of(listed, packages)))
+        nodes.append(NumaNode(NodeIndex(0), listed, None, package=find_package(listed, packages)))
     return tuple(nodes), tuple(gaps)
 
 
@@ -115,12 +115,12 @@ def _special_kind(obj: HwlocObject) -> MemoryKind | None:
     return None if subtype in ("", "DRAM") else MemoryKind.OTHER
 
 
-def _gpu_of(obj: HwlocObject) -> Bdf | None:
+def _find_gpu(obj: HwlocObject) -> Bdf | None:
     text = obj.infos.get("PCIBusID")
     return Bdf.parse(text) if text and _special_kind(obj) is MemoryKind.GPU else None
 
 
-def _pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
+def _list_pools(obj: HwlocObject) -> tuple[tuple[PagePool, ...], tuple[int, ...]]:
     """Return empty pools of huge pages, and sizes of others: hwloc does not show free pages."""
     empty: list[PagePool] = []
     unknown: list[int] = []
@@ -186,25 +186,25 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
         raise InputError(f"{name}: no CPU in the topology")
     gaps = [Gap(subject, reason) for subject, reason in _NOT_IN_XML]
     listed = CpuSet(objects.pus)
-    complete = pus_of(machine, "complete_cpuset", name) or listed
-    allowed = pus_of(machine, "allowed_cpuset", name) or listed
+    complete = parse_pus(machine, "complete_cpuset", name) or listed
+    allowed = parse_pus(machine, "allowed_cpuset", name) or listed
     left_out = complete - listed
     if left_out:
         reason = "omitted by hwloc: offline, or disallowed and exported without --disallowed"
         gaps.append(Gap(f"state of {cpus_text(left_out)}", reason))
-    packages = _packages(objects, listed, gaps)
+    packages = _list_packages(objects, listed, gaps)
     nodes, node_gaps = read_hwloc_nodes(objects.nodes, listed, packages, name)
     gaps += node_gaps
     distances, distance_gaps = node_distances(topology.distances, nodes)
     gaps += distance_gaps
-    llcs = _llcs(objects, listed, gaps)
-    cores = _cores(objects, packages, topology.cpu_kinds, name, gaps)
+    llcs = _list_llcs(objects, listed, gaps)
+    cores = _list_cores(objects, packages, topology.cpu_kinds, name, gaps)
     roots, devices, links, pci_gaps = read_hwloc_pci(
         machine, topology.distances, nodes, listed, name
     )
     return Host(
         name=name,
-        architecture=topology.infos.get("Architecture") or _architecture(machine),
+        architecture=topology.infos.get("Architecture") or _find_architecture(machine),
         cpu=_cpu_model(machine, topology.infos),
         packages=packages,
         nodes=nodes,
@@ -238,7 +238,7 @@ def _walk(obj: HwlocObject, objects: _MachineObjects, source: str) -> None:
         if kind == "PU":
             objects.pus.append(os_index(child, source))
             continue
-        pus = pus_of(child, "cpuset", source)
+        pus = parse_pus(child, "cpuset", source)
         if kind == "NUMANode":
             objects.nodes.append((child, pus))
         elif kind == "Package":
@@ -256,7 +256,9 @@ def _walk(obj: HwlocObject, objects: _MachineObjects, source: str) -> None:
         _walk(child, objects, source)
 
 
-def _packages(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Package, ...]:
+def _list_packages(
+    objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]
+) -> tuple[Package, ...]:
     if not objects.packages:
         gaps.append(Gap("packages", "the XML holds none; all CPUs count as package 0"))
         return (Package(PackageIndex(0), listed),)
@@ -269,7 +271,7 @@ def _packages(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tupl
     return tuple(sorted(named, key=lambda package: package.index))
 
 
-def _llcs(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
+def _list_llcs(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
     in_use = CpuSet()
     chosen: list[tuple[CpuSet, int, int | None]] = []
     for level, size, pus in sorted(objects.caches, key=lambda cache: -cache[0]):
@@ -283,7 +285,7 @@ def _llcs(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Ll
     return tuple(Llc(LlcIndex(i), *cache) for i, cache in enumerate(chosen))
 
 
-def _cores(
+def _list_cores(
     objects: _MachineObjects,
     packages: tuple[Package, ...],
     kinds: tuple[tuple[str, dict[str, str]], ...],
@@ -334,7 +336,7 @@ def _cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:
     )
 
 
-def _architecture(machine: HwlocObject) -> str | None:
+def _find_architecture(machine: HwlocObject) -> str | None:
     """Return x86_64 if the packages have CPUID numbers, which only hwloc's x86 code writes."""
     return "x86_64" if "CPUFamilyNumber" in _first_package(machine).infos else None
 

@@ -26,7 +26,7 @@ from homenode.machine.pci import (
     device_kind,
     port_types_by_structure,
 )
-from homenode.machine.tools.hwloc_xml import HwlocDistances, HwlocObject, pus_of
+from homenode.machine.tools.hwloc_xml import HwlocDistances, HwlocObject, parse_pus
 from homenode.machine.topology import NumaNode
 
 _BUSES = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-([0-9a-f]{2})\]", re.ASCII)
@@ -63,7 +63,7 @@ def read_hwloc_pci(
     functions = walked.functions
     if not functions:
         return (), (), (), (Gap("PCI functions", "the XML holds none"),)
-    classes = {bdf: _type_of(f.obj, source) for bdf, f in functions.items()}
+    classes = {bdf: _parse_type(f.obj, source) for bdf, f in functions.items()}
     bridges = {bdf: t[0] for bdf, t in classes.items() if t[0] >> 8 == PCI_BRIDGE_CLASS}
     port_types = port_types_by_structure(bridges, {b: f.parent for b, f in functions.items()})
     # A device may hang below a part of a node: on an MI250X host, each below its own L3.
@@ -77,11 +77,11 @@ def read_hwloc_pci(
         if len(indices) == 1
     }
     devices = tuple(
-        _device(
+        _build_device(
             bdf,
             functions[bdf],
             classes[bdf],
-            _bridge(functions[bdf].obj, port_types.get(bdf), source),
+            _build_bridge(functions[bdf].obj, port_types.get(bdf), source),
             functions[bdf].nearest_pus & listed,
             node_of,
         )
@@ -104,7 +104,7 @@ def read_hwloc_pci(
     if unplaced:
         reason = "hwloc attaches them to an object that is not one node"
         gaps.append(Gap(f"node of {functions_text(unplaced)}", reason))
-    return roots, devices, _links(matrices, walked.bdf_of_object), tuple(gaps)
+    return roots, devices, _list_links(matrices, walked.bdf_of_object), tuple(gaps)
 
 
 class _Walk:
@@ -131,13 +131,13 @@ class _Walk:
                     self.bdf_of_object[f"OSDev:{gp_index}"] = parent
                 continue
             if busid is None:  # a host bridge is no function of its own
-                buses = _buses(child, self._source)
+                buses = _parse_buses(child, self._source)
                 name = None if buses is None else f"pci{buses[0]}:{buses[1]:02x}"
                 self.read_children(child, place, name, None)
                 continue
             bdf = Bdf.parse(busid, self._source)
             root = root_complex or f"pci{bdf.domain:04x}:{bdf.bus:02x}"
-            nearest_pus = pus_of(place, "cpuset", self._source)
+            nearest_pus = parse_pus(place, "cpuset", self._source)
             function = self.functions.setdefault(bdf, _Function(child, root, parent, nearest_pus))
             if function.obj is not child:
                 # An edited document may have one twice. Its first place counts, but not for its
@@ -152,7 +152,7 @@ class _Walk:
             self.read_children(child, place, root, bdf)
 
 
-def _buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:
+def _parse_buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:
     text = obj.attributes.get("bridge_pci")
     if text is None:
         return None
@@ -162,7 +162,7 @@ def _buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:
     return match[1], int(match[2], 16), int(match[3], 16)
 
 
-def _type_of(obj: HwlocObject, source: str) -> tuple[int, int | None, int | None, int, int]:
+def _parse_type(obj: HwlocObject, source: str) -> tuple[int, int | None, int | None, int, int]:
     """(class code, vendor, device, subsystem vendor and device) of pci_type.
 
     Only version 3 has the interface (last byte of the class code); otherwise it is 0.
@@ -182,14 +182,14 @@ def _type_of(obj: HwlocObject, source: str) -> tuple[int, int | None, int | None
     )
 
 
-def _bridge(obj: HwlocObject, port_type: PortType | None, source: str) -> PciBridge | None:
-    buses = _buses(obj, source)
+def _build_bridge(obj: HwlocObject, port_type: PortType | None, source: str) -> PciBridge | None:
+    buses = _parse_buses(obj, source)
     if port_type is None:
         return None
     return PciBridge(port_type, *(buses[1:] if buses else (0, 0)))
 
 
-def _device(
+def _build_device(
     bdf: Bdf,
     function: _Function,
     type_fields: tuple[int, int | None, int | None, int, int],
@@ -217,7 +217,7 @@ def _device(
     )
 
 
-def _links(
+def _list_links(
     matrices: tuple[HwlocDistances, ...], bdf_of_object: dict[str, Bdf]
 ) -> tuple[DeviceLink, ...]:
     """Return links by matrices of bandwidth; 0 is not a link. XGMI gives every pair of a hive a

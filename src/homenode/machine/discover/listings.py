@@ -48,7 +48,7 @@ def host_from_numactl(read: NumactlHardware, name: str) -> Host:
         distances=read.distances,
         pus=assemble_pus(pus, pus, nodes=nodes),
     )
-    return _with_missing(host, "numactl -H")
+    return _add_missing(host, "numactl -H")
 
 
 def host_from_lscpu(read: LscpuTable, name: str) -> Host:
@@ -59,7 +59,7 @@ def host_from_lscpu(read: LscpuTable, name: str) -> Host:
     has_nodes = "NODE" in read.columns
     packages = tuple(
         Package(PackageIndex(number), pus)
-        for number, pus in _groups((cpu.socket, cpu) for cpu in online)
+        for number, pus in _group_cpus((cpu.socket, cpu) for cpu in online)
     )
     nodes = tuple(
         NumaNode(
@@ -68,13 +68,15 @@ def host_from_lscpu(read: LscpuTable, name: str) -> Host:
             memory_bytes=None,
             package=next((p.index for p in packages if pus <= p.pus), None),
         )
-        for number, pus in (_groups((cpu.node, cpu) for cpu in online) if has_nodes else [(0, pus)])
+        for number, pus in (
+            _group_cpus((cpu.node, cpu) for cpu in online) if has_nodes else [(0, pus)]
+        )
     )
     # A number of a core or a cache may repeat from package to package.
     cores = tuple(
         Core(CoreIndex(position), CoreId(PackageIndex(package), number), pus)
         for position, ((package, number), pus) in enumerate(
-            _groups(
+            _group_cpus(
                 (None if cpu.core is None else (cpu.socket or 0, cpu.core), cpu) for cpu in online
             )
         )
@@ -82,7 +84,7 @@ def host_from_lscpu(read: LscpuTable, name: str) -> Host:
     llcs = tuple(
         Llc(LlcIndex(position), pus, read.llc_level or 0, None)
         for position, (_, pus) in enumerate(
-            _groups(
+            _group_cpus(
                 (None if cpu.llc is None else (cpu.socket or 0, cpu.llc), cpu) for cpu in online
             )
         )
@@ -103,13 +105,13 @@ def host_from_lscpu(read: LscpuTable, name: str) -> Host:
             packages=packages,
         ),
     )
-    return _with_missing(host, "lscpu -e")
+    return _add_missing(host, "lscpu -e")
 
 
 def host_from_xl(read: XlInfo, name: str) -> Host:
     """Return the host that `xl info -n` shows: CPUs, nodes, and nodes of PCI functions."""
     nodes = host_from_numactl(read.nodes, name)
-    host = complement(host_from_lscpu(read.cpus, name), nodes)
+    host = combine(host_from_lscpu(read.cpus, name), nodes)
     devices = tuple(
         PciDevice(
             bdf=bdf,
@@ -146,7 +148,7 @@ def host_from_topology(read: TopoMatrix, name: str) -> Host:
     return host_of_nothing(name, (unshown, *gaps, Gap(NO_VMS, f"{tool} does not show them")))
 
 
-def complement(first: Host, second: Host) -> Host:
+def combine(first: Host, second: Host) -> Host:
     """Combine two listings of one host. Raises InputError if they are of different machines."""
     if first.cores and second.cores:
         raise InputError(
@@ -206,11 +208,11 @@ def _missing_facts(host: Host, tool: str) -> Iterator[Gap]:
             yield Gap(part, f"{tool} does not show them")
 
 
-def _with_missing(host: Host, tool: str) -> Host:
+def _add_missing(host: Host, tool: str) -> Host:
     return replace(host, gaps=(*_missing_facts(host, tool), *host.gaps))
 
 
-def _groups(numbered: Iterable[tuple[Key | None, LscpuCpu]]) -> list[tuple[Key, CpuSet]]:
+def _group_cpus(numbered: Iterable[tuple[Key | None, LscpuCpu]]) -> list[tuple[Key, CpuSet]]:
     """Return the CPUs of each number, ascending; CPUs without one are in no group."""
     pus_of: dict[Key, list[PuIndex]] = {}
     for number, cpu in numbered:

@@ -58,7 +58,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     gaps = [*_signs_of_a_cut(functions, text, source), *_silent_gaps(functions)]
     devices = tuple(
         _merge_device(device, device_of.get(device.bdf), gaps)
-        for device in _devices(functions, locality, pus_of_node, gaps)
+        for device in _list_devices(functions, locality, pus_of_node, gaps)
     )
     nodeless = [device.bdf for device in devices if device.node is None]
     if nodeless:
@@ -174,15 +174,15 @@ def add_lspci(
                 name=device.name or function.name,
                 bridge=bridge,
                 target_gt_per_s=device.target_gt_per_s or function.target_gt_per_s,
-                acs=_flags(function.acs),
+                acs=_sort_flags(function.acs),
                 ats_enabled=function.ats_enabled,
-                registers=_registers(device.registers, function.registers),
+                registers=_combine_registers(device.registers, function.registers),
             )
         )
     return tuple(named), tuple(gaps)
 
 
-def _devices(
+def _list_devices(
     functions: tuple[LspciFunction, ...],
     locality: Locality,
     pus_of_node: dict[NodeIndex, CpuSet],
@@ -208,14 +208,14 @@ def _devices(
         node = None if function.numa_node is None else NodeIndex(function.numa_node)
         firmware_node = locality.firmware_node(node)
         if firmware_node is not None:
-            node = locality.node_of(node, None)
+            node = locality.find_node(node, None)
         yield PciDevice(
             bdf=bdf,
             kind=device_kind(code, function.vendor_id, function.device_id),
             class_code=code,
             vendor_id=function.vendor_id,
             device_id=function.device_id,
-            root_complex=_root_of(bdf, parent_of),
+            root_complex=_find_root(bdf, parent_of),
             parent=parent_of[bdf],
             node=node,
             firmware_node=firmware_node,
@@ -224,20 +224,22 @@ def _devices(
             subsystem_device_id=function.subsystem_device_id,
             name=function.name,
             link=function.link,
-            bridge=_bridge(function, guessed[bdf]) if bdf in bridges else None,
+            bridge=_build_bridge(function, guessed[bdf]) if bdf in bridges else None,
             driver=function.driver,
             iommu_group=function.iommu_group,
             sriov_total_vfs=function.sriov_total_vfs,
             sriov_num_vfs=function.sriov_num_vfs,
             bars=function.bars,
             target_gt_per_s=function.target_gt_per_s,
-            acs=_flags(function.acs),
+            acs=_sort_flags(function.acs),
             ats_enabled=function.ats_enabled,
             registers=function.registers,
         )
 
 
-def _registers(kernel: PciRegisters | None, listed: PciRegisters | None) -> PciRegisters | None:
+def _combine_registers(
+    kernel: PciRegisters | None, listed: PciRegisters | None
+) -> PciRegisters | None:
     """Combine the kernel's and the listing's values: BARs also come from the kernel."""
     if kernel is None or listed is None:
         return listed or kernel
@@ -261,7 +263,7 @@ def _bridges_by_bus(functions: Iterable[LspciFunction]) -> dict[tuple[int, int],
     return bridge_of_bus
 
 
-def _root_of(bdf: Bdf, parent_of: dict[Bdf, Bdf | None]) -> str:
+def _find_root(bdf: Bdf, parent_of: dict[Bdf, Bdf | None]) -> str:
     """Return the name of the root complex above. Each step leads to a lower bus, so it ends."""
     top = bdf
     while (above := parent_of.get(top)) is not None:
@@ -269,7 +271,7 @@ def _root_of(bdf: Bdf, parent_of: dict[Bdf, Bdf | None]) -> str:
     return f"pci{top.domain:04x}:{top.bus:02x}"
 
 
-def _bridge(function: LspciFunction, guessed: PortType) -> PciBridge:
+def _build_bridge(function: LspciFunction, guessed: PortType) -> PciBridge:
     _, secondary, subordinate = function.buses or (0, 0, 0)
     return PciBridge(function.port_type or guessed, secondary, subordinate)
 
@@ -308,11 +310,11 @@ def _merge_device(device: PciDevice, present: PciDevice | None, gaps: list[Gap])
         ),
         firmware_node=present.firmware_node if device.node is None else device.firmware_node,
         bars=present.bars or device.bars,
-        registers=_registers(present.registers, device.registers),
+        registers=_combine_registers(present.registers, device.registers),
     )
 
 
-def _flags(named: frozenset[str] | None) -> tuple[str, ...] | None:
+def _sort_flags(named: frozenset[str] | None) -> tuple[str, ...] | None:
     return None if named is None else tuple(sorted(named))
 
 

@@ -14,9 +14,9 @@ from homenode.cpuset import MAX_PU_INDEX, CpuSet, NodeIndex, PackageIndex
 from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.machine.discover.readings import (
-    address_of,
     list_numbers,
     list_readable,
+    parse_address,
     read_lines,
     read_mask,
     read_number,
@@ -90,7 +90,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
     nodes: list[NumaNode] = []
     for number, pus in pus_of_node.items():
         index = NodeIndex(number)
-        total, free = _memory(snapshot, f"{NODE}/node{number}/meminfo")
+        total, free = _read_memory(snapshot, f"{NODE}/node{number}/meminfo")
         for quantity, value in (("memory", total), ("free memory", free)):
             if value is None:
                 reason = f"{NODE}/node{number}/meminfo has no value"
@@ -103,13 +103,13 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
                 memory_free_bytes=free,
                 page_pools=_page_pools(snapshot, f"{NODE}/node{number}/hugepages"),
                 generic_initiator=number in initiators,
-                package=package_of(pus, packages),
+                package=find_package(pus, packages),
             )
         )
     return Nodes(tuple(nodes), tuple(gaps), numbers)
 
 
-def package_of(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | None:
+def find_package(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | None:
     """Return the package that holds all the CPUs; None for no CPUs and for several packages."""
     if not pus:
         return None
@@ -156,14 +156,14 @@ def _pus_of_node(snapshot: Snapshot, number: int, online: CpuSet, gaps: list[Gap
 
 
 def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
-    total, free = _memory(snapshot, "/proc/meminfo")
+    total, free = _read_memory(snapshot, "/proc/meminfo")
     node = NumaNode(
         index=NodeIndex(0),
         pus=online,
         memory_bytes=total,
         memory_free_bytes=free,
         page_pools=_page_pools(snapshot, "/sys/kernel/mm/hugepages"),
-        package=package_of(online, packages),
+        package=find_package(online, packages),
     )
     gaps = [Gap("NUMA nodes", f"{NODE} is absent: the host counts as one node")]
     if total is None:
@@ -171,7 +171,7 @@ def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ..
     return Nodes((node,), tuple(gaps), (0,), assumed=True)
 
 
-def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:
+def _read_memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:
     """(total, free) in bytes of lines such as "Node 0 MemTotal:  32489480 kB" (kB is KiB).
 
     Free memory is that which a new VM can get, including the page cache and reclaimable slabs,
@@ -265,7 +265,7 @@ def read_driver_gpus(snapshot: Snapshot) -> tuple[dict[NodeIndex, Bdf], tuple[Bd
     gpu_of_node: dict[NodeIndex, Bdf] = {}
     gpus: list[Bdf] = []
     for name in snapshot.list(_GPUS) or ():
-        bdf = address_of(name)
+        bdf = parse_address(name)
         if bdf is None:
             continue  # a control file of some driver version
         gpus.append(bdf)

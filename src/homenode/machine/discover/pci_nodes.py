@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Gap
-from homenode.machine.discover.readings import address_of
+from homenode.machine.discover.readings import parse_address
 from homenode.machine.pci import DeviceKind, PciDevice, RootComplex
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import MemoryKind, NumaNode, nearest_cpu_nodes
@@ -50,10 +50,10 @@ class Locality(Struct, frozen=True):
             cpu_node[index] = nearest[0] if is_known else None
         return cls(cpu_node, {node.pus: node.index for node in nodes if node.pus}, online)
 
-    def online(self, pus: CpuSet) -> CpuSet:
+    def keep_online(self, pus: CpuSet) -> CpuSet:
         return pus & self.online_pus
 
-    def node_of(self, numa_node: int | None, local_pus: CpuSet | None) -> NodeIndex | None:
+    def find_node(self, numa_node: int | None, local_pus: CpuSet | None) -> NodeIndex | None:
         """Return the node of numa_node, or the nearest node with CPUs; else, on a host of several
         nodes with CPUs, the node that has all local CPUs (some firmware and old kernels report only
         these); else None."""
@@ -82,13 +82,15 @@ class Locality(Struct, frozen=True):
             return None
         return NodeIndex(numa_node)
 
-    def gaps(self, snapshot: Snapshot, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
+    def find_gaps(self, snapshot: Snapshot, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
         """Return a gap for each function without a node that a VM may get, one for all others."""
         gaps: list[Gap] = []
         other_bdfs: list[Bdf] = []
         for device in devices:
             if device.node is None and device.kind in NAMED_KINDS:
-                gaps.append(Gap(f"node of {device.bdf}", self._reason(snapshot, device.bdf)))
+                gaps.append(
+                    Gap(f"node of {device.bdf}", self._explain_missing_node(snapshot, device.bdf))
+                )
             elif device.node is None:
                 other_bdfs.append(device.bdf)
         if other_bdfs:
@@ -97,11 +99,11 @@ class Locality(Struct, frozen=True):
                 if len(other_bdfs) == 1
                 else f"{len(other_bdfs)} other PCI functions"
             )
-            reason = self._reason(snapshot, other_bdfs[0])
+            reason = self._explain_missing_node(snapshot, other_bdfs[0])
             gaps.append(Gap(f"node of {which}", f"{reason} ({other_bdfs[0]})"))
         return tuple(gaps)
 
-    def _reason(self, snapshot: Snapshot, bdf: Bdf) -> str:
+    def _explain_missing_node(self, snapshot: Snapshot, bdf: Bdf) -> str:
         content = snapshot.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")
         if content is None:
             return "no numa_node file, and its local CPUs are not the CPUs of one node"
@@ -125,7 +127,7 @@ class StatedNode(Struct, frozen=True):
     tool: str
 
 
-def with_stated_nodes(
+def add_tool_nodes(
     devices: tuple[PciDevice, ...], node_of_bdf: Mapping[Bdf, StatedNode]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
     """Add nodes from tools to GPUs without a node, and to all functions of their root complex."""
@@ -227,7 +229,7 @@ def functions_off_the_bus(
     mismatched_functions: list[Bdf] = []
     for directory in directories:
         for name in snapshot.list(directory) or ():
-            bdf = address_of(name)
+            bdf = parse_address(name)
             if bdf is not None and bdf not in listed:
                 mismatched_functions.append(bdf)
     if not mismatched_functions:

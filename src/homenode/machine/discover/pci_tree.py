@@ -24,9 +24,9 @@ from homenode.machine.discover.pci_nodes import (
     unknown_fields,
 )
 from homenode.machine.discover.readings import (
-    address_of,
     is_hidden,
     link_name,
+    parse_address,
     parse_link_speed,
     read_errors,
     read_interrupts,
@@ -89,7 +89,7 @@ def parse_config(config: bytes) -> ConfigHeader | None:
     is_bridge = config[0x0E] & 0x7F == 1
     if not is_bridge:
         return ConfigHeader(class_code)
-    express = _express(config)
+    express = _find_express(config)
     if express is None:
         # With the whole first 256 bytes read, no capability means conventional PCI.
         port_type = PortType.PCI_BRIDGE if len(config) >= 256 else None
@@ -103,7 +103,7 @@ def parse_config(config: bytes) -> ConfigHeader | None:
     )
 
 
-def _express(config: bytes) -> int | None:
+def _find_express(config: bytes) -> int | None:
     """Return the offset of the PCI Express capability; None if it is missing or not visible."""
     has_capabilities = config[0x06] & 0x10
     offset = config[0x34] & 0xFC if has_capabilities else 0
@@ -153,7 +153,7 @@ class _MalformedFiles(Struct):
 
     files: dict[str, list[tuple[Bdf, str]]] = field(default_factory=dict)
 
-    def attempt(self, bdf: Bdf, path: str, read: Callable[[str], _Value]) -> _Value | None:
+    def try_read(self, bdf: Bdf, path: str, read: Callable[[str], _Value]) -> _Value | None:
         """Return the result of `read` on a function's file; None if it is malformed."""
         try:
             return read(path)
@@ -162,7 +162,7 @@ class _MalformedFiles(Struct):
             self.files.setdefault(name, []).append((bdf, error.message))
             return None
 
-    def gaps(self) -> list[Gap]:
+    def list_gaps(self) -> list[Gap]:
         return [
             Gap(f"{file} of {functions_text([bdf for bdf, _ in of_file])}", of_file[0][1])
             for file, of_file in self.files.items()
@@ -176,12 +176,12 @@ def read_pci_tree(
     NVIDIA driver treats as GPUs, for trees without vendor files."""
     gaps: list[Gap] = []
     malformed = _MalformedFiles()
-    places = _places(snapshot, gaps)
+    places = _read_places(snapshot, gaps)
     parent_of = {bdf: place.parent for bdf, place in places.items()}
     classes = _class_codes(snapshot, places, malformed, gaps)
     bridges = {bdf: code for bdf, code in classes.items() if code >> 8 == PCI_BRIDGE_CLASS}
     guessed = port_types_by_structure(bridges, parent_of)
-    configs = {bdf: _config(snapshot, places[bdf].directory) for bdf in bridges}
+    configs = {bdf: _read_config(snapshot, places[bdf].directory) for bdf in bridges}
     without = [bdf for bdf, config in configs.items() if config is None or not config.port_type]
     if without:
         reason = "config space is not readable beyond 64 bytes (it needs root); taken from the tree"
@@ -197,18 +197,18 @@ def read_pci_tree(
         guessed=guessed,
         last_bus=_last_buses(parent_of),
     )
-    devices = tuple(_device(tree, bdf) for bdf in sorted(places))
+    devices = tuple(_read_device(tree, bdf) for bdf in sorted(places))
     roots, root_gaps = root_complexes(devices)
     # Only bridges and root complexes have functions below them.
     above = {place.directory.rpartition("/")[0] for place in places.values() if place.is_in_tree}
     above |= {places[bdf].directory for bdf in bridges}
     gaps += functions_off_the_bus(snapshot, sorted(above), frozenset(places))
-    gaps += malformed.gaps()
-    gaps += root_gaps + unknown_fields(devices) + locality.gaps(snapshot, devices)
+    gaps += malformed.list_gaps()
+    gaps += root_gaps + unknown_fields(devices) + locality.find_gaps(snapshot, devices)
     return PciTree(roots, devices, tuple(gaps))
 
 
-def _places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
+def _read_places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
     names = snapshot.list(PCI)
     if names is None:
         reason = f"{PCI} cannot be read" if is_hidden(snapshot, PCI) else f"{PCI} is absent"
@@ -285,11 +285,11 @@ def _class_codes(
     codes: dict[Bdf, int] = {}
     unknown: list[Bdf] = []
     for bdf, place in places.items():
-        code = malformed.attempt(
+        code = malformed.try_read(
             bdf, f"{place.directory}/class", lambda path: read_number(snapshot, path, 16)
         )
         if code is None or not 0 <= code < 1 << 24:
-            header = _config(snapshot, place.directory)
+            header = _read_config(snapshot, place.directory)
             code = None if header is None else header.class_code
         if code is None and bdf not in above:
             unknown.append(bdf)
@@ -302,7 +302,7 @@ def _class_codes(
     return codes
 
 
-def _config(snapshot: Snapshot, directory: str) -> ConfigHeader | None:
+def _read_config(snapshot: Snapshot, directory: str) -> ConfigHeader | None:
     text = snapshot.read_text(f"{directory}/config")
     # Bytes that are no UTF-8 come as surrogates (PEP 383), see machine/snapshot/protocol.py.
     return None if text is None else parse_config(text.encode("utf-8", "surrogateescape"))
@@ -333,7 +333,7 @@ class _FunctionSources(Struct, frozen=True, kw_only=True):
     last_bus: Mapping[Bdf, int]
 
 
-def _bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
+def _read_bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
     """Return bus numbers from sysfs, else from the config header, else from the functions below. A
     bridge without functions and numbers has no bus: (0, 0), as in its registers."""
     if bdf not in tree.guessed:
@@ -342,7 +342,7 @@ def _bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
 
     def bus(name: str) -> int | None:
         path = f"{directory}/{name}_bus_number"
-        return tree.malformed.attempt(bdf, path, lambda path: read_number(tree.snapshot, path))
+        return tree.malformed.try_read(bdf, path, lambda path: read_number(tree.snapshot, path))
 
     secondary, subordinate = bus("secondary"), bus("subordinate")
     if secondary is None or subordinate is None:
@@ -356,17 +356,17 @@ def _bridge(tree: _FunctionSources, bdf: Bdf) -> PciBridge | None:
 
 
 def _first_bus_below(snapshot: Snapshot, directory: str) -> int:
-    bdfs = map(address_of, snapshot.list(directory) or ())
+    bdfs = map(parse_address, snapshot.list(directory) or ())
     return next((bdf.bus for bdf in bdfs if bdf is not None), 0)
 
 
-def _device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
+def _read_device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
     snapshot, place, class_code = tree.snapshot, tree.places[bdf], tree.classes[bdf]
     directory, config = place.directory, tree.configs.get(bdf)
-    bridge = _bridge(tree, bdf)
+    bridge = _read_bridge(tree, bdf)
 
     def attempt(file: str, read: Callable[[str], _Value]) -> _Value | None:
-        return tree.malformed.attempt(bdf, f"{directory}/{file}", read)
+        return tree.malformed.try_read(bdf, f"{directory}/{file}", read)
 
     def decimal(file: str) -> int | None:
         return attempt(file, lambda path: read_number(snapshot, path))
@@ -392,9 +392,9 @@ def _device(tree: _FunctionSources, bdf: Bdf) -> PciDevice:
         device_id=device,
         root_complex=place.root_complex,
         parent=place.parent,
-        node=tree.locality.node_of(numa_node, local_pus),
+        node=tree.locality.find_node(numa_node, local_pus),
         firmware_node=tree.locality.firmware_node(numa_node),
-        local_pus=None if local_pus is None else tree.locality.online(local_pus),
+        local_pus=None if local_pus is None else tree.locality.keep_online(local_pus),
         subsystem_vendor_id=hexadecimal("subsystem_vendor"),
         subsystem_device_id=hexadecimal("subsystem_device"),
         link=attempt("link width", lambda _: _link(snapshot, directory)),

@@ -139,11 +139,11 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     gaps: list[Gap] = []
     if not with_topology:
         gaps.append(Gap("cores and packages", f"{CPU}/cpuN/topology is absent"))
-    groups = _groups(with_topology, _core_reader(snapshot), "core", gaps)
+    groups = _group_cpus(with_topology, _core_reader(snapshot), "core", gaps)
     siblings_of_pu = {pu: pus for pus in groups for pu in pus}
     core_ids = _read_core_ids(snapshot, with_topology)
     fields = read_cpu_fields(snapshot)
-    groups = _without_modules(groups, core_ids, cpu_model(fields), gaps)
+    groups = _split_modules(groups, core_ids, cpu_model(fields), gaps)
     package_of_pu = _read_package_of_pu(snapshot, with_topology, gaps)
     kinds = read_core_kinds(snapshot, tuple(groups))
     cores = tuple(
@@ -162,7 +162,7 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
         gaps.append(Gap("kinds of core", reason))
     llcs = _read_llcs(snapshot, online, siblings_of_pu, gaps)
     named = {*groups, *pus_of_package, *(llc.pus for llc in llcs)}
-    clusters = _clusters(snapshot, with_topology, named)
+    clusters = _read_clusters(snapshot, with_topology, named)
     if clusters:
         reason = "no core, cache or package is a cluster of them: their clusters are not read"
         gaps.append(Gap(f"clusters of CPUs {clusters}", reason))
@@ -175,7 +175,7 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     )
 
 
-def _groups(
+def _group_cpus(
     pus: CpuSet, group_of: Callable[[int], CpuSet | None], subject: str, gaps: list[Gap]
 ) -> list[CpuSet]:
     """Return the disjoint groups of CPUs, by lowest CPU. A CPU's own file decides unless it
@@ -226,7 +226,7 @@ def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
     return ids
 
 
-def _without_modules(
+def _split_modules(
     groups: list[CpuSet], core_ids: dict[PuIndex, int], cpu: CpuModel, gaps: list[Gap]
 ) -> list[CpuSet]:
     """The groups, but on AMD's families 15h and 16h one whose CPUs all have core ids of their own
@@ -285,7 +285,7 @@ def _read_package_of_pu(
         )
 
     unknown: list[Gap] = []
-    groups = _groups(pus, package_of, "package", unknown)
+    groups = _group_cpus(pus, package_of, "package", unknown)
     if unknown or not groups:
         gaps.append(Gap("packages", "the kernel numbers none; all CPUs count as package 0"))
         return dict.fromkeys(pus, PackageIndex(0))
@@ -307,7 +307,7 @@ def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[Pu
     return dies
 
 
-def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
+def _read_clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
     """Return CPUs in clusters (arm64's groups of cores, x86's with one L2) that are no set of CPUs
     with a name and have no cache: hwloc shows these as groups."""
     clusters = CpuSet()

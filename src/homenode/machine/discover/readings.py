@@ -97,7 +97,7 @@ def list_numbers(names: tuple[str, ...] | None, prefix: str) -> tuple[int, ...]:
     return tuple(sorted(number for number in numbers if number is not None))
 
 
-def address_of(name: str) -> Bdf | None:
+def parse_address(name: str) -> Bdf | None:
     """Return the PCI address that a file name is; None for other names, such as control files."""
     try:
         return Bdf.parse(name)
@@ -184,10 +184,10 @@ def read_errors(snapshot: Snapshot, directory: str) -> PciErrors | None:
     texts = [snapshot.read_text(path) for path in paths]
     if all(text is None for text in texts):
         return None
-    return PciErrors(*(_counts(snapshot, path) for path in paths))
+    return PciErrors(*(_read_counts(snapshot, path) for path in paths))
 
 
-def _counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
+def _read_counts(snapshot: Snapshot, path: str) -> tuple[tuple[str, int], ...]:
     """Return the nonzero lines such as "RxErr 3"."""
     counts: list[tuple[str, int]] = []
     for number, line in enumerate(read_lines(snapshot, path), start=1):

@@ -94,9 +94,9 @@ def read_states(snapshot: Snapshot) -> PuStates:
         command_line = (snapshot.read_text("/proc/cmdline") or "").rstrip(PADDING)
         source = f"{snapshot.name}: /proc/cmdline"
         if isolated is None:
-            isolated = _from_command_line(command_line, "isolcpus", source)
+            isolated = _parse_command_line(command_line, "isolcpus", source)
         if nohz_full is None:
-            nohz_full = _from_command_line(command_line, "nohz_full", source)
+            nohz_full = _parse_command_line(command_line, "nohz_full", source)
     return PuStates(
         online=online,
         offline=(directories | present) - online,
@@ -117,7 +117,7 @@ def _read_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap
 
 
 def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple[Gap, ...]]:
-    groups = _cgroups(snapshot)
+    groups = _read_cgroups(snapshot)
     for kind, mount in (*_cpuset_mounts(snapshot), *_MOUNTS):
         directory = groups.get(kind)
         if directory is None or ".." in directory.split("/"):
@@ -143,7 +143,7 @@ def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple
     return online, (Gap("CPUs disallowed by a cgroup", reason),)
 
 
-def _cgroups(snapshot: Snapshot) -> dict[str, str]:
+def _read_cgroups(snapshot: Snapshot) -> dict[str, str]:
     """Our cgroup by the type of the file system that it is in.
 
     /proc/self/cgroup has lines such as "9:cpuset:/jobs" (version 1) and "0::/user" (version 2);
@@ -178,7 +178,7 @@ def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
     return mounts
 
 
-def _from_command_line(command_line: str, key: str, source: str) -> CpuSet:
+def _parse_command_line(command_line: str, key: str, source: str) -> CpuSet:
     """Return CPUs of isolcpus= or nohz_full= for kernels without the files; empty if not given.
     Source: Documentation/admin-guide/kernel-parameters.txt: isolcpus=[flag-list,]<cpu-list>."""
     for word in command_line.split():
@@ -306,10 +306,12 @@ def read_settings(
         scaling_drivers=_scaling_drivers(snapshot, online),
         ksm_run=read_number(snapshot, "/sys/kernel/mm/ksm/run"),
         iommus=snapshot.list("/sys/class/iommu"),
-        pus_of_governor=_pus_of(
+        pus_of_governor=_group_by_value(
             online, lambda pu: read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/scaling_governor")
         ),
-        pus_of_idle_latency_us=_pus_of(online, lambda pu: _idle_exit_latency_us(snapshot, pu)),
+        pus_of_idle_latency_us=_group_by_value(
+            online, lambda pu: _idle_exit_latency_us(snapshot, pu)
+        ),
         irqbalance=True if any(snapshot.list(path) is not None for path in IRQBALANCE) else None,
         dma_entry_limit=read_number(
             snapshot, "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit"
@@ -317,12 +319,12 @@ def read_settings(
         libvirt_version=libvirt,
         qemu_version=qemu,
         frequency_limits=_frequency_limits(snapshot, online),
-        firmware=_firmware(snapshot),
-        turbo=_turbo(snapshot),
+        firmware=_read_firmware(snapshot),
+        turbo=_read_turbo(snapshot),
     )
 
 
-def _turbo(snapshot: Snapshot) -> str | None:
+def _read_turbo(snapshot: Snapshot) -> str | None:
     """Return "on" or "off": Intel's driver has no_turbo, all others have boost."""
     for path, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")):
         word = read_word(snapshot, f"{CPU}/{path}")
@@ -334,7 +336,7 @@ def _turbo(snapshot: Snapshot) -> str | None:
 _DMI = "/sys/devices/virtual/dmi/id"
 
 
-def _firmware(snapshot: Snapshot) -> str | None:
+def _read_firmware(snapshot: Snapshot) -> str | None:
     words = [read_word(snapshot, f"{_DMI}/bios_{name}") for name in ("vendor", "version", "date")]
     return " ".join(word for word in words if word) if words[1] else None
 
@@ -369,7 +371,7 @@ def _scaling_drivers(snapshot: Snapshot, online: CpuSet) -> tuple[str, ...] | No
     return tuple(sorted(name for name in words if name is not None)) or None
 
 
-def _pus_of(
+def _group_by_value(
     online: CpuSet, value_of: Callable[[int], _Value | None]
 ) -> tuple[tuple[_Value, CpuSet], ...] | None:
     """Return the CPUs by their value, ascending; None if no CPU has a value."""

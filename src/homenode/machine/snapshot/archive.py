@@ -169,7 +169,7 @@ class _UnpackedStream:
             pieces = [self._buffer[self._at :]]
             missing = end - len(self._buffer)
             while missing > 0:
-                piece = self._piece()
+                piece = self._read_piece()
                 if not piece:
                     raise EOFError("it ends in the middle")
                 pieces.append(piece)
@@ -181,10 +181,10 @@ class _UnpackedStream:
 
     def drain(self) -> None:
         """Read to the end, which holds the checksum of a compressed stream."""
-        while self._piece():
+        while self._read_piece():
             pass
 
-    def _piece(self) -> bytes:
+    def _read_piece(self) -> bytes:
         """Return some more bytes; none at the end."""
         piece = self._unpack() if self._compression is not None else self._next_packed()
         self._left -= len(piece)
@@ -252,11 +252,11 @@ class _Tar:
             if self.members > MAX_MEMBERS:
                 raise self._too_much(f"at most {MAX_MEMBERS} members", "more")
             if header.kind in b"LKxXg":
-                extension = self._extension(header)
+                extension = self._read_extension(header)
                 if header.kind == b"L":
-                    name = _text(extension.partition(b"\0")[0])
+                    name = _decode_text(extension.partition(b"\0")[0])
                 elif header.kind == b"K":
-                    link = _text(extension.partition(b"\0")[0])
+                    link = _decode_text(extension.partition(b"\0")[0])
                 else:
                     records = _pax_records(extension)
                     self._records += len(records)
@@ -266,7 +266,7 @@ class _Tar:
                         raise self._sparse_error()
                     if header.kind != b"g":
                         name, link = records.get("path", name), records.get("linkpath", link)
-                        size = _size(records["size"]) if "size" in records else size
+                        size = _parse_size(records["size"]) if "size" in records else size
                 continue
             self._add(
                 header,
@@ -283,7 +283,7 @@ class _Tar:
         is_directory = header.kind == b"5" or (header.kind == b"\0" and header.name.endswith("/"))
         text = None
         if not is_directory and header.kind not in b"12346":
-            text = self._content(name, size)
+            text = self._read_content(name, size)
         elif header.kind == b"1":
             text = self._hard_link(name, link)
         if not name:
@@ -300,15 +300,15 @@ class _Tar:
             self._keep(link)
             self.links[name] = link
 
-    def _extension(self, header: "_Header") -> bytes:
+    def _read_extension(self, header: "_Header") -> bytes:
         if header.size > MAX_HEADER_BYTES:
             raise self._too_much(f"headers of at most {MAX_HEADER_BYTES} bytes", str(header.size))
         return self._take_padded(header.size)
 
-    def _content(self, name: str, size: int) -> str:
+    def _read_content(self, name: str, size: int) -> str:
         if size > MAX_FILE_BYTES:
             raise self._too_much(f"files of at most {MAX_FILE_BYTES} bytes", f"{name}: {size}")
-        return _text(self._take_padded(size))
+        return _decode_text(self._take_padded(size))
 
     def _take_padded(self, size: int) -> bytes:
         return self._unpacked.take(-(-size // _BLOCK) * _BLOCK)[:size]
@@ -374,8 +374,8 @@ class _Header:
         self.size = _number(block[124:136])
         name = block[:100].partition(b"\0")[0]
         prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
-        self.name = _text(prefix + b"/" + name if prefix else name)
-        self.link = _text(block[157:257].partition(b"\0")[0])
+        self.name = _decode_text(prefix + b"/" + name if prefix else name)
+        self.link = _decode_text(block[157:257].partition(b"\0")[0])
 
 
 def _number(field: bytes) -> int:
@@ -390,7 +390,7 @@ def _number(field: bytes) -> int:
     return int(digits, 8)
 
 
-def _size(digits: str) -> int:
+def _parse_size(digits: str) -> int:
     size = whole_number(digits)
     if size is None:
         raise _DamagedError(f"a size of {digits[:40]!r}")
@@ -408,12 +408,12 @@ def _pax_records(content: bytes) -> dict[str, str]:
         key, equals, value = content[at + len(length) + 1 : end - 1].partition(b"=")
         if end > len(content) or not equals or content[end - 1 : end] != b"\n":
             raise _DamagedError("a pax header of another form")
-        records[_text(key)] = _text(value)
+        records[_decode_text(key)] = _decode_text(value)
         at = end
     return records
 
 
-def _text(content: bytes) -> str:
+def _decode_text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 

@@ -18,7 +18,7 @@ from homenode.machine.snapshot.gather import (
 )
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
-from homenode.machine.snapshot.redact import Identities, identities_of, redact
+from homenode.machine.snapshot.redact import Identities, read_identities, redact
 from homenode.process import CLOSED, run
 from homenode.safe.durable import PRIVATE
 from homenode.text import command_line
@@ -64,7 +64,7 @@ def capture(
     stored = gathered.snapshot
     not_everywhere: tuple[str, ...] = ()
     if redacted:
-        result = redact(stored, identities_of(snapshot, also), notes)
+        result = redact(stored, read_identities(snapshot, also), notes)
         stored, notes, not_everywhere = result.snapshot, result.omitted, result.not_everywhere
     manifest = Manifest(
         homenode=__version__,
@@ -76,7 +76,7 @@ def capture(
         omitted=notes,
         not_everywhere=not_everywhere,
     )
-    return CaptureArchive(_archive(stored, manifest), manifest)
+    return CaptureArchive(_pack(stored, manifest), manifest)
 
 
 def collect_over_ssh(
@@ -114,7 +114,7 @@ def _user_part(ssh: str) -> tuple[str, ...]:
     return (user,) if at else ()
 
 
-def _archive(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
+def _pack(snapshot: MemorySnapshot, manifest: Manifest) -> bytes:
     """Return a tar.gz with sorted names and neither times nor owners."""
     files = {path.lstrip("/"): text for path, text in snapshot.files.items()}
     files |= {f"commands/{name}": text for name, text in snapshot.commands.items()}

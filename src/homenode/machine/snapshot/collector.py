@@ -88,20 +88,20 @@ def parse_collected(text: str, name: str) -> MemorySnapshot:
     links: dict[str, str] = {}
     commands: dict[str, str] = {}
     directories: list[str] = []
-    for number, mark, body in _blocks(lines, first):
+    for number, mark, body in _split_blocks(lines, first):
         kind, _, subject = mark.partition(" ")
         if kind == "F":
-            files[f"/{subject}"] = _text(body)
+            files[f"/{subject}"] = _join_text(body)
         elif kind == "G":
             files.update(_split_lines(subject, body))
         elif kind == "H":
-            files[f"/{subject}"] = _binary(body, name, number)
+            files[f"/{subject}"] = _decode_binary(body, name, number)
         elif kind == "D":
             directories.append(f"/{subject}")
         elif kind == "L":
-            links.update(_links(body))
+            links.update(_parse_links(body))
         elif kind == "C":
-            output = _text(body)
+            output = _join_text(body)
             status = _STATUS.search(output)
             if status is None:
                 raise ParseError(name, "an exit status", mark, line=number)
@@ -151,22 +151,22 @@ def _command_lines(command: ToolCommand) -> Iterator[str]:
         yield f"echo 'C {command.name}'"
         yield "{"
         if command.list_argv:
-            run_list = _invocation(command.list_argv, command.timeout_s)
+            run_list = _format_invocation(command.list_argv, command.timeout_s)
             yield f"w=$({run_list}); r=$?"
             yield f"echo '<{command.wrapped}>'"
             # Not quoted: words are what the list is split into. They are UUIDs.
-            run_one = _invocation(argv, command.timeout_s, '"$i"')
+            run_one = _format_invocation(argv, command.timeout_s, '"$i"')
             yield f"for i in $w; do {run_one}; done"
             yield f"echo '</{command.wrapped}>'"
         else:
-            yield _invocation(argv, command.timeout_s)
+            yield _format_invocation(argv, command.timeout_s)
             yield "r=$?"
         yield r"printf '\nS %s\n' $r"
         yield "} | sed 's/^/ /'"
     yield "fi"
 
 
-def _invocation(argv: Sequence[str], timeout_s: int, word: str = "") -> str:
+def _format_invocation(argv: Sequence[str], timeout_s: int, word: str = "") -> str:
     return " ".join(
         ["t", str(timeout_s), *map(quote, argv), *([word] if word else []), "</dev/null"]
     )
@@ -176,7 +176,7 @@ def _is_pattern(glob: str) -> bool:
     return any(sign in glob for sign in "*[")
 
 
-def _blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, list[str]]]:
+def _split_blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, list[str]]]:
     """(line number, mark, lines of the block) up to Z."""
     at = first
     while at < len(lines):
@@ -191,7 +191,7 @@ def _blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, list[s
             return
 
 
-def _text(body: Sequence[str]) -> str:
+def _join_text(body: Sequence[str]) -> str:
     """Lines of a block, each after its space. The last line end was added by f()."""
     return "\n".join(line[1:] for line in body)
 
@@ -220,7 +220,7 @@ def _part_pattern(part: str) -> str:
     return ending or ("[^/]*" if _is_pattern(part) else re.escape(part))
 
 
-def _binary(body: Sequence[str], name: str, number: int) -> str:
+def _decode_binary(body: Sequence[str], name: str, number: int) -> str:
     try:
         content = bytes.fromhex("".join(body))
     except ValueError:
@@ -228,7 +228,7 @@ def _binary(body: Sequence[str], name: str, number: int) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 
-def _links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _parse_links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(path, target) of lines such as
 
     lrwxrwxrwx 1 root root 0 Nov 20 09:10 sys/bus/pci/devices/0000:00:01.0 -> ../../../devices/x

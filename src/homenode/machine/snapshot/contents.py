@@ -109,14 +109,14 @@ BRIDGE_CLASS = "0x0604"
 _LINES = re.compile(r'"([^"]+)"')
 
 
-def table(name: str) -> list[str]:
+def read_table(name: str) -> list[str]:
     """Return the rows of one of this directory's tables."""
     lines = package_text("machine", "snapshot", name).splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def words(section: str) -> frozenset[str]:
-    _, _, tail = "\n".join(table("words.txt")).partition(f"[{section}]\n")
+def read_words(section: str) -> frozenset[str]:
+    _, _, tail = "\n".join(read_table("words.txt")).partition(f"[{section}]\n")
     return frozenset(tail.partition("[")[0].split())
 
 
@@ -127,9 +127,9 @@ def _expand_braces(names: str) -> list[str]:
     return [f"{before}{name}{after}" for name in several.split(",")]
 
 
-def _paths() -> Iterator[PathRule]:
+def _read_paths() -> Iterator[PathRule]:
     """Yield one rule for each row, or for each name in its braces."""
-    rows = table("paths.txt")
+    rows = read_table("paths.txt")
     for row, below in zip(rows, (*rows[1:], ""), strict=True):
         if row.startswith(" "):
             continue
@@ -142,11 +142,11 @@ def _paths() -> Iterator[PathRule]:
             yield PathRule(glob, PathKind(kind), TextForm[form], purpose, keep, unless)
 
 
-PATHS = tuple(_paths())
+PATHS = tuple(_read_paths())
 
 
-def _commands() -> Iterator[ToolCommand]:
-    blocks = "\n".join(table("commands.txt")).replace("\n  ", "\t").splitlines()
+def _read_commands() -> Iterator[ToolCommand]:
+    blocks = "\n".join(read_table("commands.txt")).replace("\n  ", "\t").splitlines()
     for head, *rows in (block.split("\t") for block in blocks):
         named, _, purpose = head.partition(" | ")
         name, timeout = named.split()
@@ -156,7 +156,7 @@ def _commands() -> Iterator[ToolCommand]:
         yield ToolCommand(name, spellings, purpose, int(timeout), tuple(list_argv.split()), wrapped)
 
 
-COMMANDS = tuple(_commands())
+COMMANDS = tuple(_read_commands())
 COMMAND_OF_NAME = {command.name: command for command in COMMANDS}
 
 IDENTITY_PATHS = (

@@ -75,7 +75,7 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
         if rule.unless is not None and rule.unless not in absent:
             continue
         is_there = False
-        for path in paths_of(snapshot, rule.glob):
+        for path in expand_glob(snapshot, rule.glob):
             try:
                 value = _READERS[rule.kind](snapshot, rule, path)
             except _FormError:
@@ -102,21 +102,23 @@ def gather(snapshot: Snapshot) -> GatheredFiles:
     )
 
 
-def paths_of(snapshot: Snapshot, glob: str) -> Iterator[str]:
+def expand_glob(snapshot: Snapshot, glob: str) -> Iterator[str]:
     """Yield paths that a glob names, sorted; a literal last part is not looked for."""
     directories = [""]
     *above, last = glob.strip("/").split("/")
     for part in above:
-        directories = [f"{at}/{name}" for at in directories for name in _names(snapshot, at, part)]
+        directories = [
+            f"{at}/{name}" for at in directories for name in _match_names(snapshot, at, part)
+        ]
     for at in directories:
-        for name in _names(snapshot, at, last):
+        for name in _match_names(snapshot, at, last):
             yield f"{at}/{name}"
 
 
-def _names(snapshot: Snapshot, directory: str, part: str) -> tuple[str, ...]:
+def _match_names(snapshot: Snapshot, directory: str, part: str) -> tuple[str, ...]:
     if not any(sign in part for sign in "*?["):
         return (part,)
-    pattern = _pattern(part)
+    pattern = _compile_pattern(part)
     return tuple(
         name
         for name in snapshot.list(directory or "/") or ()
@@ -125,7 +127,7 @@ def _names(snapshot: Snapshot, directory: str, part: str) -> tuple[str, ...]:
 
 
 @cache
-def _pattern(part: str) -> "re.Pattern[str]":
+def _compile_pattern(part: str) -> "re.Pattern[str]":
     return re.compile(translate(part))
 
 
@@ -139,7 +141,7 @@ def _place(snapshot: Snapshot, path: str) -> str | None:
     return None if real is None else f"{real}/{name}"
 
 
-def _file(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+def _read_file(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     text = snapshot.read_text(path)
     if not text:
         return None
@@ -164,11 +166,11 @@ def _link(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     return target
 
 
-def _directory(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+def _read_directory(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     return None if snapshot.list(path) is None else ""
 
 
-def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
+def _read_config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
     """Return the configuration space of a bridge; nothing is read from that of other functions."""
     class_code = snapshot.read_text(path.removesuffix("config") + "class")
     if class_code is None or not class_code.startswith(BRIDGE_CLASS):
@@ -183,10 +185,10 @@ def _config(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
 
 
 _READERS = {
-    PathKind.FILE: _file,
+    PathKind.FILE: _read_file,
     PathKind.LINK: _link,
-    PathKind.DIRECTORY: _directory,
-    PathKind.CONFIG: _config,
+    PathKind.DIRECTORY: _read_directory,
+    PathKind.CONFIG: _read_config,
 }
 
 

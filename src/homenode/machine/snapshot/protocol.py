@@ -60,7 +60,7 @@ class BoundedSnapshot:
         return self._files.name
 
     def read_text(self, path: str) -> str | None:
-        return self._text(self._files.read_text(path))
+        return self._limit_text(self._files.read_text(path))
 
     def list(self, path: str) -> tuple[str, ...] | None:
         names = self._count_answer(self._files.list(path))
@@ -77,14 +77,14 @@ class BoundedSnapshot:
         return self._count_answer(self._files.real_path(path))
 
     def command_output(self, command: str) -> str | None:
-        return self._text(self._files.command_output(command))
+        return self._limit_text(self._files.command_output(command))
 
-    def failure(self, command: str) -> str:
+    def explain_failure(self, command: str) -> str:
         """Return the reason why a tool has no output: the tool's message if it ran just now."""
         failures: Mapping[str, str] = getattr(self._files, "failures", {})
         return failures.get(command, f"{self.name} has no output of {command.partition('-')[0]}")
 
-    def _text(self, text: str | None) -> str | None:
+    def _limit_text(self, text: str | None) -> str | None:
         if text is not None:
             self._chars += len(text)
             if "," in text and text not in self._known:

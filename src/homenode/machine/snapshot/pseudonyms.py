@@ -77,7 +77,7 @@ class Pseudonyms:
             short = host.partition(".")[0]
             if _IPV4.fullmatch(host) or ":" in host:
                 continue  # an address, which is found by its form
-            pseudonym = self.pseudonym("host", short)
+            pseudonym = self.replace_secret("host", short)
             for word in dict.fromkeys((host, short)):
                 self._add_word(word, pseudonym)
                 if word not in self._words and word not in _OF_EVERY_HOST:
@@ -85,7 +85,7 @@ class Pseudonyms:
                     self._left["host name"] = None
         for user in users:
             word = user.strip().lower()
-            self._add_word(word, self.pseudonym("user", word))
+            self._add_word(word, self.replace_secret("user", word))
             if word not in self._words and word not in _OF_EVERY_HOST:
                 self._left["user name"] = None
 
@@ -95,19 +95,19 @@ class Pseudonyms:
         distinguished from other text."""
         return tuple(self._left)
 
-    def pseudonym(self, kind: str, secret: str) -> str:
+    def replace_secret(self, kind: str, secret: str) -> str:
         """Return the pseudonym "KIND-N" of a secret. A pseudonym of that kind stays unchanged."""
         return self._remember(kind, secret, lambda count: f"{kind}-{count}")
 
-    def uuid(self, secret: str) -> str:
+    def replace_uuid(self, secret: str) -> str:
         """Return a UUID as the pseudonym of a UUID, or of another identifier of a machine."""
         key = secret.replace("-", "").lower()
         return self._remember("uuid", key, lambda n: f"00000000-0000-4000-8000-{n:012d}")
 
-    def serial(self, secret: str) -> str:
+    def replace_serial(self, secret: str) -> str:
         """Return a pseudonym for a serial number; a long one is then replaced everywhere."""
         secret = secret.strip()
-        pseudonym = self.pseudonym("serial", secret)
+        pseudonym = self.replace_secret("serial", secret)
         # Short ones, and numbers that could be an amount of memory, are not looked for elsewhere.
         if len(secret) >= (12 if secret.isdigit() else 6) and len(set(secret)) > 2:
             self._add_word(secret.lower(), pseudonym)
@@ -120,8 +120,10 @@ class Pseudonyms:
 
     def scrub_words(self, text: str) -> str:
         """Return the text with pseudonyms for the names and serials that are known by now."""
-        text = _MAIL.sub(lambda found: self.pseudonym("mail", found[0].lower()), text)
-        text = _HOME.sub(lambda found: found[1] + self.pseudonym("user", found[2].lower()), text)
+        text = _MAIL.sub(lambda found: self.replace_secret("mail", found[0].lower()), text)
+        text = _HOME.sub(
+            lambda found: found[1] + self.replace_secret("user", found[2].lower()), text
+        )
         for word, pseudonym in self._placed.items():
             text = re.sub(
                 rf"({_PLACE_OF_HOST}){re.escape(word)}(?![\w-]|\.\w)",
@@ -136,20 +138,20 @@ class Pseudonyms:
                 self._word_pattern = re.compile(
                     rf"(?<![A-Za-z0-9])(?:{choice})(?![A-Za-z0-9])", re.IGNORECASE
                 )
-            text = self._word_pattern.sub(self._word, text)
+            text = self._word_pattern.sub(self._replace_word, text)
         return text
 
     def scrub_forms(self, text: str) -> str:
         """Replace texts with a recognisable form. For paths: a host may be called node1, but a path
         of /sys never means the host."""
-        text = _UUID.sub(lambda found: self.uuid(found[0]), text)
+        text = _UUID.sub(lambda found: self.replace_uuid(found[0]), text)
         text = _LONG_HEX.sub(self._long_hex, text)
-        text = _MAC.sub(self._mac, text)
+        text = _MAC.sub(self._replace_mac, text)
         text = _MAC_OF_FOURS.sub(self._mac_of_fours, text)
         text = _MAC_OF_A_NAME.sub(lambda found: self._mac_number(found[0]), text)
-        text = _GUID_OF_FOURS.sub(self._guid, text)
-        text = _IPV4.sub(self._ipv4, text)
-        return _IPV6.sub(self._ipv6, text)
+        text = _GUID_OF_FOURS.sub(self._replace_guid, text)
+        text = _IPV4.sub(self._replace_ipv4, text)
+        return _IPV6.sub(self._replace_ipv6, text)
 
     def _add_word(self, word: str, pseudonym: str) -> None:
         if len(word) >= _SHORTEST and word not in _COMMON_WORDS and word not in self._words:
@@ -163,12 +165,12 @@ class Pseudonyms:
             self._of_secret[key] = make(self._counts[kind])
         return self._of_secret[key]
 
-    def _word(self, match: "re.Match[str]") -> str:
+    def _replace_word(self, match: "re.Match[str]") -> str:
         # On a host called gpu7, nvidia-smi's GPU7 is still a GPU.
         return match[0] if _OF_TOOLS.fullmatch(match[0]) else self._words[match[0].lower()]
 
     def _long_hex(self, match: "re.Match[str]") -> str:
-        pseudonym = self.uuid(match[0]).replace("-", "")
+        pseudonym = self.replace_uuid(match[0]).replace("-", "")
         return pseudonym.ljust(len(match[0]), "0")
 
     def _mac_number(self, digits: str) -> str:
@@ -177,7 +179,7 @@ class Pseudonyms:
         of_all = self._remember("mac", digits, lambda n: f"{n:x}")
         return "02" + of_all.rjust(len(digits) - 2, "0")
 
-    def _mac(self, match: "re.Match[str]") -> str:
+    def _replace_mac(self, match: "re.Match[str]") -> str:
         separator = match[0][2]
         digits = self._mac_number(match[0].replace(separator, ""))
         return separator.join(digits[at : at + 2] for at in range(0, len(digits), 2))
@@ -186,11 +188,11 @@ class Pseudonyms:
         digits = self._mac_number(match[0].replace(".", ""))
         return f"{digits[:4]}.{digits[4:8]}.{digits[8:]}"
 
-    def _guid(self, match: "re.Match[str]") -> str:
+    def _replace_guid(self, match: "re.Match[str]") -> str:
         digits = self._mac_number(match[0].replace(":", ""))
         return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
 
-    def _ipv4(self, match: "re.Match[str]") -> str:
+    def _replace_ipv4(self, match: "re.Match[str]") -> str:
         try:
             address = ipaddress.IPv4Address(match[0])
         except ipaddress.AddressValueError:
@@ -199,7 +201,7 @@ class Pseudonyms:
             return match[0]
         return self._remember("ipv4", str(address), _documentation_ipv4)
 
-    def _ipv6(self, match: "re.Match[str]") -> str:
+    def _replace_ipv6(self, match: "re.Match[str]") -> str:
         text, percent, zone = match[0].partition("%")
         try:
             address = ipaddress.IPv6Address(text)

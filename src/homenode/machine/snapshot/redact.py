@@ -26,8 +26,8 @@ from homenode.machine.snapshot.contents import (
     IDENTITY_COMMANDS,
     IDENTITY_PATHS,
     SERIAL_PATHS,
-    table,
-    words,
+    read_table,
+    read_words,
 )
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
@@ -46,8 +46,8 @@ _STRUCTURE = re.compile(
 )
 """Kept in a kernel parameter's value: numbers, sizes, lists, masks, PCI IDs and addresses."""
 
-_VALUE_WORDS, _PARAMETERS = words("values"), words("parameters")
-_MODULES = tuple(words("modules"))
+_VALUE_WORDS, _PARAMETERS = read_words("values"), read_words("parameters")
+_MODULES = tuple(read_words("modules"))
 
 _VPD_FIELD = re.compile(r"^\s*\[(\w\w)\] [^:]*:\s*(.*)$")
 _SLOT_FIELD = re.compile(r"^(\s+(?:Physical Slot|DeviceName):\s*)(\S.*)$")
@@ -83,15 +83,15 @@ class Identities(Struct, frozen=True):
     serials: tuple[str, ...] = ()
 
 
-def identities_of(snapshot: Snapshot, also: Identities | None = None) -> Identities:
+def read_identities(snapshot: Snapshot, also: Identities | None = None) -> Identities:
     """Return the names of a host and of the user who reads it; `also` adds to them."""
     also = also or Identities()
     words = [snapshot.read_text(path) for path in IDENTITY_PATHS]
     users = [snapshot.command_output(command.name) for command in IDENTITY_COMMANDS]
     serials = [(snapshot.read_text(path) or "").strip() for path in SERIAL_PATHS]
     return Identities(
-        _distinct_words((*also.hosts, *_words(words))),
-        _distinct_words((*also.users, *_words(users))),
+        _distinct_words((*also.hosts, *_split_words(words))),
+        _distinct_words((*also.users, *_split_words(users))),
         # "To be filled by O.E.M." is no serial.
         _distinct_words((*also.serials, *(serial for serial in serials if " " not in serial))),
     )
@@ -104,7 +104,7 @@ def redact(
     tool, remark), redacted too, at the head of omitted."""
     names = Pseudonyms(identities.hosts, identities.users)
     for serial in identities.serials:
-        names.serial(serial)
+        names.replace_serial(serial)
     commands: dict[str, str] = {}
     omitted: list[tuple[str, str]] = []
     # Commands first: they give serials, which are then known in files too.
@@ -119,7 +119,7 @@ def redact(
         MemorySnapshot(
             "host",
             {
-                names.scrub_forms(path): _file(path, text, names)
+                names.scrub_forms(path): _redact_file(path, text, names)
                 for path, text in sorted(snapshot.files.items())
             },
             {
@@ -170,13 +170,13 @@ def redact_product(text: str, names: Pseudonyms) -> str:
     marked = _SERIAL_MARK.search(text)
     if marked is not None:
         text = text[: marked.start()].rstrip() + " redacted" + ("\n" if text[-1:] == "\n" else "")
-    return names.scrub(_SERIAL_WORD.sub(lambda found: names.serial(found[0]), text))
+    return names.scrub(_SERIAL_WORD.sub(lambda found: names.replace_serial(found[0]), text))
 
 
 _RELEASE_FILES = ("/proc/sys/kernel/osrelease", "/proc/version", "/proc/hwloc-nofile-info")
 
 
-def _file(path: str, text: str, names: Pseudonyms) -> str:
+def _redact_file(path: str, text: str, names: Pseudonyms) -> str:
     if path == "/proc/cmdline":
         return redact_command_line(text, names) + "\n"
     if path in _RELEASE_FILES:
@@ -200,25 +200,25 @@ def redact_release(text: str, names: Pseudonyms) -> str:
     '6.8.0-45-redacted+redacted-generic'
     """
 
-    def part(match: re.Match[str]) -> str:
+    def redact_part(match: re.Match[str]) -> str:
         word = match[0].lower()
         return match[0] if _NUMBERED.fullmatch(word) or word in _RELEASES else "redacted"
 
-    return _RELEASE_PART.sub(part, names.scrub(text))
+    return _RELEASE_PART.sub(redact_part, names.scrub(text))
 
 
 _RELEASE_PART = re.compile(r"[A-Za-z0-9]+")
 _NUMBERED = re.compile(r"(?:rc|v|el|fc|deb|amzn|azl|cm|dfsg)?\d+k?")
-_FIRMWARE = words("firmware")
+_FIRMWARE = read_words("firmware")
 
 
-def _topology(text: str, names: Pseudonyms) -> str:
+def _redact_topology(text: str, names: Pseudonyms) -> str:
     """Redact nvidia-smi topo -m: its NICs may have user-defined names."""
     header = next((line for line in text.splitlines() if line.split()[:1] == ["GPU0"]), "")
     named = {*header.partition("CPU Affinity")[0].split(), *_NIC_IN_LEGEND.findall(text)}
     named = {name for name in named if not _TOPO_NAME.fullmatch(name)}
     parts = _SPACE.split(names.scrub(text)) if named else (names.scrub(text),)
-    return "".join(names.pseudonym("nic", part) if part in named else part for part in parts)
+    return "".join(names.replace_secret("nic", part) if part in named else part for part in parts)
 
 
 _SPACE = re.compile(r"(\s+)")
@@ -233,7 +233,7 @@ def _scrub(text: str, names: Pseudonyms) -> str:
     return names.scrub(text)
 
 
-def _lspci(text: str, names: Pseudonyms) -> str:
+def _redact_lspci(text: str, names: Pseudonyms) -> str:
     """Redact lspci -vvv: vital product data contains serials, asset tags and vendor data.
 
     [SN] Serial number: MT2311X12345     [V3] Vendor specific: 8f2a...     [YA] Asset tag: rack 4
@@ -243,18 +243,20 @@ def _lspci(text: str, names: Pseudonyms) -> str:
         field = _VPD_FIELD.match(line)
         if field is not None:
             if field[1] == "SN":
-                names.serial(field[2])
+                names.replace_serial(field[2])
             line = line[: field.start(2)] + "redacted"
         slot = _SLOT_FIELD.match(line)
         if slot is not None and not _SLOT.fullmatch(slot[2].strip()):
-            line = slot[1] + names.pseudonym("slot", slot[2].strip())  # a label set by users
-        lines.append(_SERIAL_FIELD.sub(lambda found: found[1] + _serial(found[2], names), line))
+            line = slot[1] + names.replace_secret("slot", slot[2].strip())  # a label set by users
+        lines.append(
+            _SERIAL_FIELD.sub(lambda found: found[1] + _redact_serial(found[2], names), line)
+        )
     return names.scrub("\n".join(lines) + "\n")
 
 
-def _serial(text: str, names: Pseudonyms) -> str:
+def _redact_serial(text: str, names: Pseudonyms) -> str:
     """Return a serial's pseudonym; b8-ce-f6-ff-ff-12-34-56 is found by its form later."""
-    return text if names.scrub(text) != text or text == "redacted" else names.serial(text)
+    return text if names.scrub(text) != text or text == "redacted" else names.replace_serial(text)
 
 
 _AMD_SECRET = re.compile(
@@ -262,7 +264,7 @@ _AMD_SECRET = re.compile(
 )
 
 
-def _amd(text: str, names: Pseudonyms) -> str:
+def _redact_amd(text: str, names: Pseudonyms) -> str:
     return names.scrub(_AMD_SECRET.sub(r'\1"redacted"', text))
 
 
@@ -289,7 +291,7 @@ _CAPABILITIES: Rules = {
 _NVIDIA: Rules = {
     "nvidia_smi_log": frozenset(),
     "gpu": frozenset({"id"}),
-    **dict.fromkeys(words("nvidia-smi"), WHOLE),
+    **dict.fromkeys(read_words("nvidia-smi"), WHOLE),
     "mig_devices": frozenset(),
     "mig_device": frozenset(),
     "platformInfo": frozenset(),
@@ -305,8 +307,8 @@ def redact_capabilities(text: str, names: Pseudonyms) -> str:
     root = parse_xml(text, "capabilities", "virsh capabilities")
     _drop_unlisted(root, _CAPABILITIES)
     _scrub_tree(root, names)
-    _pseudonym(root.find("host/uuid"), names)
-    return _document(root)
+    _redact_value(root.find("host/uuid"), names)
+    return _serialize(root)
 
 
 def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
@@ -316,12 +318,12 @@ def redact_nvidia_query(text: str, names: Pseudonyms) -> str:
         # Collected first, so that they are replaced everywhere.
         tag, value = str(element.tag).lower(), (element.text or "").strip()
         if "serial" in tag and value not in ("", "N/A", "0"):
-            names.serial(value)
+            names.replace_serial(value)
     _drop_unlisted(root, _NVIDIA)
     _scrub_tree(root, names)
     for gpu in root.findall("gpu"):
-        _pseudonym(gpu.find("uuid"), names)
-    return _document(root)
+        _redact_value(gpu.find("uuid"), names)
+    return _serialize(root)
 
 
 def _drop_unlisted(element: etree._Element, rules: Rules) -> None:
@@ -350,11 +352,11 @@ def _remove(parent: etree._Element, child: etree._Element) -> None:
     parent.remove(child)
 
 
-def _pseudonym(uuid: etree._Element | None, names: Pseudonyms) -> None:
+def _redact_value(uuid: etree._Element | None, names: Pseudonyms) -> None:
     """Replace a value without a recognisable form. UUIDs have been replaced already."""
     text = "" if uuid is None else (uuid.text or "").strip()
     if uuid is not None and text and _OF_SCRUBBED_UUID not in text:
-        uuid.text = names.uuid(text)
+        uuid.text = names.replace_uuid(text)
 
 
 def _scrub_tree(root: etree._Element, names: Pseudonyms) -> None:
@@ -367,7 +369,7 @@ def _scrub_tree(root: etree._Element, names: Pseudonyms) -> None:
             element.attrib[attribute] = names.scrub(str(value))
 
 
-def _document(root: etree._Element) -> str:
+def _serialize(root: etree._Element) -> str:
     return etree.tostring(root, encoding="unicode") + "\n"
 
 
@@ -394,7 +396,7 @@ _ARCHITECTURES = tuple(
     ppc64le riscv32 riscv64 s390 s390x sparc sparc64 x86_64
 """.split()
 )
-_RELEASES = words("releases") | {"host", "user", *_ARCHITECTURES}
+_RELEASES = read_words("releases") | {"host", "user", *_ARCHITECTURES}
 _DISTRIBUTIONS = ("rhel", "ubuntu", "noble", "jammy", "focal", "bionic", "openeuler", "bclinux")
 _MACHINE = re.compile(
     r"(?:pc|q35|pc-q35|pc-i440fx|virt|pseries|microvm|s390-ccw-virtio)"
@@ -435,7 +437,7 @@ def _parse_rule(row: str) -> dict[str, re.Pattern[str]]:
 
 _DOMAIN = {
     path.partition("/")[2]: _parse_rule(row)
-    for path, _, row in (line.partition(":") for line in table("redacted_domain.txt"))
+    for path, _, row in (line.partition(":") for line in read_table("redacted_domain.txt"))
 }
 """The elements of a domain that stay, by their path. libvirt also checks <name> and <uuid>, which
 are pseudonyms."""
@@ -455,9 +457,9 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
             if secret:
                 element = etree.Element(tag)
                 element.text = (
-                    names.uuid(secret)
+                    names.replace_uuid(secret)
                     if kind == "uuid"
-                    else NAME_PREFIX + names.pseudonym(kind, secret)
+                    else NAME_PREFIX + names.replace_secret(kind, secret)
                 )
                 identity.append(element)
         mark = domain.find(f"metadata/{_MARK}")
@@ -466,11 +468,11 @@ def redact_domains(text: str, names: Pseudonyms) -> str:
             copied = etree.SubElement(identity[-1], _MARK, nsmap={"homenode": LAYOUT_NAMESPACE})
             if mark.get("uuid"):
                 # The pseudonym of the domain's own UUID, or of another's: whose it is can be read.
-                copied.set("uuid", names.uuid(str(mark.get("uuid"))))
+                copied.set("uuid", names.replace_uuid(str(mark.get("uuid"))))
         for at, element in enumerate(identity):
             redacted_domain.insert(at, element)
         for address in redacted_domain.iterfind("devices/hostdev/source/address[@uuid]"):
-            address.set("uuid", names.uuid(str(address.get("uuid"))))
+            address.set("uuid", names.replace_uuid(str(address.get("uuid"))))
         emulator = redacted_domain.find("devices/emulator")
         if emulator is not None and not emulator.text:
             emulator.text = UNKNOWN_EMULATOR
@@ -499,17 +501,17 @@ def _copy(element: etree._Element, path: str) -> etree._Element:
 
 
 _REDACTORS: dict[str, Callable[[str, Pseudonyms], str]] = {
-    "lspci": _lspci,
-    **dict.fromkeys(("amd-smi-topology", "amd-smi-partition", "rocm-smi-json"), _amd),
+    "lspci": _redact_lspci,
+    **dict.fromkeys(("amd-smi-topology", "amd-smi-partition", "rocm-smi-json"), _redact_amd),
     "nvidia-smi-query": redact_nvidia_query,
-    "nvidia-smi-topo": _topology,
+    "nvidia-smi-topo": _redact_topology,
     **dict.fromkeys(("qemu-version", "uname", "virsh-version"), redact_release),
     "virsh-capabilities": redact_capabilities,
     "virsh-domains": redact_domains,
 }
 
 
-def _words(texts: Iterable[str | None]) -> tuple[str, ...]:
+def _split_words(texts: Iterable[str | None]) -> tuple[str, ...]:
     # "(none)" is the domain name of a host without a domain name.
     return tuple(word for text in texts for word in (text or "").split() if word != "(none)")
 

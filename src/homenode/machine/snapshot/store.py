@@ -39,11 +39,11 @@ def open_snapshot(path: Path) -> Snapshot:
     if not source.exists():
         raise not_found(str(source), hint=command_line("homenode", "capture", "-o", source))
     tree = read_archive(source)
-    prefix, below_sys = _choose(_roots_of(tree), source, machine)
+    prefix, below_sys = _choose(_find_archived_roots(tree), source, machine)
     manifest = tree.files.get(f"{prefix}/{MANIFEST}".lstrip("/"))
     if manifest is not None:
         check_manifest(manifest, str(source))
-    return _from_tree(_name(source, machine), tree, prefix, below_sys)
+    return _build_snapshot(_name(source, machine), tree, prefix, below_sys)
 
 
 def _split(path: Path) -> tuple[Path, str | None]:
@@ -59,7 +59,7 @@ def _name(source: Path, machine: str | None) -> str:
 
 def _open_directory(source: Path, machine: str | None) -> Snapshot:
     top = os.path.realpath(source)  # the directory that was named may itself be a link
-    prefix, below_sys = _choose(_roots_in(top), source, machine)
+    prefix, below_sys = _choose(_find_roots(top), source, machine)
     root = f"{top}/{prefix}" if prefix else top
     manifest = read_kernel_file(f"{root}/{MANIFEST}")
     if manifest is not None:
@@ -67,7 +67,7 @@ def _open_directory(source: Path, machine: str | None) -> Snapshot:
     return DirectorySnapshot(_name(source, machine), root, "" if below_sys else "/sys")
 
 
-def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
+def _find_archived_roots(tree: ArchiveTree) -> list[tuple[str, bool]]:
     """Yield each machine in an archive: its directory, and whether that is the inside of a /sys."""
     directories = tree.directories
     roots = {
@@ -82,9 +82,9 @@ def _roots_of(tree: ArchiveTree) -> list[tuple[str, bool]]:
     return sorted(_outermost_roots(roots))
 
 
-def _roots_in(top: str) -> list[tuple[str, bool]]:
-    """Yield each machine in a directory, as `_roots_of` does. Links are not followed. Raises
-    HostError if the directory itself, or the sys in it, cannot be read."""
+def _find_roots(top: str) -> list[tuple[str, bool]]:
+    """Return each machine in a directory like `_find_archived_roots`. Links are not followed.
+    Raises HostError if the directory itself, or the sys in it, cannot be read."""
     for directory in (top, f"{top}/sys"):
         try:
             os.scandir(directory).close()
@@ -92,17 +92,17 @@ def _roots_in(top: str) -> list[tuple[str, bool]]:
             continue
         except OSError as error:
             raise of_os(error, directory, "the directory") from None
-    if Path(top).name == "sys" and _is_sys(_subdirectories(top)):
+    if Path(top).name == "sys" and _is_sys(_list_subdirectories(top)):
         return [("", True)]
-    if not _is_sys(_subdirectories(f"{top}/sys")) and Path(top, "devices/system").is_dir():
+    if not _is_sys(_list_subdirectories(f"{top}/sys")) and Path(top, "devices/system").is_dir():
         return [("", True)]
     roots: set[tuple[str, bool]] = set()
     level = [""]
     for _ in range(_MAX_ROOT_DEPTH + 1):
         deeper: list[str] = []
         for directory in level[:_MAX_DIRECTORIES_SEARCHED]:
-            names = _subdirectories(f"{top}/{directory}")
-            if "sys" in names and _is_sys(_subdirectories(f"{top}/{directory}/sys")):
+            names = _list_subdirectories(f"{top}/{directory}")
+            if "sys" in names and _is_sys(_list_subdirectories(f"{top}/{directory}/sys")):
                 roots.add((directory, False))
             else:
                 deeper += [f"{directory}/{name}".lstrip("/") for name in names]
@@ -114,7 +114,7 @@ def _is_sys(names: Iterable[str]) -> bool:
     return any(name in _MARKS for name in names)
 
 
-def _subdirectories(directory: str) -> list[str]:
+def _list_subdirectories(directory: str) -> list[str]:
     try:
         with os.scandir(directory) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -141,7 +141,7 @@ def _choose(roots: list[tuple[str, bool]], source: Path, machine: str | None) ->
         if len(roots_named) == 1:
             return roots_named[0]
         raise InputError(
-            f"{source}: expected one machine named {machine!r}, found {_listing(roots)}"
+            f"{source}: expected one machine named {machine!r}, found {_format_roots(roots)}"
         )
     if not roots:
         raise InputError(
@@ -152,13 +152,13 @@ def _choose(roots: list[tuple[str, bool]], source: Path, machine: str | None) ->
     if len(roots) > 1:
         example = roots[0][0].rpartition("/")[2] or roots[0][0]
         raise InputError(
-            f"{source}: expected one machine, found {_listing(roots)}",
+            f"{source}: expected one machine, found {_format_roots(roots)}",
             hint=f'name one: "{source}#{example}"',
         )
     return roots[0]
 
 
-def _listing(roots: list[tuple[str, bool]]) -> str:
+def _format_roots(roots: list[tuple[str, bool]]) -> str:
     if not roots:
         return "none"
     names = [prefix or "(top)" for prefix, _ in roots]
@@ -166,8 +166,8 @@ def _listing(roots: list[tuple[str, bool]]) -> str:
     return f"{len(names)}: {shown}"
 
 
-def _from_tree(name: str, tree: ArchiveTree, prefix: str, below_sys: bool) -> MemorySnapshot:
-    """Return the snapshot of one machine in an archive; prefix as in `_roots_of`."""
+def _build_snapshot(name: str, tree: ArchiveTree, prefix: str, below_sys: bool) -> MemorySnapshot:
+    """Return the snapshot of one machine in an archive; prefix as in `_find_archived_roots`."""
     start = f"{prefix}/" if prefix else ""
     to = "/sys/" if below_sys else "/"
     cut = len(start)
@@ -215,7 +215,7 @@ class DirectorySnapshot:
         real = self.real_path(path)
         if real is None:
             return None
-        content = read_kernel_file(self._on_disk(real))
+        content = read_kernel_file(self._find_file(real))
         return None if content is None else content.decode("utf-8", "surrogateescape")
 
     def list(self, path: str) -> tuple[str, ...] | None:
@@ -223,14 +223,14 @@ class DirectorySnapshot:
         if real is None:
             return None
         try:
-            return tuple(sorted(os.listdir(self._on_disk(real))))  # noqa: PTH208 - a third of the time
+            return tuple(sorted(os.listdir(self._find_file(real))))  # noqa: PTH208 - a third of the time
         except OSError:
             return None
 
     def read_link(self, path: str) -> str | None:
         directory, _, name = path.rpartition("/")
         real = self.real_path(directory or "/")
-        return None if real is None else self._target(join(real, name))
+        return None if real is None else self._find_target(join(real, name))
 
     def real_path(self, path: str) -> str | None:
         directory, _, name = path.rpartition("/")
@@ -242,23 +242,23 @@ class DirectorySnapshot:
     def command_output(self, command: str) -> str | None:
         return self.read_text(f"/commands/{command}")
 
-    def _on_disk(self, real: str) -> str:
+    def _find_file(self, real: str) -> str:
         if self._sysfs != "/sys" and (real == "/sys" or real.startswith("/sys/")):
             return self._root + self._sysfs + real.removeprefix("/sys")
         return self._root + real
 
     def _follow(self, directory: str, names: Sequence[str]) -> str | None:
-        return follow(directory, names, self._target, self._is_there)
+        return follow(directory, names, self._find_target, self._is_there)
 
-    def _target(self, path: str) -> str | None:
+    def _find_target(self, path: str) -> str | None:
         try:
-            return os.readlink(self._on_disk(path))  # noqa: PTH115 - for every part of every path
+            return os.readlink(self._find_file(path))  # noqa: PTH115 - for every part of every path
         except (OSError, ValueError):
             return None
 
     def _is_there(self, path: str) -> bool:
         try:
-            os.lstat(self._on_disk(path))
+            os.lstat(self._find_file(path))
         except PermissionError:
             return True  # below a directory that this user may not enter: it may exist
         except (OSError, ValueError):

@@ -161,7 +161,7 @@ def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:
         number = row.get("gpu_id", row.get("gpu"))
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 10_000:
             raise ParseError(_PARTITIONS, "the number of a GPU", str(number)[:80])
-        ids = _ids(row.get("partition_id"))
+        ids = _parse_ids(row.get("partition_id"))
         compute = _partition_mode(row.get("accelerator_type"))
         memory = _partition_mode(row.get("memory"))
         if partitions and compute is None and ids and ids[0] == partitions[-1].count:
@@ -180,7 +180,7 @@ def _partition_mode(value: Any) -> str | None:
     return word if word.isascii() and word.isalnum() and len(word) <= 8 else None
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def _parse_ids(value: Any) -> tuple[int, ...]:
     words = str(value).split(",") if isinstance(value, int | str) else []
     numbers = [whole_number(word.strip(), digits=3) for word in words]
     return () if None in numbers else tuple(number for number in numbers if number is not None)

@@ -70,10 +70,10 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
     if len(machines) != 1 or machines[0].get("type") not in _MACHINE_TYPES[is_old]:
         found = ", ".join(str(machine.get("type")) for machine in machines[:4]) or "no object"
         raise InputError(f"{source}: expected one object of type Machine, found {found}")
-    machine = _object(machines[0], source)
+    machine = _parse_object(machines[0], source)
     if is_old:
         return HwlocTopology(
-            machine=_with_a_node(_in_new_form(machine)),
+            machine=_add_node(_convert_object(machine)),
             distances=tuple(_old_distances(machines[0], source)),
             cpu_kinds=(),
             infos=machine.infos,
@@ -81,40 +81,42 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
     return HwlocTopology(
         machine=machine,
         distances=tuple(
-            _distances(child, source)
+            _parse_distances(child, source)
             for child in root
             if child.tag in ("distances2", "distances2hetero")
         ),
         cpu_kinds=tuple(
-            (child.get("cpuset", "0x0"), _infos(child)) for child in root if child.tag == "cpukind"
+            (child.get("cpuset", "0x0"), _parse_infos(child))
+            for child in root
+            if child.tag == "cpukind"
         ),
-        infos={**machine.infos, **_infos(root)},
+        infos={**machine.infos, **_parse_infos(root)},
     )
 
 
-def _object(element: etree._Element, source: str) -> HwlocObject:
+def _parse_object(element: etree._Element, source: str) -> HwlocObject:
     """Depth is bounded: libxml2 rejects documents nested deeper than 256 elements."""
     attributes = {str(key): str(value) for key, value in element.attrib.items()}
     type_name = attributes.get("type")
     if type_name is None:
-        raise ParseError(source, "an object with a type", str(attributes), line=_line(element))
-    infos = _infos(element)
+        raise ParseError(source, "an object with a type", str(attributes), line=_find_line(element))
+    infos = _parse_infos(element)
     children: list[HwlocObject] = []
     for child in element:
         if child.tag == "object":
-            children.append(_object(child, source))
+            children.append(_parse_object(child, source))
         # page_type, userdata: sizes of pages are kept as an info of their own
         elif child.tag == "page_type":
             infos[f"pages of {child.get('size', '')}"] = child.get("count", "")
     return HwlocObject(type_name, attributes, infos, tuple(children))
 
 
-def _line(element: etree._Element) -> int | None:
+def _find_line(element: etree._Element) -> int | None:
     line: object = element.sourceline  # lxml-stubs types it as an ellipsis
     return line if isinstance(line, int) else None
 
 
-def _infos(element: etree._Element) -> dict[str, str]:
+def _parse_infos(element: etree._Element) -> dict[str, str]:
     infos: dict[str, str] = {}
     for child in element:
         if child.tag == "info":
@@ -122,7 +124,7 @@ def _infos(element: etree._Element) -> dict[str, str]:
     return infos
 
 
-def _distances(element: etree._Element, source: str) -> HwlocDistances:
+def _parse_distances(element: etree._Element, source: str) -> HwlocDistances:
     """Indices and values come in chunks of ten; a heterogeneous matrix has types in its indices."""
     indices: list[str] = []
     values: list[int] = []
@@ -133,13 +135,13 @@ def _distances(element: etree._Element, source: str) -> HwlocDistances:
         elif child.tag == "u64values":
             numbers = [whole_number(word) for word in words]
             if None in numbers:
-                raise ParseError(source, "whole numbers", child.text or "", line=_line(child))
+                raise ParseError(source, "whole numbers", child.text or "", line=_find_line(child))
             values += [number for number in numbers if number is not None]
     count = len(indices)
     if str(count) != element.get("nbobjs") or len(values) != count * count:
         counts = f"{count} indices and {len(values)} values"
         expected = f"{element.get('nbobjs')} indices and their square of values"
-        raise ParseError(source, expected, counts, line=_line(element))
+        raise ParseError(source, expected, counts, line=_find_line(element))
     of_type = element.get("type")
     return HwlocDistances(
         name=element.get("name", ""),
@@ -161,7 +163,7 @@ _INSTRUCTIONS = "2"
 _LATENCY = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 
 
-def _in_new_form(obj: HwlocObject) -> HwlocObject:
+def _convert_object(obj: HwlocObject) -> HwlocObject:
     """Return an object of version 1, and those below it, by the types of version 2."""
     of_type = _NEW_TYPES.get(obj.type, obj.type)
     if of_type == "Cache":
@@ -171,11 +173,11 @@ def _in_new_form(obj: HwlocObject) -> HwlocObject:
     if subtype := obj.infos.get("Type"):  # "MCDRAM", of a node; "Die", of a group
         attributes = {"subtype": subtype, **attributes}
         of_type = "Die" if (of_type, subtype) == ("Group", "Die") else of_type
-    children = tuple(_in_new_form(child) for child in obj.children)
+    children = tuple(_convert_object(child) for child in obj.children)
     return replace(obj, type=of_type, attributes=attributes, children=children)
 
 
-def _with_a_node(machine: HwlocObject) -> HwlocObject:
+def _add_node(machine: HwlocObject) -> HwlocObject:
     """Add a NUMA node to a machine without nodes (version 1) for its memory, as version 2 does."""
 
     def has_node(obj: HwlocObject) -> bool:
@@ -202,26 +204,26 @@ def _old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]
     for matrix in machine.iterchildren("distances"):
         if matrix.get("nbobjs") != str(count) or matrix.get("latency_base") is None:
             continue
-        base = _latency(matrix.get("latency_base", ""), matrix, source)
+        base = _parse_latency(matrix.get("latency_base", ""), matrix, source)
         values = [
-            round(base * _latency(child.get("value", ""), child, source))
+            round(base * _parse_latency(child.get("value", ""), child, source))
             for child in matrix.iterchildren("latency")
         ]
         if len(values) != count * count:
             expected = f"{plural(count * count, 'latency', 'latencies')}"
-            raise ParseError(source, expected, str(len(values)), line=_line(matrix))
+            raise ParseError(source, expected, str(len(values)), line=_find_line(matrix))
         rows = tuple(tuple(values[i * count : (i + 1) * count]) for i in range(count))
         matrices.append(HwlocDistances("NUMALatency", True, names, rows))
     return matrices
 
 
-def _latency(text: str, element: etree._Element, source: str) -> float:
+def _parse_latency(text: str, element: etree._Element, source: str) -> float:
     if _LATENCY.fullmatch(text) is None:
-        raise ParseError(source, "a latency such as 2.100000", text, line=_line(element))
+        raise ParseError(source, "a latency such as 2.100000", text, line=_find_line(element))
     return float(text)
 
 
-def pus_of(obj: HwlocObject, attribute: str, source: str) -> CpuSet:
+def parse_pus(obj: HwlocObject, attribute: str, source: str) -> CpuSet:
     """Return the CPUs of an attribute such as cpuset; empty if it is absent. Raises ParseError."""
     text = obj.attributes.get(attribute)
     return CpuSet() if text is None else CpuSet.parse_mask(text, f"{source}: {attribute}")

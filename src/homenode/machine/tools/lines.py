@@ -47,7 +47,7 @@ def record(
         raise ParseError(source, expected, str(error).replace("$", at), line=line) from None
 
 
-def value_at(document: object, path: str, kind: Any, source: str) -> Any:
+def find_value(document: object, path: str, kind: Any, source: str) -> Any:
     """Return the value down a path of keys ("config/ngpus"), as a kind; None if it is not there.
     Raises ParseError for one of another kind."""
     keys = path.split("/")
@@ -128,7 +128,7 @@ class Line(NamedTuple):
     number: int | None  # counted from 1; None = not from a line
     source: str  # whose output it is of
 
-    def error(self, expected: str, part: str | None = None) -> ParseError:
+    def make_error(self, expected: str, part: str | None = None) -> ParseError:
         """Return the error of this line. found: a part of the line; None = all of it."""
         return ParseError(
             self.source, expected, self.text if part is None else part, line=self.number
@@ -137,39 +137,39 @@ class Line(NamedTuple):
     def read_count(self, word: str, expected: str, limit: int | None = None) -> int:
         """Return a whole number of at most 18 digits. Raises ParseError."""
         if not _COUNT.fullmatch(word):
-            raise self.error(expected, word)
+            raise self.make_error(expected, word)
         if limit is not None and int(word) > limit:
-            raise self.error(f"{expected}, at most {limit}", word)
+            raise self.make_error(f"{expected}, at most {limit}", word)
         return int(word)
 
-    def figure(self, word: str, expected: str) -> float:
+    def parse_number(self, word: str, expected: str) -> float:
         """Return a finite number that is not negative, such as 12.4 or 1.2e+06. Raises ParseError.
 
         >>> Line("", None, "tool").figure("1.2e+06", "a time")
         1200000.0
         """
         if not _DECIMAL.fullmatch(word):
-            raise self.error(expected, word)
+            raise self.make_error(expected, word)
         value = float(word)
         if not math.isfinite(value) or value > MAX_VALUE:
-            raise self.error(f"{expected} below {MAX_VALUE:g}", word)
+            raise self.make_error(f"{expected} below {MAX_VALUE:g}", word)
         return value
 
-    def positive(self, word: str, expected: str) -> float:
-        """Return `figure` if it is above zero: a rate of zero is a run that measured nothing."""
-        value = self.figure(word, f"{expected} above 0")
+    def parse_positive(self, word: str, expected: str) -> float:
+        """Return `parse_number` if it is above zero: a rate of zero means a failed run."""
+        value = self.parse_number(word, f"{expected} above 0")
         if value == 0:
-            raise self.error(f"{expected} above 0", word)
+            raise self.make_error(f"{expected} above 0", word)
         return value
 
     def value_or_none(self, word: str, expected: str, scale: float = 1.0) -> float | None:
-        """Return `figure` times scale; None for N/A, nan and -."""
-        return None if word.lower() in _ABSENT else self.figure(word, expected) * scale
+        """Return `parse_number` times scale; None for N/A, nan and -."""
+        return None if word.lower() in _ABSENT else self.parse_number(word, expected) * scale
 
     def read_word(self, word: str, expected: str) -> str:
         """Return the word unchanged. Raises ParseError if it is empty."""
         if not word:
-            raise self.error(expected, word)
+            raise self.make_error(expected, word)
         return word
 
 
@@ -206,10 +206,10 @@ class Lines:
         Blank lines are included if the lines have them."""
         rows = tuple(rows)
         for line in self:
-            if not any(self._took(line, pattern, take) for pattern, take in rows):
-                self.unknown(line)
+            if not any(self._has_taken(line, pattern, take) for pattern, take in rows):
+                self.add_unknown(line)
 
-    def _took(self, line: Line, pattern: "re.Pattern[str]", take: Take | str | None) -> bool:
+    def _has_taken(self, line: Line, pattern: "re.Pattern[str]", take: Take | str | None) -> bool:
         match = pattern.fullmatch(line.text)
         if match is None:
             return False
@@ -218,12 +218,12 @@ class Lines:
             return True
         return take is None or take(line, match) is not False
 
-    def unknown(self, line: Line) -> None:
+    def add_unknown(self, line: Line) -> None:
         """Add a gap for an unknown line."""
         position = f"{self.source} line {line.number}"
         self.gaps.append(Gap(position, f"not known: {line.text.strip()[:80]!r}"))
 
-    def error(
+    def make_error(
         self, expected: str, observed: str | None = None, hint: str | None = None
     ) -> ParseError:
         """Return the error for something that the output as a whole lacks."""
@@ -232,13 +232,13 @@ class Lines:
     def keep(self, name: str, word: str, line: Line) -> None:
         """Keep the value of a name. Raises ParseError if the name has a value."""
         if name in self._values:
-            raise line.error(f"one value of {name!r}", word)
+            raise line.make_error(f"one value of {name!r}", word)
         self._values[name] = (word, line)
 
     def keep_same(self, name: str, word: str, line: Line) -> None:
         """Store a value as `keep` does; the same value may be repeated."""
         if self._values.setdefault(name, (word, line))[0] != word:
-            raise line.error(f"one value of {name!r}")
+            raise line.make_error(f"one value of {name!r}")
 
     def has(self, name: str) -> bool:
         """True if the name has a value that was not taken."""
@@ -250,7 +250,7 @@ class Lines:
             hint = (
                 self.gaps[0].reason if self.gaps else "the run ended early, or its output was cut"
             )
-            raise self.error(f"a line {name.rpartition(':')[2]!r}", hint=hint)
+            raise self.make_error(f"a line {name.rpartition(':')[2]!r}", hint=hint)
         word, line = self._values.pop(name)
         return read(line, word, expected)
 
@@ -260,7 +260,7 @@ class Lines:
         """Return a value as `take` does; None if the output does not have it."""
         return self.take(name, read, expected) if name in self._values else None
 
-    def untaken(self) -> Iterator[tuple[str, str, Line]]:
+    def list_untaken(self) -> Iterator[tuple[str, str, Line]]:
         """Yield names whose values were not taken, in their order."""
         for name, (word, line) in self._values.items():
             yield name, word, line

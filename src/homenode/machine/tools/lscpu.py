@@ -64,14 +64,14 @@ def parse(text: str) -> LscpuTable:
                 columns = words
                 caches = next((column for column in columns if ":" in column), "")
             else:
-                lines.unknown(line)
+                lines.add_unknown(line)
             continue
         if len(words) != len(columns):
-            raise line.error(plural(len(columns), "column"), plural(len(words), "column"))
+            raise line.make_error(plural(len(columns), "column"), plural(len(words), "column"))
         cell_of = dict(zip(columns, words, strict=True))
         index = line.read_count(cell_of["CPU"], "a CPU", MAX_PU_INDEX)
         if index in cpus or len(cpus) == MAX_CPUS:
-            raise line.error(f"each CPU once, {MAX_CPUS} at most", str(index))
+            raise line.make_error(f"each CPU once, {MAX_CPUS} at most", str(index))
         cpus[index] = LscpuCpu(
             index=PuIndex(index),
             node=_number(line, cell_of.get("NODE"), MAX_NODES - 1),

@@ -118,7 +118,7 @@ _UNINDENTED = re.compile(
 
 def looks_like_lspci(text: str) -> bool:
     """Return whether the header of a function is near the beginning."""
-    lines = _lines(text[:_HEAD_CHARACTERS])
+    lines = _clean_lines(text[:_HEAD_CHARACTERS])
     return any(_HEADER.fullmatch(line.rstrip()) for line in lines)
 
 
@@ -131,16 +131,16 @@ def ends_within_a_line(text: str) -> bool:
     """
     if text.endswith("\n"):
         return False
-    *whole_lines, last = _lines(text) or [""]
+    *whole_lines, last = _clean_lines(text) or [""]
     if _is_foreign(last):
         return False
     is_header = _HEADER.fullmatch(last.rstrip()) is not None
     has_details = any(line[:1] in (" ", "\t") for line in whole_lines)
     if is_header and has_details:
         return True
-    if not is_header and _key(last) not in {"Kernel modules", *_last_keys(whole_lines)}:
+    if not is_header and _address_key(last) not in {"Kernel modules", *_last_keys(whole_lines)}:
         return True
-    if _key(last) == "Kernel modules" or last.endswith((")", "]") if is_header else ">"):
+    if _address_key(last) == "Kernel modules" or last.endswith((")", "]") if is_header else ">"):
         return False  # module names are not read
     last_content = _strip_address(last)
     contents = {_strip_address(line) for line in whole_lines}
@@ -154,7 +154,7 @@ def _strip_address(line: str) -> str:
     return line.partition(" ")[2] if _HEADER.fullmatch(line.rstrip()) else line.strip()
 
 
-def _key(line: str) -> str:
+def _address_key(line: str) -> str:
     return line.strip().partition(":")[0]
 
 
@@ -162,13 +162,13 @@ def _last_keys(lines: Sequence[str]) -> set[str]:
     """Keys of the lines with which the entries of a listing end."""
     details = [line for line in lines if line.strip() and not _is_foreign(line)]
     return {
-        _key(line)
+        _address_key(line)
         for line, after in pairwise(details)
         if line[:1] in (" ", "\t") and after[:1] not in (" ", "\t")
     }
 
 
-def _lines(text: str) -> list[str]:
+def _clean_lines(text: str) -> list[str]:
     """Return the lines without common quotation, indentation and terminal codes; indented by tabs,
     as in lspci, even if a copy has spaces."""
     lines = _TERMINAL_CODE.sub("", text.removeprefix("\ufeff")).splitlines()
@@ -232,7 +232,7 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     function_of: dict[Bdf, LspciFunction] = {}
     block: list[str] = []
     header: tuple[int, str] | None = None
-    lines = _lines(text)
+    lines = _clean_lines(text)
     if len(lines) > 1 and ends_within_a_line(text) and not _HEADER.fullmatch(lines[-1].rstrip()):
         del lines[-1]  # "NUMA node: 1" may have been 12
     for number, line in enumerate([*lines, ""], start=1):
@@ -251,7 +251,7 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
         if header is None and not is_end and not _ADDRESS.match(line):
             continue
         if header is not None:
-            function = _function(*header, block, source)
+            function = _parse_function(*header, block, source)
             if function.bdf in function_of:
                 expected = "each address once"
                 raise ParseError(source, expected, str(function.bdf), line=header[0])
@@ -265,7 +265,7 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     return tuple(function_of[bdf] for bdf in sorted(function_of))
 
 
-def _function(number: int, header: str, block: list[str], source: str) -> LspciFunction:
+def _parse_function(number: int, header: str, block: list[str], source: str) -> LspciFunction:
     match = _HEADER.fullmatch(header.rstrip())
     if match is None:
         raise ParseError(
@@ -275,11 +275,11 @@ def _function(number: int, header: str, block: list[str], source: str) -> LspciF
     revisions = [match.groups() for match in _REVISION.finditer(tail)]
     interface = next((code for _, code in revisions if code), None)
     words = _REVISION.sub("", tail).strip()
-    vendor, device, name = _ids(words)
+    vendor, device, name = _parse_ids(words)
     if class_text is None and _CODE.fullmatch(class_name):
         class_text = class_name
-    code = int(class_text, 16) if class_text is not None else class_code_of(class_name)
-    fields = _fields(block, source, number)
+    code = int(class_text, 16) if class_text is not None else find_class_code(class_name)
+    fields = _parse_fields(block, source, number)
     fields["registers"] = parse_registers(block)
     return LspciFunction(
         bdf=Bdf.parse(address, source),
@@ -292,7 +292,7 @@ def _function(number: int, header: str, block: list[str], source: str) -> LspciF
     )
 
 
-def _ids(words: str) -> tuple[int | None, int | None, str]:
+def _parse_ids(words: str) -> tuple[int | None, int | None, str]:
     """(vendor, device, name) of "NVIDIA Corporation Device 2330", "... [10de:2330]", "10de:2330".
     Names hold brackets of their own ("[AMD/ATI]", "[GeForce ...]"): the ids are the last."""
     matches = list(_IDS.finditer(words))
@@ -300,10 +300,10 @@ def _ids(words: str) -> tuple[int | None, int | None, str]:
         last = matches[-1]
         return int(last[1], 16), int(last[2], 16), words[: last.start()].strip() or words
     unnamed = _UNNAMED_DEVICE.search(words)
-    return vendor_id_of(words), None if unnamed is None else int(unnamed[1], 16), words
+    return find_vendor_id(words), None if unnamed is None else int(unnamed[1], 16), words
 
 
-def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
+def _parse_fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
     """Return fields of the indented lines, by the word before the first colon."""
     fields: dict[str, Any] = {}
     links: dict[str, str] = {}
@@ -312,15 +312,15 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
         key, _, value = line.strip().partition(":")
         value = value.strip()
         if key.startswith("Region ") and line.startswith("\t") and not line.startswith("\t\t"):
-            bars += _bar(key.removeprefix("Region "), value)
+            bars += _parse_bar(key.removeprefix("Region "), value)
         elif key.startswith("Expansion ROM at "):
-            bars += _rom(key)
+            bars += _parse_rom(key)
         elif key in ("LnkCap", "LnkSta", "LnkCtl2"):
             links.setdefault(key, value)
         elif key == _ONES_ONLY:
             fields["is_silent"] = True
         elif key == "Subsystem":
-            vendor, device, _ = _ids(value)
+            vendor, device, _ = _parse_ids(value)
             fields["subsystem_vendor_id"], fields["subsystem_device_id"] = vendor, device
         elif key in ("NUMA node", "IOMMU group"):
             if not _SIGNED.fullmatch(value):
@@ -346,30 +346,30 @@ def _fields(block: list[str], source: str, header_line: int) -> dict[str, Any]:
             fields["ats_enabled"] = value.startswith("Enable+")
         # All else is detail of capabilities that nothing reads.
     link = PciLink(
-        _speed(links.get("LnkSta", "")),
-        _width(links.get("LnkSta", "")),
-        _speed(links.get("LnkCap", "")),
-        _width(links.get("LnkCap", "")),
+        _parse_speed(links.get("LnkSta", "")),
+        _parse_width(links.get("LnkSta", "")),
+        _parse_speed(links.get("LnkCap", "")),
+        _parse_width(links.get("LnkCap", "")),
     )
     if link != PciLink(None, None, None, None):
         fields["link"] = link
-    fields["target_gt_per_s"] = _speed(links.get("LnkCtl2", ""))
+    fields["target_gt_per_s"] = _parse_speed(links.get("LnkCtl2", ""))
     fields["bars"] = tuple(sorted(bars, key=lambda bar: bar.index))
     return fields
 
 
-def _speed(text: str) -> float | None:
+def _parse_speed(text: str) -> float | None:
     """Return GT/s of "Speed 16GT/s (downgraded), Width x4 (ok)" or "Target Link Speed: 32GT/s"."""
     match = _SPEED.search(text.replace("Speed: ", "Speed "))
     return None if match is None else float(match[1])
 
 
-def _width(text: str) -> int | None:
+def _parse_width(text: str) -> int | None:
     match = _WIDTH.search(text)
     return None if match is None else int(match[1]) or None  # x0: no link
 
 
-def _bar(index: str, text: str) -> list[PciBar]:
+def _parse_bar(index: str, text: str) -> list[PciBar]:
     """Return the region of "Memory at 214042000000 (64-bit, prefetchable) [size=16M]"; [] without a
     size, as for "[ignored]" regions and regions of virtual functions."""
     size = _SIZE.search(text)
@@ -388,7 +388,7 @@ def _bar(index: str, text: str) -> list[PciBar]:
     ]
 
 
-def _rom(text: str) -> list[PciBar]:
+def _parse_rom(text: str) -> list[PciBar]:
     size = _SIZE.search(text)
     if size is None:
         return []
@@ -396,29 +396,29 @@ def _rom(text: str) -> list[PciBar]:
 
 
 @cache
-def _codes() -> dict[str, dict[str, int]]:
+def _read_codes() -> dict[str, dict[str, int]]:
     """Numbers by the names that lspci prints, of "classes" and "vendors"."""
     text = package_text("machine", "tools", "pci_names.toml")
     return toml.decode(text, type=dict[str, dict[str, int]])
 
 
-def class_code_of(name: str) -> int | None:
+def find_class_code(name: str) -> int | None:
     """16 bits of a class by its name; None for one that is not listed.
 
     >>> hex(class_code_of("3D controller") or 0), class_code_of("Flux capacitor")
     ('0x302', None)
     """
-    return _codes()["classes"].get(name)
+    return _read_codes()["classes"].get(name)
 
 
-def vendor_id_of(words: str) -> int | None:
+def find_vendor_id(words: str) -> int | None:
     """Return the vendor with whose name a function's description begins; None if not listed.
 
     >>> hex(vendor_id_of("NVIDIA Corporation Device 2330") or 0)
     '0x10de'
     """
-    fitting = [name for name in _codes()["vendors"] if words.startswith(name)]
-    return _codes()["vendors"][max(fitting, key=len)] if fitting else None
+    fitting = [name for name in _read_codes()["vendors"] if words.startswith(name)]
+    return _read_codes()["vendors"][max(fitting, key=len)] if fitting else None
 
 
 # The lines of one register go on without a name: `DevCtl:` opens, and MaxPayload follows two lines
@@ -452,7 +452,7 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
         elif (region := _UNPLACED.match(line)) is not None:
             unplaced.append(int(region[1]))
         elif (bar := _RESIZABLE.match(line)) is not None and "Virtual" not in capability:
-            resizable += [(int(bar[1]), size) for size in _largest(bar[2])]
+            resizable += [(int(bar[1]), size) for size in _find_largest(bar[2])]
         elif not line.startswith("\t\t"):
             register = ""
         control += line if register == "DevCtl" else ""
@@ -467,7 +467,7 @@ def parse_registers(lines: Iterable[str]) -> PciRegisters | None:
     )
 
 
-def _largest(sizes: str) -> list[int]:
+def _find_largest(sizes: str) -> list[int]:
     """Return the largest of "64MB 128MB 256MB", in bytes."""
     sizes_bytes = [
         int(number) << 10 * (1 + "KMGTPE".index(unit)) for number, unit in _RESIZED.findall(sizes)

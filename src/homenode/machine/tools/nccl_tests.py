@@ -29,7 +29,7 @@ from msgspec import Meta, Struct
 
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.tools.lines import Figure, Line, Lines, Whole, json_object, value_at
+from homenode.machine.tools.lines import Figure, Line, Lines, Whole, find_value, json_object
 from homenode.units import whole_number
 
 SOURCE = "nccl-tests"
@@ -58,7 +58,7 @@ class NcclRow(Struct, frozen=True, kw_only=True):
     out_of_place: NcclHalf | None
     in_place: NcclHalf | None
 
-    def halves(self) -> tuple[NcclHalf, ...]:
+    def list_halves(self) -> tuple[NcclHalf, ...]:
         """Return the halves that were run."""
         return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
 
@@ -82,10 +82,10 @@ class NcclTests(Struct, frozen=True, kw_only=True):
 
     def peak_bus_bytes_per_s(self) -> float:
         """Return the greatest of all sizes and halves."""
-        return max(half.bus_bytes_per_s for row in self.rows for half in row.halves())
+        return max(half.bus_bytes_per_s for row in self.rows for half in row.list_halves())
 
 
-def argv(
+def build_argv(
     gpus: int, *, largest_bytes: int, warmups: int = 10, iterations: int = 100
 ) -> tuple[str, ...]:
     """Return the command of an all-reduce from 8 bytes up, doubling; data are checked."""
@@ -134,31 +134,31 @@ class _Table:
         self.lines = Lines(text, SOURCE, stripped=False)
         self.lines.read(
             [
-                (PARAMETERS_LINE, self._parameters),
-                (_RCCL_VERSION, self._rccl),
-                (_VERSION, self._version),
+                (PARAMETERS_LINE, self._parse_parameters),
+                (_RCCL_VERSION, self._parse_rccl),
+                (_VERSION, self._parse_version),
                 (_STARTING, "collective"),
                 (_RANK, self._rank),
                 (_OUT_OF_BOUNDS, "out of bounds"),
                 (_AVERAGE, "average"),
-                (_COMMENT, self._comment),
+                (_COMMENT, self._parse_comment),
                 (_LIBRARY_LOG, None),
                 # Launchers, numactl and the library's last error write between the rows.
-                (_ROW, self._row),
+                (_ROW, self._parse_row),
             ]
         )
 
-    def _parameters(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_parameters(self, line: Line, match: "re.Match[str]") -> None:
         gpus = line.read_count(match[1], "threads") * line.read_count(match[2], "GPUs")
         self.lines.keep_same("gpus", str(gpus), line)
         for name, value in _PARAMETER.findall(line.text):
             self.lines.keep_same(name, value, line)
 
-    def _rccl(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_rccl(self, line: Line, match: "re.Match[str]") -> None:
         self.family = CollectiveLibrary.RCCL
         self.lines.keep_same("version", match[1], line)
 
-    def _version(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_version(self, line: Line, match: "re.Match[str]") -> None:
         self.lines.keep_same("version", match[1], line)
         if match[2] is not None:
             self.lines.keep_same("library", match[2], line)
@@ -166,15 +166,15 @@ class _Table:
     def _rank(self, line: Line, match: "re.Match[str]") -> None:
         self.gpu_names.append(match[1].strip())
         if len(self.gpu_names) > MAX_ROWS:
-            raise line.error(f"at most {MAX_ROWS} ranks")
+            raise line.make_error(f"at most {MAX_ROWS} ranks")
 
-    def _comment(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_comment(self, line: Line, match: "re.Match[str]") -> None:
         """Read the header; all else behind a "#" explains: units, titles, "# Using devices"."""
         words = line.text.lstrip("#").split()
         if words[:4] != _LEFT:
             return
         if self.half:
-            raise line.error("one table")
+            raise line.make_error("one table")
         self.left = 5 if words[4:5] == ["root"] else 4
         words = words[self.left :]
         self.halves = words.count("time")
@@ -182,10 +182,10 @@ class _Table:
         half = tuple(words[:length])
         repeated = tuple(words[length : 2 * length]) == half
         if half[:3] != _HALF or self.halves > 2 or (self.halves == 2 and not repeated):
-            raise line.error("columns time, algbw, busbw, once or twice")
+            raise line.make_error("columns time, algbw, busbw, once or twice")
         self.half = tuple(word for word in half if not word.startswith("timestamp"))
 
-    def _row(self, line: Line, match: "re.Match[str]") -> bool:
+    def _parse_row(self, line: Line, match: "re.Match[str]") -> bool:
         words = line.text.split()
         if not self.half or len(words) < 5 or None in map(whole_number, words[:2]):
             return False
@@ -195,22 +195,22 @@ class _Table:
         # A half that was not run is blank: out of place if only in place was requested.
         if len(figures) not in (width, 2 * width if self.halves == 2 else width):
             expected = f"{self.left} and {self.halves} x {width} columns"
-            raise line.error(expected, " ".join(words))
-        first = self._half(line, figures[:width]) if len(figures) > width else None
-        second = self._half(line, figures[-width:])
+            raise line.make_error(expected, " ".join(words))
+        first = self._parse_half(line, figures[:width]) if len(figures) > width else None
+        second = self._parse_half(line, figures[-width:])
         size = line.read_count(words[0], "a size")
         self.rows.append(NcclRow(size_bytes=size, out_of_place=first, in_place=second))
         if len(self.rows) > MAX_ROWS:
-            raise line.error(f"at most {MAX_ROWS} rows")
+            raise line.make_error(f"at most {MAX_ROWS} rows")
         return True
 
-    def _half(self, line: Line, words: Sequence[str]) -> NcclHalf:
+    def _parse_half(self, line: Line, words: Sequence[str]) -> NcclHalf:
         wrong = next((w for w, name in zip(words, self.half, strict=True) if name in _WRONG), "N/A")
         wrong_count = line.value_or_none(wrong.rstrip("*"), "a number of wrong values")
-        _rate(line, words[1])
+        _parse_rate(line, words[1])
         return NcclHalf(
-            time_ns=line.figure(words[0].rstrip("*"), "a time in us") * 1e3,
-            bus_bytes_per_s=_rate(line, words[2]),
+            time_ns=line.parse_number(words[0].rstrip("*"), "a time in us") * 1e3,
+            bus_bytes_per_s=_parse_rate(line, words[2]),
             wrong=None if wrong_count is None else int(wrong_count),
         )
 
@@ -218,7 +218,7 @@ class _Table:
         lines = self.lines
         if not self.rows:
             hint = lines.gaps[-1].reason if lines.gaps else "the run ended before it measured"
-            raise lines.error("a table of sizes", hint=hint)
+            raise lines.make_error("a table of sizes", hint=hint)
         average = lines.take_optional("average", _average_rate, "")
         if average is None:
             lines.gaps.append(Gap(SOURCE, "no average at the end: the run ended early"))
@@ -239,17 +239,17 @@ class _Table:
         )
 
 
-def _rate(line: Line, word: str) -> float:
-    return line.figure(word.rstrip("*"), "a bandwidth in GB/s") * 1e9
+def _parse_rate(line: Line, word: str) -> float:
+    return line.parse_number(word.rstrip("*"), "a bandwidth in GB/s") * 1e9
 
 
 def _average_rate(line: Line, word: str, expected: str) -> float:
-    return _rate(line, word)
+    return _parse_rate(line, word)
 
 
 def _is_correct(rows: Sequence[NcclRow], out_of_bounds: int | None) -> bool | None:
     """Return whether the data were checked and correct. "0 OK" is printed without a check too."""
-    wrongs = [half.wrong for row in rows for half in row.halves() if half.wrong is not None]
+    wrongs = [half.wrong for row in rows for half in row.list_halves() if half.wrong is not None]
     if any(wrongs) or out_of_bounds:
         return False
     return True if wrongs else None
@@ -293,12 +293,12 @@ def _parse_json(text: str) -> NcclTests:
     document = json_object(text, SOURCE, parse_constant=str)
 
     def read(path: str, kind: Any = Whole) -> Any:
-        return value_at(document, path, kind, SOURCE)
+        return find_value(document, path, kind, SOURCE)
 
     results: tuple[_JsonRow, ...] = read("results", tuple[_JsonRow, ...]) or ()
     if not 0 < len(results) <= MAX_ROWS:
         raise ParseError(SOURCE, f"1 to {MAX_ROWS} results", str(len(results)))
-    rows = tuple(_row(row) for row in results)
+    rows = tuple(_convert_row(row) for row in results)
     threads, gpus, version = read("config/nthreads"), read("config/ngpus"), read("nccl_version")
     devices = read("config/devices", tuple[dict[str, Any], ...]) or ()
     errors = read("errors", tuple[Any, ...]) or ()
@@ -320,7 +320,7 @@ def _parse_json(text: str) -> NcclTests:
     )
 
 
-def _row(row: _JsonRow) -> NcclRow:
+def _convert_row(row: _JsonRow) -> NcclRow:
     if row.out_of_place is None and row.in_place is None:
         raise ParseError(SOURCE, "a result out of place or in place")
     first, second = (
@@ -331,7 +331,7 @@ def _row(row: _JsonRow) -> NcclRow:
 
 def _average(document: dict[str, Any]) -> float | None:
     for key, name in product(("average_bus_bandwidth", "average_bus_bandwidith"), _SPELLINGS):
-        value = value_at(document, f"{key}/{name}", _FigureOrNan, SOURCE)
+        value = find_value(document, f"{key}/{name}", _FigureOrNan, SOURCE)
         if value is not None:
             return value * 1e9 if isinstance(value, float) else None
     return None

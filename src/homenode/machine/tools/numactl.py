@@ -77,33 +77,37 @@ def parse_hardware(text: str) -> NumactlHardware:
         if match := _AVAILABLE.fullmatch(line.text.strip()):
             listed = _parse_nodes(line, match, listed)
         elif match := _CPUS.fullmatch(line.text):
-            pus[_node(line, match[1], pus)] = CpuSet(_numbers(line, match[2], "a CPU"))
+            pus[_parse_node(line, match[1], pus)] = CpuSet(_split_numbers(line, match[2], "a CPU"))
         elif match := _MEMORY.fullmatch(line.text):
             key = (line.read_count(match[1], "a node"), match[2])
             is_known = not match[3].startswith("<")
-            memory[_new(line, key, memory)] = (
+            memory[_check_new(line, key, memory)] = (
                 line.read_count(match[3], "MB") * MIB if is_known else None
             )
         elif match := _DISTANCE_HEADER.fullmatch(line.text):
-            columns = _numbers(line, match[1], "a node")
+            columns = _split_numbers(line, match[1], "a node")
         elif match := _DISTANCE_ROW.fullmatch(line.text):
-            rows[_node(line, match[1], rows)] = _numbers(line, match[2], "a distance")
+            rows[_parse_node(line, match[1], rows)] = _split_numbers(line, match[2], "a distance")
         elif line.text.startswith("No distance information"):
             lines.gaps.append(Gap("distances", "numactl: no distance information available"))
         elif line.text.startswith("No NUMA support"):
-            raise line.error("a kernel with NUMA")
+            raise line.make_error("a kernel with NUMA")
         elif line.text.strip() != "node distances:" and not _SHOW_LINE.fullmatch(line.text):
-            lines.unknown(line)
+            lines.add_unknown(line)
     if listed is None:
-        raise lines.error("a line 'available: 2 nodes (0-1)'")
+        raise lines.make_error("a line 'available: 2 nodes (0-1)'")
     if set(pus) != set(listed) or not {node for node, _ in memory} <= set(listed):
-        raise lines.error(f"CPUs and memory of the nodes {_listing(listed)}", _listing(pus))
+        raise lines.make_error(
+            f"CPUs and memory of the nodes {_format_nodes(listed)}", _format_nodes(pus)
+        )
     if (columns or rows) and not (
         columns == listed
         and set(rows) == set(listed)
         and all(len(row) == len(listed) for row in rows.values())
     ):
-        raise lines.error(f"distances between the nodes {_listing(listed)}", _listing(columns))
+        raise lines.make_error(
+            f"distances between the nodes {_format_nodes(listed)}", _format_nodes(columns)
+        )
     return NumactlHardware(
         nodes=tuple(
             NumactlNode(
@@ -170,29 +174,29 @@ def _parse_nodes(
 ) -> tuple[int, ...]:
     nodes = tuple(CpuSet.parse(match[2], f"{_HARDWARE}:{line.number}"))
     if before is not None or len(nodes) != int(match[1]) or not 0 < len(nodes) <= MAX_NODES:
-        raise line.error(f"one list of 1 to {MAX_NODES} nodes")
+        raise line.make_error(f"one list of 1 to {MAX_NODES} nodes")
     return nodes
 
 
-def _node(line: Line, word: str, among: Container[int]) -> int:
-    return _new(line, line.read_count(word, "a node"), among)
+def _parse_node(line: Line, word: str, among: Container[int]) -> int:
+    return _check_new(line, line.read_count(word, "a node"), among)
 
 
-def _new(line: Line, key: Key, among: Container[Key]) -> Key:
+def _check_new(line: Line, key: Key, among: Container[Key]) -> Key:
     if key in among:
-        raise line.error("one line of each node", str(key))
+        raise line.make_error("one line of each node", str(key))
     return key
 
 
-def _numbers(line: Line, text: str, expected: str) -> tuple[int, ...]:
+def _split_numbers(line: Line, text: str, expected: str) -> tuple[int, ...]:
     return tuple(line.read_count(word, expected) for word in text.split())
 
 
 def _parse_numbers(line: Line, text: str, expected: str) -> tuple[int, ...]:
     if text and not _NUMBERS.fullmatch(text):
-        raise line.error(expected, text)
-    return _numbers(line, text, expected)
+        raise line.make_error(expected, text)
+    return _split_numbers(line, text, expected)
 
 
-def _listing(nodes: Iterable[int]) -> str:
+def _format_nodes(nodes: Iterable[int]) -> str:
     return str(CpuSet(nodes)) or "none"

@@ -84,7 +84,7 @@ class NvbandwidthMatrix(Struct, frozen=True):
     def columns(self) -> int:
         return len(self.cells[0])
 
-    def values(self) -> tuple[float, ...]:
+    def list_values(self) -> tuple[float, ...]:
         """Return the values that exist, row by row."""
         return tuple(cell for row in self.cells for cell in row if cell is not None)
 
@@ -112,7 +112,7 @@ class NvbandwidthRun(Struct, frozen=True, kw_only=True):
         return next((test for test in self.tests if test.name == name), None)
 
 
-def argv(tests: Iterable[str] = (), *, samples: int | None = None) -> tuple[str, ...]:
+def build_argv(tests: Iterable[str] = (), *, samples: int | None = None) -> tuple[str, ...]:
     """Return the command: all tests, or those named; JSON."""
     names = tuple(tests)
     chosen = ("-t", *names) if names else ()
@@ -134,19 +134,19 @@ def parse(text: str) -> NvbandwidthRun:
     return _Text(text, is_bare).run()
 
 
-def _unit_of(line: Line, description: str) -> Unit:
+def _parse_unit(line: Line, description: str) -> Unit:
     """Return the unit that a matrix' description ends with. Raises ParseError."""
     for ending, unit in (("(GB/s)", Unit.BYTES_PER_S), ("(ns)", Unit.NS)):
         if description.rstrip().endswith(ending):
             return unit
-    raise line.error("a description ending in (GB/s) or (ns)", description)
+    raise line.make_error("a description ending in (GB/s) or (ns)", description)
 
 
 _SCALES = {Unit.BYTES_PER_S: 1e9, Unit.NS: 1.0}
 """Factors of printed numbers."""
 
 
-def _bdf_of(text: str, line: Line) -> Bdf:
+def _parse_bdf(text: str, line: Line) -> Bdf:
     """Return a GPU's address, printed without its function: 00000009:01:00."""
     position = SOURCE if line.number is None else f"{SOURCE}:{line.number}"
     return Bdf.parse(text if "." in text else f"{text}.0", position)
@@ -251,7 +251,7 @@ class _Text:
         """Read a line between tests: the version, blank lines and the lines before it, names."""
         if match := VERSION_LINE.fullmatch(line.text):
             if self.version is not None:
-                raise line.error("one run")
+                raise line.make_error("one run")
             self.version = match[1]
         elif not line.text or (self.version is None and not self.is_bare):
             if self.rows:  # another matrix may follow within the test
@@ -279,9 +279,9 @@ class _Text:
         elif _DESCRIPTION.fullmatch(line.text):
             self._end_matrix()
             part = _PART.search(line.text)
-            self._open_matrix(part[1].lower() if part else None, _unit_of(line, line.text))
+            self._open_matrix(part[1].lower() if part else None, _parse_unit(line, line.text))
         elif not _SAMPLE.fullmatch(line.text):
-            return self.unit is not None and self._row(line, self.unit)
+            return self.unit is not None and self._parse_row(line, self.unit)
         return True
 
     def _take_other(self, line: Line) -> None:
@@ -290,7 +290,7 @@ class _Text:
             return
         if match := _DEVICE.fullmatch(line.text):
             index = line.read_count(match[1], "a device")
-            address = None if match[3] is None else _bdf_of(match[3], line)
+            address = None if match[3] is None else _parse_bdf(match[3], line)
             self.devices.append(NvbandwidthDevice(index, match[2].strip(), address))
         elif match := _DRIVER.fullmatch(line.text):
             self.driver = match[1]
@@ -301,7 +301,7 @@ class _Text:
         elif not _SAYS_NOTHING.fullmatch(line.text) and (
             self.name or self.tests or self.devices or not _HOST_NAME.fullmatch(line.text)
         ):
-            self.lines.unknown(line)
+            self.lines.add_unknown(line)
 
     def _check_sum(self, match: "re.Match[str]", line: Line) -> None:
         """Check the sum of the cells: a different sum means a damaged or misread text."""
@@ -309,24 +309,24 @@ class _Text:
         if total is None or not self.matrices:
             return
         matrix = self.matrices[-1]
-        values = matrix.values()
+        values = matrix.list_values()
         cell_sum = sum(values) / _SCALES[matrix.unit]
         if abs(cell_sum - total) > _ROUNDING * (len(values) + 1) + 1e-9 * cell_sum:
             reason = f"the tool prints {match[3]}, its cells add up to {cell_sum:.2f}"
             self.lines.gaps.append(Gap(f"sum of {match[2]}", reason))
 
-    def _row(self, line: Line, unit: Unit) -> bool:
+    def _parse_row(self, line: Line, unit: Unit) -> bool:
         words = line.text.split()
         if not self.columns:
             # Forums and chats drop the blanks in front.
             is_header = line.text[:1].isspace() or words == [*map(str, range(len(words)))]
             if not 0 < len(words) <= MAX_DEVICES or not is_header:
-                raise line.error("a row of GPU numbers")
+                raise line.make_error("a row of GPU numbers")
             self.columns = len(words)
             return True
         # A number, or a host and a number, precedes the cells.
         if len(words) <= self.columns:
-            raise line.error(f"a row number and {plural(self.columns, 'cell')}")
+            raise line.make_error(f"a row number and {plural(self.columns, 'cell')}")
         self.rows.append(
             tuple(
                 line.value_or_none(word, "a number or N/A", _SCALES[unit])
@@ -334,7 +334,7 @@ class _Text:
             )
         )
         if len(self.rows) > MAX_DEVICES:
-            raise line.error(f"at most {MAX_DEVICES} rows")
+            raise line.make_error(f"at most {MAX_DEVICES} rows")
         return True
 
     def run(self) -> NvbandwidthRun:
@@ -344,9 +344,9 @@ class _Text:
                 self._take_other(line)
         self._open(None)
         if self.version is None and not self.is_bare:
-            raise self.lines.error("a line 'nvbandwidth Version: v0.8'")
+            raise self.lines.make_error("a line 'nvbandwidth Version: v0.8'")
         if not self.tests and not self.errors:
-            raise self.lines.error("tests")
+            raise self.lines.make_error("tests")
         unnamed = sum(test.name is None for test in self.tests)
         if unnamed:
             reason = f"the text names none of {unnamed}; -j does"
@@ -434,7 +434,7 @@ def _test(case: _JsonTest) -> NvbandwidthTest:
     status = _STATUSES[case.status]
     if status is not Status.PASSED:
         return NvbandwidthTest(case.name, status)
-    unit = _unit_of(_JSON, case.bandwidth_description or "")
+    unit = _parse_unit(_JSON, case.bandwidth_description or "")
     expected = f"{case.name}: a number or N/A"
     rows = tuple(
         tuple(_JSON.value_or_none(cell, expected, _SCALES[unit]) for cell in row)
@@ -461,4 +461,4 @@ def _listed_device(entry: str) -> NvbandwidthDevice:
     match = _LISTED.fullmatch(entry)
     if match is None:
         raise ParseError(SOURCE, "'0: NAME (00000000:19:00)'", entry[:80])
-    return NvbandwidthDevice(int(match[1]), match[2], _bdf_of(match[3], _JSON))
+    return NvbandwidthDevice(int(match[1]), match[2], _parse_bdf(match[3], _JSON))

@@ -86,35 +86,35 @@ def parse_query(text: str) -> NvidiaQuery:
     ParseError if the text is no such document or a GPU has no address, or another's."""
     root = parse_xml(text, "nvidia_smi_log", _SOURCE)
     unread: list[tuple[Bdf, str, str]] = []
-    gpus = tuple(_gpu(gpu, index, unread) for index, gpu in enumerate(root.findall("gpu")))
+    gpus = tuple(_parse_gpu(gpu, index, unread) for index, gpu in enumerate(root.findall("gpu")))
     if len({gpu.bdf for gpu in gpus}) != len(gpus):
         raise ParseError(_SOURCE, "each GPU once", ", ".join(str(gpu.bdf) for gpu in gpus))
     return NvidiaQuery(gpus, tuple(unread))
 
 
-def _gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) -> NvidiaGpu:
+def _parse_gpu(gpu: etree._Element, index: int, unread: list[tuple[Bdf, str, str]]) -> NvidiaGpu:
     bdf = Bdf.parse(str(gpu.get("id", "")), f"{_SOURCE}: gpu {index}")
 
     def number(path: str) -> int | None:
-        text = _text(gpu, path)
+        text = _find_text(gpu, path)
         matched = None if text is None else _NUMBER.fullmatch(text)
         if text is not None and matched is None:
             unread.append((bdf, path, text))
         return None if matched is None else int(matched[1])
 
     def switch(path: str) -> bool | None:
-        text = _text(gpu, path)
+        text = _find_text(gpu, path)
         if text is not None and text not in ("Enabled", "Disabled"):
             unread.append((bdf, path, text))
         return {"Enabled": True, "Disabled": False}.get(text or "")
 
     return NvidiaGpu(
         bdf=bdf,
-        name=_text(gpu, "product_name"),
+        name=_find_text(gpu, "product_name"),
         module_id=number("platformInfo/module_id"),
         c2c=switch("c2c_mode"),
         mig=switch("mig_mode/current_mig"),
-        performance_state=_text(gpu, "performance_state"),
+        performance_state=_find_text(gpu, "performance_state"),
         replays=number("pci/replay_counter"),
         mig_devices=_mig_devices(gpu, bdf, unread),
     )
@@ -125,9 +125,9 @@ def _mig_devices(
 ) -> tuple[NvidiaMigDevice, ...]:
     devices: list[NvidiaMigDevice] = []
     for device in gpu.findall("mig_devices/mig_device"):
-        index, instance = _text(device, "index"), _text(device, "gpu_instance_id")
+        index, instance = _find_text(device, "index"), _find_text(device, "gpu_instance_id")
         numbers = [_NUMBER.fullmatch(text or "") for text in (index, instance)]
-        memory = _MIB.fullmatch(_text(device, "fb_memory_usage/total") or "")
+        memory = _MIB.fullmatch(_find_text(device, "fb_memory_usage/total") or "")
         if numbers[0] is None or numbers[1] is None:
             unread.append((bdf, "mig_device", f"index {index}, gpu_instance_id {instance}"))
             continue
@@ -136,7 +136,7 @@ def _mig_devices(
     return tuple(devices)
 
 
-def _text(element: etree._Element, path: str) -> str | None:
+def _find_text(element: etree._Element, path: str) -> str | None:
     """Return the text at a path; None if it is missing or one of the texts for a missing value."""
     text = (element.findtext(path) or "").strip()
     return None if _ABSENT.fullmatch(text.strip("[]").lower()) else text
@@ -172,7 +172,7 @@ class TopoMatrix(Struct, frozen=True):
     # SYS, nearest first; None for N/A
     links: tuple[tuple[str | None, ...], ...]
 
-    def nvlinks(self, a: int, b: int) -> int:
+    def count_nvlinks(self, a: int, b: int) -> int:
         """Bonded NVLinks between the devices at two positions; 0 without NVLinks. To a switch's
         GPUs it is the number of links to the switches."""
         match = _NVLINKS.fullmatch(self.links[a][b] or "")
@@ -198,23 +198,23 @@ def parse_topology(text: str) -> TopoMatrix:
         if not names:
             if has_header and line.text.split()[0] != "GPU0":
                 continue
-            names, affinities = _header(line)
+            names, affinities = _parse_header(line)
             place = line.text.find(_AFFINITIES[0])
         elif line.text.strip() in ("Legend:", "NIC Legend:"):
             in_legend = True
         elif in_legend:
             if not _NIC_NAME.fullmatch(line.text) and not _LEGEND.match(line.text):
-                raise line.error("a line of the legend")
+                raise line.make_error("a line of the legend")
         elif len(rows) == len(names):
-            raise line.error(plural(len(names), "row"))
+            raise line.make_error(plural(len(names), "row"))
         else:
-            rows.append(_row(line, names[len(rows)], len(names), affinities, place))
+            rows.append(_parse_row(line, names[len(rows)], len(names), affinities, place))
     if not names or len(rows) != len(names):
         raise ParseError(_TOPOLOGY, f"{len(names) or 'some'} rows", plural(len(rows), "row"))
     return TopoMatrix(tuple(device for device, _ in rows), tuple(links for _, links in rows))
 
 
-def _header(line: Line) -> tuple[list[str], int]:
+def _parse_header(line: Line) -> tuple[list[str], int]:
     """Return the names of the columns, and the number of affinities after them."""
     devices, _, tail = line.text.partition(_AFFINITIES[0])
     names = devices.split()
@@ -225,23 +225,23 @@ def _header(line: Line) -> tuple[list[str], int]:
         if headings == " ".join(_AFFINITIES[:count]):
             break
     else:
-        raise line.error(f"columns {', '.join(_AFFINITIES)}", headings)
+        raise line.make_error(f"columns {', '.join(_AFFINITIES)}", headings)
     good = all(_TOPO_DEVICE.fullmatch(name) for name in names) and len(set(names)) == len(names)
     if not names or not good or len(names) > MAX_DEVICES or not names[0].startswith("GPU"):
-        raise line.error("a header: GPU0 GPU1 ... CPU Affinity")
+        raise line.make_error("a header: GPU0 GPU1 ... CPU Affinity")
     return names, count
 
 
-def _row(
+def _parse_row(
     line: Line, name: str, columns: int, affinities: int, place: int
 ) -> tuple[TopoDevice, tuple[str | None, ...]]:
     words = line.text.split()
     if words[0] != name:
-        raise line.error(f"the row of {name}")
+        raise line.make_error(f"the row of {name}")
     links = words[1 : columns + 1]
     if len(links) != columns or not all(link == "N/A" or _LINK.fullmatch(link) for link in links):
-        raise line.error(f"{plural(columns, 'link')} such as NV18 or SYS")
-    values = _affinities(line, words[columns + 1 :], columns, affinities, place)
+        raise line.make_error(f"{plural(columns, 'link')} such as NV18 or SYS")
+    values = _parse_affinities(line, words[columns + 1 :], columns, affinities, place)
     cpus, nodes, memory_node = (*values, None, None, None)[:3]
     position = f"{_TOPOLOGY}:{line.number}"
     return (
@@ -250,7 +250,7 @@ def _row(
             None if cpus is None else CpuSet.parse(cpus, position),
             # A list of nodes is written as one of CPUs is: 0,5-11.
             None if nodes is None else tuple(map(NodeIndex, CpuSet.parse(nodes, position))),
-            None if memory_node is None else _node(line, memory_node),
+            None if memory_node is None else _parse_node(line, memory_node),
         ),
         tuple(None if link == "N/A" else link for link in links),
     )
@@ -260,7 +260,7 @@ _SPACED = 6
 """Columns of text by which a value may be off the name of its column."""
 
 
-def _affinities(
+def _parse_affinities(
     line: Line, words: list[str], columns: int, affinities: int, place: int
 ) -> list[str | None]:
     """Return the last columns of a row, with None for what is not there.
@@ -280,23 +280,23 @@ def _affinities(
             start = [word.start() for word in re.finditer(r"\S+", line.text)][columns + 1]
             cells = [words[0] if abs(start - place) < _SPACED else ""]
         elif "\t" not in line.text or not cells:
-            raise line.error(plural(affinities, "affinity", "affinities"))
+            raise line.make_error(plural(affinities, "affinity", "affinities"))
         # The last column always has a text; one or both of the first two are empty.
         last = [words[-1]] if affinities == len(_AFFINITIES) else []
         middle = words[: len(words) - len(last)]
         first = [*([] if cells[0] else ["N/A"]), *middle]
         words = [*first, *["N/A"] * (affinities - len(last) - len(first)), *last]
     if len(words) != affinities:
-        raise line.error(plural(affinities, "affinity", "affinities"))
+        raise line.make_error(plural(affinities, "affinity", "affinities"))
     return [None if word == "N/A" else word for word in words]
 
 
-def _node(line: Line, text: str) -> NodeIndex | None:
+def _parse_node(line: Line, text: str) -> NodeIndex | None:
     if text == "-1":
         return None
     node = whole_number(text, digits=5)
     if node is None:
-        raise line.error("a node or N/A", text)
+        raise line.make_error("a node or N/A", text)
     return NodeIndex(node)
 
 

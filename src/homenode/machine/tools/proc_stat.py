@@ -38,7 +38,7 @@ def parse(text: str) -> tuple[PuTimes, ...]:
             continue  # the sum of all CPUs, interrupts, context switches, forks
         pu = int(matched[1])
         if pu > MAX_PU_INDEX or pu in times_of_pu:
-            raise line.error(f"each CPU once, up to {MAX_PU_INDEX}")
+            raise line.make_error(f"each CPU once, up to {MAX_PU_INDEX}")
         ticks = [line.read_count(word, "ticks") for word in matched[2].split()]
         user, nice, system, idle, *tail = ticks
         iowait, irq, softirq, stolen = (*tail, 0, 0, 0, 0)[:4]

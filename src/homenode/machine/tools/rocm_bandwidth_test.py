@@ -106,26 +106,26 @@ class _Reader:
             [
                 (_SAYS_NOTHING, None),
                 (_SIZES, None),
-                (_MATRIX, self._matrix),
+                (_MATRIX, self._start_matrix),
                 (_OTHER_MATRIX, self._open_other),
                 (_PAIR, self._pair),
-                (_VERSION, self._version),
-                (_DEVICE, self._device),
+                (_VERSION, self._parse_version),
+                (_DEVICE, self._add_device),
                 (_END, self._end),
                 (_SIZE_ROW, self._copy),
-                (_HEADER, self._header),
-                (_ROW, self._row),
+                (_HEADER, self._parse_header),
+                (_ROW, self._parse_row),
             ]
         )
         self._close_matrix()
 
-    def _version(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_version(self, line: Line, match: "re.Match[str]") -> None:
         if self.version is not None:
-            raise line.error("one run")
+            raise line.make_error("one run")
         self.version = match[1]
 
-    def _device(self, line: Line, match: "re.Match[str]") -> None:
-        self.devices.append(_device(line, match))
+    def _add_device(self, line: Line, match: "re.Match[str]") -> None:
+        self.devices.append(_parse_device(line, match))
 
     def _end(self, line: Line, match: "re.Match[str]") -> None:
         self.ends[match[1]] = (line.read_count(match[2], "a device"), match[3] == "Cpu")
@@ -134,7 +134,7 @@ class _Reader:
         self._close_matrix()
         self.section = section
 
-    def _matrix(self, line: Line, match: "re.Match[str]") -> None:
+    def _start_matrix(self, line: Line, match: "re.Match[str]") -> None:
         self._open("one way" if match[1] == "Unidirectional" else "both ways")
 
     def _open_other(self, line: Line, match: "re.Match[str]") -> None:
@@ -145,20 +145,22 @@ class _Reader:
         self.pair_is_bidirectional = match[1] == "Bidirectional "
         self.ends = {}
 
-    def _header(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_header(self, line: Line, match: "re.Match[str]") -> None:
         columns = tuple(line.read_count(word, "a device") for word in match[1].split())
         unique = len(set(columns)) == len(columns) <= MAX_DEVICES
         if self.section is None or self.columns or not unique:
-            raise line.error("a title and one row of devices")
+            raise line.make_error("a title and one row of devices")
         self.columns = columns
 
-    def _row(self, line: Line, match: "re.Match[str]") -> bool:
+    def _parse_row(self, line: Line, match: "re.Match[str]") -> bool:
         if not self.columns:
             return False
         words = match[2].split()
         due = self.columns[len(self.rows)] if len(self.rows) < len(self.columns) else None
         if len(words) != len(self.columns) or line.read_count(match[1], "a device") != due:
-            raise line.error(f"the row of device {due} with {plural(len(self.columns), 'value')}")
+            raise line.make_error(
+                f"the row of device {due} with {plural(len(self.columns), 'value')}"
+            )
         if self.section == "other":  # its cells are no bandwidths
             words = ["N/A"] * len(words)
         self.rows.append(
@@ -168,8 +170,8 @@ class _Reader:
 
     def _copy(self, line: Line, match: "re.Match[str]") -> None:
         if self.section != "pair" or set(self.ends) != {"Src", "Dst"}:
-            raise line.error("a source and a destination")
-        line.positive(match[4], "a mean bandwidth")
+            raise line.make_error("a source and a destination")
+        line.parse_positive(match[4], "a mean bandwidth")
         source, destination = self.ends["Src"], self.ends["Dst"]
         self.copies.append(
             RocmCopy(
@@ -179,13 +181,13 @@ class _Reader:
                 source_is_cpu=source[1],
                 destination_is_cpu=destination[1],
                 size_bytes=line.read_count(match[1], "a size") * _BYTES_OF_UNIT[match[2]],
-                peak_bytes_per_s=line.positive(match[6], "a best bandwidth") * 1e9,
+                peak_bytes_per_s=line.parse_positive(match[6], "a best bandwidth") * 1e9,
             )
         )
 
     def _close_matrix(self) -> None:
         if self.columns and len(self.rows) != len(self.columns):
-            raise self.lines.error(
+            raise self.lines.make_error(
                 f"{plural(len(self.columns), 'row')}", f"{plural(len(self.rows), 'row')}"
             )
         if self.columns and self.section in ("one way", "both ways"):
@@ -200,7 +202,7 @@ class _Reader:
 
     def run(self) -> RocmBandwidthTest:
         if not self.matrices and not self.copies:
-            raise self.lines.error(
+            raise self.lines.make_error(
                 "a matrix 'Unidirectional copy peak bandwidth GB/s' or a pair's sizes",
                 hint="the program of ROCm 7 prints another format, which is not read",
             )
@@ -213,7 +215,7 @@ class _Reader:
         )
 
 
-def _device(line: Line, match: "re.Match[str]") -> RocmDevice:
+def _parse_device(line: Line, match: "re.Match[str]") -> RocmDevice:
     """name, then for GPUs an id (not kept) and an address without leading zeros: 0d:0.0"""
     parts = [part.strip() for part in match[2].split(",  ")]
     address = None

@@ -52,11 +52,11 @@ def parse_chase(text: str) -> tuple[tuple[int, float], ...]:
             continue
         match = _POINT.fullmatch(line.text)
         if match is None:
-            raise line.error("a size and a latency")
+            raise line.make_error("a size and a latency")
         size = line.read_count(match[1], "a size in bytes")
         if points and size <= points[-1][0]:
-            raise line.error("ascending sizes")
-        points.append((size, line.figure(match[2], "a latency in ns")))
+            raise line.make_error("ascending sizes")
+        points.append((size, line.parse_number(match[2], "a latency in ns")))
     if not 0 < len(points) <= MAX_POINTS:
         raise ParseError(_CHASE, f"1 to {MAX_POINTS} sizes", str(len(points)))
     return tuple(points)
@@ -70,9 +70,9 @@ def parse_matmul(text: str) -> float:
         match = _PRODUCT.fullmatch(line.text)
         if match is not None:
             products = line.read_count(match[1], "a number of products")
-            total = line.positive(match[2], "a time in s")
+            total = line.parse_positive(match[2], "a time in s")
             if products == 0:
-                raise line.error("at least one product")
+                raise line.make_error("at least one product")
             return total / products * 1e9
         last_line = line.text
     expected = "'100 matmuls: 2.115s (21.1ms each)'"
@@ -86,15 +86,15 @@ def parse_copies(text: str) -> tuple[GpuCopies, ...]:
     def gpu(line: Line, match: "re.Match[str]") -> None:
         device = line.read_count(match[1], "a device")
         if device in gpus:
-            raise line.error("each GPU once")
+            raise line.make_error("each GPU once")
         gpus[device] = GpuCopies(device, match[2], None, None, None)
 
     def copy(line: Line, match: "re.Match[str]") -> None:
         name = match[1].lower().replace("-", "_")
         last = next(reversed(gpus.values()), None)
         if last is None or getattr(last, name) is not None:
-            raise line.error("a GPU, then each direction once")
-        gpus[last.device] = replace(last, **{name: line.positive(match[2], "GB/s") * 1e9})
+            raise line.make_error("a GPU, then each direction once")
+        gpus[last.device] = replace(last, **{name: line.parse_positive(match[2], "GB/s") * 1e9})
 
     Lines(text, _COPIES).read([(_GPU, gpu), (_COPY, copy)])
     if not any(

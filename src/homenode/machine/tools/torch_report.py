@@ -84,13 +84,13 @@ class TorchRun(Struct, frozen=True):
 
 def parse(text: str) -> tuple[TorchRun, ...]:
     """Return the documents of an output, in order. Raises ParseError, also if it is missing."""
-    runs = tuple(_documents(text))
+    runs = tuple(_split_documents(text))
     if not runs:
         raise ParseError(SOURCE, f'a line with "format": "{FORMAT}"', text.strip()[:60] or None)
     return runs
 
 
-def _documents(text: str) -> Iterator[TorchRun]:
+def _split_documents(text: str) -> Iterator[TorchRun]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.startswith('{"format"'):
             continue
@@ -133,15 +133,15 @@ def _check_result(figure: TorchResult, devices: int, line: int) -> None:
     if figure.unit not in _UNITS:
         raise ParseError(SOURCE, f"one of {', '.join(sorted(_UNITS))}", figure.unit, line=line)
     for value in figure.samples:
-        _positive(value, figure.metric, line)
+        _reject_nonpositive(value, figure.metric, line)
 
 
 def _check_row(row: TorchRow, line: int) -> None:
-    _positive(row.time_ns, "time_ns", line)
+    _reject_nonpositive(row.time_ns, "time_ns", line)
     if row.size_bytes <= 0 or row.iterations <= 0 or row.wrong_ranks < 0:
         raise ParseError(SOURCE, "sizes and repeats above 0", str(row.size_bytes), line=line)
 
 
-def _positive(value: float, name: str, line: int) -> None:
+def _reject_nonpositive(value: float, name: str, line: int) -> None:
     if not (math.isfinite(value) and 0 < value < MAX_VALUE):
         raise ParseError(SOURCE, f"{name} above 0 and finite", f"{value:g}", line=line)

@@ -39,7 +39,7 @@ def parse_virsh_version(text: str) -> tuple[Version, Version | None]:
         if matched is None or matched[1] not in _KEYS:
             raise ParseError("virsh version", f"one of {', '.join(_KEYS)}", line, line=number)
         if matched[1] != "Running hypervisor" or matched[2] == "QEMU":
-            versions[matched[1]] = _version(matched, 3)
+            versions[matched[1]] = _build_version(matched, 3)
     if "Using library" not in versions:
         raise ParseError("virsh version", "a line 'Using library'", text.strip()[:80])
     libvirt = versions.get("Running against daemon", versions["Using library"])
@@ -52,8 +52,8 @@ def parse_qemu_version(text: str) -> Version:
     matched = _QEMU_LINE.fullmatch(line)
     if matched is None:
         raise ParseError("qemu --version", "QEMU emulator version 7.2.22", line, line=1)
-    return _version(matched, 1)
+    return _build_version(matched, 1)
 
 
-def _version(matched: "re.Match[str]", first: int) -> Version:
+def _build_version(matched: "re.Match[str]", first: int) -> Version:
     return int(matched[first]), int(matched[first + 1]), int(matched[first + 2] or 0)

@@ -33,24 +33,24 @@ def parse(text: str) -> tuple[CapabilitiesCell, ...]:
     host = root.find("host")
     if host is None:
         raise ParseError(_SOURCE, "a <host>")
-    cells = tuple(_cell(cell) for cell in host.findall("topology/cells/cell"))
+    cells = tuple(_parse_cell(cell) for cell in host.findall("topology/cells/cell"))
     if len(cells) > MAX_CELLS or len({cell.node for cell in cells}) != len(cells):
         raise ParseError(_SOURCE, "each cell once", f"{len(cells)} cells")
     return cells
 
 
-def _cell(cell: etree._Element) -> CapabilitiesCell:
+def _parse_cell(cell: etree._Element) -> CapabilitiesCell:
     return CapabilitiesCell(
         NodeIndex(_number(cell, "id")),
         tuple(
             (NodeIndex(_number(sibling, "id")), _number(sibling, "value"))
             for sibling in cell.findall("distances/sibling")
         ),
-        dict(_cpu(cpu) for cpu in cell.findall("cpus/cpu")),
+        dict(_parse_cpu(cpu) for cpu in cell.findall("cpus/cpu")),
     )
 
 
-def _cpu(cpu: etree._Element) -> tuple[PuIndex, CpuSet | None]:
+def _parse_cpu(cpu: etree._Element) -> tuple[PuIndex, CpuSet | None]:
     siblings, pu = cpu.get("siblings"), _number(cpu, "id")
     if pu > MAX_PU_INDEX:
         raise ParseError(_SOURCE, f"CPUs up to {MAX_PU_INDEX}", str(pu))

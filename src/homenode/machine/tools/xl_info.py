@@ -55,13 +55,13 @@ def parse(text: str) -> XlInfo:
         if line.text.startswith(("cpu:", "device ", "node:")):
             table = line.text.split()[0]
         elif table == "cpu:" and row is not None:
-            cpu = _cpu(line, row)
+            cpu = _parse_cpu(line, row)
             if cpus.setdefault(cpu.index, cpu) is not cpu or len(cpus) > MAX_CPUS:
-                raise line.error(f"each CPU once, {MAX_CPUS} at most")
+                raise line.make_error(f"each CPU once, {MAX_CPUS} at most")
         elif table == "node:" and row is not None:
             index, size, free = (line.read_count(word, "a number") for word in row.groups()[:3])
             if index in nodes or index >= MAX_NODES:
-                raise line.error(f"each node once, below {MAX_NODES}")
+                raise line.make_error(f"each node once, below {MAX_NODES}")
             words = (word for word in row[4].split(",") if word != "-1")  # of a node that is not
             distances[index] = tuple(line.read_count(word, "a distance") for word in words)
             nodes[index] = NumactlNode(
@@ -74,9 +74,9 @@ def parse(text: str) -> XlInfo:
             node = NodeIndex(line.read_count(device[2], "a node"))
             node_of_function[Bdf.parse(device[1])] = node
         elif not _OTHER.fullmatch(line.text):
-            lines.unknown(line)
+            lines.add_unknown(line)
     if not cpus or not {cpu.node for cpu in cpus.values()} <= nodes.keys():
-        raise lines.error("CPUs, and memory of each of their nodes")
+        raise lines.make_error("CPUs, and memory of each of their nodes")
     is_whole = all(len(row) == len(nodes) for row in distances.values())
     return XlInfo(
         cpus=LscpuTable(
@@ -95,7 +95,7 @@ def parse(text: str) -> XlInfo:
     )
 
 
-def _cpu(line: Line, row: "re.Match[str]") -> LscpuCpu:
+def _parse_cpu(line: Line, row: "re.Match[str]") -> LscpuCpu:
     index, core, socket, node = (
         line.read_count(word, "a number", MAX_PU_INDEX) for word in row.groups()
     )

@@ -73,7 +73,9 @@ class GuestAgent(Struct, frozen=True):
                 f"{self.name}: expected all of the output, found it cut short by the agent",
                 hint="reach the guest by ssh",
             )
-        return ScriptOutput(self._text(answer, "out-data"), self._text(answer, "err-data"))
+        return ScriptOutput(
+            self._decode_text(answer, "out-data"), self._decode_text(answer, "err-data")
+        )
 
     def _ask(self, command: str, arguments: dict[str, object]) -> dict[str, Any]:
         text = msgspec.json.encode({"execute": command, "arguments": arguments}).decode()
@@ -93,7 +95,7 @@ class GuestAgent(Struct, frozen=True):
             raise self._unexpected_answer("answer")
         return returned
 
-    def _text(self, answer: dict[str, Any], key: str) -> str:
+    def _decode_text(self, answer: dict[str, Any], key: str) -> str:
         data = answer.get(key, "")
         try:
             return base64.b64decode(data if isinstance(data, str) else "").decode(

@@ -101,7 +101,7 @@ class LocalMachine:
         environment: Mapping[str, str] | None = None,
     ) -> ProgramResult:
         return run(
-            (_program(argv[0]) or argv[0], *argv[1:]),
+            (_find_program(argv[0]) or argv[0], *argv[1:]),
             timeout_s,
             input,
             environment=environment,
@@ -109,13 +109,13 @@ class LocalMachine:
         )
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
-        return frozenset(name for name in names if _program(name) is not None)
+        return frozenset(name for name in names if _find_program(name) is not None)
 
     def snapshot(self) -> Snapshot:
         return LiveSnapshot()
 
 
-def _program(name: str) -> str | None:
+def _find_program(name: str) -> str | None:
     """Return the path of a program: on PATH, else next to homenode's Python."""
     path = find_program(name)
     if path is None and name in _OWN:

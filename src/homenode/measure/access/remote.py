@@ -93,7 +93,7 @@ def installed_script(names: Collection[str]) -> str:
     return f'{_PRELUDE}for n in {words}; do command -v "$n" >/dev/null 2>&1 && echo "$n"; done; :'
 
 
-def status_of(stderr: str, mark: str) -> tuple[str, str | None]:
+def split_status(stderr: str, mark: str) -> tuple[str, str | None]:
     """Standard error without the mark, and the status behind it; None if the mark never came.
 
     >>> status_of("warning\\n\\nM 3\\n", "M")
@@ -105,7 +105,7 @@ def status_of(stderr: str, mark: str) -> tuple[str, str | None]:
     return text, status.strip()
 
 
-def returncode_of(status: int) -> int:
+def convert_status(status: int) -> int:
     """Return the code as in ProgramResult: a shell reports a signal as 128 plus its number.
 
     >>> returncode_of(3), returncode_of(137)
@@ -162,13 +162,13 @@ class RemoteMachine:
         stdin, piped = None, input
         limit = self._channel.most_input_bytes
         if input is not None and limit is not None and len(input.encode()) > limit:
-            stdin, piped = self._stage(input), None
+            stdin, piped = self._write_staged_file(input), None
         script = run_script(words, timeout_s, mark, environment, stdin, self._prefix)
         if stdin is not None:
             script += f"; rm -f {quote(stdin)}"
         started = time.monotonic()
         ended = self._channel.execute(script, timeout_s, piped)
-        stderr, status = status_of(ended.stderr, mark)
+        stderr, status = split_status(ended.stderr, mark)
         if status is None:
             raise ToolError(
                 f"{self.name}: expected {argv[0]} to end, found the way to it broken: "
@@ -178,7 +178,7 @@ class RemoteMachine:
             raise ToolMissingError(argv[0], f"{self.name}: ")
         if int(status) == _KILLED and time.monotonic() - started >= timeout_s:
             raise ToolTimeoutError(f"{self.name}: {argv[0]}: no end after {timeout_s:g} s")
-        return ProgramResult(tuple(argv), returncode_of(int(status)), ended.stdout, stderr)
+        return ProgramResult(tuple(argv), convert_status(int(status)), ended.stdout, stderr)
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
         unknown = [name for name in names if name not in self._programs]
@@ -198,7 +198,7 @@ class RemoteMachine:
         Afterwards `run` starts it by its name. Raises ToolError if no directory can hold it (a full
         disk, all mounted noexec), or if the copy differs."""
         checksum = hashlib.sha256(content).hexdigest()
-        installed_path = self._line(f"command -v {quote(name)} || :")
+        installed_path = self._read_line(f"command -v {quote(name)} || :")
         if installed_path.startswith("/") and self._sum(installed_path) == checksum:
             self._programs[name] = installed_path
             return installed_path
@@ -218,7 +218,7 @@ class RemoteMachine:
     def clean_up(self) -> None:
         """Remove the copied files. Raises ToolError if the machine cannot be reached."""
         if self._directory is not None:
-            self._line(f"rm -rf {quote(self._directory)}")
+            self._read_line(f"rm -rf {quote(self._directory)}")
             self._directory = None
             self._programs.clear()
         self._channel.close()
@@ -234,7 +234,9 @@ class RemoteMachine:
             raise ToolError(f"{self.name}: {path}: cannot write: {failure}")
 
     def _sum(self, path: str) -> str | None:
-        match = _SUM.search(self._line(f"sha256sum {quote(path)} || openssl sha256 {quote(path)}"))
+        match = _SUM.search(
+            self._read_line(f"sha256sum {quote(path)} || openssl sha256 {quote(path)}")
+        )
         return None if match is None else match[0]
 
     def _own_directory(self) -> str:
@@ -248,7 +250,7 @@ class RemoteMachine:
                 f"sh -c $d/try 2>/dev/null && rm $d/try && echo $d && exit; rm -rf $d; }}"
                 for directory in _DIRECTORIES
             )
-            own_directory = self._line(f"({tries})")
+            own_directory = self._read_line(f"({tries})")
             if not own_directory.endswith(name):
                 raise ToolError(
                     f"{self.name}: no directory for the probe: programs cannot be written to and "
@@ -258,7 +260,7 @@ class RemoteMachine:
             self._directory = own_directory
         return self._directory
 
-    def _stage(self, text: str) -> str:
+    def _write_staged_file(self, text: str) -> str:
         """Create a remote file with this text, sent in pieces."""
         path = f"{self._own_directory()}/input-{secrets.token_hex(4)}"
         limit = self._channel.most_input_bytes or len(text)
@@ -271,14 +273,14 @@ class RemoteMachine:
                     f"{at} after {_SHORT_S + len(content) / _MIN_BYTES_PER_S:.0f} s"
                 )
             piece = content[at : at + limit].decode("utf-8", "surrogateescape")
-            if self._line(f"cat >>{quote(path)} && echo kept", piece) != "kept":
+            if self._read_line(f"cat >>{quote(path)} && echo kept", piece) != "kept":
                 raise ToolError(
                     f"{self.name}: {path}: cannot write",
                     hint="is its disk full?",
                 )
         return path
 
-    def _line(self, script: str, input: str | None = None) -> str:
+    def _read_line(self, script: str, input: str | None = None) -> str:
         """Return the first line of a script's output. Raises ToolError if the connection breaks."""
         mark = _mark()
         output = self._channel.execute(f'{script}; echo "{mark}"', _SHORT_S, input)
@@ -399,4 +401,4 @@ class RemoteHost(RemoteMachine):
         super().clean_up()
 
     def _end_what_runs(self) -> None:
-        self._line(_END.format(running=quote(f"{self._own_directory()}/{_STEP}.running")))
+        self._read_line(_END.format(running=quote(f"{self._own_directory()}/{_STEP}.running")))

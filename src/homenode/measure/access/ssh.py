@@ -81,7 +81,7 @@ class SshChannel(Struct, frozen=True):
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> ScriptOutput:
         is_known = self._is_known()
-        argv = (*self._argv(is_known=is_known), sh_line(script))
+        argv = (*self._build_argv(is_known=is_known), sh_line(script))
         done = run(argv, timeout_s + _CONNECT_S + _GRACE_S, input)
         if done.returncode == 0:
             return ScriptOutput(done.stdout, done.stderr)
@@ -116,7 +116,7 @@ class SshChannel(Struct, frozen=True):
     def _key_name(self) -> str:
         return self.guest or f"[{self.address}]:{self.port}"
 
-    def _lines(self) -> list[bytes]:
+    def _read_lines(self) -> list[bytes]:
         try:
             return read_start(self.known_hosts, _MAX_KEYS_BYTES).splitlines(keepends=True)
         except FileNotFoundError:
@@ -128,10 +128,10 @@ class SshChannel(Struct, frozen=True):
         return line.split()[:1] == [self._key_name.encode()]
 
     def _is_known(self) -> bool:
-        return any(map(self._is_key_of_it, self._lines()))
+        return any(map(self._is_key_of_it, self._read_lines()))
 
     def _forget(self) -> None:
-        lines = self._lines()
+        lines = self._read_lines()
         other_lines = [line for line in lines if not self._is_key_of_it(line)]
         if len(other_lines) < len(lines):
             try:
@@ -139,7 +139,7 @@ class SshChannel(Struct, frozen=True):
             except OSError as error:
                 raise ToolError(f"{self.known_hosts}: cannot write: {error}") from None
 
-    def _argv(self, *, is_known: bool) -> tuple[str, ...]:
+    def _build_argv(self, *, is_known: bool) -> tuple[str, ...]:
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": str(_CONNECT_S),

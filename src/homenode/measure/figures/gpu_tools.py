@@ -68,21 +68,21 @@ class LoggedRun(Struct, frozen=True):
     gaps: tuple[Gap, ...]
 
 
-def sections(text: str) -> Iterator[LoggedRun]:
+def split_sections(text: str) -> Iterator[LoggedRun]:
     """Yield the runs of a text, each with the binding before it. Text after the last run belongs to
     it. Empty without runs."""
     lines = text.split("\n")
     starts = [n for n, line in enumerate(lines) if VERSION_LINE.fullmatch(line.rstrip())]
     if not starts:
         return
-    heads = [0, *(_head_of(lines, a, b) for a, b in pairwise(starts))]
+    heads = [0, *(_find_head(lines, a, b) for a, b in pairwise(starts))]
     ends = [*heads[1:], len(lines)]
     for head, start, end in zip(heads, starts, ends, strict=True):
-        binding, gaps = binding_in("\n".join(lines[head:start]))
+        binding, gaps = parse_binding("\n".join(lines[head:start]))
         yield LoggedRun("\n".join(lines[start:end]), start + 1, binding, gaps)
 
 
-def _head_of(lines: list[str], previous: int, start: int) -> int:
+def _find_head(lines: list[str], previous: int, start: int) -> int:
     """Return the start of a run's head: the first line with a binding after the last run."""
     for number in range(previous, start):
         line = lines[number]
@@ -91,18 +91,18 @@ def _head_of(lines: list[str], previous: int, start: int) -> int:
     return start
 
 
-def command_in(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def parse_command(head: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the settings of a command that follow numactl's output in the head."""
     behind = head[head.rfind("policy:") + 1 :].split("\n")
     bindings = [binding for binding in map(bound_by_command, behind) if binding is not None]
     return bindings[-1] if bindings else None
 
 
-def binding_in(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
+def parse_binding(head: str) -> tuple[Binding | None, tuple[Gap, ...]]:
     """The last binding of a head, as shown or set by numactl; else the script's own statement."""
     pinned = [int(node) for node in _PINNED.findall(head)]
     at = head.rfind("policy:")
-    if (command := command_in(head)) is not None:
+    if (command := parse_command(head)) is not None:
         pus, memory = command
         if not pus and not memory:
             return None, (Gap("binding", "the log's numactl names no node"),)
@@ -191,7 +191,7 @@ def _read_test_results(
         parts = [variant, matrix.part]
         if not between_gpus and len(matrix.cells) > 1:
             parts.append("row")  # several CPU rows: no known version prints them
-        for row, column, value in _cells(matrix, between_gpus=between_gpus):
+        for row, column, value in _list_cells(matrix, between_gpus=between_gpus):
             words = [part if part != "row" else f"row {row}" for part in parts if part]
             first, second = (column, row) if name in _READS else (row, column)
             fields = _place(first if between_gpus else None, second, matrix, address_of)
@@ -204,7 +204,9 @@ def _read_test_results(
             )
 
 
-def _cells(matrix: NvbandwidthMatrix, *, between_gpus: bool) -> Iterator[tuple[int, int, float]]:
+def _list_cells(
+    matrix: NvbandwidthMatrix, *, between_gpus: bool
+) -> Iterator[tuple[int, int, float]]:
     """Zeroes are kept and rejected later; before v0.5 the diagonal between GPUs was 0.00, and pairs
     without access still are."""
     for row, cells in enumerate(matrix.cells):
@@ -237,12 +239,12 @@ def read_nccl_results(run: NcclTests, collective: str | None) -> MeasuredSamples
     version = " ".join(filter(None, (run.version, library)))
     figures = SampleBuilder(f"{run.family}-tests", version, run.gaps)
     if name is None:
-        figures.gap("collective", "neither the output nor the file's name has the collective")
+        figures.add_gap("collective", "neither the output nor the file's name has the collective")
     if run.is_correct is False:
-        figures.gap(f"{name or 'collective'} data", "wrong values: its results are omitted")
-        return MeasuredSamples(gaps=figures.figures().gaps)
+        figures.add_gap(f"{name or 'collective'} data", "wrong values: its results are omitted")
+        return MeasuredSamples(gaps=figures.build_samples().gaps)
     if run.is_correct is None:
-        figures.gap(f"{name or 'collective'} data", "not checked by the run (-c 1 checks)")
+        figures.add_gap(f"{name or 'collective'} data", "not checked by the run (-c 1 checks)")
     metric = "allreduce" if name == "all_reduce" else (name or "collective").replace("_", "-")
     for row in run.rows:
         for half, variant in ((row.out_of_place, "out-of-place"), (row.in_place, "in-place")):
@@ -255,13 +257,13 @@ def read_nccl_results(run: NcclTests, collective: str | None) -> MeasuredSamples
     sizes = [row for row in run.rows if row.size_bytes > 0]
     small = min(sizes, key=lambda row: row.size_bytes, default=None)
     if small is not None and small.size_bytes <= SMALL_MESSAGE_BYTES:
-        figures.add(f"{metric}-latency", "ns", small.halves()[0].time_ns)
+        figures.add(f"{metric}-latency", "ns", small.list_halves()[0].time_ns)
     largest = max(row.size_bytes for row in run.rows)
-    figures.condition("tool largest message", f"{largest} bytes")
-    figures.condition(COLLECTIVE_GPUS, run.gpus)
+    figures.add_condition("tool largest message", f"{largest} bytes")
+    figures.add_condition(COLLECTIVE_GPUS, run.gpus)
     if run.iterations is not None and run.warmups is not None:
-        figures.condition("collective repeats", f"{run.warmups} + {run.iterations}")
-    return figures.figures(run.gpu_names)
+        figures.add_condition("collective repeats", f"{run.warmups} + {run.iterations}")
+    return figures.build_samples(run.gpu_names)
 
 
 def read_copy_results(gpus: tuple[GpuCopies, ...]) -> MeasuredSamples:
@@ -275,12 +277,12 @@ def read_copy_results(gpus: tuple[GpuCopies, ...]) -> MeasuredSamples:
         ):
             if value is not None:
                 figures.add(metric, "bytes_per_s", value, index=gpu.device)
-    return figures.figures(gpu.name for gpu in gpus)
+    return figures.build_samples(gpu.name for gpu in gpus)
 
 
-def half_peak_of(run: NcclTests) -> int | None:
+def find_half_peak(run: NcclTests) -> int | None:
     """The first size with half of the highest bus bandwidth; None if nothing was moved."""
-    points = _points(run.rows)
+    points = _list_points(run.rows)
     peak = max((rate for _, rate in points), default=0.0)
     return next((size for size, rate in points if rate >= peak / 2), None)
 
@@ -288,7 +290,7 @@ def half_peak_of(run: NcclTests) -> int | None:
 def flat_curve(run: NcclTests, subject: str) -> Finding | None:
     """The finding of a curve that meets a ceiling. subject: the run, in the user's words."""
     gpus = run.gpus or 1
-    fit = flat_fit(_points(run.rows), 2 * (gpus - 1) / gpus if gpus > 1 else 1.0)
+    fit = flat_fit(_list_points(run.rows), 2 * (gpus - 1) / gpus if gpus > 1 else 1.0)
     if fit is None:
         return None
     return finding(
@@ -301,11 +303,11 @@ def flat_curve(run: NcclTests, subject: str) -> Finding | None:
     )
 
 
-def _points(rows: Sequence[NcclRow]) -> list[tuple[int, float]]:
+def _list_points(rows: Sequence[NcclRow]) -> list[tuple[int, float]]:
     """(size, bus bandwidth), ascending, without rates that two decimals cut to zero."""
     rates: dict[int, float] = {}
     for row in rows:
-        for half in row.halves():
+        for half in row.list_halves():
             if half.bus_bytes_per_s > 0 and row.size_bytes > 0:
                 best = max(rates.get(row.size_bytes, 0.0), half.bus_bytes_per_s)
                 rates[row.size_bytes] = best
@@ -326,7 +328,7 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
     the tool lists several CPUs, the n-th is assumed to be node n.
     """
     address_of = {
-        device.index: _in_domain(device.address, gpus)
+        device.index: _add_domain(device.address, gpus)
         for device in run.devices
         if device.address is not None
     }
@@ -336,7 +338,7 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
         for source, row in zip(matrix.devices, matrix.cells, strict=True):
             for destination, value in zip(matrix.devices, row, strict=True):
                 ends = (source not in address_of, destination not in address_of)
-                metric = _metric(*ends, source == destination)
+                metric = _name_metric(*ends, source == destination)
                 if metric is None or value is None:
                     continue
                 node = source if ends[0] else destination
@@ -350,28 +352,30 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
                     node=node if several and any(ends) else None,
                 )
     if several:
-        figures.gap("nodes", "CPU n of rocm-bandwidth-test counts as node n")
+        figures.add_gap("nodes", "CPU n of rocm-bandwidth-test counts as node n")
     if run.matrices and not address_of:
-        figures.gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept")
+        figures.add_gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept")
     last = {(c.is_bidirectional, c.source, c.destination): c for c in run.copies}
     for copy in last.values():
-        metric = _metric(
+        metric = _name_metric(
             copy.source_is_cpu, copy.destination_is_cpu, copy.source == copy.destination
         )
         if metric is not None:
             variant = _BOTH if copy.is_bidirectional else None
             index = copy.destination if copy.source_is_cpu else copy.source
             figures.add(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)
-    return figures.figures(device.name for device in run.devices if device.address is not None)
+    return figures.build_samples(
+        device.name for device in run.devices if device.address is not None
+    )
 
 
-def _in_domain(printed: Bdf, gpus: tuple[Bdf, ...]) -> Bdf:
+def _add_domain(printed: Bdf, gpus: tuple[Bdf, ...]) -> Bdf:
     place = (printed.bus, printed.device, printed.function)
     matches = [gpu for gpu in gpus if (gpu.bus, gpu.device, gpu.function) == place]
     return matches[0] if len(matches) == 1 else printed
 
 
-def _metric(source_is_cpu: bool, destination_is_cpu: bool, is_same: bool) -> str | None:
+def _name_metric(source_is_cpu: bool, destination_is_cpu: bool, is_same: bool) -> str | None:
     if source_is_cpu and destination_is_cpu:
         return None
     if source_is_cpu:

@@ -46,13 +46,13 @@ class StepReading(Struct, frozen=True):
 def read_probe_results(document: ProbeDocument) -> StepReading:
     """Samples of a document. Raises ParseError for invalid CPU lists."""
     read_samples = {
-        "bandwidth": _bandwidth,
-        "latency": _latency,
+        "bandwidth": _read_bandwidth,
+        "latency": _read_latency,
         "core-to-core": _core_to_core,
-        "throughput": _throughput,
-        "smt": _smt,
+        "throughput": _read_throughput,
+        "smt": _read_smt,
         "loaded-latency": _loaded_latency,
-        "placement": _placement,
+        "placement": _read_placement,
     }[document.command](document)
     placed = tuple(sorted(read_samples, key=lambda placed: placed.at_ns))
     if not placed:
@@ -64,7 +64,7 @@ def read_probe_results(document: ProbeDocument) -> StepReading:
         busy = f"other processes ran on CPUs {document.pus}"
     return StepReading(
         placed,
-        tuple(dict.fromkeys(_conditions(document))),
+        tuple(dict.fromkeys(_list_conditions(document))),
         (),
         tuple(_caveat_findings(document)),
         busy,
@@ -90,7 +90,7 @@ def _caveat_findings(document: ProbeDocument) -> Iterator[Finding]:
         )
 
 
-def _conditions(document: ProbeDocument) -> Iterator[Condition]:
+def _list_conditions(document: ProbeDocument) -> Iterator[Condition]:
     yield Condition("tool homenode-probe", document.version)
     if document.instruction_set is not None:
         yield Condition("tool homenode-probe instructions", document.instruction_set)
@@ -114,12 +114,12 @@ def _sample_of(
     return BracketedSample(sample(metric, unit, value, **fields), bracket, at_ns)
 
 
-def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
+def _read_bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
     """Bytes as STREAM counts them; if more are moved, those as a metric of their own."""
     is_matrix = len(document.runs) > 1 or any(run.node is not None for run in document.runs)
     for run in document.runs:
         _check_pages(run.pages, run.node)
-        node = _node_of(document, _pus(run.pus)) if is_matrix else None
+        node = _find_node(document, _parse_pus(run.pus)) if is_matrix else None
         peer = run.node if is_matrix else None
         for kernel in run.kernels:
             suffix = "" if kernel.stores == "regular" else " non-temporal"
@@ -143,7 +143,7 @@ def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
                     )
 
 
-def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
+def _read_latency(document: ProbeDocument) -> Iterator[BracketedSample]:
     is_matrix = all(len(curve.points) == 1 for curve in document.curves)
     has_memory = any(level.level == LEVEL_DRAM for level in document.levels)
     metric = "memory-latency"
@@ -154,7 +154,7 @@ def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
         variant = f"{curve.order}, {pages} pages"
         if is_matrix:
             cell = "dram" if is_plain else f"dram {variant}"
-            node = _node_of(document, CpuSet((curve.pu,)))
+            node = _find_node(document, CpuSet((curve.pu,)))
             for value in curve.points[0].samples_ns:
                 yield _sample_of(metric, "ns", value, node=node, peer_node=curve.node, variant=cell)
             continue
@@ -184,7 +184,7 @@ def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
             yield _sample_of("core-to-core-latency", "ns", value, bracket, number, variant=name)
 
 
-def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
+def _read_throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
     """Read the throughput of one CPU, of all CPUs together, of each thread, and its evenness."""
     assert document.one is not None and document.all is not None, "parse requires both"
     if len(document.all.threads) == 1:
@@ -207,7 +207,7 @@ def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
         )
 
 
-def _smt(document: ProbeDocument) -> Iterator[BracketedSample]:
+def _read_smt(document: ProbeDocument) -> Iterator[BracketedSample]:
     for core in document.cores:
         yield _sample_of("smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}")
 
@@ -222,7 +222,7 @@ def _loaded_latency(document: ProbeDocument) -> Iterator[BracketedSample]:
                 yield _sample_of("loaded-bandwidth", "bytes_per_s", rate, variant=variant)
 
 
-def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
+def _read_placement(document: ProbeDocument) -> Iterator[BracketedSample]:
     """Fill rate of both CPUs of a pair over that of one: 1 on one cache's link, 2 on two."""
     names = {pair.pair: f"{pair.pus[0]} and {pair.pus[1]}" for pair in document.looked_pairs}
     for look in document.series:
@@ -249,9 +249,9 @@ def _check_pages(pages: Pages, node: int | None) -> None:
         )
 
 
-def _node_of(document: ProbeDocument, pus: CpuSet) -> int | None:
-    return next((node.node for node in document.machine.nodes if pus <= _pus(node.pus)), None)
+def _find_node(document: ProbeDocument, pus: CpuSet) -> int | None:
+    return next((node.node for node in document.machine.nodes if pus <= _parse_pus(node.pus)), None)
 
 
-def _pus(text: str) -> CpuSet:
+def _parse_pus(text: str) -> CpuSet:
     return CpuSet.parse(text, f"{SOURCE}: CPUs")

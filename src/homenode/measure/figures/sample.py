@@ -43,7 +43,7 @@ class ToolOutput(Struct, frozen=True):
     of_step: Callable[[BenchTest, str, Host], MeasuredSamples] = _no_step
 
 
-def of_text(
+def read_from_text(
     parse: Callable[[str], T], figures: Callable[[T], MeasuredSamples]
 ) -> Callable[[str, str], MeasuredSamples]:
     """Return the results of a file without information in its name."""
@@ -61,15 +61,15 @@ class SampleBuilder:
     def add(self, metric: str, unit: str, value: float, **fields: Any) -> None:
         self._samples.append(sample(metric, unit, value, **fields))
 
-    def condition(self, name: str, value: object) -> None:
+    def add_condition(self, name: str, value: object) -> None:
         """Add a condition, unless its value is None."""
         if value is not None:
             self._conditions.append(Condition(name, str(value)))
 
-    def gap(self, subject: str, reason: str) -> None:
+    def add_gap(self, subject: str, reason: str) -> None:
         self._gaps.append(Gap(subject, reason))
 
-    def figures(self, gpu_names: Iterable[str] = ()) -> MeasuredSamples:
+    def build_samples(self, gpu_names: Iterable[str] = ()) -> MeasuredSamples:
         names = tuple(dict.fromkeys(gpu_names))
         return MeasuredSamples(
             tuple(self._samples), tuple(self._conditions), names, tuple(self._gaps)

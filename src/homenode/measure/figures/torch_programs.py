@@ -30,17 +30,21 @@ def _read_run_results(run: TorchRun) -> MeasuredSamples:
         gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
     if any(device.address is None for device in run.devices):
         gaps.append(Gap("GPU addresses", "PyTorch reports none: results cannot be paired"))
-    samples = tuple(figures for figure in run.results for figures in _samples(figure, run))
+    samples = tuple(figures for figure in run.results for figures in _list_samples(figure, run))
     gaps += [gap for figure in run.results for gap in _result_gaps(figure, run)]
     if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.results):
         reason = "the driver does not report the buffer's node: unconfirmed"
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
     names = tuple(dict.fromkeys(device.name for device in run.devices))
-    figures = MeasuredSamples(samples, tuple(_conditions(run)), names, tuple(gaps))
-    return join_samples((figures, read_nccl_results(nccl_of(run), None))) if run.rows else figures
+    figures = MeasuredSamples(samples, tuple(_list_conditions(run)), names, tuple(gaps))
+    return (
+        join_samples((figures, read_nccl_results(convert_to_nccl(run), None)))
+        if run.rows
+        else figures
+    )
 
 
-def nccl_of(run: TorchRun) -> NcclTests:
+def convert_to_nccl(run: TorchRun) -> NcclTests:
     """An all-reduce as nccl-tests would give it. The run has rows."""
     family = Family.RCCL if run.runtime.startswith("hip") else Family.NCCL
     return NcclTests(
@@ -50,29 +54,29 @@ def nccl_of(run: TorchRun) -> NcclTests:
         gpus=run.gpus,
         warmups=run.warmups,
         iterations=min(row.iterations for row in run.rows),
-        rows=tuple(_row(row, run.gpus) for row in run.rows),
+        rows=tuple(_convert_row(row, run.gpus) for row in run.rows),
         is_correct=all(row.wrong_ranks == 0 for row in run.rows),
-        average_bus_bytes_per_s=_mean(run),
+        average_bus_bytes_per_s=_compute_mean(run),
     )
 
 
-def _row(row: TorchRow, gpus: int) -> NcclRow:
-    rate = _bus(row.size_bytes / row.time_ns * 1e9, gpus)
+def _convert_row(row: TorchRow, gpus: int) -> NcclRow:
+    rate = _compute_bus_rate(row.size_bytes / row.time_ns * 1e9, gpus)
     half = NcclHalf(time_ns=row.time_ns, bus_bytes_per_s=rate, wrong=row.wrong_ranks)
     return NcclRow(size_bytes=row.size_bytes, out_of_place=None, in_place=half)
 
 
-def _bus(rate: float, gpus: int) -> float:
+def _compute_bus_rate(rate: float, gpus: int) -> float:
     """Source: doc/PERFORMANCE.md of nccl-tests: 2(n-1)/n of an all-reduce."""
     return rate * 2 * (gpus - 1) / gpus
 
 
-def _mean(run: TorchRun) -> float:
-    rates = [_bus(row.size_bytes / row.time_ns * 1e9, run.gpus) for row in run.rows]
+def _compute_mean(run: TorchRun) -> float:
+    rates = [_compute_bus_rate(row.size_bytes / row.time_ns * 1e9, run.gpus) for row in run.rows]
     return sum(rates) / len(rates)
 
 
-def _samples(figure: TorchResult, run: TorchRun) -> Iterator[Sample]:
+def _list_samples(figure: TorchResult, run: TorchRun) -> Iterator[Sample]:
     place = _place(figure, run)
     if _lies_elsewhere(figure, run):
         return
@@ -83,7 +87,7 @@ def _samples(figure: TorchResult, run: TorchRun) -> Iterator[Sample]:
             value,
             variant=figure.variant,
             size_bytes=figure.size_bytes,
-            node=_node(figure, run),
+            node=_find_node(figure, run),
             **place,
         )
 
@@ -98,7 +102,7 @@ def _lies_elsewhere(figure: TorchResult, run: TorchRun) -> bool:
     return bound is not None and memory_node is not None and memory_node != bound
 
 
-def _node(figure: TorchResult, run: TorchRun) -> int | None:
+def _find_node(figure: TorchResult, run: TorchRun) -> int | None:
     """Return the host node, for transfers through host memory only."""
     return run.bound_node if figure.metric.startswith(("h2d-", "d2h-")) else None
 
@@ -124,7 +128,7 @@ def _result_gaps(figure: TorchResult, run: TorchRun) -> Iterator[Gap]:
         yield Gap(name, f"memory was bound to {nodes}: not kept")
 
 
-def _conditions(run: TorchRun) -> Iterator[Condition]:
+def _list_conditions(run: TorchRun) -> Iterator[Condition]:
     yield Condition("tool PyTorch", f"{run.torch}, {run.runtime}")
     if run.copy_bytes is not None and any("both" in (f.variant or "") for f in run.results):
         yield Condition("tool copy size", f"{run.copy_bytes} bytes")

@@ -23,7 +23,12 @@ from msgspec import Struct
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput, of_text
+from homenode.measure.figures.sample import (
+    MeasuredSamples,
+    SampleBuilder,
+    ToolOutput,
+    read_from_text,
+)
 from homenode.text import plural
 from homenode.units import MIB
 
@@ -92,14 +97,14 @@ def parse(text: str) -> CudaBandwidthTest:
     unit: float | None = None
     for line in lines:
         if match := _TITLE.fullmatch(line.text):
-            title = (_DIRECTIONS[match[1]], _devices(line, match[2]))
+            title = (_DIRECTIONS[match[1]], _parse_devices(line, match[2]))
             is_pinned, unit = None, None
         elif match := _MEMORY.fullmatch(line.text):
             is_pinned = match[1] == "PINNED"
         elif match := _HEADER.fullmatch(line.text):
             unit = _BYTES_OF_UNIT[match[1]]
         elif match := _CSV.fullmatch(line.text):
-            transfers.append(_csv(line, match))
+            transfers.append(_parse_csv(line, match))
         elif match := _DEVICE.fullmatch(line.text):
             devices.append((line.read_count(match[1], "a device"), match[2].strip()))
         elif match := _RESULT.fullmatch(line.text):
@@ -111,16 +116,16 @@ def parse(text: str) -> CudaBandwidthTest:
                     is_pinned=is_pinned,
                     devices=title[1],
                     size_bytes=line.read_count(match[1], "a size in bytes"),
-                    bytes_per_s=line.positive(match[2], "a bandwidth") * unit,
+                    bytes_per_s=line.parse_positive(match[2], "a bandwidth") * unit,
                 )
             )
         elif not _SAYS_NOTHING.fullmatch(line.text):
-            lines.unknown(line)
+            lines.add_unknown(line)
     if not transfers:
         hint = lines.gaps[0].reason if lines.gaps else None
-        raise lines.error("a table 'Transfer Size (Bytes)  Bandwidth(GB/s)'", hint=hint)
+        raise lines.make_error("a table 'Transfer Size (Bytes)  Bandwidth(GB/s)'", hint=hint)
     if len(results) > 1:
-        raise lines.error("one run", plural(len(results), "result"))
+        raise lines.make_error("one run", plural(len(results), "result"))
     return CudaBandwidthTest(
         devices=tuple(devices),
         transfers=tuple(transfers),
@@ -129,20 +134,20 @@ def parse(text: str) -> CudaBandwidthTest:
     )
 
 
-def _csv(line: Line, row: "re.Match[str]") -> CudaTransfer:
+def _parse_csv(line: Line, row: "re.Match[str]") -> CudaTransfer:
     return CudaTransfer(
         direction=_DIRECTIONS[row[1]],
         is_pinned=None if row[2] is None else row[2] == "Pinned",
-        devices=_devices(line, row[7]),
+        devices=_parse_devices(line, row[7]),
         size_bytes=line.read_count(row[6], "a size in bytes"),
-        bytes_per_s=line.positive(row[3], "a bandwidth") * _BYTES_OF_UNIT[row[4]],
+        bytes_per_s=line.parse_positive(row[3], "a bandwidth") * _BYTES_OF_UNIT[row[4]],
     )
 
 
-def _devices(line: Line, word: str) -> int:
+def _parse_devices(line: Line, word: str) -> int:
     devices = line.read_count(word, "a number of devices")
     if not 0 < devices <= 1024:
-        raise line.error("1 to 1024 devices", word)
+        raise line.make_error("1 to 1024 devices", word)
     return devices
 
 
@@ -162,7 +167,7 @@ def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
     figures = SampleBuilder("device copy", how, run.gaps)
     for transfer in run.transfers:
         if transfer.devices > 1:
-            figures.gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
+            figures.add_gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
             continue
         is_within = transfer.direction is Direction.DEVICE_TO_DEVICE
         figures.add(
@@ -173,12 +178,12 @@ def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
             variant="pageable" if transfer.is_pinned is False else None,
         )
     for size in sorted({copy.size_bytes for copy in run.transfers if copy.devices <= 1}):
-        figures.condition("tool copy size", f"{size} bytes")
-    return figures.figures(name for _, name in run.devices)
+        figures.add_condition("tool copy size", f"{size} bytes")
+    return figures.build_samples(name for _, name in run.devices)
 
 
 OUTPUT = ToolOutput(
     "bandwidthTest",
     re.compile(r"^\[CUDA Bandwidth Test\]|^[ \t]*Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
-    of_text(parse, read_cuda_results),
+    read_from_text(parse, read_cuda_results),
 )

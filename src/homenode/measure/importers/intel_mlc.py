@@ -23,7 +23,12 @@ from msgspec import Struct
 from homenode.cpuset import NodeIndex
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput, of_text
+from homenode.measure.figures.sample import (
+    MeasuredSamples,
+    SampleBuilder,
+    ToolOutput,
+    read_from_text,
+)
 from homenode.text import plural
 
 COMMAND = ("mlc",)
@@ -104,62 +109,62 @@ class _Reader:
         self.lines = Lines(text, _SOURCE)
         self.lines.read(
             [
-                (_VERSION, self._version),
-                (_IDLE, self._idle),
-                (_SECTION, self._section),
-                (_PREFETCHERS, self._prefetchers),
-                (_ITERATION, self._latency),
-                (_ANYTHING, self._unread),
+                (_VERSION, self._parse_version),
+                (_IDLE, self._parse_idle),
+                (_SECTION, self._start_section),
+                (_PREFETCHERS, self._parse_prefetchers),
+                (_ITERATION, self._parse_latency),
+                (_ANYTHING, self._skip_row),
                 (_SAYS_NOTHING, None),
                 (_TITLES, None),
-                (_ANYTHING, self._cells),
-                (_ANYTHING, self._peak),
+                (_ANYTHING, self._parse_cells),
+                (_ANYTHING, self._parse_peak),
                 (_LOADED_ROW, self._load),
             ]
         )
 
-    def _version(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_version(self, line: Line, match: "re.Match[str]") -> None:
         if self.version not in (None, match[1]):
-            raise line.error("one run")
+            raise line.make_error("one run")
         self.version = match[1]
 
-    def _idle(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_idle(self, line: Line, match: "re.Match[str]") -> None:
         self.section, self.access = _IDLE.pattern, match[1]
 
-    def _section(self, line: Line, match: "re.Match[str]") -> None:
+    def _start_section(self, line: Line, match: "re.Match[str]") -> None:
         self.section = match[1]
 
-    def _prefetchers(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_prefetchers(self, line: Line, match: "re.Match[str]") -> None:
         self.prefetchers_were_on = True
 
-    def _latency(self, line: Line, match: "re.Match[str]") -> None:
+    def _parse_latency(self, line: Line, match: "re.Match[str]") -> None:
         if self.latency_ns is not None:
-            raise line.error("one latency")
-        self.latency_ns = line.positive(match[2], "a latency in ns")
+            raise line.make_error("one latency")
+        self.latency_ns = line.parse_positive(match[2], "a latency in ns")
 
-    def _unread(self, line: Line, match: "re.Match[str]") -> bool:
+    def _skip_row(self, line: Line, match: "re.Match[str]") -> bool:
         """Cache-to-cache latencies are between unnamed cores: nothing to compare."""
         return self.section == _CACHES
 
-    def _peak(self, line: Line, match: "re.Match[str]") -> bool:
+    def _parse_peak(self, line: Line, match: "re.Match[str]") -> bool:
         row = _peak_row(line.text) if self.section == _PEAK else None
         if row is None:
             return False
         name, rate = row
         if name in self.peaks:
-            raise line.error(f"one row {name!r}")
-        self.peaks[name] = line.positive(rate, "MB/sec") * 1e6
+            raise line.make_error(f"one row {name!r}")
+        self.peaks[name] = line.parse_positive(rate, "MB/sec") * 1e6
         return True
 
-    def _cells(self, line: Line, _: "re.Match[str]") -> bool:
+    def _parse_cells(self, line: Line, _: "re.Match[str]") -> bool:
         if self.section not in (_IDLE.pattern, _NODES):
             return False
         if match := _HEADER.fullmatch(line.text):
             if self.section in self.columns:
-                raise line.error("one matrix of each kind")
-            nodes = tuple(_node(line, word) for word in match[1].split())
+                raise line.make_error("one matrix of each kind")
+            nodes = tuple(_parse_node(line, word) for word in match[1].split())
             if len(set(nodes)) != len(nodes) or len(nodes) > MAX_NODES:
-                raise line.error(f"at most {MAX_NODES} nodes, each once")
+                raise line.make_error(f"at most {MAX_NODES} nodes, each once")
             self.columns[self.section] = nodes
             return True
         columns = self.columns.get(self.section, ())
@@ -167,10 +172,10 @@ class _Reader:
         words = match[2].split() if match else []
         rows = self.rows.setdefault(self.section, {})
         if match is None or not columns or len(words) != len(columns):
-            raise line.error(f"a node and {plural(len(columns), 'value')}")
-        node = _node(line, match[1])
+            raise line.make_error(f"a node and {plural(len(columns), 'value')}")
+        node = _parse_node(line, match[1])
         if node in rows:
-            raise line.error(f"one row of node {node}")
+            raise line.make_error(f"one row of node {node}")
         scale = 1e6 if self.section == _NODES else 1.0
         rows[node] = tuple(line.value_or_none(word, "a number", scale) for word in words)
         return True
@@ -179,21 +184,21 @@ class _Reader:
         if self.section != _LOADED:
             return False
         if len(self.loaded) == MAX_NODES:
-            raise line.error(f"at most {MAX_NODES} rows")
+            raise line.make_error(f"at most {MAX_NODES} rows")
         delay = line.read_count(match[1], "a delay")
         if delay in self.loaded:
-            raise line.error(f"one row of delay {delay}")
+            raise line.make_error(f"one row of delay {delay}")
         self.loaded[delay] = MlcLoad(
             delay=delay,
-            latency_ns=line.positive(match[2], "a latency in ns"),
-            bytes_per_s=line.positive(match[3], "MB/sec") * 1e6,
+            latency_ns=line.parse_positive(match[2], "a latency in ns"),
+            bytes_per_s=line.parse_positive(match[3], "MB/sec") * 1e6,
         )
         return True
 
     def run(self) -> MlcRun:
-        idle, bandwidth = self._matrix(_IDLE.pattern), self._matrix(_NODES)
+        idle, bandwidth = self._build_matrix(_IDLE.pattern), self._build_matrix(_NODES)
         if not (idle or bandwidth or self.latency_ns or self.peaks or self.loaded):
-            raise self.lines.error("a matrix, peak bandwidths or loaded latencies")
+            raise self.lines.make_error("a matrix, peak bandwidths or loaded latencies")
         return MlcRun(
             version=self.version,
             access=self.access,
@@ -206,17 +211,17 @@ class _Reader:
             gaps=tuple(self.lines.gaps),
         )
 
-    def _matrix(self, section: str) -> MlcMatrix | None:
+    def _build_matrix(self, section: str) -> MlcMatrix | None:
         rows = self.rows.get(section)
         if section not in self.columns:
             return None
         if not rows:
-            raise self.lines.error("rows of a matrix", hint="its output was cut")
+            raise self.lines.make_error("rows of a matrix", hint="its output was cut")
         columns = self.columns[section]
         return MlcMatrix(rows=tuple(rows), columns=columns, cells=tuple(rows.values()))
 
 
-def _node(line: Line, word: str) -> NodeIndex:
+def _parse_node(line: Line, word: str) -> NodeIndex:
     return NodeIndex(line.read_count(word, "a node", limit=MAX_NODES - 1))
 
 
@@ -243,7 +248,7 @@ def read_mlc_results(run: MlcRun) -> MeasuredSamples:
         (run.idle_ns, "memory-latency", "ns", "dram"),
         (run.bandwidth_bytes_per_s, "memory-bandwidth", "bytes_per_s", "read"),
     ):
-        for node, peer, value in () if matrix is None else _values(matrix):
+        for node, peer, value in () if matrix is None else _list_values(matrix):
             figures.add(metric, unit, value, node=node, peer_node=peer, variant=variant)
     for mix, rate in run.peaks:
         variant = _VARIANTS.get(mix, mix.lower())
@@ -252,13 +257,13 @@ def read_mlc_results(run: MlcRun) -> MeasuredSamples:
         variant = f"delay {load.delay}"
         figures.add("loaded-latency", "ns", load.latency_ns, variant=variant)
         figures.add("loaded-bandwidth", "bytes_per_s", load.bytes_per_s, variant=variant)
-    figures.condition("tool Intel MLC access", run.access)
+    figures.add_condition("tool Intel MLC access", run.access)
     if run.prefetchers_were_on:
-        figures.condition("tool Intel MLC prefetchers", "could not be switched off")
-    return figures.figures()
+        figures.add_condition("tool Intel MLC prefetchers", "could not be switched off")
+    return figures.build_samples()
 
 
-def _values(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:
+def _list_values(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:
     for node, row in zip(matrix.rows, matrix.cells, strict=True):
         for peer, value in zip(matrix.columns, row, strict=True):
             if value is not None:
@@ -268,5 +273,5 @@ def _values(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:
 OUTPUT = ToolOutput(
     "Intel MLC",
     re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M),
-    of_text(parse, read_mlc_results),
+    read_from_text(parse, read_mlc_results),
 )

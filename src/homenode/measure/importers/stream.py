@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.gpu_tools import binding_in, command_in
+from homenode.measure.figures.gpu_tools import parse_binding, parse_command
 from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput
 from homenode.units import GIB, MIB
 
@@ -100,12 +100,12 @@ def parse(text: str) -> StreamRun:
     unit = "MB"
     for line in lines:
         if row := _KERNEL.fullmatch(line.text):
-            kernels.append(_kernel(row, len(kernels), line, unit))
+            kernels.append(_parse_kernel(row, len(kernels), line, unit))
         elif head := _HEADER.fullmatch(line.text):
             if kernels:
-                raise line.error("one run")
+                raise line.make_error("one run")
             if head[1] not in _UNITS:
-                raise line.error(f"rates in {', '.join(_UNITS)} per second", head[1])
+                raise line.make_error(f"rates in {', '.join(_UNITS)} per second", head[1])
             unit = head[1]
         elif line.text.startswith("Failed Validation"):
             verdicts.add(False)
@@ -114,9 +114,9 @@ def parse(text: str) -> StreamRun:
         elif _is_value(line, lines) or line.text.startswith(_SAYS_NOTHING):
             begun = True
         elif begun:
-            lines.unknown(line)
+            lines.add_unknown(line)
     if len(kernels) != len(KERNELS):
-        raise lines.error(
+        raise lines.make_error(
             f"rows of {', '.join(KERNELS)}",
             f"{len(kernels)} rows",
             "the run ended early, or its output was cut",
@@ -124,7 +124,7 @@ def parse(text: str) -> StreamRun:
     return StreamRun(
         version=lines.take_optional("version", Line.read_word, "a version"),
         arrays_bytes=_arrays_bytes(lines),
-        threads=_threads(lines),
+        threads=_parse_threads(lines),
         kernels=tuple(kernels),
         is_valid=None if not verdicts else verdicts == {True},
         gaps=tuple(lines.gaps),
@@ -139,12 +139,12 @@ def _is_value(line: Line, lines: Lines) -> bool:
     return False
 
 
-def _kernel(row: "re.Match[str]", position: int, line: Line, unit: str) -> StreamKernel:
+def _parse_kernel(row: "re.Match[str]", position: int, line: Line, unit: str) -> StreamKernel:
     if position >= len(KERNELS) or row[1] != KERNELS[position]:
-        raise line.error(f"one row of each of {', '.join(KERNELS)}", " ".join(row[0].split()))
+        raise line.make_error(f"one row of each of {', '.join(KERNELS)}", " ".join(row[0].split()))
     for word in row.groups()[2:]:
-        line.figure(word, "a time in s")
-    rate = line.positive(row[2], f"a rate in {unit}/s") * _UNITS[unit]
+        line.parse_number(word, "a time in s")
+    rate = line.parse_positive(row[2], f"a rate in {unit}/s") * _UNITS[unit]
     return StreamKernel(name=row[1], best_bytes_per_s=rate)
 
 
@@ -152,7 +152,7 @@ def _arrays_bytes(lines: Lines) -> int | None:
     elements = lines.take_optional("array size", Line.read_count, "an array size")
     element_bytes = lines.take_optional("bytes per element", Line.read_count, "bytes per element")
     if 0 in (elements, element_bytes):
-        raise lines.error("arrays of some size", f"{elements} x {element_bytes} bytes")
+        raise lines.make_error("arrays of some size", f"{elements} x {element_bytes} bytes")
     if elements is None or element_bytes is None:
         reason = "the output has no array size; small arrays fit into caches"
         lines.gaps.append(Gap("STREAM arrays", reason))
@@ -160,7 +160,7 @@ def _arrays_bytes(lines: Lines) -> int | None:
     return 3 * elements * element_bytes
 
 
-def _threads(lines: Lines) -> int | None:
+def _parse_threads(lines: Lines) -> int | None:
     requested = lines.take_optional("threads requested", Line.read_count, "threads")
     counted = lines.take_optional("threads counted", Line.read_count, "threads")
     if requested and counted and requested != counted:
@@ -189,7 +189,7 @@ def read_stream_results(run: StreamRun, node: int | None = None) -> MeasuredSamp
     for kernel in run.kernels:
         name, rate = kernel.name.lower(), kernel.best_bytes_per_s
         figures.add("memory-bandwidth", "bytes_per_s", rate, variant=name, node=node)
-    return figures.figures()
+    return figures.build_samples()
 
 
 _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
@@ -200,10 +200,10 @@ def _stream_log(text: str, name: str) -> MeasuredSamples:
     run = parse(text)
     head = text[: match.start()] if (match := _SIGN.search(text)) else ""
     shown = head[head.rfind("policy:") :] if "policy:" in head else ""
-    command = command_in(head)
+    command = parse_command(head)
     if not shown and command is None:
         return read_stream_results(run)
-    binding, gaps = binding_in(head)
+    binding, gaps = parse_binding(head)
     # Without a policy all memory of one node can be all that the machine has.
     is_bound = binding is not None and (
         command is not None

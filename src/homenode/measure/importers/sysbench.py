@@ -18,7 +18,12 @@ from msgspec import Struct
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput, of_text
+from homenode.measure.figures.sample import (
+    MeasuredSamples,
+    SampleBuilder,
+    ToolOutput,
+    read_from_text,
+)
 from homenode.units import KIB, MIB
 
 _SOURCE = "sysbench"
@@ -75,51 +80,51 @@ def parse(text: str) -> SysbenchRun:
     for line in lines:
         if match := _VERSION.fullmatch(line.text):
             if version is not None:
-                raise line.error("one run")
+                raise line.make_error("one run")
             if match[1] != "1":
-                raise line.error("sysbench 1.x")
+                raise line.make_error("sysbench 1.x")
             version = f"{match[1]}.{match[2]}{match[3]}"
         elif version is None:
             continue  # a shell's prompt or warnings may precede it
         elif _TITLE.fullmatch(line.text):
             title = line.text
         else:
-            _value(line, title, lines)
+            _parse_value(line, title, lines)
     if version is None:
-        raise lines.error("a line 'sysbench 1.0.20'", hint="sysbench 0.4 is not read")
+        raise lines.make_error("a line 'sysbench 1.0.20'", hint="sysbench 0.4 is not read")
     return _run(version, lines)
 
 
-def _value(line: Line, title: str, lines: Lines) -> None:
+def _parse_value(line: Line, title: str, lines: Lines) -> None:
     if match := _OPERATIONS.fullmatch(line.text):
         lines.keep("operations", match[1], line)
         lines.keep("operations per second", match[2], line)
     elif match := _TRANSFERRED.fullmatch(line.text):
-        line.positive(match[1], "MiB transferred")
+        line.parse_positive(match[1], "MiB transferred")
         lines.keep("transferred per second", match[2], line)
     elif not _INTERVAL.fullmatch(line.text) and not _SAYS_NOTHING.fullmatch(line.text):
         name, _, value = line.text.partition(":")
         if value.strip():
             lines.keep(f"{title}{name.strip()}", value.strip(), line)
         else:
-            lines.unknown(line)
+            lines.add_unknown(line)
 
 
 def _run(version: str, lines: Lines) -> SysbenchRun:
-    memory = _memory(lines) if lines.has("transferred per second") else None
+    memory = _parse_memory(lines) if lines.has("transferred per second") else None
     rate = "CPU speed:events per second" if memory is None else "operations per second"
     limit = lines.take_optional("Prime numbers limit", Line.read_count, "a prime limit")
     threads = lines.take("Number of threads", Line.read_count, "threads")
     if threads == 0:
-        raise lines.error("at least one thread", "0")
+        raise lines.make_error("at least one thread", "0")
     # What was cut lacks these.
     lines.take("General statistics:total number of events", Line.read_count, "events")
-    lines.take("General statistics:total time", _seconds, "a time in seconds such as 2.0720s")
+    lines.take("General statistics:total time", _parse_seconds, "a time in seconds such as 2.0720s")
     return SysbenchRun(
         version=version,
         threads=threads,
         prime_limit=limit,
-        events_per_s=lines.take(rate, Line.positive, "events per second"),
+        events_per_s=lines.take(rate, Line.parse_positive, "events per second"),
         events_per_thread=lines.take_optional(
             "Threads fairness:events (avg/stddev)", _pair, "a mean and a deviation"
         ),
@@ -128,39 +133,39 @@ def _run(version: str, lines: Lines) -> SysbenchRun:
     )
 
 
-def _memory(lines: Lines) -> SysbenchMemory:
+def _parse_memory(lines: Lines) -> SysbenchMemory:
     return SysbenchMemory(
-        block_bytes=lines.take("block size", _kib, "block size in KiB"),
+        block_bytes=lines.take("block size", _parse_kib, "block size in KiB"),
         operation=lines.take("operation", Line.read_word, "an operation"),
         scope=lines.take("scope", Line.read_word, "a scope"),
-        bytes_per_s=lines.take("transferred per second", Line.positive, "MiB/sec") * MIB,
+        bytes_per_s=lines.take("transferred per second", Line.parse_positive, "MiB/sec") * MIB,
     )
 
 
 def _unread_gaps(lines: Lines) -> Iterator[Gap]:
-    for name, word, line in lines.untaken():
+    for name, word, line in lines.list_untaken():
         if not _NOT_READ.fullmatch(name):
             text = f"{name}: {word}"
             yield Gap(f"{_SOURCE} line {line.number}", f"not known: {text[:80]!r}")
 
 
-def _seconds(line: Line, word: str, expected: str) -> float:
+def _parse_seconds(line: Line, word: str, expected: str) -> float:
     matched = _SECONDS.fullmatch(word)
     if matched is None:
-        raise line.error(expected, word)
-    return line.positive(matched[1], expected)
+        raise line.make_error(expected, word)
+    return line.parse_positive(matched[1], expected)
 
 
-def _kib(line: Line, word: str, expected: str) -> int:
+def _parse_kib(line: Line, word: str, expected: str) -> int:
     if not word.endswith("KiB"):
-        raise line.error(expected, word)
+        raise line.make_error(expected, word)
     return line.read_count(word.removesuffix("KiB"), expected) * KIB
 
 
 def _pair(line: Line, word: str, expected: str) -> tuple[float, float] | None:
     pair = _PAIR.fullmatch(word)
     if pair is None:
-        raise line.error(expected, word)
+        raise line.make_error(expected, word)
     mean, deviation = (line.value_or_none(part, expected) for part in pair.groups())
     return None if mean is None or deviation is None else (mean, deviation)
 
@@ -177,7 +182,7 @@ def read_sysbench_results(run: SysbenchRun) -> MeasuredSamples:
         variant = f"{memory.operation} {memory.block_bytes} bytes {memory.scope}"
         figures.add("sysbench-memory", "bytes_per_s", memory.bytes_per_s, variant=variant)
         if memory.shares_one_buffer:
-            figures.gap("memory bandwidth", "sysbench's threads shared one buffer in a cache")
+            figures.add_gap("memory bandwidth", "sysbench's threads shared one buffer in a cache")
     elif run.threads == 1:
         figures.add("cpu-single", "events_per_s", run.events_per_s)
     else:
@@ -186,10 +191,12 @@ def read_sysbench_results(run: SysbenchRun) -> MeasuredSamples:
         if run.events_per_thread is not None and run.events_per_thread[0] > 0:
             mean, deviation = run.events_per_thread
             figures.add("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION)
-    figures.condition("tool sysbench primes", run.prime_limit)
-    return figures.figures()
+    figures.add_condition("tool sysbench primes", run.prime_limit)
+    return figures.build_samples()
 
 
 OUTPUT = ToolOutput(
-    "sysbench", re.compile(r"^sysbench \d+\.\d+", re.M), of_text(parse, read_sysbench_results)
+    "sysbench",
+    re.compile(r"^sysbench \d+\.\d+", re.M),
+    read_from_text(parse, read_sysbench_results),
 )

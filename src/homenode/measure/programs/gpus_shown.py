@@ -29,7 +29,7 @@ _LIBRARIES = {
 _NO_DEVICE = 100  # of both
 
 
-def library(driver: str) -> Any:
+def load_library(driver: str) -> Any:
     """Load the driver's library; None if none can be loaded."""
     for name in _LIBRARIES[driver]:
         try:
@@ -39,7 +39,7 @@ def library(driver: str) -> Any:
     return None
 
 
-def addresses(driver: str, calls: Any) -> "list[str]":
+def list_addresses(driver: str, calls: Any) -> "list[str]":
     """The GPUs' addresses, by number. Raises OSError with the driver's code on failure."""
     count = ctypes.c_int()
     if driver == "cuda":
@@ -69,10 +69,10 @@ def main(words: "list[str]") -> None:
     driver = words[0]
     bus_ids: list[str] | None = None
     reason = None
-    driver_library = library(driver)
+    driver_library = load_library(driver)
     if driver_library is not None:
         try:
-            bus_ids = addresses(driver, driver_library)
+            bus_ids = list_addresses(driver, driver_library)
         except (OSError, AttributeError) as error:  # AttributeError: a library without the call
             bus_ids, reason = ([], str(error)) if isinstance(error, OSError) else (None, None)
     document = {"format": FORMAT, "addresses": bus_ids, "reason": reason}

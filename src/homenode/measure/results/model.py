@@ -66,14 +66,14 @@ class Switches(Struct, frozen=True):
     memory: MemoryBinding | None
 
     @classmethod
-    def of_layout(cls, layout: Layout) -> "Switches":
+    def from_layout(cls, layout: Layout) -> "Switches":
         return cls(layout.pinning, layout.siblings, layout.cells, layout.pcie, layout.memory)
 
     @property
     def name(self) -> str:
         """The preset's name; "unknown" if no switch is known, else the known switches."""
         for name, preset in PRESETS.items():
-            if Switches.of_layout(preset) == self:
+            if Switches.from_layout(preset) == self:
                 return name
         words = [
             f"{switch} {value}"
@@ -95,7 +95,7 @@ CPU_ONLY, GPU_UNKNOWN = "cpu-only", "gpu-unknown"
 """Systems without a GPU, and with one of unknown name."""
 
 
-def system_of(gpu_name: str | None) -> str:
+def name_system(gpu_name: str | None) -> str:
     """The directory of a machine: its GPU's name, as a directory can have it.
 
     >>> system_of("NVIDIA GH200 480GB"), system_of(None)
@@ -285,7 +285,7 @@ def host_kind(host: Host) -> str:
     return ", ".join(parts)
 
 
-def hardware_of(host: Host) -> tuple[str, ...]:
+def list_hardware(host: Host) -> tuple[str, ...]:
     """The names of a host's processor and of its GPUs, each once."""
     gpus = (gpu.name for gpu in host.devices_of_kind(DeviceKind.GPU))
     return tuple(dict.fromkeys(name for name in (host.cpu.name, *gpus) if name))

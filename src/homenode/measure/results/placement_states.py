@@ -48,7 +48,7 @@ class States(Struct, frozen=True):
     transitions: tuple[int, ...]
 
 
-def states_of(brackets: Sequence[Bracket]) -> States:
+def classify_brackets(brackets: Sequence[Bracket]) -> States:
     """Labels of brackets in the order of time; each team has states of its own.
 
     >>> near, far = Bracket("0-1", (27.0,), (28.0,)), Bracket("0-1", (110.0,), (108.0,))
@@ -68,7 +68,7 @@ def states_of(brackets: Sequence[Bracket]) -> States:
     return States(tuple(labels), tuple(sorted(transitions)))
 
 
-def classes_of(values: Sequence[float]) -> tuple[int, ...]:
+def classify_values(values: Sequence[float]) -> tuple[int, ...]:
     """Class of each value, 0 for the least: cut at the widest gap until no class spans too much.
 
     >>> classes_of([27.0, 110.0, 28.5, 112.0])
@@ -110,7 +110,7 @@ def _states_of_team(brackets: Sequence[Bracket]) -> States:
             transitions.append(position)
         previous = after
         signatures.append(after if before == after else None)
-    names = _names(brackets, signatures)
+    names = _name_states(brackets, signatures)
     labels = tuple(UNSETTLED if signature is None else names[signature] for signature in signatures)
     if pairs >= MANY_PAIRS:
         labels = _join_moving(labels)
@@ -136,7 +136,7 @@ def _classes_over_time(brackets: Sequence[Bracket], pairs: int) -> list[list[int
             for place, side in enumerate(sides)
             if pair < len(side) and (value := side[pair]) is not None and value > 0
         ]
-        classes = classes_of([value for _, value in latencies])
+        classes = classify_values([value for _, value in latencies])
         for (place, _), at, lone in zip(latencies, classes, _lone_classes(classes), strict=True):
             ends[place][pair] = None if lone else at
     return ends
@@ -149,7 +149,7 @@ def mark_passing(values: Sequence[float]) -> tuple[tuple[float, bool], ...]:
     >>> mark_passing([27.0, 28.0, 60.0, 110.0, 112.0])
     ((27.0, False), (28.0, False), (60.0, True), (110.0, False), (112.0, False))
     """
-    classes = classes_of(values)
+    classes = classify_values(values)
     lasting = {a for a, b in pairwise(classes) if a == b}
     return tuple(
         (value, len(values) > 1 and at not in lasting)
@@ -172,7 +172,7 @@ def _complete(end: Sequence[int | None]) -> _Signature | None:
     return levels if len(levels) == len(end) else None
 
 
-def _names(
+def _name_states(
     brackets: Sequence[Bracket], signatures: Sequence[_Signature | None]
 ) -> dict[_Signature, str]:
     """Name each state by the median of its latencies, with a number if two are equal."""

@@ -60,7 +60,7 @@ def _whole_run(text: bytes, source: str) -> Run | None:
         structs.force_setattr(sample, "unit", sys.intern(sample.unit))
     if not is_sound or text[last:] != end_line(len(samples)).encode():
         return None
-    return Run(_head(text[: first - 1], source), tuple(samples))
+    return Run(_parse_head(text[: first - 1], source), tuple(samples))
 
 
 def _run_by_lines(text: bytes, source: str) -> Run:
@@ -70,7 +70,7 @@ def _run_by_lines(text: bytes, source: str) -> Run:
     lines.pop()
     if not lines:
         raise InputError(f"expected a homenode.{KIND} head, found an empty file", subject=source)
-    head = _head(lines[0], source)
+    head = _parse_head(lines[0], source)
     end: int | None = None
     samples: list[Sample] = []
     for number, line in enumerate(lines[1:], start=2):
@@ -93,7 +93,7 @@ def _run_by_lines(text: bytes, source: str) -> Run:
     return Run(head, tuple(samples))
 
 
-def _head(line: bytes, source: str) -> RunHead:
+def _parse_head(line: bytes, source: str) -> RunHead:
     head = formats.decode_head(line, KIND, RunHead, source)
     if any(not _is_name(text) for text in (head.name, head.system)):
         raise InputError(
@@ -213,7 +213,7 @@ def load_runs(path: Path) -> StoredRuns:
     skipped: list[Gap] = []
     directories: list[str] = []
     foreign: list[str] = []
-    for directory in _leaves(path, skipped):
+    for directory in _find_leaves(path, skipped):
         if not (directory / FILE).exists():
             foreign.append(str(directory))
             skipped.append(Gap(str(directory), f"{FILE} is missing: not a run of homenode"))
@@ -226,7 +226,7 @@ def load_runs(path: Path) -> StoredRuns:
     return StoredRuns(tuple(runs), tuple(skipped), tuple(directories), tuple(foreign))
 
 
-def _leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
+def _find_leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
     """The directories without subdirectories: they may hold a run. Links are not followed."""
     queue: list[tuple[Path, int]] = [(root, 0)]
     seen = 0

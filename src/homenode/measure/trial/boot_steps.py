@@ -103,7 +103,7 @@ class TrialDomain(Struct, frozen=True):
         """Return False for a copy that is gone: nothing is left to stop or restore."""
         return self.head.copy is None or self.retry(lambda: is_there(self.virsh, self.head.uuid))
 
-    def step_of(self, entry: ChangeEntry, machine: Machine | None = None) -> ChangeStep:
+    def make_undo_step(self, entry: ChangeEntry, machine: Machine | None = None) -> ChangeStep:
         """Return the step that undoes an entry. machine: the guest, if it is reachable."""
         if entry.kind == COPY:
             return CopyStep(self)
@@ -119,7 +119,7 @@ class TrialDomain(Struct, frozen=True):
         """
         for entry in reversed(self.journal.changes.to_undo()):
             if not kinds or entry.kind in kinds:
-                self.step_of(entry, machine).undo(entry, self._note)
+                self.make_undo_step(entry, machine).undo(entry, self._note)
 
     def _note(self, entry: ChangeEntry) -> None:
         try:
@@ -150,19 +150,19 @@ class CopyStep(Struct, frozen=True):
         with self.on.host_locked() as locks:
             note(entry)
             make_copy(self.on.virsh, self.prepared, locks)
-            note(entry.now(ChangeState.DONE))
-        return entry.now(ChangeState.DONE)
+            note(entry.with_state(ChangeState.DONE))
+        return entry.with_state(ChangeState.DONE)
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
         head = self.on.head
         copy = head.copy
         if copy is not None:
-            note(entry.now(ChangeState.UNDOING))
+            note(entry.with_state(ChangeState.UNDOING))
             self.on.retry(lambda: remove_copy(self.on.virsh, copy))
             DomainStore(self.on.root, head.connect, copy.uuid).drop()
             self.on.notify(f"{head.domain}: the copy and its throw-away disks are gone")
-        note(entry.now(ChangeState.UNDONE))
-        return entry.now(ChangeState.UNDONE)
+        note(entry.with_state(ChangeState.UNDONE))
+        return entry.with_state(ChangeState.UNDONE)
 
     def is_done(self, entry: ChangeEntry) -> bool:
         return is_there(self.on.virsh, entry.subject)
@@ -186,20 +186,20 @@ class LayoutStep(Struct, frozen=True):
         )
         note(entry)
         self.check()
-        apply_definition(virsh, uuid, self.document, virsh.definition(uuid), self.on.root)
-        note(entry.now(ChangeState.DONE))
-        return entry.now(ChangeState.DONE)
+        apply_definition(virsh, uuid, self.document, virsh.read_definition(uuid), self.on.root)
+        note(entry.with_state(ChangeState.DONE))
+        return entry.with_state(ChangeState.DONE)
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        note(entry.now(ChangeState.UNDOING))
+        note(entry.with_state(ChangeState.UNDOING))
         if self.on.head.copy is None:
             how = self.on.retry(self._give_back)
             self.on.notify(f"{self.on.head.domain}: original definition restored, {how}")
-        note(entry.now(ChangeState.UNDONE))
-        return entry.now(ChangeState.UNDONE)
+        note(entry.with_state(ChangeState.UNDONE))
+        return entry.with_state(ChangeState.UNDONE)
 
     def is_done(self, entry: ChangeEntry) -> bool:
-        now = self.on.virsh.definition(entry.subject)
+        now = self.on.virsh.read_definition(entry.subject)
         return not same_definition(now, self.on.journal.read_kept(ORIGINAL))
 
     def _give_back(self) -> str:
@@ -208,7 +208,7 @@ class LayoutStep(Struct, frozen=True):
         before = self.on.journal.read_kept(ORIGINAL)
         first = saved_original(virsh, uuid, root)
         is_first = first is not None and same_definition(first, before)
-        if first is None or (not is_first and same_definition(virsh.definition(uuid), before)):
+        if first is None or (not is_first and same_definition(virsh.read_definition(uuid), before)):
             return "nothing had been changed"
         with self.on.host_locked():
             done = restore_definition(virsh, uuid, root)
@@ -246,24 +246,24 @@ class BootStep(Struct, frozen=True):
             if any(phrase in error.message for phrase in _ALREADY):
                 # Someone else started this instance.
                 note(
-                    _with_fact(entry, "how", "another program had started it", ChangeState.REJECTED)
+                    _add_fact(entry, "how", "another program had started it", ChangeState.REJECTED)
                 )
             raise
-        done = _with_fact(entry, "run_id", str(virsh.domain(uuid).run_id), ChangeState.DONE)
+        done = _add_fact(entry, "run_id", str(virsh.find_domain(uuid).run_id), ChangeState.DONE)
         note(done)
         return done
 
     def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
-        note(entry.now(ChangeState.UNDOING))
+        note(entry.with_state(ChangeState.UNDOING))
         how = self.on.retry(lambda: self._stop(entry)) if self.on.is_there else "was off"
         self.on.notify(f"{self.on.head.domain}: {how}")
-        undone = _with_fact(entry, "how", how, ChangeState.UNDONE)
+        undone = _add_fact(entry, "how", how, ChangeState.UNDONE)
         note(undone)
         return undone
 
     def is_done(self, entry: ChangeEntry) -> bool:
         """Return whether the instance of the entry runs, in the same boot of the host."""
-        now = self.on.virsh.domain(entry.subject)
+        now = self.on.virsh.find_domain(entry.subject)
         is_same = _run_id(entry) in (None, now.run_id)
         return (
             now.is_active
@@ -278,12 +278,12 @@ class BootStep(Struct, frozen=True):
         return stop(virsh, entry.subject, self.machine, self.on.stop_s, _run_id(entry))
 
 
-def with_boot(entry: ChangeEntry, boot: str) -> ChangeEntry:
+def add_boot_id(entry: ChangeEntry, boot: str) -> ChangeEntry:
     """Return the step for a guest that has answered. boot: the guest's boot id."""
-    return _with_fact(entry, "boot", boot, ChangeState.DONE)
+    return _add_fact(entry, "boot", boot, ChangeState.DONE)
 
 
-def _with_fact(entry: ChangeEntry, name: str, fact: str, state: ChangeState) -> ChangeEntry:
+def _add_fact(entry: ChangeEntry, name: str, fact: str, state: ChangeState) -> ChangeEntry:
     return structs.replace(entry, facts=entry.facts | {name: fact}, what=state)
 
 

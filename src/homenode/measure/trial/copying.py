@@ -19,7 +19,7 @@ from homenode.vm.domain.copy import (
     WritableDisk,
     copied_uuid,
     copy_domain,
-    with_overlays,
+    replace_disks,
     writable_disks,
 )
 from homenode.vm.domain.read import nvram_file, open_domain
@@ -59,8 +59,8 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
         )
     name = f"{state.name}-trial"
     disks = writable_disks(original, state.name)
-    overlays = {disk.target: str(_overlay(disk, id)) for disk in disks}
-    document = with_overlays(original, overlays, state.name)
+    overlays = {disk.target: str(_name_overlay(disk, id)) for disk in disks}
+    document = replace_disks(original, overlays, state.name)
     # With a new MAC, a guest configured for the old one has no network (cloud-init writes such
     # files), and a DHCP server with reservations gives it no address.
     document = copy_domain(document, name, state.name, has_own_macs=False)
@@ -129,7 +129,7 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
     """
     with host_file(disk.path, f"disk {disk.target}") as original:
         try:
-            size = _size_of(disk, original)
+            size = _read_size(disk, original)
             with private_directory("homenode-overlay-") as directory:
                 image = directory / "overlay"
                 under = ("-u", "-b", disk.path, "-F", disk.format)
@@ -146,7 +146,7 @@ def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
             ) from None
 
 
-def _size_of(disk: WritableDisk, original: OpenFile) -> int:
+def _read_size(disk: WritableDisk, original: OpenFile) -> int:
     """Return the virtual size of a disk in bytes. Raises InputError if a backing file is not on
     this host, or has a name that QEMU would not read as a path."""
     if disk.format == "raw":
@@ -209,9 +209,9 @@ def remove_copy(virsh: Virsh, copy: TrialCopy) -> None:
             raise HostError(f"{path}: cannot remove: {error.strerror}") from None
 
 
-def _overlay(disk: WritableDisk, id: str) -> Path:
+def _name_overlay(disk: WritableDisk, id: str) -> Path:
     """Return the overlay's path: next to the image; of a block device in libvirt's directory."""
     with host_file(disk.path, f"disk {disk.target}") as original:
-        _size_of(disk, original)
+        _read_size(disk, original)
         directory = _BLOCK_DIRECTORY if original.is_block else Path(disk.path).parent
     return directory / f"{id}-{disk.target}{_SUFFIX}"

@@ -55,13 +55,13 @@ def fit(
     Unplannable, which becomes an obstacle.
     """
     # Pins of the domain's own definition do not count as used by others.
-    alone = host_without(host, name)
+    alone = remove_domain(host, name)
     return tuple(
         _fit(original, name, structs.replace(options, layout=layout), alone) for layout in layouts
     )
 
 
-def host_without(host: Host, name: str) -> Host:
+def remove_domain(host: Host, name: str) -> Host:
     domains = tuple(domain for domain in host.domains if domain.name != name)
     return structs.replace(host, domains=domains)
 
@@ -89,7 +89,7 @@ def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Planne
         tuning = plan_file(original, name, options, host)
     except Unplannable as error:
         return PlannedLayout(options.layout, None, (str(error),))
-    obstacles = _in_the_way(tuning.document, name, tuning.plan, host)
+    obstacles = _find_obstacles(tuning.document, name, tuning.plan, host)
     return PlannedLayout(options.layout, tuning, tuple(obstacles))
 
 
@@ -97,8 +97,8 @@ def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[
     """Return the obstacles to a layout that have arisen on its host since it was planned."""
     if host.fingerprint != plan.host_fingerprint:
         return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)
-    alone = host_without(host, name)
-    against = _in_the_way(document, name, plan, alone)
+    alone = remove_domain(host, name)
+    against = _find_obstacles(document, name, plan, alone)
     pinned = CpuSet.union(plan.vcpu_pins)
     for vm in alone.domains:
         taken = pinned & CpuSet.union(pins for pins in vm.vcpu_pins if pins is not None)
@@ -107,7 +107,7 @@ def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[
     return tuple(against)
 
 
-def _in_the_way(document: bytes, name: str, plan: Plan, host: Host) -> list[str]:
+def _find_obstacles(document: bytes, name: str, plan: Plan, host: Host) -> list[str]:
     findings = verify_document(open_domain(document, name), plan=plan, host=host).findings
     against = [
         f"{finding.fact}"

@@ -53,7 +53,7 @@ class GuestReach(Struct, frozen=True):
     probe: bytes  # the program to copy into the guest
 
     def machine(self, uuid: str) -> Machine:
-        channels = self._channels(uuid)
+        channels = self._open_channels(uuid)
         for number, channel in enumerate(channels, start=1):
             machine = RemoteMachine(channel)
             try:
@@ -80,13 +80,13 @@ class GuestReach(Struct, frozen=True):
         assert isinstance(machine, RemoteMachine), "machine() made it"
         machine.clean_up()
 
-    def _channels(self, uuid: str) -> Sequence[Channel]:
+    def _open_channels(self, uuid: str) -> Sequence[Channel]:
         """Return at least one channel; by ssh one for each address that libvirt reports, as the
         host may reach only one of a guest's networks."""
         how = self.how
         if how.transport is Transport.AGENT:
-            return (GuestAgent(self.virsh, uuid, self.virsh.domain(uuid).name),)
-        addresses = self.virsh.addresses(uuid) if how.address is None else (how.address,)
+            return (GuestAgent(self.virsh, uuid, self.virsh.find_domain(uuid).name),)
+        addresses = self.virsh.list_addresses(uuid) if how.address is None else (how.address,)
         if not addresses:
             raise ToolError(
                 "no address of the guest is known to libvirt",
@@ -118,7 +118,7 @@ def wait_for_answer(
             if is_final and not is_lost(error):
                 raise
             failure = error
-        if not retry_while_unavailable(lambda: virsh.domain(uuid)).is_active:
+        if not retry_while_unavailable(lambda: virsh.find_domain(uuid)).is_active:
             raise ToolError(
                 f"the guest ended before it answered: {failure.message}", hint=failure.hint
             )
@@ -158,7 +158,7 @@ def stop(
     libvirt requests a shutdown, then the guest powers off from inside, then it is destroyed.
     run_id: do nothing if another instance runs. Raises HostError if libvirt cannot end it.
     """
-    if not _runs(virsh, uuid, run_id):
+    if not _is_running(virsh, uuid, run_id):
         return "was off"
     with suppress(HostError):  # it has ended just now
         virsh.shut_down(uuid)
@@ -175,7 +175,7 @@ def stop(
     try:
         virsh.destroy(uuid)
     except HostError:
-        if virsh.domain(uuid).is_active:
+        if virsh.find_domain(uuid).is_active:
             raise
     denied = "" if reason is None else f", and {reason}"
     return f"ended: it did not shut down within {timeout_s:g} s{denied}"
@@ -196,14 +196,14 @@ def retry_while_unavailable(
             if notify is not None and trial is not None:
                 notify(
                     f"libvirt does not answer; tried again for {DAEMON_S:g} s. After that, or "
-                    f"Ctrl-C: {command_for(trial, 'resume')} continues, "
-                    f"{command_for(trial, 'undo')} undoes it"
+                    f"Ctrl-C: {format_command(trial, 'resume')} continues, "
+                    f"{format_command(trial, 'undo')} undoes it"
                 )
                 notify = None
         time.sleep(_BETWEEN_S)
 
 
-def command_for(trial: str, action: str) -> str:
+def format_command(trial: str, action: str) -> str:
     """Return the command that resumes or undoes a trial, or shows its status."""
     return command_line("homenode", "trial", action, trial)
 
@@ -213,6 +213,6 @@ def is_there(virsh: Virsh, uuid: str) -> bool:
     return virsh.find(uuid) is not None
 
 
-def _runs(virsh: Virsh, uuid: str, run_id: int | None) -> bool:
-    now = virsh.domain(uuid)
+def _is_running(virsh: Virsh, uuid: str, run_id: int | None) -> bool:
+    now = virsh.find_domain(uuid)
     return now.is_active and run_id in (None, now.run_id)

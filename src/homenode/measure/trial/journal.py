@@ -129,7 +129,7 @@ class State(Struct, frozen=True):
         return frozenset(number for number, entry in self.outcomes.items() if entry.what in kinds)
 
 
-def state_of(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ()) -> State:
+def summarize_entries(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ()) -> State:
     """Return the state after these lines. changes: the steps to undo.
 
     >>> whats = ((EntryKind.FAILED, 0), (EntryKind.AGAIN, 0), (EntryKind.MEASURED, 1))
@@ -162,7 +162,7 @@ class StoredTrial(Struct, frozen=True):
 
     @property
     def state(self) -> State:
-        return state_of(self.entries, self.changes)
+        return summarize_entries(self.entries, self.changes)
 
 
 class TrialJournal(ExperimentJournal[TrialHead, TrialEntry]):
@@ -237,12 +237,12 @@ def known_trials(root: Path, domain: str | None = None) -> tuple[StoredTrial, ..
         for trial in trials
         if domain is None
         or trial.directory.name == domain
-        or (trial.head is not None and domain in names_of(trial.head))
+        or (trial.head is not None and domain in list_names(trial.head))
     ]
     return tuple(sorted(trials, key=lambda trial: (trial.directory / JOURNAL).stat().st_mtime))
 
 
-def names_of(head: TrialHead) -> tuple[str, ...]:
+def list_names(head: TrialHead) -> tuple[str, ...]:
     """Return the names and UUIDs of a trial's domain, and of its copy."""
     return head.source, head.source_uuid, head.domain, head.uuid
 

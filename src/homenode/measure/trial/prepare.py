@@ -11,17 +11,17 @@ from homenode import formats
 from homenode.change.apply.definition import preview_definition
 from homenode.errors import HostError, InputError, UsageError
 from homenode.machine.topology import Host
-from homenode.measure.preparation import versions_of
+from homenode.measure.preparation import list_host_versions
 from homenode.measure.results.model import host_kind
 from homenode.measure.trial.boot_steps import ORIGINAL
 from homenode.measure.trial.copying import PreparedCopy, prepare_copy
-from homenode.measure.trial.fitting import PlannedLayout, fit, host_without, short_memory
+from homenode.measure.trial.fitting import PlannedLayout, fit, remove_domain, short_memory
 from homenode.measure.trial.journal import (
     StoredTrial,
     TrialHead,
     TrialJournal,
     known_trials,
-    names_of,
+    list_names,
 )
 from homenode.measure.trial.runner import TrialSetup, TunedCopy, is_emulated
 from homenode.measure.trial.trial_config import MeasureOptions, TrialConfig
@@ -75,15 +75,15 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     preview_definition and prepare_copy do.
     """
     # Long because it fills the records of a trial, a field a line.
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     _reject_running(state)
     _reject_unfinished(state, root)
-    original = virsh.definition(state.uuid)
+    original = virsh.read_definition(state.uuid)
     copy = prepare_copy(virsh, state, original, request.id) if request.as_copy else None
     document = original if copy is None else copy.document
     domain = state.name if copy is None else copy.copy.name
     # The copy gets the resources that the VM keeps while it is shut off.
-    alone = host_without(host, state.name)
+    alone = remove_domain(host, state.name)
     fitted = fit(document, domain, request.placing, request.layouts, alone)
     unchecked = [
         f"{candidate.layout}: {gap}"
@@ -92,7 +92,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
         and (gap := reject_new_errors(candidate.tuning.original, candidate.tuning.document))
         is not None
     ]
-    no_way = _obstacle_to(original, state.name, request.reaching.transport)
+    no_way = _find_obstacle(original, state.name, request.reaching.transport)
     obstacles = [] if no_way is None else [no_way]
     obstacles += short_memory(fitted, request.measuring.suite.groups)
     obstacles += _missing_here(request, copy)
@@ -122,7 +122,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
         measuring=request.measuring,
         reaching=request.reaching,
         host_kind=host_kind(host),
-        versions=tuple(versions_of(host)),
+        versions=tuple(list_host_versions(host)),
         emulated=is_emulated(original),
         apply_words=(*request.apply_words, *_no_nvlink(original, state.name)),
         disks=() if copy is None else copy.disks,
@@ -206,7 +206,7 @@ def _reject_unfinished(state: DomainState, root: Path) -> None:
         trial
         for trial in known_trials(root)
         if trial.head is not None
-        and state.uuid in names_of(trial.head)
+        and state.uuid in list_names(trial.head)
         and (trial.state.to_undo or not trial.state.ended)
     ]
     for trial in unfinished:
@@ -250,7 +250,7 @@ def _missing_here(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[
 _AGENT = "org.qemu.guest_agent.0"
 
 
-def _obstacle_to(document: bytes, name: str, transport: Transport) -> str | None:
+def _find_obstacle(document: bytes, name: str, transport: Transport) -> str | None:
     """Return the obstacle to reaching a domain this way, with its fix; None without one."""
     devices = open_domain(document, name).root.child("devices")
     children = () if devices is None else devices.children

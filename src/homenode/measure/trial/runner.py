@@ -36,12 +36,12 @@ from homenode.measure.trial.boot_steps import (
     CopyStep,
     LayoutStep,
     TrialDomain,
+    add_boot_id,
     held_interrupts,
-    with_boot,
 )
 from homenode.measure.trial.copying import PreparedCopy
-from homenode.measure.trial.fitting import host_without, no_longer_fits
-from homenode.measure.trial.guest import GuestConnector, boot_of, command_for, wait_for_answer
+from homenode.measure.trial.fitting import no_longer_fits, remove_domain
+from homenode.measure.trial.guest import GuestConnector, boot_of, format_command, wait_for_answer
 from homenode.measure.trial.journal import (
     BOOT,
     COPY,
@@ -64,7 +64,7 @@ from homenode.nccl.assemble import assemble_topology
 from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.vm.domain.merge import same_definition
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import Pinning
 from homenode.vm.plan import Plan
@@ -112,7 +112,7 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
         return TrialDomain(self.virsh, self.head, self.journal, self.root, stop_s, self.notify)
 
 
-def steps_of(head: TrialHead, state: State | None = None) -> tuple[ScheduledTask, ...]:
+def schedule_steps(head: TrialHead, state: State | None = None) -> tuple[ScheduledTask, ...]:
     """Return the schedule of a trial, with boots that were ordered after it began."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
     ordered = None if state is None else state.boots
@@ -150,12 +150,12 @@ def _reject_edited(trial: Trial) -> None:
     """Reject layouts that were made from another definition than the VM has now."""
     if trial.head.copy is not None:
         return
-    now = trial.domain.retry(lambda: trial.virsh.definition(trial.head.uuid))
+    now = trial.domain.retry(lambda: trial.virsh.read_definition(trial.head.uuid))
     if not same_definition(now, trial.journal.read_kept(ORIGINAL)):
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
             "another: it was edited since",
-            hint=command_for(trial.head.argument, "undo") + " ends it; then begin a new one",
+            hint=format_command(trial.head.argument, "undo") + " ends it; then begin a new one",
         )
 
 
@@ -174,7 +174,7 @@ class _BootedVm:
     def poll(self) -> Progress:
         trial_state = self._trial.journal.load().state
         outcomes = trial_state.outcomes
-        steps = self._in_time(steps_of(self._trial.head, trial_state), outcomes)
+        steps = self._drop_late_tasks(schedule_steps(self._trial.head, trial_state), outcomes)
         self._steps = {str(step.number): step for step in steps}
         tasks = []
         for name, step in self._steps.items():
@@ -189,7 +189,7 @@ class _BootedVm:
             seconds_left=self._pace.seconds_for(step.variant for step in waiting),
         )
 
-    def _in_time(
+    def _drop_late_tasks(
         self, steps: Sequence[ScheduledTask], outcomes: Mapping[int, TrialEntry]
     ) -> Sequence[ScheduledTask]:
         """Remove the tasks of rounds that would exceed the time; the first round always stays."""
@@ -273,13 +273,13 @@ class _BootedVm:
                 machine = self._boot(step)
             if machine is None:
                 return
-            orders = _orders(trial, step, machine)
+            orders = _make_options(trial, step, machine)
             _measure(trial, step, machine, orders, resume=is_alive and directory is not None)
         except HomenodeError as error:
             trial.journal.note(EntryKind.FAILED, step.number, error.message_with_hint)
             trial.notify(f"{_name(step)}: {error.message_with_hint}")
             # Raises if libvirt stays away: the other boots would fail too.
-            trial.domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
+            trial.domain.retry(lambda: trial.virsh.find_domain(trial.head.uuid))
         finally:
             if step.variant != BARE:
                 _stop(trial, machine)
@@ -297,14 +297,14 @@ class _BootedVm:
             except (HostError, InputError) as error:
                 trial.journal.note(EntryKind.REJECTED, step.number, error.message_with_hint)
                 trial.notify(f"{_name(step)}: rejected: {error.message_with_hint}")
-                domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
+                domain.retry(lambda: trial.virsh.find_domain(trial.head.uuid))
                 return None
             entry = BootStep(domain, step.number, (self._lock, *host_lock)).do(note)
         answer_s = trial.config.measuring.answer_s
         machine = wait_for_answer(
             trial.virsh, trial.head.uuid, trial.reach, answer_s, trial.on_wait
         )
-        note(with_boot(entry, boot_of(machine)))
+        note(add_boot_id(entry, boot_of(machine)))
         trial.reach.equip(machine)
         return machine
 
@@ -317,24 +317,25 @@ def _reject_taken(trial: Trial, tuned: TunedCopy) -> None:
     """Reject a layout whose resources another VM has taken. Raises InputError."""
     if trial.read_host is None:
         return
-    host = host_without(trial.read_host(), trial.head.source)
+    host = remove_domain(trial.read_host(), trial.head.source)
     against = no_longer_fits(tuned.document, trial.head.domain, tuned.plan, host)
     if against:
         raise InputError(
             f"expected the host to have room as when the trial was planned, found: "
             f"{'; '.join(against)}",
-            hint=command_for(trial.head.argument, "resume") + " tries it again when that is free",
+            hint=format_command(trial.head.argument, "resume")
+            + " tries it again when that is free",
         )
 
 
 def _reject_running_original(trial: Trial) -> None:
     head = trial.head
     if head.copy is not None and head.source_uuid:
-        state = trial.domain.retry(lambda: trial.virsh.domain(head.source_uuid))
+        state = trial.domain.retry(lambda: trial.virsh.find_domain(head.source_uuid))
         if state.is_active:
             raise UsageError(
                 f"{head.source}: it is {state.state}: its disks back the copy's disks",
-                hint=f"shut it down; then {command_for(head.argument, 'resume')}",
+                hint=f"shut it down; then {format_command(head.argument, 'resume')}",
             )
 
 
@@ -390,20 +391,20 @@ def _reject_rebooted(
     )
 
 
-def _orders(trial: Trial, step: ScheduledTask, machine: Machine) -> BenchOptions:
+def _make_options(trial: Trial, step: ScheduledTask, machine: Machine) -> BenchOptions:
     plan, document = trial.layouts[step.variant].plan, trial.layouts[step.variant].document
-    config = replace(trial.config, measuring=_with_topology(trial, plan, machine))
+    config = replace(trial.config, measuring=_add_topology(trial, plan, machine))
     return boot_orders(config, trial.head.id, step, plan, boot_of(machine), document)
 
 
-def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions:
+def _add_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions:
     """Add the guest's NCCL topology file, if all-reduce is measured."""
     suite, host = trial.config.measuring.suite, trial.host
     if suite.topology is not None or host is None or not measures_all_reduce(suite, plan, host):
         return trial.config.measuring
     try:
         guest = discover(machine.snapshot())
-        document = trial.virsh.definition(trial.head.uuid)
+        document = trial.virsh.read_definition(trial.head.uuid)
         suite = replace(suite, topology=topology_text(plan, document, guest, host))
     except InputError as error:
         suite = replace(suite, why_no_topology=f"it cannot be made: {error.message}")
@@ -412,7 +413,7 @@ def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions
 
 def measures_all_reduce(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
     """Return whether all-reduce is measured in a guest: it needs two GPUs or more."""
-    devices = (host.device(hostdev.bdf) for hostdev in plan.vm.hostdevs)
+    devices = (host.find_device(hostdev.bdf) for hostdev in plan.vm.hostdevs)
     gpus = sum(device is not None and device.kind is DeviceKind.GPU for device in devices)
     return gpus > 1 and (not suite.groups or Group.NCCL in suite.groups)
 
@@ -464,7 +465,7 @@ def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     """Return the text of the file. document: the definition from libvirt, with every address.
     Raises InputError if a device's place in the guest cannot be determined."""
     opened = open_domain(document, "the domain")
-    side = guest_side(vm_of(opened), left_to_libvirt(opened), plan=plan, guest=guest)
+    side = guest_side(build_vm(opened), left_to_libvirt(opened), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)
     flavour = NcclVariant.RCCL if any(gpu.vendor_id == AMD for gpu in gpus) else NcclVariant.NCCL
     return write_topology(assemble_topology(host, side, flavour, "the domain").topology)

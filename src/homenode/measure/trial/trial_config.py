@@ -102,7 +102,7 @@ def boot_orders(
     preset = PRESETS.get(step.variant)
     return replace(
         orders,
-        switches=UNKNOWN_SWITCHES if preset is None else Switches.of_layout(preset),
+        switches=UNKNOWN_SWITCHES if preset is None else Switches.from_layout(preset),
         plan=plan,
         domain_xml=document,
         versions=config.versions,

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cpuset import NodeIndex, members
+from homenode.cpuset import NodeIndex, list_members
 from homenode.errors import InputError
 from homenode.findings import Finding, Gap, Rejection
 from homenode.machine.pci import DeviceKind, PciDevice
@@ -91,12 +91,12 @@ class GpuTies(Struct, frozen=True):
         """Group these GPUs by their sets; GPUs of a set, and of a set within it, are adjacent."""
         sets_of_gpus = [(1 << i, gpu_set) for i, gpu_set in enumerate(counted) if gpu_set & gpus]
         of_sets: dict[int, list[int]] = {}
-        for number in members(gpus):
+        for number in list_members(gpus):
             sets = sum([bit for bit, gpu_set in sets_of_gpus if gpu_set >> number & 1])
             of_sets.setdefault(sets, []).append(number)
 
         def largest_first(sets: int) -> list[tuple[int, int]]:
-            return sorted((-counted[i].bit_count(), i) for i in members(sets))
+            return sorted((-counted[i].bit_count(), i) for i in list_members(sets))
 
         for sets in sorted(of_sets, key=largest_first):
             rank, bits = 0, 0

@@ -11,7 +11,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cpuset import CpuSet, NodeIndex, members
+from homenode.cpuset import CpuSet, NodeIndex, list_members
 from homenode.findings import Gap, Rejection
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
@@ -42,7 +42,7 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
-    with_preset_name,
+    add_preset_name,
 )
 from homenode.vm.plan import Relaxation, RunnerUp
 from homenode.vm.plan_options import EmulatorPolicy
@@ -234,7 +234,7 @@ class Attempt:
             return None
         siblings = Siblings.EXPOSED if self._threads > 1 else Siblings.HIDDEN
         layout = replace(self.request.layout, pinning=Pinning.ALL_PUS, siblings=siblings)
-        return with_preset_name(layout)
+        return add_preset_name(layout)
 
     @property
     def _span(self) -> str:
@@ -313,7 +313,7 @@ class Attempt:
         """idle: number of last CPUs without a vCPU."""
         if self.request.layout.pinning is Pinning.NODE:
             return PinnedCell(node=node, groups=part, pins=(self._node_pus(node),) * len(part))
-        pins = tuple([CpuSet([pu]) for group in part for pu in members(group.pus)])
+        pins = tuple([CpuSet([pu]) for group in part for pu in list_members(group.pus)])
         return PinnedCell(node=node, groups=part, pins=pins[: len(pins) - idle])
 
     @cached_property
@@ -472,6 +472,6 @@ class Attempt:
         total = len(home_gpus) + sum(
             device.node == cores.index
             for bdf in owned
-            if (device := self.host.device(bdf)) and device.kind is DeviceKind.GPU
+            if (device := self.host.find_device(bdf)) and device.kind is DeviceKind.GPU
         )
         return max(0, spare - free_gpus * (of_node // total))

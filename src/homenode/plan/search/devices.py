@@ -11,7 +11,7 @@ from operator import itemgetter, or_
 
 from msgspec import Struct
 
-from homenode.cpuset import members
+from homenode.cpuset import list_members
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.devices.options import DeviceOptions
 
@@ -45,7 +45,7 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
         """Return the least distance between nodes of two packages; 10 within a package."""
         result = {}
         for home, nodes in self.nodes_of_package.items():
-            rows = [self.between[node] for node in members(nodes)]
+            rows = [self.between[node] for node in list_members(nodes)]
             least: dict[int, int] = {}
             for row in rows:
                 for package, distance in zip(self.packages, row, strict=True):
@@ -89,7 +89,7 @@ class DistanceMatrix(Struct, frozen=True, dict=True):
     def spread(self, nodes: int) -> tuple[int, int]:
         """(the worst distance between two nodes of a set, 10 for one; the sum over all pairs)."""
         if nodes not in self._spreads:
-            row_of, positions = self.between, members(nodes)
+            row_of, positions = self.between, list_members(nodes)
             pairs = [
                 list(map(row_of[node].__getitem__, positions[:i]))
                 for i, node in enumerate(positions)
@@ -241,7 +241,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
         by_home: dict[
             tuple[int, ...], tuple[DeviceNode | None, tuple[DeviceNode, ...], dict[int, int]]
         ] = {}
-        for number in members(gpus):
+        for number in list_members(gpus):
             home, nics = self.gpu_homes[number], self.nic_homes[number]
             key = (id(home), *map(id, nics))
             weights = by_home.setdefault(key, (home, nics, {}))[2]

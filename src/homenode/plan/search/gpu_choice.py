@@ -11,7 +11,7 @@ from math import prod
 from operator import itemgetter, mul
 from typing import NamedTuple
 
-from homenode.cpuset import members
+from homenode.cpuset import list_members
 from homenode.plan.search.devices import HomeGpus
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.supply import GroupRange
@@ -188,7 +188,7 @@ class NearestGpus:
 
     def _cases(self, nodes: int, ranges: Ranges) -> Iterator[_Case]:
         """Yield the case of each group of GPUs."""
-        positions, named = tuple(members(nodes)), self.problem.devices.named_rows
+        positions, named = tuple(list_members(nodes)), self.problem.devices.named_rows
         splits = _Splits.from_ranges(ranges, self.problem.groups)
         for certain, open_homes, missing in self._homes(nodes):
             rows = [(home.weight, home.home.to_node) for home in certain if home.home is not None]

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import combinations
 from typing import NamedTuple
 
-from homenode.cpuset import members
+from homenode.cpuset import list_members
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.supply import GroupRange, even_split
 
@@ -125,7 +125,9 @@ class NodeSets:
         if sum(self._capacity) < self.problem.groups:
             return
         nodes, owned = 0, 0
-        largest = sorted(members(self.problem.eligible), key=lambda node: -self._capacity[node])
+        largest = sorted(
+            list_members(self.problem.eligible), key=lambda node: -self._capacity[node]
+        )
         for node in () if self._unreachable else largest:
             nodes |= 1 << node
             owned += self._capacity[node]
@@ -136,7 +138,7 @@ class NodeSets:
     def splits(self, nodes: int) -> CellSplits:
         """Return the splits over the chosen nodes (bits) that may be best for some devices: the
         least uneven splits, or all if devices come first."""
-        problem, positions = self.problem, members(nodes)
+        problem, positions = self.problem, list_members(nodes)
         number = len(positions)
         if self.equal:
             share = problem.groups // number
@@ -188,10 +190,12 @@ class NodeSets:
             return False
         if self.equal and (problem.groups % number or nodes & ~self._able_to(number)):
             return False
-        if self._unreachable and any(self._unreachable[node] & nodes for node in members(nodes)):
+        if self._unreachable and any(
+            self._unreachable[node] & nodes for node in list_members(nodes)
+        ):
             return False
         if not self.equal or problem.device_pages:
-            capacities = self._capacities(tuple(members(nodes)))
+            capacities = self._capacities(tuple(list_members(nodes)))
             if self.equal and min(capacities) < problem.groups // number:
                 return False
             if min(capacities) < 1 or sum(capacities) < problem.groups:
@@ -207,7 +211,7 @@ class NodeSets:
     def counts(self, nodes: int) -> Iterator[tuple[int, int]]:
         """Yield (possible set size, nodes that may be in a set of that size), ascending."""
         capacity = self._capacity
-        limits = sorted((capacity[node] for node in members(nodes)), reverse=True)
+        limits = sorted((capacity[node] for node in list_members(nodes)), reverse=True)
         owned = 0
         for number, limit in enumerate(limits, 1):
             owned += limit
@@ -231,9 +235,9 @@ class NodeSets:
             return
         # Of equal nodes the first are chosen: other choices differ only in the index.
         earlier_equals = self.problem.earlier_equals
-        equals = {1 << node: twin for node in members(nodes) if (twin := earlier_equals[node])}
+        equals = {1 << node: twin for node in list_members(nodes) if (twin := earlier_equals[node])}
         for size, able in counts or self.counts(nodes):
-            for chosen in combinations([1 << node for node in members(able)], size):
+            for chosen in combinations([1 << node for node in list_members(able)], size):
                 some = sum(chosen)
                 if all(some & equals.get(node, some) for node in chosen) and self.holds(some):
                     yield some
@@ -241,7 +245,7 @@ class NodeSets:
     def _most_cores(self, nodes: int) -> int:
         """Return the nodes with the most whole cores together."""
         cores = self.problem.whole_cores
-        having = sorted((n for n in members(nodes) if cores[n]), key=lambda n: (-cores[n], n))
+        having = sorted((n for n in list_members(nodes) if cores[n]), key=lambda n: (-cores[n], n))
         return sum(1 << node for node in having[: self.most_nodes])
 
     def _grow_sets(self, nodes: int) -> Iterator[int]:
@@ -278,7 +282,11 @@ class NodeSets:
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
         """Yield the nodes by distance from each node, package by package; then by their capacities.
         At equal distance the largest come first, or the cheapest."""
-        problem, positions, packages = self.problem, members(nodes), self.problem.distances.packages
+        problem, positions, packages = (
+            self.problem,
+            list_members(nodes),
+            self.problem.distances.packages,
+        )
         cheapest = sorted(positions, key=self._weights.__getitem__)
         largest = sorted(cheapest, key=lambda node: -self._capacity[node])
         for seed in positions:

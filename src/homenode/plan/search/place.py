@@ -30,7 +30,7 @@ from homenode.plan.search.rejections import (
 )
 from homenode.plan.search.solve import may_be_nearer
 from homenode.plan.search.supply import free_cpus
-from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
+from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, expose_siblings
 from homenode.vm.plan import Relaxation, Unplannable
 from homenode.vm.plan_options import DefinitionSiblings, Policy
 
@@ -75,7 +75,7 @@ def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Pla
     """Return a placement with a whole core for each vCPU, unless that takes the host's last core or
     its whole reserve, or mixes kinds of core: then siblings as in the definition, if they fit."""
     for_cores = replace(request, document_siblings=DefinitionSiblings.IGNORED)
-    layout = with_siblings(request.layout)
+    layout = expose_siblings(request.layout)
     threads = request.guest.threads_per_core
     for_siblings = replace(for_cores, layout=layout, keep_vcpus=True, most_threads=threads)
     refusal, on_cores, on_siblings, costs = None, None, None, ["need more cores than are free"]

@@ -9,7 +9,7 @@ from math import gcd
 
 from msgspec import Struct
 
-from homenode.cpuset import NodeIndex, members
+from homenode.cpuset import NodeIndex, list_members
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
 from homenode.plan.devices.options import DeviceOptions, GpuChoice
@@ -97,7 +97,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     def groups_of_package(self) -> dict[int, int]:
         """The groups that the nodes of each package can hold."""
         return {
-            package: sum(self.capacities[node] for node in members(nodes))
+            package: sum(self.capacities[node] for node in list_members(nodes))
             for package, nodes in self.distances.nodes_of_package.items()
         }
 
@@ -178,7 +178,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         needed, pages = self._pages_of_nodes
         if not needed:
             return True
-        missing = needed - sum([pages[node] for node in members(nodes)])
+        missing = needed - sum([pages[node] for node in list_members(nodes)])
         further = self.most_nodes - nodes.bit_count()
         if missing <= 0 or not self.pages_anywhere or further <= 0:
             return missing <= 0
@@ -228,7 +228,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             elif name == "gpus_away_from_home":
                 value = away
             elif name == "vcpus_beyond_cores":
-                value = self.beyond_cores(members(nodes))
+                value = self.beyond_cores(list_members(nodes))
             else:
                 value = -nodes.bit_count()
             if is_tied and value != limit[i]:

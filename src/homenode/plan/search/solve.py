@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cpuset import members
+from homenode.cpuset import list_members
 from homenode.plan.devices.options import GpuChoice
 from homenode.plan.placement import Cost
 from homenode.plan.search.gpu_choice import Choice, NearestGpus
@@ -260,7 +260,7 @@ class _Search:
         number of groups, and the GPUs are the nearest and split no set."""
         problem, splits = self.problem, self.node_sets.splits(nodes)
         ranges = [bounds.lowest for bounds in splits.ranges]
-        split = tuple(zip(members(nodes), ranges, strict=True))
+        split = tuple(zip(list_members(nodes), ranges, strict=True))
         nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))
         gpus = GpuChoice(0, self._gpu_nodes(nodes), is_complete=True)
         cost = problem.cost(
@@ -297,7 +297,7 @@ class _Search:
         """Return the best candidate on one set of nodes among equally near choices. Lost GPU sets
         come before the terms of the split, so few splits are compared."""
         problem = self.problem
-        positions = members(nodes)
+        positions = list_members(nodes)
         nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))
         chosen = [
             problem.devices.options.choose_least_lost(choice.sure, choice.tied)

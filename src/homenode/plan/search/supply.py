@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from homenode.cpuset import CpuSet, NodeIndex, PackageIndex, members
+from homenode.cpuset import CpuSet, NodeIndex, PackageIndex, list_members
 from homenode.machine.topology import CoreKind, Host, NumaNode
 from homenode.plan.allocations import Allocations
 from homenode.plan.request import GuestRequest
@@ -139,7 +139,7 @@ class Grouping(NamedTuple):
         for free, shape in cores:
             first = free & -free
             for number in range(self.of_core(shape)):
-                pus = sum([1 << pu for pu in members(free)[: self.threads]])
+                pus = sum([1 << pu for pu in list_members(free)[: self.threads]])
                 free &= ~pus
                 rank = _rank(shape, number)
                 yield SiblingGroup(pus, first, shape.llc, shape.package, shape.kind, rank)

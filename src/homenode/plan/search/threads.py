@@ -23,7 +23,7 @@ from itertools import chain, islice
 
 from msgspec import Struct
 
-from homenode.cpuset import CpuSet, members
+from homenode.cpuset import CpuSet, list_members
 from homenode.findings import Finding, finding
 from homenode.machine.topology import CoreKind
 from homenode.plan.search.supply import FreeCore, FreeCpus
@@ -86,7 +86,7 @@ def thread_places(
     # The first CPU of every core before the second of any.
     turns = range(max((pus.bit_count() for pus in cores), default=0))
     singles = (
-        tuple(members(pus))[turn] for turn in turns for pus in cores if turn < pus.bit_count()
+        tuple(list_members(pus))[turn] for turn in turns for pus in cores if turn < pus.bit_count()
     )
     places = [CpuSet([pu]) for pu in islice(singles, request.iothreads)]
     places += [emulator] * (request.iothreads - len(places))

@@ -35,7 +35,7 @@ from homenode.plan.shape.guest_topology import (
 )
 from homenode.plan.shape.pcie import MirroredPcie, PcieDefinition, mirror_pcie
 from homenode.text import plural
-from homenode.vm.gpu_parts import find_mediated_gaps, parts_at
+from homenode.vm.gpu_parts import find_mediated_gaps, list_parts
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.vm.model import (
     GuestAddress,
@@ -229,7 +229,7 @@ def _devices(
                     None if node is None or local is None else local.get(node, 0) / total_bytes
                 ),
                 uuid=uuid_of_device(host, request, bdf),
-                managed=not any(part.profile for part in parts_at(by_bdf, bdf)),
+                managed=not any(part.profile for part in list_parts(by_bdf, bdf)),
             )
         )
     return tuple(planned)

@@ -215,7 +215,7 @@ def memory_homes(host: Host | None, placement: Placement) -> tuple[tuple[NodeInd
         if extra not in placement.nodes:
             nearest = min(
                 range(len(homes)),
-                key=lambda i: (host.distance(extra, placement.nodes[i]) or 0, i),
+                key=lambda i: (host.find_distance(extra, placement.nodes[i]) or 0, i),
             )
             homes[nearest].append(extra)
     empty = {node.index for node in host.nodes if node.memory_bytes == 0}

@@ -31,7 +31,7 @@ def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, Nea
         return {}
     nearest: dict[NodeIndex, NearestCell] = {}
     for node in indices.difference(nodes):
-        far = [host.distance(node, other) or 0 for other in nodes]
+        far = [host.find_distance(node, other) or 0 for other in nodes]
         cell = far.index(min(far))
         nearest[node] = NearestCell(cell, nodes[cell], far[cell])
     return nearest

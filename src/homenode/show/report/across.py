@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.decide.comparison import Outcome
 from homenode.decide.ranking import MetricRank
-from homenode.decide.summary import Series, SeriesKey, headline, only_variant
+from homenode.decide.summary import Series, SeriesKey, choose_headline, only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
 from homenode.decide.words import change_text, format_value, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
@@ -33,7 +33,9 @@ def summary_table(
         metric
         for metric in METRICS.values()
         if any(
-            _value(entry, metric) is not None for by_label in series for entry in by_label.values()
+            _find_value(entry, metric) is not None
+            for by_label in series
+            for entry in by_label.values()
         )
     ]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
@@ -45,7 +47,7 @@ def summary_table(
         best = {metric.id: _best_alternative(machine, metric) for metric in shown}
         for position, alternative in enumerate(machine.alternatives):
             label, by_key = alternative.label, by_label[alternative.label]
-            cells = [_figure(by_key, m, units[m.id], best[m.id] == label) for m in shown]
+            cells = [_format_result(by_key, m, units[m.id], best[m.id] == label) for m in shown]
             if not any(cell.lines[0] for cell in cells):
                 continue
             heads = [run.head for run in alternative.runs]
@@ -105,16 +107,16 @@ def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
 
 
 def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str]:
-    values = [_value(entry, metric) for by_label in series for entry in by_label.values()]
+    values = [_find_value(entry, metric) for by_label in series for entry in by_label.values()]
     return chart_scale(metric.unit, [value for value in values if value is not None])
 
 
-def _figure(
+def _format_result(
     series: Mapping[SeriesKey, Series], metric: Metric, unit: tuple[float, str], is_best: bool
 ) -> Cell:
-    shown = _series(series, metric)
+    shown = _choose_series(series, metric)
     if shown is None:
-        parts = _parts(series, metric)
+        parts = _list_parts(series, metric)
         if not parts:
             return Cell(("",))
         low, high = min(part.value for part in parts), max(part.value for part in parts)
@@ -125,22 +127,22 @@ def _figure(
     return Cell((text,), "best" if is_best else "", shown.value)
 
 
-def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
-    shown = _series(series, metric)
+def _find_value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
+    shown = _choose_series(series, metric)
     if shown is None:
-        return max((part.value for part in _parts(series, metric)), default=None)
+        return max((part.value for part in _list_parts(series, metric)), default=None)
     return shown.value
 
 
-def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+def _choose_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """Return the series that represents a metric; of placement states that with most samples.
     Values in another unit (ratios to an unprinted reference) do not fit in a column."""
-    keys = headline(series, metric) or only_variant(series, metric)
+    keys = choose_headline(series, metric) or only_variant(series, metric)
     candidates = [series[key] for key in keys if key.unit == metric.unit]
     return max(candidates, key=lambda shown: shown.samples, default=None)
 
 
-def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
+def _list_parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
     """Return series of single nodes and GPUs, if no series is over all of them."""
     return [
         key_series
@@ -155,7 +157,7 @@ def _best_alternative(machine: ReportedMachine, metric: Metric) -> str | None:
     """Return the alternative that is clearly better than every other, or None. Results that are
     emulated, of a faulty machine, or of too few boots have no best."""
     for recommendation in machine.recommendations:
-        results = recommendation.results_on(metric.id)
+        results = recommendation.list_results(metric.id)
         are_worse = [result.position is MetricRank.WORSE for result in results[1:]]
         if recommendation.choice is not None and are_worse and all(are_worse):
             return results[0].alternative
@@ -232,7 +234,7 @@ def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
         drawn = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
         yield Picture(title, bar_chart(title, metric.unit, drawn), (note,))
     for metric in map(METRICS.__getitem__, REFERENCE):
-        picture = _against_reference(machines, metric)
+        picture = _draw_comparison(machines, metric)
         if picture is not None:
             yield picture
 
@@ -242,10 +244,11 @@ def link_speeds(machines: Sequence[ReportedMachine]) -> Table:
     rows = []
     for machine in machines:
         copies = [
-            _copies(machine, METRICS[f"{direction}-bandwidth"]) for direction in ("h2d", "d2h")
+            _format_copies(machine, METRICS[f"{direction}-bandwidth"])
+            for direction in ("h2d", "d2h")
         ]
         if any(copies):
-            rows.append((machine.name, _links(machine) or "unknown", *copies))
+            rows.append((machine.name, _format_links(machine) or "unknown", *copies))
     ways = ("host to device", "device to host")
     return Table(
         heads=("machine", "PCIe generation", *ways),
@@ -285,7 +288,7 @@ def _gpu_nodes(machine: ReportedMachine) -> frozenset[int]:
     return frozenset(int(gpu.node) for gpu in machine.host.whole_gpus if gpu.node is not None)
 
 
-def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> Picture | None:
+def _draw_comparison(machines: Sequence[ReportedMachine], metric: Metric) -> Picture | None:
     """Compare machines with the first that has a result; above 1 is better for every metric."""
     measured = []
     for machine in machines:
@@ -309,7 +312,7 @@ def _against_reference(machines: Sequence[ReportedMachine], metric: Metric) -> P
                 high,
                 1,
                 note=note,
-                text=_two(series.low, series.high, metric.unit),
+                text=_format_range(series.low, series.high, metric.unit),
             )
         )
     title = f"{metric.title}: machines against {name}"
@@ -332,11 +335,11 @@ def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
     return max(candidates, key=lambda series: (series.key.worst, series.samples), default=None)
 
 
-def _copies(machine: ReportedMachine, metric: Metric) -> str:
+def _format_copies(machine: ReportedMachine, metric: Metric) -> str:
     """Return the range over layouts and GPUs."""
     series = [
         of_key
-        for _, _, by_key in machine.layouts()
+        for _, _, by_key in machine.list_layouts()
         for key, of_key in by_key.items()
         if key.metric == metric.id
         and key.unit == metric.unit
@@ -346,17 +349,17 @@ def _copies(machine: ReportedMachine, metric: Metric) -> str:
     if not series:
         return ""
     low, high = min(copies.low for copies in series), max(copies.high for copies in series)
-    return _two(low, high, metric.unit)
+    return _format_range(low, high, metric.unit)
 
 
-def _two(low: float, high: float, unit: str) -> str:
+def _format_range(low: float, high: float, unit: str) -> str:
     if low == high:
         return format_value(low, unit)
     divisor, name = chart_scale(unit, [high])
     return f"{format_range(low / divisor, high / divisor)} {name}"
 
 
-def _links(machine: ReportedMachine) -> str:
+def _format_links(machine: ReportedMachine) -> str:
     if machine.host is None:
         return ""
     speeds = {

@@ -10,17 +10,17 @@ from homenode.decide.recommendation import ANY_MACHINE, MIN_GPUS, Recommendation
 from homenode.decide.sentences import (
     STRENGTHS,
     effect_text,
-    ground_of,
+    format_basis,
+    format_sentence,
     layout_named,
     review_text,
-    sentence_of,
     stop_text,
 )
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
 from homenode.decide.words import change_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.measure.results.model import UNKNOWN_SWITCHES
-from homenode.metrics import Metric, primaries, titles_of
+from homenode.metrics import Metric, format_titles, list_primaries
 from homenode.objective import Objective
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, effect_dots, has_lines
 from homenode.show.report.machine import ReportedMachine
@@ -52,7 +52,7 @@ class AdviceLine(Struct, frozen=True, kw_only=True):
         return self.subject == self.machine
 
 
-def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
+def list_advice(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
     """Return at most MAX_LINES answers, those supported by most machines first, then up to
     MAX_LINES machines under review. A single machine has a line for each objective."""
     reviewed = [machine for machine in machines if review_text(machine.recommendations)]
@@ -60,7 +60,11 @@ def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
         (machine,) = machines
         answers = machine.recommendations
         is_sound = not reviewed or any(answer.choice for answer in answers)
-        return tuple(_machine_advice(machine.name, answers)) if is_sound else (_review(machine),)
+        return (
+            tuple(_machine_advice(machine.name, answers))
+            if is_sound
+            else (_review_machine(machine),)
+        )
     sound = [machine for machine in machines if not review_text(machine.recommendations)]
     lines = _joint_advice(sound)
     if not lines:  # layouts that differ in several steps have no single effect
@@ -70,10 +74,10 @@ def advice_of(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
                 subject = f"{machine.name}, {line.subject}"
                 lines.append(structs.replace(line, subject=subject))
     reviewed.sort(key=lambda machine: not any(a.findings for a in machine.recommendations))
-    return (*lines[:MAX_LINES], *map(_review, reviewed[:MAX_LINES]))
+    return (*lines[:MAX_LINES], *map(_review_machine, reviewed[:MAX_LINES]))
 
 
-def _review(machine: ReportedMachine) -> AdviceLine:
+def _review_machine(machine: ReportedMachine) -> AdviceLine:
     answers, action, name = machine.recommendations, "review first", machine.name
     if any(answer.is_blocked for answer in answers):
         has_findings = any(answer.findings for answer in answers)
@@ -88,7 +92,7 @@ def _joint_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
     weighted: list[tuple[tuple[bool, int, float], AdviceLine]] = []
     decided: set[frozenset[str]] = set()
     for objective in Objective:
-        metrics = frozenset(metric.id for metric in primaries(objective))
+        metrics = frozenset(metric.id for metric in list_primaries(objective))
         if metrics in decided:
             continue  # density is decided by throughput
         decided.add(metrics)
@@ -102,7 +106,7 @@ def _joint_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
         for switch in StudySwitch:
             of_switch = [e for e in effects if e.switch is switch and e.effect.metric in metrics]
             if moved := [e for e in of_switch if e.outcome in (Outcome.BETTER, Outcome.WORSE)]:
-                ranked.append((_weight(moved), _advice(objective, of_switch, moved)))
+                ranked.append((_rank_effects(moved), _format_advice(objective, of_switch, moved)))
         if not ranked:
             continue
         weight, line = max(ranked, key=lambda one: one[0])
@@ -112,13 +116,13 @@ def _joint_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
     return [advice for _, advice in sorted(weighted, key=lambda one: one[0], reverse=True)]
 
 
-def _weight(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
+def _rank_effects(moved: Sequence[SwitchEffect]) -> tuple[bool, int, float]:
     one_way = len({effect.outcome for effect in moved}) == 1
     furthest = max(abs(math.log(effect.effect.gain)) for effect in moved)
     return one_way, len({effect.machine for effect in moved}), furthest
 
 
-def _advice(
+def _format_advice(
     objective: Objective, all_effects: Sequence[SwitchEffect], moved: Sequence[SwitchEffect]
 ) -> AdviceLine:
     """The effect of a step from one layout to another, and the number of machines with it."""
@@ -129,7 +133,9 @@ def _advice(
     )
     if len(ways) > 1:
         worst, best = (pick(moved, key=lambda one: one.effect.gain) for pick in (min, max))
-        changes = (f"{_change_of(effect, than)} on {effect.machine}" for effect in (worst, best))
+        changes = (
+            f"{_format_change(effect, than)} on {effect.machine}" for effect in (worst, best)
+        )
         ground = f"{layout} is {', '.join(changes)}"
         return AdviceLine(subject=objective, action=f"measure {layout}", ground=ground)
     order = sorted(moved, key=lambda one: abs(math.log(one.effect.gain)))
@@ -146,7 +152,7 @@ def _advice(
     return AdviceLine(subject=objective, action=f"{than}, not {layout}", ground=ground)
 
 
-def _change_of(effect: SwitchEffect, name: str) -> str:
+def _format_change(effect: SwitchEffect, name: str) -> str:
     compared = effect.effect
     return change_text(compared.ratio, name, lower_is_better=compared.lower_is_better)
 
@@ -169,14 +175,16 @@ def _machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator
 def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Section:
     """Return a line for each answer, with a link to its evidence, and one picture."""
     links = dict(zip((machine.name for machine in machines), anchors, strict=True))
-    lines = advice_of(machines)
-    items = tuple(_line(line, links.get(line.machine or "", "evidence")) for line in lines)
+    lines = list_advice(machines)
+    items = tuple(_format_line(line, links.get(line.machine or "", "evidence")) for line in lines)
     parts: list[Part] = [Items(items, "sentences") if items else Text(_NOTHING)]
-    parts.append(Text((strength_of(machines), ": ", Span("caveats", link="caveats")), "small dim"))
+    parts.append(
+        Text((format_strength(machines), ": ", Span("caveats", link="caveats")), "small dim")
+    )
     if names := _named_layouts(machines):
         meanings = ((Span(name, "bold"), f": {SUMMARIES[name]}") for name in names)
         parts.append(Items(tuple(meanings), "layouts small dim"))
-    groups = tuple(_groups(machines, [line.subject for line in lines]))
+    groups = tuple(_group_metrics(machines, [line.subject for line in lines]))
     if groups:
         title = "What each layout changes"
         compared = filter(None, (machine.comparison for machine in machines))
@@ -189,7 +197,7 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     return Section("What to run", tuple(parts), "answers", "Answers", look="screen")
 
 
-def strength_of(machines: Sequence[ReportedMachine]) -> str:
+def format_strength(machines: Sequence[ReportedMachine]) -> str:
     """Describe the strength of the answers in a few words."""
     answers = [a for machine in machines for a in machine.recommendations if a.tells]
     levels = {answer.level for answer in answers}
@@ -204,7 +212,7 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
     """Return the answer's lines for a terminal."""
     lines = [
         (line.subject, line.action.split(",")[0].removesuffix(" first"), line.ground)
-        for line in advice_of(machines)
+        for line in list_advice(machines)
     ]
     widths = [max((len(line[column]) for line in lines), default=0) + 2 for column in (0, 1)]
     texts = (f"  {line[0]:<{widths[0]}}{line[1]:<{widths[1]}}{line[2]}" for line in lines)
@@ -214,7 +222,7 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
 
 def counts_text(machines: Sequence[ReportedMachine]) -> str:
     """Summarise a report in a line: "9 machines; 2 answers, 1 machine to repair first"."""
-    lines = advice_of(machines)
+    lines = list_advice(machines)
     answers = [machine.recommendations for machine in machines]
     reviewed = [group for group in answers if review_text(group)]
     blocked = sum(any(answer.is_blocked for answer in group) for group in reviewed)
@@ -229,14 +237,14 @@ def machines_text(machines: Sequence[ReportedMachine]) -> str:
     return plural(sum(machine.name != ANY_MACHINE for machine in machines), "machine")
 
 
-def _line(line: AdviceLine, link: str) -> Words:
-    subject = line.subject if line.is_review else _title(line.subject)
+def _format_line(line: AdviceLine, link: str) -> Words:
+    subject = line.subject if line.is_review else _format_title(line.subject)
     unused = "; not used for other machines" if line.is_review else ""
     ground = (Span(line.ground + unused, "dim small", link),) if line.ground else ()
     return (Span(f"{subject}: {line.action}. ", "bold"), *ground)
 
 
-def _title(subject: str) -> str:
+def _format_title(subject: str) -> str:
     """Format an objective as a heading: "Multi GPU"."""
     words = subject.replace("-", " ").replace("gpu", "GPU")
     return words[:1].upper() + words[1:]
@@ -251,12 +259,14 @@ def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     return tuple(name for name in PRESETS if name in names)
 
 
-def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iterator[EffectGroup]:
+def _group_metrics(
+    machines: Sequence[ReportedMachine], decided: Sequence[str]
+) -> Iterator[EffectGroup]:
     """Order metrics: those of decided objectives first, then those of most machines."""
     groups = {}
     for objective in Objective:
-        for metric in primaries(objective):
-            rows = tuple(filter(None, (_row(machine, metric) for machine in machines)))
+        for metric in list_primaries(objective):
+            rows = tuple(filter(None, (_build_row(machine, metric) for machine in machines)))
             if rows and metric.id not in groups:
                 place = objective not in decided, -len(rows)
                 groups[metric.id] = place, EffectGroup(metric.title, metric.better, rows)
@@ -267,7 +277,7 @@ def _groups(machines: Sequence[ReportedMachine], decided: Sequence[str]) -> Iter
             yield group
 
 
-def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
+def _build_row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
     """Return the machine's row; None without results of two layouts, or if they need review."""
     comparison = machine.comparison
     if comparison is None or review_text(machine.recommendations):
@@ -296,7 +306,8 @@ def _row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
 def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Table:
     """Return a row for each machine, a column for each objective: layout, gain, strength."""
     heads = (
-        Cell((str(objective), Span(titles_of(objective), "dim small"))) for objective in Objective
+        Cell((str(objective), Span(format_titles(objective), "dim small")))
+        for objective in Objective
     )
     return Table(
         heads=(Cell(("machine",), "of-machine"), *heads),
@@ -340,7 +351,7 @@ def answers_table(machine: ReportedMachine) -> Table:
             if answer.measure_next is not None:
                 caveats = {f"measure next: {answer.measure_next}": None, **caveats}
             layout = layout_named(answer) if answer.choice else "no answer"
-            cells = (sentence_of(answer), ground_of(answer), "; ".join(caveats))
+            cells = (format_sentence(answer), format_basis(answer), "; ".join(caveats))
             rows.append((answer.objective, Cell((Span(layout, "bold"),), "run"), *cells))
     return Table(
         heads=("objective", "run", "why", "evidence", "caveats, and what to measure next"),
@@ -370,7 +381,7 @@ def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
         return ()
     first = next((answer.findings[0] for answer in answers if answer.findings), None)
     if first is None and not any(answer.is_blocked for answer in answers):
-        return (sentence_of(answers[0]),)
+        return (format_sentence(answers[0]),)
     fix = f". Fix: {first.fix}" if first is not None and first.fix else "."
     action = "repair first" if first is not None else "measure again first"
     return Span(action, "bold"), Span(stop_text(answers) + fix, "small")

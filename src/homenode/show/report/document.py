@@ -6,7 +6,7 @@ from itertools import islice
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.decide.matrices import CopyLocality, localities, matrices_of
+from homenode.decide.matrices import CopyLocality, build_matrices, compare_localities
 from homenode.decide.summary import power_by_test
 from homenode.decide.switch_effects import file_effects
 from homenode.decide.words import format_value
@@ -68,7 +68,7 @@ MAX_CAVEATS = 12
 """Maximum before the details of each machine."""
 
 
-def document_of(
+def build_report(
     machines: Sequence[ReportedMachine],
     skipped: Sequence[Gap],
     created: str,
@@ -90,20 +90,20 @@ def document_of(
     table = machines_table(machines, anchors)
     by_machine = Section("What to run on each machine", (table,), "machines", "Machines")
     sections = [answer_section(machines, anchors), by_machine]
-    sections += [_evidence(machines), _caveats(machines)]
+    sections += [_build_evidence(machines), _build_caveats(machines)]
     if appendix:
-        sections.append(_data(machines, anchors, skipped, paper=paper))
+        sections.append(_build_data(machines, anchors, skipped, paper=paper))
         details: list[Part] = [
-            _machine(machine, anchor, host, paper=paper)
+            _build_machine(machine, anchor, host, paper=paper)
             for (machine, anchor), host in zip(pairs, hosts, strict=True)
         ]
-        details += [_topologies(machines, hosts)] if paper else []
+        details += [_build_topologies(machines, hosts)] if paper else []
         sections.append(Section("Details of each machine", tuple(details), "appendix"))
     else:
-        sections += [_brief(machine, anchor) for machine, anchor in pairs]
-        sections.append(_tests(machines))
+        sections += [_build_brief(machine, anchor) for machine, anchor in pairs]
+        sections.append(_build_tests(machines))
     return Doc(
-        title or title_of(machines),
+        title or format_title(machines),
         tuple(section for section in sections if section.parts),
         created,
         "Made by homenode; needs no network. Results as rows: homenode report --csv or --json"
@@ -112,7 +112,7 @@ def document_of(
     )
 
 
-def title_of(machines: Sequence[ReportedMachine]) -> str:
+def format_title(machines: Sequence[ReportedMachine]) -> str:
     """Return the question and subject of the page: the machines by the user's names."""
     names = ", ".join(machine.name for machine in machines)
     about = names if len(machines) <= MAX_NAMED else machines_text(machines)
@@ -120,20 +120,20 @@ def title_of(machines: Sequence[ReportedMachine]) -> str:
     return f"Which layout to run: {about}{', published results' if is_published else ''}"
 
 
-def _evidence(machines: Sequence[ReportedMachine]) -> Section:
+def _build_evidence(machines: Sequence[ReportedMachine]) -> Section:
     """Return the effect of each switch of a layout, and all machines on one axis."""
     table = effects_table(machines)
     parts: list[Part] = (
         [] if table is None else [Section("Effects and risks", (table,), about=_EFFECTS)]
     )
-    parts += _pictures("Machines compared", "", across_pictures(machines))
+    parts += _build_pictures("Machines compared", "", across_pictures(machines))
     speeds = link_speeds(machines)
     if speeds.rows:
         parts.append(Section("PCIe links and copies", (speeds,)))
     return Section("Evidence", tuple(parts), "evidence", "Evidence")
 
 
-def _caveats(machines: Sequence[ReportedMachine]) -> Section:
+def _build_caveats(machines: Sequence[ReportedMachine]) -> Section:
     """Return each caveat once with its machines; then the method of the intervals."""
     names: dict[tuple[str, str, str], dict[str, None]] = {}
     for machine in machines:
@@ -147,19 +147,19 @@ def _caveats(machines: Sequence[ReportedMachine]) -> Section:
     if len(names) > MAX_CAVEATS:
         parts.append(Text(f"{len(names) - MAX_CAVEATS} more with the details of each machine."))
     parts.append(Text(_INTERVALS, "dim small"))
-    if sources := _references(machines):
+    if sources := _list_references(machines):
         parts.append(Section("Sources", (Items(sources),)))
     return Section("Caveats", tuple(parts), "caveats", "Caveats")
 
 
-def _data(
+def _build_data(
     machines: Sequence[ReportedMachine],
     anchors: Sequence[str],
     skipped: Sequence[Gap],
     *,
     paper: bool,
 ) -> Section:
-    parts: list[Part] = [summary_table(machines, anchors, paper=paper), _tests(machines)]
+    parts: list[Part] = [summary_table(machines, anchors, paper=paper), _build_tests(machines)]
     details = Span("Details of each machine", link="appendix")
     parts.append(Text((details, ": every result, picture and setting.")))
     if skipped:
@@ -167,13 +167,15 @@ def _data(
     return Section("Data", tuple(parts), "data", "Data")
 
 
-def _pictures(title: str, about: str, pictures: Iterator[Picture]) -> Iterator[Section]:
+def _build_pictures(title: str, about: str, pictures: Iterator[Picture]) -> Iterator[Section]:
     if shown := tuple(pictures):
         yield Section(title, (Gallery(shown),), about=about)
 
 
-def _machine(machine: ReportedMachine, anchor: str, host: HostPart, *, paper: bool) -> Section:
-    parts: list[Part] = _heading(machine)
+def _build_machine(
+    machine: ReportedMachine, anchor: str, host: HostPart, *, paper: bool
+) -> Section:
+    parts: list[Part] = _build_heading(machine)
     if machine.recommendations and not stop_of(machine):
         parts.append(answers_table(machine))
     evidence = tuple(_machine_evidence(machine, host, paper=paper))
@@ -181,58 +183,60 @@ def _machine(machine: ReportedMachine, anchor: str, host: HostPart, *, paper: bo
     return Section(machine.name, tuple(parts), anchor, look="machine")
 
 
-def _heading(machine: ReportedMachine) -> list[Part]:
+def _build_heading(machine: ReportedMachine) -> list[Part]:
     stop = (Text(line) for line in stop_of(machine))
     return [Text(machine_line(machine), "dim"), *stop]
 
 
-def _brief(machine: ReportedMachine, anchor: str) -> Section:
+def _build_brief(machine: ReportedMachine, anchor: str) -> Section:
     """Return a machine's answers and pictures; rows of results are in the appendix."""
     means = islice(mean_pictures(machine), 1)
-    pictures = (*means, *bar_pictures(machine), *_details(machine))
+    pictures = (*means, *bar_pictures(machine), *_list_details(machine))
     pictures = tuple(structs.replace(picture, note=()) for picture in pictures)
-    parts = _heading(machine)
+    parts = _build_heading(machine)
     if pictures:
         parts.append(Gallery(pictures[:MAX_PICTURES]))
     return Section(machine.name, tuple(parts), anchor, look="machine")
 
 
-def _references(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
+def _list_references(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     """Return the source documents of results."""
     heads = (run.head for machine in machines for run in machine.runs)
     return tuple(dict.fromkeys(head.source for head in heads if head.source))
 
 
 def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) -> Iterator[Part]:
-    matrices = {alternative.label: matrices_of(alternative) for alternative in machine.alternatives}
-    near_and_far = localities(machine.alternatives, _nodes_of_gpus(machine))
+    matrices = {
+        alternative.label: build_matrices(alternative) for alternative in machine.alternatives
+    }
+    near_and_far = compare_localities(machine.alternatives, _nodes_of_gpus(machine))
     yield from host_lines(machine)
     about = "Right of the middle is better, whatever the metric's direction; one axis for all."
-    yield from _pictures("Effects", about, forest_pictures(machine))
-    yield from _pictures("Results by layout", "", bar_pictures(machine))
-    yield from _pictures("In detail", "", _details(machine))
-    drawn = {label: power_by_test(series) for label, _, series in machine.layouts()}
+    yield from _build_pictures("Effects", about, forest_pictures(machine))
+    yield from _build_pictures("Results by layout", "", bar_pictures(machine))
+    yield from _build_pictures("In detail", "", _list_details(machine))
+    drawn = {label: power_by_test(series) for label, _, series in machine.list_layouts()}
     yield from power_table({label: watts for label, watts in drawn.items() if watts})
     if texts := tuple(filter(None, map(file_text, file_effects(machine.chosen)))):
         yield Section("All-reduce with NCCL's topology file", (Items(texts),))
     if near_and_far:
         yield _locality_table(near_and_far, machine.name)
-    yield from _pictures("Local and remote copies", "", locality_pictures(near_and_far))
-    yield from _pictures("Matrices", "Every cell a median.", heat_pictures(machine, matrices))
-    yield from _pictures("Nodes and GPUs", "", mean_pictures(machine))
-    yield from _pictures("Curves", "", curve_pictures(machine))
+    yield from _build_pictures("Local and remote copies", "", locality_pictures(near_and_far))
+    yield from _build_pictures("Matrices", "Every cell a median.", heat_pictures(machine, matrices))
+    yield from _build_pictures("Nodes and GPUs", "", mean_pictures(machine))
+    yield from _build_pictures("Curves", "", curve_pictures(machine))
     if not paper:
         yield from map_sections(machine, host)
     if host.findings is not None:
         yield host.findings
     yield from _printed_results(machine)
     yield from _machine_caveats(machine)
-    yield from _environment(machine)
-    if sources := _references([machine]):
+    yield from _build_environment(machine)
+    if sources := _list_references([machine]):
         yield Section("Sources", (Items(sources),), is_open=False)
 
 
-def _details(machine: ReportedMachine) -> Iterator[Picture]:
+def _list_details(machine: ReportedMachine) -> Iterator[Picture]:
     makers = (kernel_pictures, profile_picture, fairness_picture, product_picture, device_pictures)
     for pictures in makers:
         yield from pictures(machine)
@@ -241,7 +245,7 @@ def _details(machine: ReportedMachine) -> Iterator[Picture]:
 def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
     """Yield every number of a published machine, also those without a picture."""
     rows = []
-    for label, _, by_key in machine.layouts() if machine.is_published else ():
+    for label, _, by_key in machine.list_layouts() if machine.is_published else ():
         for key, series in by_key.items():
             metric = METRICS.get(key.metric)
             size = format_bytes(key.size_bytes) if key.size_bytes else ""
@@ -274,7 +278,7 @@ def _caveat_item(caveat: Caveat) -> tuple[str | Span, ...]:
     return Span(caveat.id, "bold"), text, fix
 
 
-def _tests(machines: Sequence[ReportedMachine]) -> Section:
+def _build_tests(machines: Sequence[ReportedMachine]) -> Section:
     series = (by_key for machine in machines for by_key in machine.series.values())
     measured = {key.metric for by_key in series for key in by_key}
     last = ("better", "when it rises", "when it falls", "matters from")
@@ -299,7 +303,7 @@ def _tests(machines: Sequence[ReportedMachine]) -> Section:
     return Section("What is measured", (table,), "tests")
 
 
-def _topologies(machines: Sequence[ReportedMachine], hosts: Sequence[HostPart]) -> Section:
+def _build_topologies(machines: Sequence[ReportedMachine], hosts: Sequence[HostPart]) -> Section:
     parts: list[Part] = []
     for machine, host in zip(machines, hosts, strict=True):
         for host_map in host.maps:
@@ -347,7 +351,7 @@ def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
     return Section("Local and remote", (table,))
 
 
-def _environment(machine: ReportedMachine) -> Iterator[Section]:
+def _build_environment(machine: ReportedMachine) -> Iterator[Section]:
     """Yield the conditions of the results; none for a published machine, whose runs are printed as
     published."""
     alternatives = () if machine.is_published else machine.alternatives

@@ -71,7 +71,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     known_hosts = {host.fingerprint: host for host in map(load_host, hosts)}
     if len(hosts) == 1:
         known_hosts[UNNAMED] = next(iter(known_hosts.values()))
-    stored = _neighbours(runs, directories, known_hosts, skipped)
+    stored = _read_neighbours(runs, directories, known_hosts, skipped)
     return ReportInputs(tuple(runs), tuple(stored), known_hosts, tuple(skipped), len(of_others))
 
 
@@ -99,7 +99,7 @@ def _loose_files(argument: str, paths: Sequence[Path]) -> list[Path]:
     return sorted(file for file in directory.iterdir() if file.is_file() and not file.is_symlink())
 
 
-def _neighbours(
+def _read_neighbours(
     runs: Sequence[Run],
     directories: Sequence[str | None],
     hosts: dict[str, Host],
@@ -125,12 +125,12 @@ def _neighbours(
         if ("host", choice) not in seen and host_path.is_file():
             seen.add(("host", choice))
             if head.vantage is not Vantage.GUEST and head.host not in hosts:
-                host = _read(_host, host_path, skipped)
+                host = _read(_read_host, host_path, skipped)
                 if host is not None:
                     hosts[host.fingerprint] = host
             elif head.vantage is Vantage.GUEST and guests.setdefault(machine, 0) < MAX_GUESTS:
                 guests[machine] += 1
-                guest = _read(_host, host_path, skipped)
+                guest = _read(_read_host, host_path, skipped)
         neighbours.append(StoredRun(plan, guest))
     return neighbours
 
@@ -151,5 +151,5 @@ def _plan(path: Path) -> Plan:
     return read_plan(text, path.name)
 
 
-def _host(path: Path) -> Host:
+def _read_host(path: Path) -> Host:
     return load_host(str(path))

@@ -8,14 +8,14 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.decide.alternative import Alternative, alternatives
+from homenode.decide.alternative import Alternative, group_runs
 from homenode.decide.caveats import find_own_caveats
 from homenode.decide.compare import compare_series
-from homenode.decide.comparison import Comparison, once
+from homenode.decide.comparison import Comparison, join_subjects
 from homenode.decide.machine_facts import (
+    assign_runs,
     facts_of_host,
     facts_of_runs,
-    of_host,
     runs_by_machine,
 )
 from homenode.decide.recommendation import (
@@ -82,13 +82,13 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
         """All alternatives, those that can be chosen first."""
         return (*self.chosen, *self.others_of_machine)
 
-    def layouts(self) -> Iterator[tuple[str, int, Mapping[SeriesKey, Series]]]:
+    def list_layouts(self) -> Iterator[tuple[str, int, Mapping[SeriesKey, Series]]]:
         """The label, colour number and series of every alternative."""
         for position, label in enumerate(alternative.label for alternative in self.alternatives):
             yield label, series_number(label, position), self.series[label]
 
 
-def machines_of(
+def build_machines(
     runs: Sequence[Run],
     stored: Sequence[StoredRun],
     hosts: Mapping[str, Host],
@@ -97,7 +97,7 @@ def machines_of(
     order. hosts: topologies, by a host's fingerprint."""
     neighbours = {id(run): neighbour for run, neighbour in zip(runs, stored, strict=True)}
     groups = runs_by_machine(runs)
-    unnamed = [name for name, own_runs in groups.items() if not _hosts_of(own_runs)]
+    unnamed = [name for name, own_runs in groups.items() if not _list_hosts(own_runs)]
     if len(unnamed) > 1:  # it is unknown which of them is the user's host
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
     collects = gc.isenabled()
@@ -106,14 +106,15 @@ def machines_of(
     gc.disable()
     try:
         return tuple(
-            _machine(name, tuple(own_runs), neighbours, hosts) for name, own_runs in groups.items()
+            _build_machine(name, tuple(own_runs), neighbours, hosts)
+            for name, own_runs in groups.items()
         )
     finally:
         if collects:
             gc.enable()
 
 
-def _machine(
+def _build_machine(
     name: str,
     runs: tuple[Run, ...],
     neighbours: Mapping[int, StoredRun],
@@ -122,12 +123,12 @@ def _machine(
     named_runs = _distinct_labels(runs)
     on_host = _bare_metal(named_runs)
     measured = tuple(run for run in named_runs if on_host is None or run not in on_host.runs)
-    all_alternatives = alternatives(measured)
+    all_alternatives = group_runs(measured)
     ordered = sorted(all_alternatives, key=_order)
     chosen = tuple(choice for choice in ordered if not _is_unknown(choice))
     of_any = (replace(choice, label=ANY_LAYOUT) for choice in ordered if _is_unknown(choice))
     others_of_machine = (*of_any, *(() if on_host is None else (on_host,)))
-    host = _host(runs, hosts)
+    host = _find_host(runs, hosts)
     # From the runs as stored: their names are not choices.
     recommendations = _recommend(name, runs, all_alternatives, host)
     series = {choice.label: choice.series for choice in (*chosen, *others_of_machine)}
@@ -141,7 +142,7 @@ def _machine(
         *(bare.caveats if bare is not None else ()),
         *(caveat for alternative in alone for caveat in find_own_caveats(alternative)),
     )
-    directories = _neighbours_of(chosen, runs, named_runs, neighbours)
+    directories = _find_neighbours(chosen, runs, named_runs, neighbours)
     return ReportedMachine(
         name=name,
         runs=named_runs,
@@ -152,7 +153,7 @@ def _machine(
         comparison=comparison,
         bare=bare,
         effects=switch_effects(name, chosen),
-        caveats=once(dict.fromkeys(caveats)),
+        caveats=join_subjects(dict.fromkeys(caveats)),
         host=host,
         plans={label: results.plan for label, results in directories if results.plan is not None},
         guests={
@@ -169,7 +170,7 @@ def _recommend(
 ) -> tuple[Recommendation, ...]:
     """Return the answers for a machine, known by its host or only by its runs."""
     if host is not None:
-        machine, runs = facts_of_host(host), of_host(runs, host)
+        machine, runs = facts_of_host(host), assign_runs(runs, host)
     else:
         machine = facts_of_runs(runs[0].head.system, runs)
     answers = decide_all(runs, replace(machine, name=name), prepared=prepared)
@@ -220,7 +221,7 @@ def _is_unknown(alternative: Alternative) -> bool:
     return alternative.switches == UNKNOWN_SWITCHES and alternative.arrangement is None
 
 
-def _neighbours_of(
+def _find_neighbours(
     chosen: Iterable[Alternative],
     runs: Sequence[Run],
     named_runs: Sequence[Run],
@@ -238,13 +239,13 @@ def _neighbours_of(
     return neighbours_of_layout
 
 
-def _hosts_of(runs: Sequence[Run]) -> dict[str, None]:
+def _list_hosts(runs: Sequence[Run]) -> dict[str, None]:
     """Return the fingerprints of the hosts of runs."""
     return dict.fromkeys(run.head.host for run in runs if run.head.host is not None)
 
 
-def _host(runs: Sequence[Run], hosts: Mapping[str, Host]) -> Host | None:
-    keys = _hosts_of(runs)
+def _find_host(runs: Sequence[Run], hosts: Mapping[str, Host]) -> Host | None:
+    keys = _list_hosts(runs)
     if not keys:
         return hosts.get(UNNAMED)
     return next((hosts[key] for key in keys if key in hosts), None)
@@ -288,8 +289,8 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
             Picture(title, _draw_hosts(svg, paper=paper), look="map") for title, svg in svgs
         ),
         hatches="" if paper else hatches,
-        links=tuple(_links(host)) if host is not None else (),
-        findings=_findings(machine),
+        links=tuple(_build_links(host)) if host is not None else (),
+        findings=_build_findings(machine),
     )
 
 
@@ -317,10 +318,10 @@ def map_sections(machine: ReportedMachine, part: HostPart) -> Iterator[Part]:
         yield Section("Links of GPUs and NICs", part.links, is_open=False)
 
 
-def _findings(machine: ReportedMachine) -> Section | None:
+def _build_findings(machine: ReportedMachine) -> Section | None:
     host_findings = () if machine.host is None else diagnose(machine.host).findings
     items: list[Words] = []
-    for finding, subjects in _by_subjects(host_findings):
+    for finding, subjects in _merge_subjects(host_findings):
         text = f": {', '.join(subjects)}: {finding.comparison} "
         fix = f". Fix: {finding.fix}" if finding.fix else ""
         items.append((Span(finding.severity, "bold"), text, Span(f"({finding.id}){fix}", "dim")))
@@ -336,7 +337,7 @@ def _findings(machine: ReportedMachine) -> Section | None:
     return Section(f"Findings ({len(items)})", (Items(tuple(items)),), is_open=is_open)
 
 
-def _by_subjects(findings: Iterable[Finding]) -> tuple[tuple[Finding, tuple[str, ...]], ...]:
+def _merge_subjects(findings: Iterable[Finding]) -> tuple[tuple[Finding, tuple[str, ...]], ...]:
     """Merge findings that differ only in their subject, with all subjects."""
     by_text: dict[tuple[object, ...], tuple[Finding, list[str]]] = {}
     for finding in findings:
@@ -364,7 +365,7 @@ def _draw_hosts(svg: str, *, paper: bool) -> str:
     return svg.replace("<svg ", '<svg class="map" ', 1)
 
 
-def _links(host: Host) -> Iterator[Part]:
+def _build_links(host: Host) -> Iterator[Part]:
     """Yield links other than PCIe; then GPUs or NICs of one model and node with equal links."""
     if lines := link_lines(host):
         yield Items(lines)

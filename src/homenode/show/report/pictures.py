@@ -14,7 +14,7 @@ from homenode.decide.words import change_text, range_text
 from homenode.doc import Picture
 from homenode.machine.pci import DeviceKind
 from homenode.measure.importers.sysbench import DEVIATION
-from homenode.metrics import METRICS, Metric, metric_of
+from homenode.metrics import METRICS, Metric, find_metric
 from homenode.show.bars import (
     Bar,
     BarGroup,
@@ -44,12 +44,12 @@ _ABOUT_SIZES = {
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
-def bar_of(label: str, series: Series, number: int, base: Series | None = None) -> Bar:
+def make_bar(label: str, series: Series, number: int, base: Series | None = None) -> Bar:
     """Return the bar of a result with its range and its change against the base."""
     low, high = (series.low, series.high) if series.samples > 1 else (None, None)
     note = ""
     if base is not None and base is not series:
-        metric = metric_of(series.key.metric)
+        metric = find_metric(series.key.metric)
         is_lower_better = metric is not None and metric.lower_is_better
         note = change_text(series.value / base.value, lower_is_better=is_lower_better)
     return Bar(label, series.value, low, high, number, note=note, is_range=series.is_range)
@@ -59,13 +59,13 @@ def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ..
     """The bars of a metric of a machine, in one unit; changes are against the first layout."""
     bars = [
         (label, series, number)
-        for label, number, by_key in machine.layouts()
+        for label, number, by_key in machine.list_layouts()
         if (series := shown_series(by_key, metric)) is not None
     ]
     unit = bars[0][1].key.unit if bars else metric.unit
     bars = [bar for bar in bars if bar[1].key.unit == unit]
     base = bars[0][1] if bars and machine.chosen else None
-    return tuple(bar_of(*bar, base) for bar in bars), unit
+    return tuple(make_bar(*bar, base) for bar in bars), unit
 
 
 def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
@@ -103,9 +103,9 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield charts of latency over working sets, and collectives over message sizes."""
     for metric_id in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
-        metric = metric_of(metric_id)
+        metric = find_metric(metric_id)
         groups: dict[str | None, list[Curve]] = {}
-        for label, number, series in machine.layouts():
+        for label, number, series in machine.list_layouts():
             for variant, points in curve_points(series, metric_id).items():
                 groups.setdefault(variant, []).append(Curve(label, points, number))
         for variant, curves in groups.items():
@@ -123,7 +123,9 @@ def heat_pictures(
 ) -> Iterator[Picture]:
     """Yield matrices of nodes, GPUs and CPUs; matrices of one metric share a colour scale.
     matrices: of each alternative, by its label."""
-    pairs = [(label, matrix) for label, _, _ in machine.layouts() for matrix in matrices[label]]
+    pairs = [
+        (label, matrix) for label, _, _ in machine.list_layouts() for matrix in matrices[label]
+    ]
     ends: dict[tuple[str, str | None], tuple[float, float]] = {}
     for _, matrix in pairs:
         values = matrix.cells.values()
@@ -163,7 +165,7 @@ def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
             if mean is not None:
                 bars.append(Bar(f"{locality.alternative}, {name}", mean, None, None, colour))
     for key, bars in charts.items():
-        metric = metric_of(key.metric)
+        metric = find_metric(key.metric)
         name = key.metric if metric is None else metric.title
         title = ", ".join(filter(None, (name, key.variant)))
         note = "" if metric is None else metric.better
@@ -172,7 +174,7 @@ def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
 
 
 def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
-    metric = metric_of(effect.metric)
+    metric = find_metric(effect.metric)
     parts = [effect.metric if metric is None else metric.title, effect.variant, effect.state]
     if effect.slowest_device:
         parts.insert(1, "slowest GPU")
@@ -210,7 +212,7 @@ def _other_curves(series: SeriesOf) -> list[str]:
 
 def cache_levels(machine: ReportedMachine) -> tuple[SizeRange, ...]:
     """Return size ranges of the caches, from the first alternative with known capacities."""
-    for _, _, series in machine.layouts():
+    for _, _, series in machine.list_layouts():
         capacities = sorted(
             (capacity.value, key.variant or "")
             for key, capacity in series.items()
@@ -235,17 +237,17 @@ def _matrix_order(matrix: ResultMatrix) -> tuple[int, str]:
 
 
 def _heat_picture(label: str, matrix: ResultMatrix, ends: tuple[float, float]) -> Picture:
-    metric = metric_of(matrix.key.metric)
+    metric = find_metric(matrix.key.metric)
     name = matrix.key.metric if metric is None else metric.title
     parts = (name, matrix.key.variant, "" if label == ANY_LAYOUT else label)
     title = ", ".join(filter(None, parts))
     better = "" if metric is None else f"{metric.better}; "
-    axes = f"{_axis(matrix, rows=True)} down, {_axis(matrix, rows=False)} across"
+    axes = f"{_name_axis(matrix, rows=True)} down, {_name_axis(matrix, rows=False)} across"
     drawn = Matrix(
-        _axis(matrix, rows=True),
-        _axis(matrix, rows=False),
-        _names(matrix.rows),
-        _names(matrix.columns),
+        _name_axis(matrix, rows=True),
+        _name_axis(matrix, rows=False),
+        _shorten_names(matrix.rows),
+        _shorten_names(matrix.columns),
         tuple(
             tuple(matrix.cells.get((row, column)) for column in matrix.columns)
             for row in matrix.rows
@@ -255,14 +257,14 @@ def _heat_picture(label: str, matrix: ResultMatrix, ends: tuple[float, float]) -
     return Picture(title, svg, (f"{better}{axes}",))
 
 
-def _axis(matrix: ResultMatrix, *, rows: bool) -> str:
+def _name_axis(matrix: ResultMatrix, *, rows: bool) -> str:
     axis = matrix.key.rows if rows else matrix.key.columns
     if axis is Axis.NODE and matrix.key.columns is Axis.NODE:
         return "node of the threads" if rows else "node of the memory"
     return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.CPU: "CPU"}[axis]
 
 
-def _names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
+def _shorten_names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
     """Shorten names for a column: of addresses only the parts that differ.
 
     >>> from homenode.bdf import Bdf
@@ -298,12 +300,12 @@ SIZE_LEVELS = (
 def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield charts of all STREAM kernels by layout, on all memory and on each node's."""
     by_node: dict[int | None, dict[str, list[Bar]]] = {}
-    for label, number, by_key in machine.layouts():
+    for label, number, by_key in machine.list_layouts():
         for key, series in by_key.items():
             is_stream = key.metric == "memory-bandwidth" and key.variant in KERNELS
             if is_stream and (key.peer_node, key.size_bytes) == (None, None):
                 bars = by_node.setdefault(key.node, {}).setdefault(key.variant or "", [])
-                bars.append(bar_of(label, series, number))
+                bars.append(make_bar(label, series, number))
     all_nodes = by_node.pop(None, {})
     if len(all_nodes) > 1:
         groups = [BarGroup(k, tuple(all_nodes[k])) for k in KERNELS if k in all_nodes]
@@ -325,10 +327,10 @@ def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
 def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart of matrix products on the slowest GPU, by data type."""
     by_type: dict[str, list[Bar]] = {}
-    for label, number, by_key in machine.layouts():
+    for label, number, by_key in machine.list_layouts():
         for key in sorted(by_key, key=str):
             if key.metric == "matmul-rate" and key.worst and key.variant:
-                bar = bar_of(label, by_key[key], number)
+                bar = make_bar(label, by_key[key], number)
                 by_type.setdefault(key.variant, []).append(bar)
     if by_type:
         title, groups = "Matrix products", [BarGroup(k, tuple(v)) for k, v in by_type.items()]
@@ -339,10 +341,10 @@ def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
 def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart of latency from L1 to DRAM: the range within each level."""
     levels: dict[str, list[Bar]] = {}
-    for label, number, by_key in machine.layouts():
+    for label, number, by_key in machine.list_layouts():
         for key, series in by_key.items():
             if key.metric == "memory-latency" and series.is_range and key.variant is not None:
-                levels.setdefault(key.variant, []).append(bar_of(label, series, number))
+                levels.setdefault(key.variant, []).append(make_bar(label, series, number))
         curves = curve_points(by_key, "memory-latency")
         points = [point for curve in curves.values() for point in curve]
         for name, low, high in _size_levels(machine) if points else ():
@@ -373,7 +375,7 @@ def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ..
 def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart of events per thread: mean and spread over threads, by layout."""
     bars: list[Bar] = []
-    for label, number, by_key in machine.layouts():
+    for label, number, by_key in machine.list_layouts():
         values = [(key.metric, key.variant or "", result.value) for key, result in by_key.items()]
         medians = [
             v for metric, name, v in values if metric == "cpu-per-thread" and name[:4] == "CPU "

@@ -32,16 +32,18 @@ ReportRow = dict[str, Any]
 """One series of one alternative, by column."""
 
 
-def rows_of(machine: ReportedMachine) -> Iterator[ReportRow]:
+def list_rows(machine: ReportedMachine) -> Iterator[ReportRow]:
     """Yield every series of a machine's alternatives, with its effect against the baseline."""
     compared = () if machine.comparison is None else machine.comparison.effects
     effects = {(effect.alternative, series_key(effect)): effect for effect in compared}
     for alternative in machine.alternatives:
         for key, series in machine.series[alternative.label].items():
-            yield _row(machine, alternative, key, series, effects.get((alternative.label, key)))
+            yield _build_row(
+                machine, alternative, key, series, effects.get((alternative.label, key))
+            )
 
 
-def csv_of(rows: Iterable[ReportRow]) -> str:
+def format_csv(rows: Iterable[ReportRow]) -> str:
     """Return the rows as CSV, with a header.
 
     >>> csv_of([]).startswith("machine,system,layout")
@@ -57,7 +59,7 @@ def json_text(rows: Iterable[ReportRow], skipped: Sequence[Gap]) -> str:
     return msgspec.json.format(encoded, indent=2).decode() + "\n"
 
 
-def _row(
+def _build_row(
     machine: ReportedMachine,
     alternative: Alternative,
     key: SeriesKey,
@@ -82,7 +84,7 @@ def _row(
         vcpus=counts.pop() if len(counts) == 1 else None,
         origin=head.origin,
         vantage=head.vantage,
-        **_figure(key),
+        **_list_fields(key),
         slowest_device=key.worst,
         value=series.value,
         low=series.low,
@@ -94,7 +96,7 @@ def _row(
     return {name: row.get(name) for name in COLUMNS}
 
 
-def _figure(key: SeriesId) -> dict[str, Any]:
+def _list_fields(key: SeriesId) -> dict[str, Any]:
     """Return the subject of the result; devices by their addresses."""
     shared = {name: getattr(key, name) for name in SeriesId.__struct_fields__}
     devices = {name: str(shared[name]) for name in ("device", "peer") if shared[name] is not None}

@@ -19,10 +19,10 @@ from homenode.vm.domain.edits import (
     set_attributes,
 )
 from homenode.vm.domain.fields import (
-    decimal,
     format_set,
     format_size,
     number,
+    parse_decimal,
     pu_set,
     require_attribute,
     size_bytes,
@@ -37,7 +37,7 @@ def cell_elements(document: Document) -> tuple[Element, ...]:
     unique and consecutive from 0."""
     cells = enumerate(document.root.all("cpu/numa/cell"))
     numbered = [
-        (i if (text := cell.get("id")) is None else decimal(cell, text, "id"), cell)
+        (i if (text := cell.get("id")) is None else parse_decimal(cell, text, "id"), cell)
         for i, cell in cells
     ]
     ordered = sorted(numbered, key=itemgetter(0))
@@ -94,9 +94,9 @@ def edit_cells(document: Document, plan: Plan) -> Document:
         document = insert_at(document, "cpu", NewElement("numa"))
     document = _fit_count(document, planned)
     document = apply(document, _cell_edits(document, planned))
-    document = _with_distances(document, planned)
+    document = _edit_distances(document, planned)
     if before and before != tuple(cell.vcpus for cell in planned):
-        document = _without_stale_hmat(document)
+        document = _remove_stale_hmat(document)
     return document
 
 
@@ -119,7 +119,9 @@ def _fit_count(document: Document, planned: tuple[VmCell, ...]) -> Document:
         for name, value in (cells[0].attributes if cells else ())
         if name in ("memAccess", "discard")
     }
-    new = [NewElement("cell", {**_attributes(cell), **sharing}) for cell in planned[len(cells) :]]
+    new = [
+        NewElement("cell", {**_list_attributes(cell), **sharing}) for cell in planned[len(cells) :]
+    ]
     if new and cells:
         edits += insert_after(document, document.root.all("cpu/numa/cell")[-1], new)
     elif new:
@@ -129,7 +131,7 @@ def _fit_count(document: Document, planned: tuple[VmCell, ...]) -> Document:
     return apply(document, edits)
 
 
-def _attributes(cell: VmCell) -> dict[str, str | None]:
+def _list_attributes(cell: VmCell) -> dict[str, str | None]:
     size, unit = format_size(cell.memory_bytes, ("MiB",))
     cpus = format_set(cell.vcpus) if cell.vcpus else None
     return {"id": str(cell.id), "cpus": cpus, "memory": size, "unit": unit}
@@ -138,7 +140,7 @@ def _attributes(cell: VmCell) -> dict[str, str | None]:
 def _cell_edits(document: Document, planned: tuple[VmCell, ...]) -> list[Edit]:
     edits: list[Edit] = []
     for (element, vcpus), cell in zip(read_cells(document), planned, strict=True):
-        values = _attributes(cell)
+        values = _list_attributes(cell)
         if element.get("id") is not None:  # equal, as read_cells orders them by it
             del values["id"]
         if vcpus == cell.vcpus:
@@ -149,7 +151,7 @@ def _cell_edits(document: Document, planned: tuple[VmCell, ...]) -> list[Edit]:
     return edits
 
 
-def _with_distances(document: Document, planned: tuple[VmCell, ...]) -> Document:
+def _edit_distances(document: Document, planned: tuple[VmCell, ...]) -> Document:
     present = zip(cell_elements(document), read_distances(document), planned, strict=True)
     stale = [
         old
@@ -178,7 +180,7 @@ def names_missing_cells(cell: Element, cells: int) -> bool:
     return any(number(e, "id", "a cell id") >= cells for e in cell.all("distances/sibling"))
 
 
-def _without_stale_hmat(document: Document) -> Document:
+def _remove_stale_hmat(document: Document) -> Document:
     """Remove latencies, bandwidths and side caches, which refer to the earlier cells."""
     cells = document.root.all("cpu/numa/cell")
     stale = [
@@ -191,7 +193,7 @@ def _without_stale_hmat(document: Document) -> Document:
     )
 
 
-def _pages(document: Document) -> tuple[Element, ...]:
+def _find_pages(document: Document) -> tuple[Element, ...]:
     return document.root.all("memoryBacking/hugepages/page")
 
 
@@ -200,12 +202,12 @@ def read_page_bytes(document: Document) -> int | None:
     cells have several page sizes, this is the largest."""
     if document.root.find("memoryBacking/hugepages") is None:
         return None
-    return max(map(page_bytes, _pages(document)), default=0)
+    return max(map(page_bytes, _find_pages(document)), default=0)
 
 
 def page_bytes_of_cell(document: Document, cell: int) -> int | None:
     """Return a cell's page size: of the <page> with it in its nodeset, else without a nodeset."""
-    pages = _pages(document)
+    pages = _find_pages(document)
     if not pages:
         return read_page_bytes(document)
     for page in pages:
@@ -227,9 +229,9 @@ def edit_memory_backing(document: Document, plan: Plan) -> Document:
     """
     cells = len(cell_elements(document))
     if plan.vm.page_bytes is None:
-        return _with_cells_that_are(document, cells)
+        return _limit_cells(document, cells)
     hugepages = document.root.find("memoryBacking/hugepages")
-    pages = _pages(document)
+    pages = _find_pages(document)
     if hugepages is not None and _pages_match(pages, plan.vm.page_bytes, cells):
         return document
     size, unit = format_size(plan.vm.page_bytes, ("GiB", "MiB"))
@@ -256,8 +258,8 @@ def _pages_match(pages: tuple[Element, ...], size: int, cells: int) -> bool:
     return bool(pages) and covered == CpuSet(range(cells))
 
 
-def _with_cells_that_are(document: Document, cells: int) -> Document:
-    pages = _pages(document)
+def _limit_cells(document: Document, cells: int) -> Document:
+    pages = _find_pages(document)
     present = CpuSet(range(cells))
     dangling = [page for page in pages if not (pu_set(page, "nodeset") or CpuSet()) <= present]
     if not dangling:

@@ -17,7 +17,7 @@ from homenode.errors import HostError, ParseError
 from homenode.machine.tools.versions import Version
 from homenode.vm.domain import cells, controllers, cpu, hostdevs, iommu, memory
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.fields import decimal, require_attribute, size_of
+from homenode.vm.domain.fields import parse_decimal, read_size, require_attribute
 from homenode.vm.domain.metadata import edit_metadata, read_record
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PortModel, Vm, VmCell
@@ -95,14 +95,14 @@ def _has(path: str) -> Callable[[Document], bool]:
     return lambda document: document.root.find(path) is not None
 
 
-def _value(path: str) -> Callable[[Document], str | None]:
+def _value_reader(path: str) -> Callable[[Document], str | None]:
     return lambda document: document.root.value(path)
 
 
-def _size(path: str) -> Callable[[Document], int | None]:
+def _size_reader(path: str) -> Callable[[Document], int | None]:
     def read(document: Document) -> int | None:
         element = document.root.find(path)
-        return None if element is None else size_of(element)
+        return None if element is None else read_size(element)
 
     return read
 
@@ -126,7 +126,7 @@ def _read_address_bits(document: Document) -> int | None:
     bits = None if element is None else element.get("bits")
     if element is None or bits is None:
         return None
-    return decimal(element, bits, "address bits")
+    return parse_decimal(element, bits, "address bits")
 
 
 def _read_firmware(document: Document) -> str | None:
@@ -168,74 +168,76 @@ def _read_cells(document: Document) -> tuple[VmCell, ...]:
     return tuple(vm_cells)
 
 
-def _row(
+def _make_row(
     path: str, field: str | None, read: Callable[[Document], Any] | None, *steps: Step
 ) -> ElementRow:
     return ElementRow(path, field, read, steps)
 
 
-def _once(
+def _make_single_row(
     path: str, field: str | None = None, read: Callable[[Document], Any] | None = None, *steps: Step
 ) -> ElementRow:
     return ElementRow(path, field, read, steps, once=True)
 
 
 ROWS: tuple[ElementRow, ...] = (
-    _once("vcpu", "vcpus", lambda document: cpu.read_vcpus(document)[0], cpu.edit_vcpus),
-    _row("", "domain_type", lambda document: require_attribute(document.root, "type")),
-    _once("name", "name", read_name),
-    _once("uuid", "uuid", _value("uuid")),
-    _once("metadata"),
-    _row("metadata/layout", "record", read_record, edit_metadata),
-    _once("vcpus", "offline_vcpus", cpu.read_offline_vcpus, cpu.edit_vcpus),
-    _once("iothreads", "iothread_ids", cpu.iothread_ids),
-    _once("iothreadids", "iothread_pus"),
-    _once("cputune"),
-    _row("cputune/vcpupin", "vcpu_pins", cpu.read_vcpu_pins, cpu.edit_cputune),
-    _row("cputune/emulatorpin", "emulator_pus", cpu.read_emulator, cpu.edit_cputune),
-    _row("cputune/iothreadpin", "iothread_pins", cpu.read_iothread_pins, cpu.edit_cputune),
-    _row("cputune/vcpusched", None, None, cpu.edit_cputune),
-    _row("cputune/cachetune", None, None, cpu.edit_cputune),
-    _row("cputune/memorytune", None, None, cpu.edit_cputune),
-    _once("memory", "memory_bytes", memory.read_own_memory, memory.edit_memory),
-    _once("currentMemory", "ballooned_bytes", memory.read_ballooned, memory.edit_memory),
-    _once("maxMemory", "max_memory_bytes", _size("maxMemory"), memory.edit_memory),
-    _once("memoryBacking"),
-    _once(
+    _make_single_row("vcpu", "vcpus", lambda document: cpu.read_vcpus(document)[0], cpu.edit_vcpus),
+    _make_row("", "domain_type", lambda document: require_attribute(document.root, "type")),
+    _make_single_row("name", "name", read_name),
+    _make_single_row("uuid", "uuid", _value_reader("uuid")),
+    _make_single_row("metadata"),
+    _make_row("metadata/layout", "record", read_record, edit_metadata),
+    _make_single_row("vcpus", "offline_vcpus", cpu.read_offline_vcpus, cpu.edit_vcpus),
+    _make_single_row("iothreads", "iothread_ids", cpu.iothread_ids),
+    _make_single_row("iothreadids", "iothread_pus"),
+    _make_single_row("cputune"),
+    _make_row("cputune/vcpupin", "vcpu_pins", cpu.read_vcpu_pins, cpu.edit_cputune),
+    _make_row("cputune/emulatorpin", "emulator_pus", cpu.read_emulator, cpu.edit_cputune),
+    _make_row("cputune/iothreadpin", "iothread_pins", cpu.read_iothread_pins, cpu.edit_cputune),
+    _make_row("cputune/vcpusched", None, None, cpu.edit_cputune),
+    _make_row("cputune/cachetune", None, None, cpu.edit_cputune),
+    _make_row("cputune/memorytune", None, None, cpu.edit_cputune),
+    _make_single_row("memory", "memory_bytes", memory.read_own_memory, memory.edit_memory),
+    _make_single_row("currentMemory", "ballooned_bytes", memory.read_ballooned, memory.edit_memory),
+    _make_single_row(
+        "maxMemory", "max_memory_bytes", _size_reader("maxMemory"), memory.edit_memory
+    ),
+    _make_single_row("memoryBacking"),
+    _make_single_row(
         "memoryBacking/hugepages", "page_bytes", cells.read_page_bytes, cells.edit_memory_backing
     ),
-    _once("memoryBacking/access", "memory_access_shared", _read_shared_access),
-    _row("memtune/hard_limit", "hard_limit_bytes", _size("memtune/hard_limit")),
-    _once("numatune"),
-    _once("numatune/memory", "binding", memory.read_binding, memory.edit_numatune),
-    _row("numatune/memnode", "bound_nodes", memory.read_bound_nodes, memory.edit_numatune),
-    _once("os"),
-    _once("os/type", "machine", _value("os/type/@machine")),
-    _once("os/nvram"),
-    _row("os/loader", "firmware", _read_firmware),
-    _row("os/loader", "loader", _value("os/loader")),
-    _once("features"),
-    _row("features/acpi", "has_acpi", _has("features/acpi"), cpu.edit_acpi),
-    _row("features/ioapic", None, None, iommu.edit_iommu),
-    _once("cpu", "cpu_mode", _read_cpu_mode),
-    _row("cpu/model", "cpu_model", _value("cpu/model")),
-    _row("cpu/feature", "topoext", cpu.read_topoext, cpu.edit_cpu),
-    _once("cpu/topology", "cpu_topology", cpu.read_topology, cpu.edit_cpu),
-    _once("cpu/cache", "cpu_cache", _value("cpu/cache/@mode"), cpu.edit_cpu),
-    _once("cpu/maxphysaddr", "physical_address_bits", _read_address_bits, cpu.edit_cpu),
-    _once("cpu/numa"),
-    _row("cpu/numa/cell", "cells", _read_cells, cells.edit_cells),
-    _row("cpu/numa/interconnects", None, None, cells.edit_cells),
-    _once("devices"),
-    _row("devices/emulator", "architecture", cpu.read_architecture),
-    _row("devices/emulator", "emulator", _value("devices/emulator")),
+    _make_single_row("memoryBacking/access", "memory_access_shared", _read_shared_access),
+    _make_row("memtune/hard_limit", "hard_limit_bytes", _size_reader("memtune/hard_limit")),
+    _make_single_row("numatune"),
+    _make_single_row("numatune/memory", "binding", memory.read_binding, memory.edit_numatune),
+    _make_row("numatune/memnode", "bound_nodes", memory.read_bound_nodes, memory.edit_numatune),
+    _make_single_row("os"),
+    _make_single_row("os/type", "machine", _value_reader("os/type/@machine")),
+    _make_single_row("os/nvram"),
+    _make_row("os/loader", "firmware", _read_firmware),
+    _make_row("os/loader", "loader", _value_reader("os/loader")),
+    _make_single_row("features"),
+    _make_row("features/acpi", "has_acpi", _has("features/acpi"), cpu.edit_acpi),
+    _make_row("features/ioapic", None, None, iommu.edit_iommu),
+    _make_single_row("cpu", "cpu_mode", _read_cpu_mode),
+    _make_row("cpu/model", "cpu_model", _value_reader("cpu/model")),
+    _make_row("cpu/feature", "topoext", cpu.read_topoext, cpu.edit_cpu),
+    _make_single_row("cpu/topology", "cpu_topology", cpu.read_topology, cpu.edit_cpu),
+    _make_single_row("cpu/cache", "cpu_cache", _value_reader("cpu/cache/@mode"), cpu.edit_cpu),
+    _make_single_row("cpu/maxphysaddr", "physical_address_bits", _read_address_bits, cpu.edit_cpu),
+    _make_single_row("cpu/numa"),
+    _make_row("cpu/numa/cell", "cells", _read_cells, cells.edit_cells),
+    _make_row("cpu/numa/interconnects", None, None, cells.edit_cells),
+    _make_single_row("devices"),
+    _make_row("devices/emulator", "architecture", cpu.read_architecture),
+    _make_row("devices/emulator", "emulator", _value_reader("devices/emulator")),
     ElementRow(
         "devices/controller",
         "controllers",
         controllers.read_controllers,
         (controllers.edit_controllers, controllers.edit_aperture, hostdevs.edit_shared_slots),
     ),
-    _row(
+    _make_row(
         "devices/controller/pcihole64",
         "pcihole64_bytes",
         controllers.read_hole,
@@ -247,17 +249,23 @@ ROWS: tuple[ElementRow, ...] = (
         hostdevs.read_hostdevs,
         (hostdevs.edit_hostdevs, hostdevs.edit_initiators, hostdevs.edit_shared_slots),
     ),
-    _row("devices/hostdev", "mediated", hostdevs.read_mediated, hostdevs.edit_hostdevs),
-    _row("devices/interface", "hostdevs", None, hostdevs.edit_hostdevs, hostdevs.edit_shared_slots),
-    _row(
+    _make_row("devices/hostdev", "mediated", hostdevs.read_mediated, hostdevs.edit_hostdevs),
+    _make_row(
+        "devices/interface", "hostdevs", None, hostdevs.edit_hostdevs, hostdevs.edit_shared_slots
+    ),
+    _make_row(
         "devices/memory", "memory_devices", memory.read_memory_devices, memory.edit_memory_devices
     ),
-    _row("devices/memory", "has_dimms", lambda document: bool(memory.memory_devices(document))),
-    _row("devices/iommu", "iommu_model", _value("devices/iommu/@model"), iommu.edit_iommu),
-    _row("devices/iommu", "has_iommu", _has("devices/iommu")),
-    _row("devices", "addresses", hostdevs.read_addresses),
-    _once("launchSecurity", "launch_security", _read_launch_security),
-    _row(
+    _make_row(
+        "devices/memory", "has_dimms", lambda document: bool(memory.memory_devices(document))
+    ),
+    _make_row(
+        "devices/iommu", "iommu_model", _value_reader("devices/iommu/@model"), iommu.edit_iommu
+    ),
+    _make_row("devices/iommu", "has_iommu", _has("devices/iommu")),
+    _make_row("devices", "addresses", hostdevs.read_addresses),
+    _make_single_row("launchSecurity", "launch_security", _read_launch_security),
+    _make_row(
         "commandline",
         "has_qemu_commandline",
         lambda document: bool(document.root.child(_COMMANDLINE)),
@@ -280,17 +288,19 @@ def _is_pinned(need: PlanNeed) -> bool:
     return need.plan.vm.is_pinned
 
 
-def _says(field: str) -> Callable[[PlanNeed], bool]:
+def _is_set(field: str) -> Callable[[PlanNeed], bool]:
     """Return whether the plan sets a field of its Vm."""
     return lambda need: bool(getattr(need.plan.vm, field))
 
 
-def _widens(size: str) -> Callable[[PlanNeed], bool]:
+def _is_window_set(size: str) -> Callable[[PlanNeed], bool]:
     """Return whether the plan sets a size of its aperture."""
     return lambda need: getattr(need.plan.aperture, size, None) is not None
 
 
-def _adds(model: PortModel, *, is_virt: bool | None = None) -> Callable[[PlanNeed], bool]:
+def _is_controller_added(
+    model: PortModel, *, is_virt: bool | None = None
+) -> Callable[[PlanNeed], bool]:
     """Return whether the plan adds a controller of a model; is_virt None: to any machine type."""
     return lambda need: (
         is_virt in (None, need.is_virt)
@@ -306,7 +316,7 @@ def _has_model(vm: Vm, model: PortModel) -> bool:
     return any(controller.model == model for controller in vm.controllers)
 
 
-def _drivers(document: Document) -> Iterator[bool]:
+def _list_drivers(document: Document) -> Iterator[bool]:
     """Yield for each IOMMU with a <driver> whether it is the host's."""
     for driver in (element.child("driver") for element in document.root.all("devices/iommu")):
         if driver is not None:
@@ -323,11 +333,15 @@ INITIATORS = VersionNeed(
 
 SINCE = (
     VersionNeed("<vcpupin>", (0, 9, 0), None, _is_pinned),
-    VersionNeed("<emulatorpin>", (0, 10, 0), None, _says("emulator_pus")),
+    VersionNeed("<emulatorpin>", (0, 10, 0), None, _is_set("emulator_pus")),
     VersionNeed(
-        "<iothreadpin>", (1, 2, 9), (2, 0, 0), _says("iothread_pins"), _holds("cputune/iothreadpin")
+        "<iothreadpin>",
+        (1, 2, 9),
+        (2, 0, 0),
+        _is_set("iothread_pins"),
+        _holds("cputune/iothreadpin"),
     ),
-    VersionNeed("<numa><cell>", (0, 9, 8), None, _says("cells"), _holds("cpu/numa")),
+    VersionNeed("<numa><cell>", (0, 9, 8), None, _is_set("cells"), _holds("cpu/numa")),
     VersionNeed(
         "<cell><distances>",
         (3, 10, 0),
@@ -346,11 +360,11 @@ SINCE = (
         "<feature name='topoext'>",
         (4, 5, 0),
         (3, 0, 0),
-        _says("topoext"),
+        _is_set("topoext"),
         lambda document, vm: vm.topoext is not None,
     ),
-    VersionNeed("<cpu><cache>", (3, 3, 0), (2, 9, 0), _says("cpu_cache"), _holds("cpu/cache")),
-    VersionNeed("<numatune><memory>", (0, 9, 3), None, _says("binding")),
+    VersionNeed("<cpu><cache>", (3, 3, 0), (2, 9, 0), _is_set("cpu_cache"), _holds("cpu/cache")),
+    VersionNeed("<numatune><memory>", (0, 9, 3), None, _is_set("binding")),
     VersionNeed(
         "<memnode>",
         (1, 2, 7),
@@ -365,56 +379,66 @@ SINCE = (
         "<hugepages><page>",
         (1, 2, 5),
         (2, 1, 0),
-        _says("page_bytes"),
+        _is_set("page_bytes"),
         _holds("memoryBacking/hugepages/page"),
     ),
     VersionNeed(
         "<controller model='pcie-expander-bus'>",
         (1, 3, 4),
         (2, 6, 0),
-        _adds(_EXPANDER, is_virt=False),
+        _is_controller_added(_EXPANDER, is_virt=False),
         lambda document, vm: not vm.is_virt and _has_model(vm, _EXPANDER),
     ),
     VersionNeed(
         "<controller model='pcie-expander-bus'> on aarch64 virt",
         (6, 1, 0),
         (6, 0, 0),
-        _adds(_EXPANDER, is_virt=True),
+        _is_controller_added(_EXPANDER, is_virt=True),
         lambda document, vm: vm.is_virt and _has_model(vm, _EXPANDER),
     ),
     VersionNeed(
-        "<controller model='pcie-root-port'>", (1, 2, 19), None, _adds(PortModel.ROOT_PORT)
+        "<controller model='pcie-root-port'>",
+        (1, 2, 19),
+        None,
+        _is_controller_added(PortModel.ROOT_PORT),
     ),
-    VersionNeed("<model name='pcie-root-port'>", (3, 3, 0), (2, 9, 0), _adds(PortModel.ROOT_PORT)),
+    VersionNeed(
+        "<model name='pcie-root-port'>",
+        (3, 3, 0),
+        (2, 9, 0),
+        _is_controller_added(PortModel.ROOT_PORT),
+    ),
     VersionNeed(
         "<controller model='pcie-switch-upstream-port'>",
         (1, 2, 19),
         None,
-        _adds(_SWITCH),
+        _is_controller_added(_SWITCH),
         lambda document, vm: _has_model(vm, _SWITCH),
     ),
     VersionNeed(
         "<pcihole64>",
         (1, 1, 2),
         None,
-        _widens("pcihole64_bytes"),
+        _is_window_set("pcihole64_bytes"),
         lambda document, vm: vm.pcihole64_bytes is not None,
     ),
     VersionNeed(
         "<maxphysaddr>",
         (8, 7, 0),
         (2, 7, 0),
-        _widens("physical_address_bits"),
+        _is_window_set("physical_address_bits"),
         _holds("cpu/maxphysaddr"),
     ),
-    VersionNeed("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0), _widens("firmware_mmio64_mib")),
+    VersionNeed(
+        "<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0), _is_window_set("firmware_mmio64_mib")
+    ),
     INITIATORS,
     VersionNeed(
         "<iommu><driver eim=>",
         (3, 4, 0),
         (2, 8, 0),
         lambda need: _needs_iommu(need) and need.iommu_model != "amd",
-        lambda document, vm: False in _drivers(document),
+        lambda document, vm: False in _list_drivers(document),
     ),
     VersionNeed(
         "<iommu model='amd'><driver xtsup=>",
@@ -432,7 +456,7 @@ SINCE = (
         "<iommu model='smmuv3'><driver accel=>",
         iommu.LIBVIRT_WITH_ACCEL,
         iommu.QEMU_WITH_ACCEL,
-        is_in=lambda document, vm: True in _drivers(document),
+        is_in=lambda document, vm: True in _list_drivers(document),
     ),
     VersionNeed("<metadata>", (0, 9, 10), None, _is_pinned),
 )

@@ -23,7 +23,14 @@ from homenode.vm.domain.edits import (
     set_attributes,
     set_text,
 )
-from homenode.vm.domain.fields import any_base, decimal, format_size, guest_address, number, size_of
+from homenode.vm.domain.fields import (
+    any_base,
+    format_size,
+    guest_address,
+    number,
+    parse_decimal,
+    read_size,
+)
 from homenode.vm.domain.hostdevs import new_address, place
 from homenode.vm.model import PORTS, QEMU_DEVICE, GuestAddress, GuestPciController, PortModel
 from homenode.vm.plan import Plan
@@ -54,7 +61,7 @@ def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
                 model=element.get("model") or ("pcie-root" if index == 0 else "pci-bridge"),
                 address=guest_address(element),
                 bus_nr=None if bus_nr is None else any_base(element, bus_nr, "busNr"),
-                cell=None if node is None else decimal(node, node.text, "a guest cell"),
+                cell=None if node is None else parse_decimal(node, node.text, "a guest cell"),
             )
         )
     return tuple(sorted(controllers, key=lambda controller: controller.index))
@@ -69,7 +76,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     # An expander bus of an earlier layout loses a <node> that names a cell that no longer exists.
     cells = len(cell_elements(document))
     nodes = [node for _, e in pci_controllers(document) if (node := e.find("target/node"))]
-    gone = [node for node in nodes if decimal(node, node.text, "a guest cell") >= cells]
+    gone = [node for node in nodes if parse_decimal(node, node.text, "a guest cell") >= cells]
     document = remove_all(document, gone)
     have = {controller.index: controller for controller in read_controllers(document)}
     missing: list[GuestPciController] = []
@@ -92,7 +99,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     if not missing:
         return document
     chassis = _free_chassis(document, [c.index for c in missing if c.model in PORTS])
-    new = [_new(controller, chassis.get(controller.index)) for controller in missing]
+    new = [_make_controller(controller, chassis.get(controller.index)) for controller in missing]
     elements = document.root.all("devices/controller")
     if not elements:
         first, *new = new
@@ -123,12 +130,12 @@ def _adjust(document: Document, controllers: list[GuestPciController]) -> Docume
     """Add missing address, bus number and cell to the definition's controllers."""
     for controller in controllers:
         element = dict(pci_controllers(document))[controller.index]
-        document = apply(document, place(document, element, _address(controller)))
+        document = apply(document, place(document, element, _find_address(controller)))
         if controller.bus_nr is None:
             continue
         element = dict(pci_controllers(document))[controller.index]
         target, text = element.child("target"), element.value("target/@busNr")
-        new = _target(controller)
+        new = _make_target(controller)
         edits = []
         if target is None:
             edits = append(document, element, [new])
@@ -142,14 +149,14 @@ def _adjust(document: Document, controllers: list[GuestPciController]) -> Docume
     return document
 
 
-def _target(controller: GuestPciController) -> NewElement:
+def _make_target(controller: GuestPciController) -> NewElement:
     """Return the <target> of an expander bus."""
     bus_nr = None if controller.bus_nr is None else str(controller.bus_nr)
     node = () if controller.cell is None else (NewElement("node", text=str(controller.cell)),)
     return NewElement("target", {"busNr": bus_nr}, node)
 
 
-def _address(controller: GuestPciController) -> GuestAddress:
+def _find_address(controller: GuestPciController) -> GuestAddress:
     assert controller.address is not None, "a plan plugs in every controller that it adds"
     return controller.address
 
@@ -157,7 +164,7 @@ def _address(controller: GuestPciController) -> GuestAddress:
 def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
     """Return chassis numbers of new ports: the index, as in libvirt, else the next free number.
     QEMU rejects two ports with the same chassis number."""
-    in_use = {chassis_of(index, element) for index, element in pci_controllers(document)}
+    in_use = {read_chassis(index, element) for index, element in pci_controllers(document)}
     chosen: dict[int, int] = {}
     for index in indices:
         free = next(n for n in (index, *range(1, 256 + len(indices))) if n not in in_use)
@@ -166,17 +173,17 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
     return chosen
 
 
-def chassis_of(index: int, controller: Element) -> int:
+def read_chassis(index: int, controller: Element) -> int:
     """Return a port's chassis number, by default its index, as in libvirt."""
     text = controller.value("target/@chassis")
     return index if text is None else any_base(controller, text, "chassis")
 
 
-def _new(controller: GuestPciController, chassis: int | None) -> NewElement:
-    at = _address(controller)
+def _make_controller(controller: GuestPciController, chassis: int | None) -> NewElement:
+    at = _find_address(controller)
     children = [NewElement("model", {"name": QEMU_DEVICE[controller.model]})]
     if controller.model == PortModel.EXPANDER_BUS:
-        children.append(_target(controller))
+        children.append(_make_target(controller))
     elif chassis is not None:
         # libvirt's own numbering of ports: slot and function as one number.
         port = f"0x{at.device << 3 | at.function:x}"
@@ -194,9 +201,9 @@ def edit_aperture(document: Document, plan: Plan) -> Document:
     if plan.aperture is None:
         return document
     if plan.aperture.pcihole64_bytes is not None:
-        document = _with_hole(document, plan.aperture.pcihole64_bytes)
+        document = _edit_hole(document, plan.aperture.pcihole64_bytes)
     if plan.aperture.firmware_mmio64_mib is not None:
-        document = _with_window(document, plan.aperture.firmware_mmio64_mib)
+        document = _edit_window(document, plan.aperture.firmware_mmio64_mib)
     return document
 
 
@@ -204,7 +211,7 @@ def read_hole(document: Document) -> int | None:
     """Return <pcihole64> of the root bus in bytes, None if it is not set."""
     root = _root_bus(document)
     hole = None if root is None else root.child("pcihole64")
-    return None if hole is None else size_of(hole)
+    return None if hole is None else read_size(hole)
 
 
 def read_window_mib(document: Document) -> int | None:
@@ -222,7 +229,7 @@ def _root_bus(document: Document) -> Element | None:
     return next((element for index, element in pci_controllers(document) if index == 0), None)
 
 
-def _with_hole(document: Document, size: int) -> Document:
+def _edit_hole(document: Document, size: int) -> Document:
     root = _root_bus(document)
     text, unit = format_size(size, ("GiB", "MiB"))
     new = NewElement("pcihole64", {"unit": unit}, text=text)
@@ -236,13 +243,13 @@ def _with_hole(document: Document, size: int) -> Document:
     hole = root.child("pcihole64")
     if hole is None:
         return apply(document, append(document, root, [new]))
-    if size_of(hole) >= size:
+    if read_size(hole) >= size:
         return document
     edits = set_text(document, hole, text) + set_attribute(document, hole, "unit", unit)
     return apply(document, edits)
 
 
-def _with_window(document: Document, mib: int) -> Document:
+def _edit_window(document: Document, mib: int) -> Document:
     before: Element | None = None
     for argument in qemu_arguments(document):
         match = _WINDOW.match(argument.get("value") or "")
@@ -261,7 +268,7 @@ def _with_window(document: Document, mib: int) -> Document:
         prefix = commandline.tag.removesuffix("commandline")
         arguments = [NewElement(f"{prefix}arg", {"value": value}) for value in values]
         return apply(document, append(document, commandline, arguments))
-    document, prefix = _with_qemu_prefix(document)
+    document, prefix = _declare_qemu_prefix(document)
     new = NewElement(
         f"{prefix}:commandline",
         children=tuple(NewElement(f"{prefix}:arg", {"value": value}) for value in values),
@@ -269,7 +276,7 @@ def _with_window(document: Document, mib: int) -> Document:
     return apply(document, append(document, document.root, [new]))
 
 
-def _with_qemu_prefix(document: Document) -> tuple[Document, str]:
+def _declare_qemu_prefix(document: Document) -> tuple[Document, str]:
     """Return the document with QEMU's namespace declared on <domain>, and its prefix."""
     in_use = set()
     for name, span in document.attribute_spans(document.root).items():

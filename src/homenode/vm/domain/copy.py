@@ -54,7 +54,12 @@ def copy_domain(
             f"{source}: --name {name!r} is the name of the VM itself",
             hint="choose another --name, or omit it to change the domain itself",
         )
-    for step in (_identity, _firmware, _devices, *((_macs,) if has_own_macs else ())):
+    for step in (
+        _edit_identity,
+        _edit_firmware,
+        _edit_devices,
+        *((_edit_macs,) if has_own_macs else ()),
+    ):
         document = apply(document, step(document, original, name))
     return document.to_bytes()
 
@@ -119,7 +124,7 @@ def _find_sharing(element: Element) -> Finding | None:
     return finding(kind, f"{element.name} {name}", observed=detail)
 
 
-def _identity(document: Document, original: str, name: str) -> list[Edit]:
+def _edit_identity(document: Document, original: str, name: str) -> list[Edit]:
     root = document.root
     element = root.child("name")
     assert element is not None, "read_name has read it"
@@ -151,7 +156,7 @@ def _new_uuid(document: Document, element: Element, name: str) -> str:
         ) from None
 
 
-def _firmware(document: Document, original: str, name: str) -> list[Edit]:
+def _edit_firmware(document: Document, original: str, name: str) -> list[Edit]:
     nvram = document.root.find("os/nvram")
     if nvram is None:
         return []
@@ -173,11 +178,11 @@ def _own_path(path: str, original: str, name: str) -> str:
     return f"{directory}{slash}{name}_{file}"
 
 
-def _devices(document: Document, original: str, name: str) -> list[Edit]:
+def _edit_devices(document: Document, original: str, name: str) -> list[Edit]:
     edits: list[Edit] = []
     for element in document.root.all("devices/*"):
         if element.name == "graphics":
-            edits += _graphics(document, element)
+            edits += _edit_graphics(document, element)
         elif element.name == "channel":
             socket = element.child("source")
             if socket is not None and _LIBVIRT_SOCKET in (socket.get("path") or ""):
@@ -189,7 +194,7 @@ def _devices(document: Document, original: str, name: str) -> list[Edit]:
     return edits
 
 
-def _macs(document: Document, original: str, name: str) -> list[Edit]:
+def _edit_macs(document: Document, original: str, name: str) -> list[Edit]:
     edits: list[Edit] = []
     for interface in document.root.all("devices/interface"):
         for mac in interface.all("mac"):
@@ -198,7 +203,7 @@ def _macs(document: Document, original: str, name: str) -> list[Edit]:
     return edits
 
 
-def _graphics(document: Document, element: Element) -> list[Edit]:
+def _edit_graphics(document: Document, element: Element) -> list[Edit]:
     """Remove fixed ports, which belong to the original: libvirt chooses the copy's."""
     values: dict[str, str | None] = {}
     if element.get("port") not in (None, "-1"):
@@ -274,15 +279,15 @@ def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
     """
     document = open_domain(xml, source)
     _reject_directories(document)
-    return tuple(_disk(document, element) for element in _writable_disks(document))
+    return tuple(_read_disk(document, element) for element in _writable_disks(document))
 
 
-def with_overlays(xml: bytes, path_of_target: Mapping[str, str], source: str) -> bytes:
+def replace_disks(xml: bytes, path_of_target: Mapping[str, str], source: str) -> bytes:
     """Return the definition with each of these disks replaced by a qcow2 file."""
     document = open_domain(xml, source)
     edits: list[Edit] = []
     for element in _writable_disks(document):
-        path = path_of_target[_target(document, element)]
+        path = path_of_target[_read_target(document, element)]
         under = element.child("source")
         assert under is not None, "_writable_disks omits disks without one"
         edits += set_attribute(document, element, "type", "file")
@@ -318,12 +323,12 @@ def _reject_directories(document: Document) -> None:
             )
 
 
-def _disk(document: Document, element: Element) -> WritableDisk:
+def _read_disk(document: Document, element: Element) -> WritableDisk:
     kind = element.get("type") or "file"
     under = element.child("source")
     path = None if under is None else under.get(_OVER.get(kind, ""))
     encrypted = element.all("encryption") or element.all("source/encryption")
-    target = _target(document, element)
+    target = _read_target(document, element)
     content = element.value("driver/@type") or "raw"
     obstacle = None
     if encrypted:
@@ -345,7 +350,7 @@ def _disk(document: Document, element: Element) -> WritableDisk:
     return WritableDisk(target, path, content, kind == "block")
 
 
-def _target(document: Document, element: Element) -> str:
+def _read_target(document: Document, element: Element) -> str:
     name = element.value("target/@dev")
     if name is None or not _TARGET.match(name):
         raise InputError(f"{document.source}:{element.line}: expected <target dev=...> of a disk")

@@ -19,6 +19,7 @@ from homenode.vm.domain.edits import (
     NewElement,
     append,
     apply,
+    edit_attributes,
     insert_after,
     insert_at,
     insert_before,
@@ -29,9 +30,8 @@ from homenode.vm.domain.edits import (
     set_attribute,
     set_attributes,
     set_text,
-    with_attributes,
 )
-from homenode.vm.domain.fields import decimal, format_set, number, pu_set
+from homenode.vm.domain.fields import format_set, number, parse_decimal, pu_set
 from homenode.vm.layout import Siblings
 from homenode.vm.model import MAX_VCPUS, GuestCache, GuestTopology, PortModel
 from homenode.vm.plan import Plan
@@ -45,7 +45,7 @@ def read_topology(document: Document) -> GuestTopology | None:
     counts = {}
     for name in ("sockets", "dies", "clusters", "cores", "threads"):
         text = topology.get(name)
-        counts[name] = 1 if text is None else decimal(topology, text, name)
+        counts[name] = 1 if text is None else parse_decimal(topology, text, name)
         if not 1 <= counts[name] <= MAX_VCPUS:
             raise ParseError(
                 document.source, f"{name} from 1 to {MAX_VCPUS}", str(text), line=topology.line
@@ -71,17 +71,17 @@ def read_architecture(document: Document) -> str:
 def edit_cpu(document: Document, plan: Plan) -> Document:
     """Write the plan's topology, caches and address bits. Raises InputError if the mode forbids it.
     A new <cpu> gets no mode, which would change the CPU model."""
-    document = _with_topology(document, plan)
+    document = _edit_topology(document, plan)
     if plan.vm.topoext is not None:
-        document = _with_topoext(document) if plan.vm.topoext else _without_topoext(document)
+        document = _edit_topoext(document) if plan.vm.topoext else _disable_topoext(document)
     if plan.vm.cpu_cache is not None:
-        document = _with_cache(document, plan.vm.cpu_cache)
+        document = _edit_cache(document, plan.vm.cpu_cache)
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
-        document = _with_address_bits(document, plan.aperture.physical_address_bits)
+        document = _raise_address_bits(document, plan.aperture.physical_address_bits)
     return document
 
 
-def _with_topology(document: Document, plan: Plan) -> Document:
+def _edit_topology(document: Document, plan: Plan) -> Document:
     """Write the plan's topology; without one remove that of an earlier layout, if the vCPU count or
     hidden siblings contradict it."""
     present, planned = read_topology(document), plan.vm.cpu_topology
@@ -95,7 +95,7 @@ def _with_topology(document: Document, plan: Plan) -> Document:
             "threads": str(planned.threads),
             "clusters": None,
         }
-        return with_attributes(document, "cpu/topology", values)
+        return edit_attributes(document, "cpu/topology", values)
     element = document.root.find("cpu/topology")
     if element is None or present is None:
         return document
@@ -106,19 +106,19 @@ def _with_topology(document: Document, plan: Plan) -> Document:
     return prune(document, element)
 
 
-def _topoext(document: Document) -> Element | None:
+def _find_topoext(document: Document) -> Element | None:
     features = document.root.all("cpu/feature")
     return next((feature for feature in features if feature.get("name") == "topoext"), None)
 
 
 def read_topoext(document: Document) -> bool | None:
     """Return whether the definition requires topoext (True) or disables it (False); else None."""
-    feature = _topoext(document)
+    feature = _find_topoext(document)
     policy = None if feature is None else feature.get("policy") or "require"
     return {"require": True, "force": True, "disable": False, "forbid": False}.get(policy or "")
 
 
-def _with_topoext(document: Document) -> Document:
+def _edit_topoext(document: Document) -> Document:
     cpu = document.root.child("cpu")
     if cpu is None or (cpu.get("mode") in (None, "custom") and cpu.child("model") is None):
         raise InputError(
@@ -127,28 +127,28 @@ def _with_topoext(document: Document) -> Document:
         )
     if read_topoext(document):
         return document
-    return _with_policy(document, "require")
+    return _edit_policy(document, "require")
 
 
-def _with_policy(document: Document, policy: str) -> Document:
-    feature = _topoext(document)
+def _edit_policy(document: Document, policy: str) -> Document:
+    feature = _find_topoext(document)
     if feature is not None:
         return apply(document, set_attribute(document, feature, "policy", policy))
     return insert_at(document, "cpu", NewElement("feature", {"policy": policy, "name": "topoext"}))
 
 
-def _without_topoext(document: Document) -> Document:
+def _disable_topoext(document: Document) -> Document:
     """Disable topoext if the document requires it or its CPU model may bring it along. Source:
     no_autoenable_flags of FEAT_8000_0001_ECX in target/i386/cpu.c: never host-passthrough."""
     root = document.root
     brings = root.find("cpu/model") is not None or root.value("cpu/@mode") == "host-model"
-    is_named = _topoext(document) is not None
+    is_named = _find_topoext(document) is not None
     if read_topoext(document) is False or not (brings or is_named):
         return document
-    return _with_policy(document, "disable")
+    return _edit_policy(document, "disable")
 
 
-def _with_cache(document: Document, mode: str) -> Document:
+def _edit_cache(document: Document, mode: str) -> Document:
     cpu = document.root.child("cpu")
     if mode == GuestCache.PASSTHROUGH and (
         cpu is None or cpu.get("mode") not in ("host-passthrough", "maximum")
@@ -159,10 +159,10 @@ def _with_cache(document: Document, mode: str) -> Document:
             hint="libvirt passes caches through with this mode alone",
         )
     level = "3" if mode == GuestCache.EMULATED else None
-    return with_attributes(document, "cpu/cache", {"level": level, "mode": str(mode)})
+    return edit_attributes(document, "cpu/cache", {"level": level, "mode": str(mode)})
 
 
-def _with_address_bits(document: Document, bits: int) -> Document:
+def _raise_address_bits(document: Document, bits: int) -> Document:
     """Raise the address bits; the host's own (mode passthrough) are the maximum."""
     element = document.root.find("cpu/maxphysaddr")
     if element is None:
@@ -171,7 +171,7 @@ def _with_address_bits(document: Document, bits: int) -> Document:
         )
     present_bits = element.get("bits")
     if element.get("mode") == "passthrough" or (
-        present_bits is not None and decimal(element, present_bits, "address bits") >= bits
+        present_bits is not None and parse_decimal(element, present_bits, "address bits") >= bits
     ):
         return document
     return apply(document, set_attribute(document, element, "bits", str(bits)))
@@ -185,9 +185,9 @@ def read_vcpus(document: Document) -> tuple[int, int]:
             f"{document.source}: missing <vcpu> with the number of vCPUs",
             hint="libvirt defaults to 1; set the number: <vcpu>8</vcpu>",
         )
-    vcpus = decimal(element, element.text, "the number of vCPUs")
+    vcpus = parse_decimal(element, element.text, "the number of vCPUs")
     current = element.get("current")
-    online = vcpus if current is None else decimal(element, current, "current vCPUs")
+    online = vcpus if current is None else parse_decimal(element, current, "current vCPUs")
     if not 1 <= vcpus <= MAX_VCPUS or not 1 <= online <= vcpus:
         raise InputError(
             f"{document.source}:{element.line}: expected 1 to {MAX_VCPUS} vCPUs and no more "
@@ -236,7 +236,7 @@ def edit_acpi(document: Document, plan: Plan) -> Document:
     """Add <acpi/> if the plan needs it; not on aarch64, where libvirt accepts it only with UEFI."""
     if not needs_acpi(plan) or read_architecture(document) != "x86_64":
         return document
-    return with_attributes(document, "features/acpi", {})
+    return edit_attributes(document, "features/acpi", {})
 
 
 Key = tuple[str, int]
@@ -252,7 +252,9 @@ def iothread_ids(document: Document) -> tuple[int, ...]:
     listed = document.root.all("iothreadids/iothread")
     ids = {number(e, "id", "an IOThread id") for e in listed}
     element = document.root.child("iothreads")
-    count = 0 if element is None else decimal(element, element.text, "the number of IOThreads")
+    count = (
+        0 if element is None else parse_decimal(element, element.text, "the number of IOThreads")
+    )
     if count > MAX_VCPUS or 0 in ids:
         raise InputError(
             f"{document.source}: expected at most {MAX_VCPUS} IOThreads with ids from 1, "
@@ -271,7 +273,7 @@ def edit_cputune(document: Document, plan: Plan) -> Document:
     Equal pins in another order or spelling stay. Pins in homenode's order are changed in place,
     others are replaced as a block.
     """
-    document = _with_vcpus_that_are(document, plan.vm.vcpus)
+    document = _limit_vcpus(document, plan.vm.vcpus)
     planned = _planned_pins(document, plan)
     present = _present_pins(document)
     if {key: pus for key, _, pus in present} == planned and len(present) == len(planned):
@@ -347,7 +349,7 @@ def _present_pins(document: Document) -> list[tuple[Key, Element, CpuSet]]:
     return present
 
 
-def _new(key: Key, pus: CpuSet) -> NewElement:
+def _make_pin(key: Key, pus: CpuSet) -> NewElement:
     name, which = key
     numbering = {_NUMBER_OF[name]: str(which)} if name in _NUMBER_OF else {}
     return NewElement(name, {**numbering, "cpuset": format_set(pus)})
@@ -372,9 +374,9 @@ def _change_in_place(
         if key in element_of:
             last = element_of[key]
         elif last is None:
-            leading.append(_new(key, pus))
+            leading.append(_make_pin(key, pus))
         else:
-            behind.setdefault(last.start, (last, []))[1].append(_new(key, pus))
+            behind.setdefault(last.start, (last, []))[1].append(_make_pin(key, pus))
     first = next(element_of[key] for key in planned if key in element_of)
     edits += insert_before(document, first, leading)
     for element, news in behind.values():
@@ -391,7 +393,7 @@ def _replace(
     children = document.root.all("cputune/*")
     ahead = next((i for i, e in enumerate(children) if e.start in ours), 0)
     document = remove_all(document, [element for _, element, _ in present])
-    news = [_new(key, pus) for key, pus in planned.items()]
+    news = [_make_pin(key, pus) for key, pus in planned.items()]
     cputune = document.root.child("cputune")
     if not news:
         return document
@@ -404,7 +406,7 @@ def _replace(
     return apply(document, append(document, cputune, news))
 
 
-def _with_vcpus_that_are(document: Document, vcpus: int) -> Document:
+def _limit_vcpus(document: Document, vcpus: int) -> Document:
     """Remove vCPUs that no longer exist from schedulers, cache and bandwidth shares."""
     present = CpuSet(range(vcpus))
     edits: list[Edit] = []

@@ -17,54 +17,54 @@ from homenode.text import plural
 from homenode.units import KIB
 from homenode.vm.domain.cells import cells_bytes, read_cells
 from homenode.vm.domain.controllers import (
-    chassis_of,
     pci_controllers,
     qemu_arguments,
+    read_chassis,
     read_controllers,
 )
 from homenode.vm.domain.cpu import iothread_ids, pin_counts, read_topology, read_vcpus
 from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.fields import any_base, decimal, pu_set, size_of
+from homenode.vm.domain.fields import any_base, parse_decimal, pu_set, read_size
 from homenode.vm.domain.hostdevs import addressed_devices
 from homenode.vm.domain.memory import read_memnodes, read_memory
 from homenode.vm.model import EXPANDER, PORTS, QEMU_DEVICE, GuestPciController, PortModel
 
 
-def _fault(id: str, subject: str | Subject, expected: str, observed: object) -> Finding:
+def _make_finding(id: str, subject: str | Subject, expected: str, observed: object) -> Finding:
     return finding(id, subject, expected, str(observed))
 
 
-def crosscheck(document: Document) -> tuple[Finding, ...]:
+def check_references(document: Document) -> tuple[Finding, ...]:
     """Every broken reference and sum of a domain document, in a fixed order. Raises ParseError or
     InputError."""
     broken = {
-        *_threads(document),
-        *_cells(document),
-        *_memory(document),
+        *_check_threads(document),
+        *_check_cells(document),
+        *_check_memory(document),
         *_command_line(document),
         *check_pci(document),
     }
     return tuple(sorted(broken, key=lambda each: (each.id, each.subject, each.comparison)))
 
 
-def _threads(document: Document) -> Iterator[Finding]:
+def _check_threads(document: Document) -> Iterator[Finding]:
     vcpus, _ = read_vcpus(document)
     threads = iothread_ids(document)
     for (name, number), count in pin_counts(document).items():
         has_number = name != "emulatorpin"
         subject = Subject(f"<{name}> for {number}", name, number) if has_number else f"<{name}>"
         if count > 1:
-            yield _fault("pin-twice", subject, "one", count)
+            yield _make_finding("pin-twice", subject, "one", count)
         if name == "vcpupin" and number >= vcpus:
-            yield _fault("pin-unknown-vcpu", subject, f"a vCPU below {vcpus}", number)
+            yield _make_finding("pin-unknown-vcpu", subject, f"a vCPU below {vcpus}", number)
         if name == "iothreadpin" and number not in threads:
-            yield _fault("pin-unknown-iothread", subject, f"one of {list(threads)}", number)
+            yield _make_finding("pin-unknown-iothread", subject, f"one of {list(threads)}", number)
     for element in document.root.all("devices/*"):
         driver, iothread = element.child("driver"), element.value("driver/@iothread")
         if driver is not None and iothread is not None:
-            number = decimal(driver, iothread, "an IOThread")
+            number = parse_decimal(driver, iothread, "an IOThread")
             if number not in threads:
-                yield _fault(
+                yield _make_finding(
                     "iothread-unknown",
                     f"<{element.tag}>",
                     f"iothread= of its driver to be one of {list(threads)}",
@@ -73,10 +73,10 @@ def _threads(document: Document) -> Iterator[Finding]:
     topology = read_topology(document)
     if topology is not None and prod(topology) != vcpus:
         shape = f"{' x '.join(map(str, topology))} = {prod(topology)}"
-        yield _fault("topology-product", "<topology>", plural(vcpus, "vCPU"), shape)
+        yield _make_finding("topology-product", "<topology>", plural(vcpus, "vCPU"), shape)
 
 
-def _cells(document: Document) -> Iterator[Finding]:
+def _check_cells(document: Document) -> Iterator[Finding]:
     vcpus, _ = read_vcpus(document)
     cells = read_cells(document)
     everything = CpuSet(range(vcpus))
@@ -84,13 +84,17 @@ def _cells(document: Document) -> Iterator[Finding]:
     for i, (_, inside) in enumerate(cells):
         subject = Subject(f"cell {i}", "cell", i)
         if not inside.isdisjoint(seen):
-            yield _fault("cells-overlap", subject, "vCPUs of its own", inside & seen)
+            yield _make_finding("cells-overlap", subject, "vCPUs of its own", inside & seen)
         if not inside <= everything:
-            yield _fault("cell-unknown-vcpu", subject, f"vCPUs below {vcpus}", inside - everything)
+            yield _make_finding(
+                "cell-unknown-vcpu", subject, f"vCPUs below {vcpus}", inside - everything
+            )
         seen |= inside
     if cells and seen & everything != everything:
         missing = str(everything - seen)
-        yield _fault("vcpu-without-cell", "<numa>", "every vCPU in a cell", f"{missing} in none")
+        yield _make_finding(
+            "vcpu-without-cell", "<numa>", "every vCPU in a cell", f"{missing} in none"
+        )
     for i, (element, _) in enumerate(cells):
         yield from _check_siblings(element, i, len(cells))
     yield from _names_of_cells(document, len(cells))
@@ -101,11 +105,11 @@ def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
     seen: set[int] = set()
     subject = Subject(f"distances of cell {id}", "cell", id)
     for sibling in cell.all("distances/sibling"):
-        other = decimal(sibling, sibling.get("id") or "", "a cell id")
+        other = parse_decimal(sibling, sibling.get("id") or "", "a cell id")
         if other >= cells:
-            yield _fault("distance-unknown-cell", subject, f"a cell below {cells}", other)
+            yield _make_finding("distance-unknown-cell", subject, f"a cell below {cells}", other)
         if other in seen:
-            yield _fault("distance-twice", subject, f"one to cell {other}", "two")
+            yield _make_finding("distance-twice", subject, f"one to cell {other}", "two")
         seen.add(other)
 
 
@@ -114,32 +118,38 @@ def _names_of_cells(document: Document, cells: int) -> Iterator[Finding]:
     expected = f"a cell below {cells}" if cells else "no cell: the guest is flat"
     for cell in read_memnodes(document):
         if cell >= cells:
-            yield _fault("memnode-unknown-cell", "<memnode>", expected, cell)
+            yield _make_finding("memnode-unknown-cell", "<memnode>", expected, cell)
     for page in document.root.all("memoryBacking/hugepages/page"):
         named = pu_set(page, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield _fault("page-unknown-cell", "<page>", expected, named)
+            yield _make_finding("page-unknown-cell", "<page>", expected, named)
     for element in document.root.all("devices/*"):
         node = element.find("target/node")
         if node is not None and any_base(node, node.text, "a guest cell") >= cells:
-            yield _fault("device-unknown-cell", f"<{element.tag}>", expected, node.text.strip())
+            yield _make_finding(
+                "device-unknown-cell", f"<{element.tag}>", expected, node.text.strip()
+            )
         acpi = element.child("acpi")
         named = None if acpi is None else pu_set(acpi, "nodeset")
         if named is not None and not named <= CpuSet(range(cells)):
-            yield _fault("device-unknown-cell", f"<{element.tag}>", expected, f"{named} in <acpi>")
+            yield _make_finding(
+                "device-unknown-cell", f"<{element.tag}>", expected, f"{named} in <acpi>"
+            )
 
 
-def _memory(document: Document) -> Iterator[Finding]:
+def _check_memory(document: Document) -> Iterator[Finding]:
     """<memory> is that of all cells, with that of the memory devices or without."""
     element, cells = document.root.child("memory"), read_cells(document)
     if element is not None and cells:
         total, with_devices = cells_bytes(document), read_memory(document)
-        size = size_of(element)
+        size = read_size(element)
         # Each cell by itself is rounded up to whole KiB.
         if size and {total, with_devices}.isdisjoint(range(size, size + KIB * len(cells))):
             expected = f"{size} bytes, as <memory>"
             also = f", {with_devices} with memory devices" if with_devices != total else ""
-            yield _fault("memory-sum", "the memory of all cells", expected, f"{total} bytes{also}")
+            yield _make_finding(
+                "memory-sum", "the memory of all cells", expected, f"{total} bytes{also}"
+            )
 
 
 def _command_line(document: Document) -> Iterator[Finding]:
@@ -148,11 +158,11 @@ def _command_line(document: Document) -> Iterator[Finding]:
     for before, word in zip(("", *words), (*words, ""), strict=True):
         is_value = "opt/ovmf/X-PciMmio64Mb" in word
         if before == "-fw_cfg" and (not word or word.startswith("-")):
-            yield _fault(
+            yield _make_finding(
                 "fw-cfg-broken", "<qemu:arg> -fw_cfg", "its value behind it", word or "none"
             )
         if is_value and before != "-fw_cfg":
-            yield _fault(
+            yield _make_finding(
                 "fw-cfg-broken", f"<qemu:arg> {word}", "-fw_cfg before it", before or "none"
             )
 
@@ -178,7 +188,7 @@ def check_pci(document: Document) -> Iterator[Finding]:
     """Broken controllers and addresses."""
     controllers = read_controllers(document)
     yield from _check_indices(controllers)
-    yield from _places(document, controllers)
+    yield from _check_addresses(document, controllers)
     yield from _check_windows(document, controllers)
     yield from _check_chassis(document)
     yield from _model_names(document)
@@ -187,23 +197,29 @@ def check_pci(document: Document) -> Iterator[Finding]:
 def _check_indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
     for index, count in Counter(c.index for c in controllers).items():
         if count > 1:
-            yield _fault("controller-twice", f"PCI controller {index}", "one", count)
+            yield _make_finding("controller-twice", f"PCI controller {index}", "one", count)
 
 
-def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
+def _check_addresses(
+    document: Document, controllers: tuple[GuestPciController, ...]
+) -> Iterator[Finding]:
     model_of = {controller.index: controller.model for controller in controllers}
     devices = addressed_devices(document)
     for address, count in Counter(address for address, _ in devices).items():
         if count > 1:
-            yield _fault("address-twice", f"guest address {address}", "one device", count)
+            yield _make_finding("address-twice", f"guest address {address}", "one device", count)
     in_use = dict(devices)
     for address, element in devices:
         subject = f"<{element.tag}> at {address}"
         model = model_of.get(address.bus)
         if model in PORTS and address.device:
-            yield _fault("slot-of-port", subject, "slot 0: a port has one slot", address.device)
+            yield _make_finding(
+                "slot-of-port", subject, "slot 0: a port has one slot", address.device
+            )
         if model == EXPANDER and element.get("model") not in _ON_EXPANDER:
-            yield _fault("endpoint-on-expander", subject, "a root port between", "an expander bus")
+            yield _make_finding(
+                "endpoint-on-expander", subject, "a root port between", "an expander bus"
+            )
         of_chipset = address.bus == 0 and address.device == _CHIPSET_SLOT.get(model or "")
         if address.function and not of_chipset:
             first = type(address)(address.domain, address.bus, address.device, 0)
@@ -212,10 +228,12 @@ def _places(document: Document, controllers: tuple[GuestPciController, ...]) -> 
             if place is None:
                 # libvirt itself so places a lone USB companion controller.
                 is_lone = element.tag != "hostdev"
-                missing = _fault("function-without-0", subject, f"a device at {first}", "none")
+                missing = _make_finding(
+                    "function-without-0", subject, f"a device at {first}", "none"
+                )
                 yield replace(missing, severity=Severity.WARNING) if is_lone else missing
             elif place.get("multifunction") == "off":  # libvirt adds it if it is missing
-                yield _fault(
+                yield _make_finding(
                     "multifunction-off",
                     f"<{head.tag if head else ''}> at {first}",
                     "multifunction='on' next to other functions",
@@ -241,7 +259,7 @@ def _check_windows(
             root = model_of[parent]
             steps += 1
         if steps > len(controllers):
-            yield _fault(
+            yield _make_finding(
                 "controller-loop",
                 f"PCI controller {controller.index}",
                 "a path to a root bus",
@@ -255,7 +273,7 @@ def _check_windows(
     expanders = [c for c in controllers if c.model == EXPANDER and c.bus_nr is not None]
     for number, count in Counter(c.bus_nr for c in expanders).items():
         if count > 1:
-            yield _fault("busnr-twice", f"busNr {number}", "one expander bus", count)
+            yield _make_finding("busnr-twice", f"busNr {number}", "one expander bus", count)
     starts = sorted({c.bus_nr for c in expanders if c.bus_nr is not None})
     for controller in expanders:
         start = controller.bus_nr
@@ -263,14 +281,14 @@ def _check_windows(
         end = next((other for other in starts if other > start), LAST_BUS + 1)
         need = 1 + buses_below[controller.index]
         if not 0 < start <= LAST_BUS or end - start < need:
-            yield _fault(
+            yield _make_finding(
                 "bus-window",
                 f"expander bus {controller.index} at busNr {start}",
                 plural(need, "bus", "buses"),
                 f"{max(0, end - start)}, up to {end - 1}",
             )
     if starts and starts[0] < 1 + buses_below[0]:
-        yield _fault(
+        yield _make_finding(
             "bus-window", "the root bus", plural(1 + buses_below[0], "bus", "buses"), starts[0]
         )
 
@@ -279,10 +297,10 @@ def _check_chassis(document: Document) -> Iterator[Finding]:
     numbers: Counter[int] = Counter()
     for index, element in pci_controllers(document):
         if element.get("model") in PORTS:
-            numbers[chassis_of(index, element)] += 1
+            numbers[read_chassis(index, element)] += 1
     for number, count in numbers.items():
         if count > 1:
-            yield _fault("chassis-twice", f"chassis {number}", "one port", count)
+            yield _make_finding("chassis-twice", f"chassis {number}", "one port", count)
 
 
 def _model_names(document: Document) -> Iterator[Finding]:
@@ -291,7 +309,7 @@ def _model_names(document: Document) -> Iterator[Finding]:
         model = element.get("model") or ""
         valid_names = [names[model] for names in (QEMU_DEVICE, _OTHER_NAMES) if model in names]
         if name is not None and model in tuple(PortModel) and name not in valid_names:
-            yield _fault(
+            yield _make_finding(
                 "controller-model-name",
                 f"PCI controller {index}",
                 f"<model name> {' or '.join(valid_names)}",

@@ -126,7 +126,7 @@ class Document(Struct, frozen=True, dict=True):
         """Return the document in its own encoding, byte-order mark included."""
         if self.codec == "utf-8":
             return self.mark + self.text
-        codec = self.codec if self.codec != "utf-16" else _utf16(self.mark)
+        codec = self.codec if self.codec != "utf-16" else _name_utf16(self.mark)
         return self.mark + self.text.decode("utf-8").encode(codec)
 
     @cached_property
@@ -165,9 +165,9 @@ def parse_document(xml: bytes, source: str) -> Document:
         )
     if not xml.strip():
         raise InputError(f"{source}: the file is empty", hint="try: virsh dumpxml NAME")
-    codec, mark = _encoding(xml, source)
+    codec, mark = _detect_encoding(xml, source)
     try:
-        text = xml[len(mark) :].decode(codec if codec != "utf-16" else _utf16(mark))
+        text = xml[len(mark) :].decode(codec if codec != "utf-16" else _name_utf16(mark))
     except UnicodeDecodeError as error:
         raise ParseError(
             source,
@@ -184,11 +184,11 @@ def parse_document(xml: bytes, source: str) -> Document:
     return document
 
 
-def _utf16(mark: bytes) -> str:
+def _name_utf16(mark: bytes) -> str:
     return "utf-16-le" if mark == codecs.BOM_UTF16_LE else "utf-16-be"
 
 
-def _encoding(xml: bytes, source: str) -> tuple[str, bytes]:
+def _detect_encoding(xml: bytes, source: str) -> tuple[str, bytes]:
     if xml.startswith(codecs.BOM_UTF8):
         return "utf-8", codecs.BOM_UTF8
     for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -261,9 +261,9 @@ class _Builder:
         offset = self.parser.CurrentByteIndex
         match = _TAG_END.match(self.text, offset)
         assert match is not None, "expat found a start tag here"
-        local, tag = _names(name)
+        local, tag = _split_name(name)
         pairs = tuple(
-            (_names(attributes[i])[0], attributes[i + 1]) for i in range(0, len(attributes), 2)
+            (_split_name(attributes[i])[0], attributes[i + 1]) for i in range(0, len(attributes), 2)
         )
         self.open.append(
             _OpenElement(
@@ -320,7 +320,7 @@ class _OpenElement(NamedTuple):
     text: list[str]
 
 
-def _names(expat_name: str) -> tuple[str, str]:
+def _split_name(expat_name: str) -> tuple[str, str]:
     """Return ("{uri}local", "prefix:local") of expat's "uri, local, prefix" triplet."""
     parts = expat_name.split("\n")
     if len(parts) == 1:

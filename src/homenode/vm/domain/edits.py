@@ -126,7 +126,7 @@ def append(document: Document, parent: Element, new: Iterable[NewElement]) -> li
     if parent.children:
         return insert_after(document, parent.children[-1], nodes)
     outer = _own_line(_blank_before(document, parent.start))
-    step = _step(document, parent)
+    step = _find_indent(document, parent)
     inner = outer + step if outer else b""
     written = b"".join(inner + _render(node, document, inner, step) for node in nodes)
     if parent.closes_itself:
@@ -142,7 +142,7 @@ def append(document: Document, parent: Element, new: Iterable[NewElement]) -> li
 def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
     """Return edits that insert new elements after a sibling and the comment on its line."""
     line = _own_line(_blank_before(document, sibling.start))
-    step = _step(document, sibling)
+    step = _find_indent(document, sibling)
     written = b"".join(line + _render(node, document, line, step) for node in new)
     comment = _COMMENT_ON_LINE.match(document.text, sibling.end)
     offset = comment.end() if comment and line else sibling.end
@@ -151,7 +151,7 @@ def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]
 
 def insert_before(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
     line = _own_line(_blank_before(document, sibling.start))
-    step = _step(document, sibling)
+    step = _find_indent(document, sibling)
     written = b"".join(_render(node, document, line, step) + line for node in new)
     return [Edit(sibling.start, sibling.start, written)] if written else []
 
@@ -206,7 +206,7 @@ def insert_at(document: Document, path: str, new: NewElement) -> Document:
     return apply(document, insert_in_order(document, parent, new))
 
 
-def with_attributes(document: Document, path: str, values: Attributes) -> Document:
+def edit_attributes(document: Document, path: str, values: Attributes) -> Document:
     """Return the document with these attributes set at a path; a missing element is created."""
     element = document.root.find(path)
     if element is not None:
@@ -243,7 +243,7 @@ def _own_line(blank: bytes) -> bytes:
     return blank[at - 1 if blank[at - 1 : at] == b"\r" else at :]
 
 
-def _step(document: Document, element: Element) -> bytes:
+def _find_indent(document: Document, element: Element) -> bytes:
     """Return one level of indentation, as around this element."""
     ancestor: Element | None = element
     while ancestor is not None:

@@ -19,7 +19,7 @@ def name_place(element: Element) -> str:
     return f"{element.source}:{element.line}: <{element.tag}>"
 
 
-def decimal(element: Element, text: str, meaning: str) -> int:
+def parse_decimal(element: Element, text: str, meaning: str) -> int:
     """Parse a whole number in decimal digits. Raises ParseError."""
     match = _DECIMAL.match(text)
     if match is None:
@@ -42,21 +42,21 @@ def any_base(element: Element, text: str, meaning: str) -> int:
 def size_bytes(element: Element, text: str, unit: str | None) -> int:
     """Return the bytes of a size with libvirt's unit attribute; by default KiB. Rounded up to whole
     KiB, in which libvirt keeps every size of a domain. Raises ParseError or InputError."""
-    number = decimal(element, text, f"the size in <{element.tag}>")
+    number = parse_decimal(element, text, f"the size in <{element.tag}>")
     try:
         return -(-bytes_of(number, "KiB" if unit is None else unit) // KIB) * KIB
     except InputError as error:
         raise InputError(f"{name_place(element)}: {error.message}") from None
 
 
-def size_of(element: Element) -> int:
+def read_size(element: Element) -> int:
     """Return the bytes of a size element. Raises like size_bytes."""
     return size_bytes(element, element.text, element.get("unit"))
 
 
 def number(element: Element, attribute: str, meaning: str | None = None) -> int:
     """Return the whole number in a required attribute. Raises ParseError."""
-    return decimal(element, require_attribute(element, attribute), meaning or attribute)
+    return parse_decimal(element, require_attribute(element, attribute), meaning or attribute)
 
 
 def pu_set(element: Element, attribute: str) -> CpuSet | None:
@@ -80,7 +80,7 @@ def require_attribute(element: Element, attribute: str) -> str:
     return value
 
 
-def _parts(address: Element) -> tuple[int, int, int, int]:
+def _read_parts(address: Element) -> tuple[int, int, int, int]:
     """Return (domain, bus, device, function); a missing attribute is 0."""
     numbers = []
     for name, limit in (("domain", 1 << 32), ("bus", 256), ("slot", 32), ("function", 8)):
@@ -96,7 +96,7 @@ def _parts(address: Element) -> tuple[int, int, int, int]:
 
 def host_address(address: Element) -> Bdf:
     """Return the host function in a <source>'s <address>. Raises ParseError."""
-    return Bdf(*_parts(address))
+    return Bdf(*_read_parts(address))
 
 
 def guest_address(owner: Element) -> GuestAddress | None:
@@ -105,7 +105,7 @@ def guest_address(owner: Element) -> GuestAddress | None:
     address = owner.child("address")
     if address is None or address.get("type") != "pci":
         return None
-    parts = _parts(address)
+    parts = _read_parts(address)
     return GuestAddress(*parts) if any(parts[:3]) else None
 
 

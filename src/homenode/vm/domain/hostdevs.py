@@ -114,7 +114,7 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
                 edits += append(document, element, [NewElement("acpi", {"nodeset": nodeset})])
             else:
                 edits += set_attribute(document, acpi, "nodeset", nodeset)
-        elif acpi is not None and not initiators_of(document, element) <= CpuSet(
+        elif acpi is not None and not read_initiators(document, element) <= CpuSet(
             cell.id for cell in plan.cells
         ):
             edits += remove(document, acpi)
@@ -123,7 +123,7 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
 
 def edit_hostdevs(document: Document, plan: Plan) -> Document:
     """Place each device of the plan, add missing ones, remove PCI functions that it omits."""
-    planned = {_key(device) for device in plan.vm.hostdevs}
+    planned = {_device_key(device) for device in plan.vm.hostdevs}
     present = _element_of_device(document)
     surplus = [
         element
@@ -134,13 +134,17 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
     element_of = _element_of_device(document)
     edits: list[Edit] = []
     for device in plan.vm.hostdevs:
-        element = element_of.get(_key(device))
+        element = element_of.get(_device_key(device))
         if element is not None and device.address is not None:
             edits += place(document, element, device.address)
         if element is not None and not device.managed and element.get("managed") == "yes":
             edits += set_attribute(document, element, "managed", "no")
     document = apply(document, edits)
-    new = [_new(device) for device in plan.vm.hostdevs if _key(device) not in element_of]
+    new = [
+        _make_hostdev(device)
+        for device in plan.vm.hostdevs
+        if _device_key(device) not in element_of
+    ]
     if not new:
         return document
     devices = document.root.child("devices")
@@ -152,7 +156,7 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
     return apply(document, append(document, devices, new))
 
 
-def initiators_of(document: Document, hostdev: Element) -> CpuSet:
+def read_initiators(document: Document, hostdev: Element) -> CpuSet:
     named = hostdev.value("acpi/@nodeset")
     return CpuSet() if named is None else CpuSet.parse(named, f"{document.source}: <acpi nodeset>")
 
@@ -167,11 +171,11 @@ def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
     return dict((*mediated_elements(document), *hostdev_elements(document)))
 
 
-def _key(device: GuestHostdev) -> Bdf | str:
+def _device_key(device: GuestHostdev) -> Bdf | str:
     return device.bdf if device.uuid is None else device.uuid
 
 
-def _new(device: GuestHostdev) -> NewElement:
+def _make_hostdev(device: GuestHostdev) -> NewElement:
     address = () if device.address is None else (new_address(device.address),)
     if device.uuid is not None:
         source = NewElement("address", {"uuid": device.uuid})
@@ -197,12 +201,12 @@ def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
 def edit_shared_slots(document: Document, plan: Plan) -> Document:
     """Set multifunction='on' at function 0 of each of the plan's slots with several functions."""
     addresses = (*(c.address for c in plan.vm.controllers), *(d.address for d in plan.vm.hostdevs))
-    planned = {_slot(address) for address in addresses if address is not None}
+    planned = {_slot_key(address) for address in addresses if address is not None}
     devices = addressed_devices(document)
-    shared = {_slot(address) for address, _ in devices if address.function} & planned
+    shared = {_slot_key(address) for address, _ in devices if address.function} & planned
     edits: list[Edit] = []
     for address, element in devices:
-        if _slot(address) in shared and address.function == 0:
+        if _slot_key(address) in shared and address.function == 0:
             place = element.child("address")
             assert place is not None, "it has an address"
             edits += set_attribute(document, place, "multifunction", "on")
@@ -225,5 +229,5 @@ def place(document: Document, device: Element, address: GuestAddress) -> list[Ed
     return set_attributes(document, old, values)
 
 
-def _slot(address: GuestAddress) -> tuple[int, int, int]:
+def _slot_key(address: GuestAddress) -> tuple[int, int, int]:
     return address.domain, address.bus, address.device

@@ -26,10 +26,10 @@ from homenode.vm.domain.edits import (
     NewElement,
     append,
     apply,
+    edit_attributes,
     insert_at,
     remove_all,
     set_attribute,
-    with_attributes,
 )
 from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.model import PortModel, Vm
@@ -49,7 +49,7 @@ def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     bus_of = {c.index: c.address.bus for c in plan.vm.controllers if c.address is not None}
     expanders = {c.index for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS}
 
-    def top(bus: int) -> int | None:
+    def find_last_bus(bus: int) -> int | None:
         while bus not in expanders and bus in bus_of:
             bus = bus_of[bus]
         return bus if bus in expanders else None
@@ -57,16 +57,18 @@ def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     complexes: dict[int, set[str | None]] = {}
     grace: set[int] = set()
     for device in plan.vm.hostdevs:
-        bus = None if device.address is None else top(device.address.bus)
+        bus = None if device.address is None else find_last_bus(device.address.bus)
         if bus is not None:
-            function = host.device(device.bdf)
+            function = host.find_device(device.bdf)
             complexes.setdefault(bus, set()).add(
                 None if function is None else function.root_complex
             )
             if device.initiator_cells:
                 grace.add(bus)
     own_addresses = {c.address for c in guest.controllers} | {d.address for d in guest.hostdevs}
-    shared = {top(address.bus) for address in guest.addresses if address not in own_addresses}
+    shared = {
+        find_last_bus(address.bus) for address in guest.addresses if address not in own_addresses
+    }
     return tuple(
         sorted(
             bus for bus in grace - shared if len(complexes[bus]) == 1 and None not in complexes[bus]
@@ -100,7 +102,7 @@ def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
     return apply(document, append(document, devices, new))
 
 
-def _without_buses(document: Document) -> Document:
+def _remove_buses(document: Document) -> Document:
     """Remove the accelerated SMMUv3 of buses that no longer exist."""
     indices = {None, *(str(index) for index, _ in pci_controllers(document))}
     return remove_all(
@@ -151,7 +153,7 @@ def smmu_left_out(
 def edit_iommu(document: Document, plan: Plan) -> Document:
     """Add an Intel IOMMU that remaps interrupts if the plan needs one, or complete the present one.
     Raises InputError for another model than intel and amd (libvirt 12.2)."""
-    document = _without_buses(document)
+    document = _remove_buses(document)
     root = document.root
     # iommu_needed is also true for a guest that has an IOMMU already, which is kept.
     is_x86 = root.value("os/type/@arch") in (None, "x86_64")
@@ -176,8 +178,8 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
         new = NewElement("iommu", {"model": "intel"}, (NewElement("driver", attributes),))
         document = insert_at(document, "devices", new)
     else:
-        document = with_attributes(document, "devices/iommu/driver", attributes)
-    return with_attributes(document, "features/ioapic", {"driver": "qemu"}) if eim else document
+        document = edit_attributes(document, "devices/iommu/driver", attributes)
+    return edit_attributes(document, "features/ioapic", {"driver": "qemu"}) if eim else document
 
 
 LIBVIRT_WITH_IOMMUFD: Version = (12, 1, 0)
@@ -221,7 +223,7 @@ def edit_iommufd(document: Document, libvirt: Version) -> Document:
     document = apply(document, edits)
     if iommufd_element is None and not has_vm_switch:
         return document
-    return with_attributes(document, "iommufd", {"enabled": "yes"})
+    return edit_attributes(document, "iommufd", {"enabled": "yes"})
 
 
 def has_iommufd(document: Document) -> bool:

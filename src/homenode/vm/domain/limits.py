@@ -14,7 +14,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Severity, finding
 from homenode.vm.domain.cpu import needs_acpi
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Plan
@@ -146,17 +146,17 @@ def document_findings(
     document = open_domain(before, source)
     after = open_domain(tuned, source)
     return (
-        *launch_findings(vm_of(document), plan),
+        *launch_findings(build_vm(document), plan),
         *_check_taint(document, after),
         *_check_acpi(document, after, plan),
     )
 
 
 def _check_taint(before: Document, after: Document) -> Iterator[Finding]:
-    def commandlines(document: Document) -> int:
+    def count_commandlines(document: Document) -> int:
         return sum(e.name.endswith("}commandline") for e in document.root.children)
 
-    if commandlines(after) != commandlines(before):
+    if count_commandlines(after) != count_commandlines(before):
         yield finding(
             "qemu-commandline",
             "<qemu:commandline>",

@@ -12,6 +12,7 @@ from homenode.vm.domain.edits import (
     NewElement,
     append,
     apply,
+    edit_attributes,
     insert_at,
     is_bare,
     remove,
@@ -19,9 +20,15 @@ from homenode.vm.domain.edits import (
     set_attribute,
     set_attributes,
     set_text,
-    with_attributes,
 )
-from homenode.vm.domain.fields import decimal, format_set, format_size, number, pu_set, size_of
+from homenode.vm.domain.fields import (
+    format_set,
+    format_size,
+    number,
+    parse_decimal,
+    pu_set,
+    read_size,
+)
 from homenode.vm.domain.metadata import read_record
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import MemoryDevice, Vm
@@ -42,7 +49,7 @@ def read_memory(document: Document) -> int:
             f"{document.source}: missing <memory> with the VM's memory",
             hint="<memory unit='GiB'>64</memory>",
         )
-    size = size_of(element)
+    size = read_size(element)
     if size == 0:
         raise InputError(f"{document.source}:{element.line}: expected <memory> above 0, found 0")
     return size
@@ -63,7 +70,7 @@ def read_own_memory(document: Document) -> int:
 def read_ballooned(document: Document) -> int:
     """Return the bytes that the balloon may hold at the start."""
     current = document.root.child("currentMemory")
-    return 0 if current is None else max(0, read_memory(document) - size_of(current))
+    return 0 if current is None else max(0, read_memory(document) - read_size(current))
 
 
 def memory_devices(document: Document) -> tuple[Element, ...]:
@@ -84,7 +91,7 @@ def read_memory_devices(document: Document) -> tuple[MemoryDevice, ...]:
         size = device.find("target/size")
         if size is None or device.get("model") == "sgx-epc":
             continue
-        cell = _cell_of(device)
+        cell = _read_cell(device)
         follows = _follows_cell(document, device)
         mode, nodes = memnodes.get(cell) or binding
         mask, page = device.find("source/nodemask"), device.find("source/pagesize")
@@ -93,24 +100,24 @@ def read_memory_devices(document: Document) -> tuple[MemoryDevice, ...]:
                 model=device.get("model") or "",
                 alias=device.value("alias/@name"),
                 cell=cell,
-                size_bytes=size_of(size),
-                plugged_bytes=size_of(device.find("target/requested") or size),
+                size_bytes=read_size(size),
+                plugged_bytes=read_size(device.find("target/requested") or size),
                 follows_cell=follows and mask is None,
                 has_nodemask=follows and mask is not None,
                 mode=mode,
-                nodes=nodes if mask is None else _nodes_of(mask),
-                page_bytes=page_bytes_of_cell(document, cell) if page is None else size_of(page),
+                nodes=nodes if mask is None else _read_nodes(mask),
+                page_bytes=page_bytes_of_cell(document, cell) if page is None else read_size(page),
             )
         )
     return tuple(devices)
 
 
-def _cell_of(device: Element) -> int:
+def _read_cell(device: Element) -> int:
     node = device.find("target/node")
-    return 0 if node is None else decimal(node, node.text, "a cell")
+    return 0 if node is None else parse_decimal(node, node.text, "a cell")
 
 
-def _nodes_of(mask: Element) -> CpuSet:
+def _read_nodes(mask: Element) -> CpuSet:
     return CpuSet.parse(mask.text.strip(), mask.source)
 
 
@@ -119,7 +126,7 @@ def _follows_cell(document: Document, device: Element) -> bool:
     if device.get("model") in ("nvdimm", "virtio-pmem") or device.find("source/path") is not None:
         return False
     page = device.find("source/pagesize")
-    return page is None or size_of(page) == read_page_bytes(document)
+    return page is None or read_size(page) == read_page_bytes(document)
 
 
 def edit_memory(document: Document, plan: Plan) -> Document:
@@ -129,14 +136,14 @@ def edit_memory(document: Document, plan: Plan) -> Document:
     if element is None:
         size, unit = format_size(total, ("GiB", "MiB"))
         return insert_at(document, "", NewElement("memory", {"unit": unit}, text=size))
-    if size_of(element) == total:
+    if read_size(element) == total:
         return document
-    edits = _resize(document, element, total)
+    edits = _edit_size(document, element, total)
     current, limit = document.root.child("currentMemory"), document.root.child("maxMemory")
     if current is not None:
-        edits += _resize(document, current, total)
-    if limit is not None and size_of(limit) < total:
-        edits += _resize(document, limit, total)
+        edits += _edit_size(document, current, total)
+    if limit is not None and read_size(limit) < total:
+        edits += _edit_size(document, limit, total)
     return apply(document, edits)
 
 
@@ -148,7 +155,7 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
         node, mask, cell = (
             device.find("target/node"),
             device.find("source/nodemask"),
-            _cell_of(device),
+            _read_cell(device),
         )
         if node is not None and cells and cell >= cells:
             edits += set_text(document, node, "0")
@@ -156,7 +163,7 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
         if mask is None or plan.memory_mode is None or device.get("model") == "sgx-epc":
             continue
         nodes = CpuSet(plan.cells[cell].host_nodes if plan.is_mirrored else plan.memory_nodes)
-        if _nodes_of(mask) != nodes:
+        if _read_nodes(mask) != nodes:
             edits += set_text(document, mask, str(nodes))
     return apply(document, edits)
 
@@ -178,7 +185,7 @@ def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> Findi
     )
 
 
-def _resize(document: Document, element: Element, size: int) -> list[Edit]:
+def _edit_size(document: Document, element: Element, size: int) -> list[Edit]:
     """Return edits that set the size in the element's unit, or in KiB if it is not whole there."""
     unit_bytes = bytes_of(1, element.get("unit") or "KiB")
     if size % unit_bytes == 0:
@@ -194,7 +201,7 @@ def edit_numatune(document: Document, plan: Plan) -> Document:
     <metadata>) is removed.
     """
     if plan.memory_mode is None:
-        return _unbind(document)
+        return _remove_binding(document)
     mode, nodes = str(plan.memory_mode), CpuSet(plan.memory_nodes)
     per_cell: dict[int, CpuSet] = {}
     if plan.layout.memory is MemoryBinding.BOUND_PER_CELL:
@@ -208,7 +215,7 @@ def edit_numatune(document: Document, plan: Plan) -> Document:
     values = _missing_binding(memory, mode, nodes) | (
         {} if placed == "static" else {"placement": None}
     )
-    return _with_memnodes(with_attributes(document, "numatune/memory", values), mode, per_cell)
+    return _edit_memnodes(edit_attributes(document, "numatune/memory", values), mode, per_cell)
 
 
 def _missing_binding(element: Element | None, mode: str, nodes: CpuSet) -> dict[str, str | None]:
@@ -225,7 +232,7 @@ def read_memnodes(document: Document) -> dict[int, tuple[str, CpuSet]]:
     """Map guest cells to (mode, host nodes) of each <memnode>."""
     return {
         cell: (element.get("mode") or "strict", pu_set(element, "nodeset") or CpuSet())
-        for cell, element in _memnodes(document)
+        for cell, element in _list_memnodes(document)
     }
 
 
@@ -247,17 +254,17 @@ def read_bound_nodes(document: Document) -> CpuSet | None:
     return CpuSet.union(nodes for _, nodes in present)
 
 
-def _memnodes(document: Document) -> list[tuple[int, Element]]:
+def _list_memnodes(document: Document) -> list[tuple[int, Element]]:
     memnodes = document.root.all("numatune/memnode")
     return [(number(element, "cellid", "a guest cell"), element) for element in memnodes]
 
 
-def _unbind(document: Document) -> Document:
+def _remove_binding(document: Document) -> Document:
     record = read_record(document)
     ours = record is not None and record.layout.memory is not MemoryBinding.KEEP
     cells = len(cell_elements(document))
     # libvirt rejects a <memnode> for a cell that does not exist.
-    stale = [element for cell, element in _memnodes(document) if ours or cell >= cells]
+    stale = [element for cell, element in _list_memnodes(document) if ours or cell >= cells]
     stale += document.root.all("numatune/memory") if ours else ()
     document = remove_all(document, stale)
     numatune = document.root.child("numatune")
@@ -266,10 +273,10 @@ def _unbind(document: Document) -> Document:
     return document
 
 
-def _with_memnodes(document: Document, mode: str, nodes_of_cell: dict[int, CpuSet]) -> Document:
+def _edit_memnodes(document: Document, mode: str, nodes_of_cell: dict[int, CpuSet]) -> Document:
     edits: list[Edit] = []
     bound_cells: set[int] = set()
-    for cell, element in _memnodes(document):
+    for cell, element in _list_memnodes(document):
         if cell not in nodes_of_cell or cell in bound_cells:
             edits += remove(document, element)
             continue

@@ -12,7 +12,7 @@ from msgspec import Struct
 from homenode.cpuset import CpuSet
 from homenode.units import KIB, whole_number
 from homenode.vm.domain.controllers import pci_controllers
-from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document, Element, parse_document
 from homenode.vm.domain.edits import (
     Edit,
@@ -70,13 +70,15 @@ def take_out(original: Document, applied: Document, now: Document) -> MergeResul
     """Return the current document with all changes from `original` to `applied` reverted. Raises
     ParseError or InputError if a document cannot be read."""
     work = _Merge(original, now, [], [])
-    work.element("", original.root, applied.root, now.root)
+    work.merge_element("", original.root, applied.root, now.root)
     if work.conflicts:
         return MergeResult(now, tuple(sorted(work.conflicts)), ())
-    merged, moved = _unplug(apply(now, work.edits), now)
-    earlier = {*crosscheck(now), *crosscheck(original)}
+    merged, moved = _remove_addresses(apply(now, work.edits), now)
+    earlier = {*check_references(now), *check_references(original)}
     broken = [
-        contradiction.fact for contradiction in crosscheck(merged) if contradiction not in earlier
+        contradiction.fact
+        for contradiction in check_references(merged)
+        if contradiction not in earlier
     ]
     return MergeResult(merged, tuple(broken), moved)
 
@@ -89,7 +91,7 @@ _SETS = ("cpus", "cpuset", "nodeset", "vcpus")
 _LEVELS = ("dies", "clusters")
 
 
-def as_stored(tuned: Document, now: Document) -> Document:
+def add_libvirt_parts(tuned: Document, now: Document) -> Document:
     """Return the tuned document with libvirt's additions, taken from `now`, edited since.
 
     Sizes are in KiB, sets are ranges, a topology has all levels; devices have libvirt's addresses
@@ -97,7 +99,7 @@ def as_stored(tuned: Document, now: Document) -> Document:
     """
     edits: list[Edit] = []
     for element in tuned.root.walk():
-        edits += _in_kib(tuned, element)
+        edits += _convert_to_kib(tuned, element)
         for name in _SETS:
             if text := element.get(name):
                 edits += set_attribute(tuned, element, name, str(CpuSet.parse(text)))
@@ -131,7 +133,7 @@ def added_ports(tuned: Document, stored: Document) -> frozenset[int]:
     return frozenset(i for i, _ in pci_controllers(stored) if i not in before and i in used)
 
 
-def _in_kib(document: Document, element: Element) -> list[Edit]:
+def _convert_to_kib(document: Document, element: Element) -> list[Edit]:
     attribute, unit = _SIZES.get(element.name), element.get("unit")
     if unit in (None, "KiB") or (attribute is None and element.name not in _SIZE_TEXTS):
         return []
@@ -151,7 +153,7 @@ class _Merge(Struct, frozen=True):
     edits: list[Edit]
     conflicts: list[str]
 
-    def element(
+    def merge_element(
         self, place: str, was: Element | None, put: Element | None, current: Element
     ) -> None:
         """Merge an element of `now`. was, put: the original and the applied element, or None."""
@@ -161,9 +163,12 @@ class _Merge(Struct, frozen=True):
             self.edits.extend(remove(self.now, current))
             return
         place = f"{place}/{current.tag}{_name_suffix(current)}"
-        edits = [*self._attributes(place, was, put, current), *self._text(place, was, put, current)]
+        edits = [
+            *self._merge_attributes(place, was, put, current),
+            *self._merge_text(place, was, put, current),
+        ]
         before = len(self.edits)
-        child_count = self._children(place, was, put, current)
+        child_count = self._merge_children(place, was, put, current)
         if was is None and not child_count and self._is_empty(put, current):
             del self.edits[before:]
             self.edits.extend(remove(self.now, current))
@@ -178,7 +183,7 @@ class _Merge(Struct, frozen=True):
         theirs = dict(current.attributes).items() - dict(put.attributes if put else ()).items()
         return not theirs and current.text.strip() == (put.text.strip() if put else "")
 
-    def _attributes(
+    def _merge_attributes(
         self, place: str, was: Element | None, put: Element | None, current: Element
     ) -> list[Edit]:
         edits: list[Edit] = []
@@ -189,7 +194,7 @@ class _Merge(Struct, frozen=True):
             for name, _ in element.attributes
         ]
         for name in dict.fromkeys(names):
-            value = self._value(
+            value = self._merge_value(
                 f"{place}/@{name}",
                 *(None if e is None else e.get(name) for e in (was, put, current)),
             )
@@ -201,16 +206,16 @@ class _Merge(Struct, frozen=True):
                 edits += set_attribute(self.now, current, name, value)
         return edits
 
-    def _text(
+    def _merge_text(
         self, place: str, was: Element | None, put: Element | None, current: Element
     ) -> list[Edit]:
         texts = [None if e is None else e.text.strip() or None for e in (was, put, current)]
-        text = self._value(place, *texts)
+        text = self._merge_value(place, *texts)
         if text == texts[2] or current.children:
             return []
         return set_text(self.now, current, text or "")
 
-    def _value(
+    def _merge_value(
         self, place: str, was: str | None, put: str | None, current: str | None
     ) -> str | None:
         if current == put:
@@ -222,7 +227,7 @@ class _Merge(Struct, frozen=True):
             )
         return current
 
-    def _children(
+    def _merge_children(
         self, place: str, was: Element | None, put: Element | None, current: Element
     ) -> int:
         """Merge the children; return how many remain or come back."""
@@ -238,7 +243,7 @@ class _Merge(Struct, frozen=True):
                 child_count += 1
                 continue
             before = len(self.edits)
-            self.element(place, first.get(key), second.get(key), child)
+            self.merge_element(place, first.get(key), second.get(key), child)
             child_count += not _is_removed(self.edits[before:], child)
         if current.name != "devices":  # a device that was detached stays detached
             self.conflicts.extend(
@@ -263,7 +268,7 @@ class _Merge(Struct, frozen=True):
 def _is_same(element: Element | None, other: Element | None) -> bool:
     if element is None or other is None:
         return element is other
-    return tree_of(element, is_devices=element.name == "devices") == tree_of(
+    return normalize(element, is_devices=element.name == "devices") == normalize(
         other, is_devices=other.name == "devices"
     )
 
@@ -291,13 +296,13 @@ def _children_by_key(element: Element | None) -> dict[_Key, Element]:
     counts: Counter[_Key] = Counter()
     child_of_key: dict[_Key, Element] = {}
     for child in () if element is None else element.children:
-        key = (child.name, *_identity(child))
+        key = (child.name, *_identify(child))
         child_of_key[(*key, str(counts[key]))] = child
         counts[key] += 1
     return child_of_key
 
 
-def _identity(element: Element) -> tuple[str, ...]:
+def _identify(element: Element) -> tuple[str, ...]:
     return tuple(element.value(path) or "" for path in _IDENTITY.get(element.name, ()))
 
 
@@ -307,12 +312,12 @@ def _unchanged_names(was: dict[_Key, Element], put: dict[_Key, Element]) -> froz
     return frozenset(
         name
         for name in names
-        if [(k, tree_of(e)) for k, e in sorted(was.items(), key=_by_key) if k[0] == name]
-        == [(k, tree_of(e)) for k, e in sorted(put.items(), key=_by_key) if k[0] == name]
+        if [(k, normalize(e)) for k, e in sorted(was.items(), key=_sort_key) if k[0] == name]
+        == [(k, normalize(e)) for k, e in sorted(put.items(), key=_sort_key) if k[0] == name]
     )
 
 
-def _by_key(item: tuple[_Key, Element]) -> _Key:
+def _sort_key(item: tuple[_Key, Element]) -> _Key:
     return item[0]
 
 
@@ -322,13 +327,13 @@ def _is_removed(edits: Sequence[Edit], element: Element) -> bool:
 
 
 def _name_suffix(element: Element) -> str:
-    names = [value for value in _identity(element) if value]
+    names = [value for value in _identify(element) if value]
     return f"[{','.join(names)}]" if names else ""
 
 
-def _unplug(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]:
+def _remove_addresses(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]:
     """Return the document without addresses on the layout's buses, and the devices concerned."""
-    gone = _buses(now) - _buses(merged)
+    gone = _list_buses(now) - _list_buses(merged)
     edits: list[Edit] = []
     moved = []
     for address, element in addressed_devices(merged):
@@ -339,7 +344,7 @@ def _unplug(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]
     return apply(merged, edits), tuple(moved)
 
 
-def _buses(document: Document) -> frozenset[int]:
+def _list_buses(document: Document) -> frozenset[int]:
     controllers = document.root.all("devices/controller")
     indices = (whole_number(c.get("index")) for c in controllers if c.get("type") == "pci")
     return frozenset(index for index in indices if index is not None)
@@ -354,13 +359,13 @@ def same_definition(definition: bytes, other: bytes) -> bool:
     if definition == other:
         return True
     first, second = parse_document(definition, "definition"), parse_document(other, "definition")
-    return tree_of(first.root) == tree_of(second.root)
+    return normalize(first.root) == normalize(second.root)
 
 
-def tree_of(element: Element, *, is_devices: bool = False) -> Tree:
+def normalize(element: Element, *, is_devices: bool = False) -> Tree:
     """Return an element as a value, equal for equivalent elements. is_devices: it is <devices>."""
     children = [
-        tree_of(child, is_devices=element.name == "domain" and child.name == "devices")
+        normalize(child, is_devices=element.name == "domain" and child.name == "devices")
         for child in element.children
     ]
     if is_devices:

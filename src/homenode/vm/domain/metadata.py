@@ -14,7 +14,7 @@ from homenode.vm.layout import (
     MemoryBinding,
     Pinning,
     Siblings,
-    with_preset_name,
+    add_preset_name,
 )
 from homenode.vm.model import LayoutRecord
 from homenode.vm.plan import RECORDED_DIGITS, Plan
@@ -22,13 +22,13 @@ from homenode.vm.plan import RECORDED_DIGITS, Plan
 _RECORD = f"{{{LAYOUT_NAMESPACE}}}layout"
 
 
-def _element(document: Document) -> Element | None:
+def _find_element(document: Document) -> Element | None:
     return next((e for e in document.root.all("metadata/*") if e.name == _RECORD), None)
 
 
 def read_record(document: Document) -> LayoutRecord | None:
     """Return the record of a definition, None if it is missing or unreadable."""
-    element = _element(document)
+    element = _find_element(document)
     if element is None:
         return None
     try:
@@ -50,29 +50,29 @@ def read_record(document: Document) -> LayoutRecord | None:
 
 def read_mark(document: Document) -> DomainMark | None:
     """Return whether a definition's mark is its own or of the VM that it copies; None without."""
-    element = _element(document)
+    element = _find_element(document)
     if element is None:
         return None
-    marked, uuid = element.get("uuid"), _uuid(document)
+    marked, uuid = element.get("uuid"), _find_uuid(document)
     is_own = marked is None or (uuid is not None and canonical_uuid(marked) == uuid)
     return DomainMark.OWN if is_own else DomainMark.COPY
 
 
-def _uuid(document: Document) -> str | None:
+def _find_uuid(document: Document) -> str | None:
     return canonical_uuid(document.root.value("uuid") or "")
 
 
 def edit_metadata(document: Document, plan: Plan) -> Document:
     """Write the record of the plan's layout; a layout that changes nothing has no record."""
-    element = _element(document)
-    if with_preset_name(plan.layout).name == "default":
+    element = _find_element(document)
+    if add_preset_name(plan.layout).name == "default":
         return document if element is None else prune(document, element)
     values: dict[str, str | None] = {
         **{name: str(value) for name, value in asdict(plan.layout).items()},
         "host": plan.host_fingerprint[:RECORDED_DIGITS] or None,
         "objective": None if plan.objective is None else str(plan.objective),
         # A mark from before the domain had a UUID belongs to it, and stays.
-        "uuid": None if element is not None and not element.get("uuid") else _uuid(document),
+        "uuid": None if element is not None and not element.get("uuid") else _find_uuid(document),
     }
     if element is not None:
         return apply(document, set_attributes(document, element, values))

@@ -45,7 +45,7 @@ In Python: KubeVirt's hook is one file, and has it too."""
 def read_vm(xml: bytes, source: str) -> Vm:
     """Return the VM of a definition, memory_bytes without DIMMs. Without an architecture it is the
     emulator's or the machine type's, else x86_64. Raises ParseError or InputError."""
-    return vm_of(open_domain(xml, source))
+    return build_vm(open_domain(xml, source))
 
 
 def open_domain(xml: bytes, source: str) -> Document:
@@ -79,7 +79,7 @@ def open_domain(xml: bytes, source: str) -> Document:
     return document
 
 
-def vm_of(document: Document) -> Vm:
+def build_vm(document: Document) -> Vm:
     """Return the VM of a parsed definition. Raises like read_vm."""
     fields = {row.field: row.read(document) for row in ROWS if row.field and row.read is not None}
     return Vm(source=document.source, **fields)
@@ -92,18 +92,18 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
     memory_bound is False for mode preferred, which may spill. Raises ParseError or InputError.
     """
     document = open_domain(xml, source)
-    vm = vm_of(document)
+    vm = build_vm(document)
     in_use: dict[NodeIndex, int] = {}
     memory = unbound = vm.memory_bytes + vm.memory_device_bytes
     modes = []
     for cell in vm.cells:
         if cell.nodes:
             size = min(cell.memory_bytes, unbound)
-            _spread(in_use, cell.nodes, size)
+            _add_in_use(in_use, cell.nodes, size)
             unbound -= size
             modes.append(cell.mode)
     if vm.binding is not None:
-        _spread(in_use, vm.binding[1], unbound)
+        _add_in_use(in_use, vm.binding[1], unbound)
         modes.append(vm.binding[0])
     elif unbound:
         modes.append("preferred")
@@ -127,7 +127,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
     )
 
 
-def _spread(in_use: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
+def _add_in_use(in_use: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
     share, remainder = divmod(size, max(1, len(nodes)))
     for i, node in enumerate(nodes):
         index = NodeIndex(int(node))
@@ -160,9 +160,9 @@ _PARTITIONS = ("/machine", "/machine.slice")
 """Partitions that libvirt itself sets for a running domain."""
 
 
-def with_kept(plan: Plan, document: Document) -> Plan:
+def keep_parts(plan: Plan, document: Document) -> Plan:
     """Return the plan with the kept parts of its definition. Raises ParseError or InputError."""
-    guest = vm_of(document)
+    guest = build_vm(document)
     fields = {name: getattr(guest, name) for name in _FIELDS}
     return replace(plan, vm=structs.replace(plan.vm, **fields), kept=read_kept(document))
 
@@ -170,15 +170,15 @@ def with_kept(plan: Plan, document: Document) -> Plan:
 def read_kept(document: Document) -> tuple[str, ...]:
     """Return a line for each element that shares a section with the layout's elements. Raises
     ParseError or InputError."""
-    return tuple(sorted(_settings(document)))
+    return tuple(sorted(_list_settings(document)))
 
 
-def _settings(document: Document) -> Iterator[str]:
+def _list_settings(document: Document) -> Iterator[str]:
     root = document.root
     shared = [e for name in _SECTIONS for e in root.all(f"{name}/*") if e.name not in _PINS]
     of_cpu = [e for e in root.all("cpu/*") if e.name in _OF_CPU]
     for element in (*shared, *of_cpu, *root.all("maxMemory")[:1]):
-        yield from _lines(element)
+        yield from _format_lines(element)
     for i, cell in enumerate(cell_elements(document)):
         for name in ("memAccess", "discard"):
             if cell.get(name) is not None:
@@ -197,7 +197,7 @@ def _settings(document: Document) -> Iterator[str]:
     security = root.child("launchSecurity")
     if security is not None:
         yield f"launchSecurity type={security.get('type')}"
-    yield from _of_devices(document)
+    yield from _list_device_settings(document)
     for name in ("commandline", "override"):
         passed = root.child(f"{{{QEMU_NAMESPACE}}}{name}")
         # QEMU decides its meaning, so any change counts, also of the order of words.
@@ -206,13 +206,13 @@ def _settings(document: Document) -> Iterator[str]:
             yield f"qemu:{name} {' '.join(filter(None, words))}"
 
 
-def _of_devices(document: Document) -> Iterator[str]:
+def _list_device_settings(document: Document) -> Iterator[str]:
     for element in document.root.all("devices/*"):
         driver = element.child("driver")
         if element.name == "iommu":
             yield f"iommu model={element.get('model')}"
             if driver is not None:
-                yield from _lines(driver, "iommu ")
+                yield from _format_lines(driver, "iommu ")
         elif driver is not None and driver.get("iothread") is not None:
             name = element.value("target/@dev") or ""
             yield f"{element.tag} {name} iothread={driver.get('iothread')}"
@@ -223,7 +223,7 @@ def _of_devices(document: Document) -> Iterator[str]:
             yield f"hostdev {bdf} driver={program}"
 
 
-def _lines(element: Element, above: str = "") -> Iterator[str]:
+def _format_lines(element: Element, above: str = "") -> Iterator[str]:
     """Yield a line for an element and each element below it."""
     values = dict(element.attributes)
     text = element.text.strip()
@@ -245,7 +245,7 @@ def _lines(element: Element, above: str = "") -> Iterator[str]:
     if words or text or element.name not in _NOT_PRINTED:
         yield " ".join(filter(None, (f"{above}{element.tag}", *words, text)))
     for child in element.children:
-        yield from _lines(child, f"{above}{element.tag} ")
+        yield from _format_lines(child, f"{above}{element.tag} ")
 
 
 def nvram_file(document: Document) -> str | None:

@@ -61,7 +61,7 @@ def write_tuned(
     """
     try:
         saved = saved_original(output)
-        permissions = _permissions(saved.output)
+        permissions = _read_permissions(saved.output)
         mode = mode if permissions is None else mode & permissions
         keep = _kept_original(saved, original)
         if keep is None:
@@ -100,8 +100,8 @@ def preview_restore(output: str | Path) -> RestorableFile:
     try:
         saved = saved_original(output)
         sums = _read_record(saved)
-        original = _content(saved.original)
-        current = _content(saved.output) if saved.output.exists() else None
+        original = _read_content(saved.original)
+        current = _read_content(saved.output) if saved.output.exists() else None
     except OSError as error:
         raise _not_restored(error, output) from None
     if _sum(original) != sums.original:
@@ -124,7 +124,7 @@ def restore(output: str | Path) -> Path:
     restorable = preview_restore(output)
     saved = restorable.saved
     try:
-        permissions = _permissions(saved.output)
+        permissions = _read_permissions(saved.output)
         original_mode = saved.original.lstat().st_mode & 0o777
         replace_file(
             saved.output, restorable.original, original_mode if permissions is None else permissions
@@ -155,7 +155,7 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
     """The original that is saved already, if `content` is that original or its tuned document."""
     if not saved.original.exists():
         return None
-    saved_content = _content(saved.original)
+    saved_content = _read_content(saved.original)
     if saved_content == content:
         return saved_content
     if saved.record.exists():
@@ -179,7 +179,7 @@ def _ours_there(saved: SavedOriginal) -> str | None:
         sums = _read_record(saved)
     except InputError:
         return None  # damaged: it is about to be written again
-    digest = _sum(_content(saved.output))
+    digest = _sum(_read_content(saved.output))
     return digest if digest in sums.of_documents else None
 
 
@@ -192,7 +192,9 @@ def _scripts_there(saved: SavedOriginal) -> tuple[Path, ...]:
     except InputError:
         return ()  # damaged
     paths = {saved.output.with_name(name): digest for name, digest in scripts.items()}
-    return tuple(p for p, digest in paths.items() if p.exists() and _sum(_content(p)) == digest)
+    return tuple(
+        p for p, digest in paths.items() if p.exists() and _sum(_read_content(p)) == digest
+    )
 
 
 def _record(
@@ -219,7 +221,7 @@ def _read_record(saved: SavedOriginal) -> _Sums:
         )
     sums: dict[str, str] = {}
     before = None
-    text = _content(saved.record).decode("utf-8", "surrogateescape")
+    text = _read_content(saved.record).decode("utf-8", "surrogateescape")
     for line in text.splitlines():
         match = _LINE.match(line)
         if match is not None and match[1]:
@@ -237,7 +239,7 @@ def _read_record(saved: SavedOriginal) -> _Sums:
         ) from None
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     """A file's content. Links are not followed: the directory's owner may point them anywhere."""
     return read_below(path.parent, path.name, MAX_BYTES)
 
@@ -246,5 +248,5 @@ def _sum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _permissions(path: Path) -> int | None:
+def _read_permissions(path: Path) -> int | None:
     return path.stat().st_mode & 0o777 if path.exists() else None

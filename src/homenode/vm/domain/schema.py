@@ -70,8 +70,8 @@ def reject_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
     if libvirt is not None and installed is not None and libvirt > installed:
         return Gap(
             "domain.rng",
-            f"the definition is for libvirt {_text(libvirt)}; the schema of the installed "
-            f"{_text(installed)} reports {errors[0].message}",
+            f"the definition is for libvirt {_format_version(libvirt)}; the installed schema of "
+            f"{_format_version(installed)} reports {errors[0].message}",
         )
     raise HomenodeError(
         f"the tuned definition, line {errors[0].line}: libvirt's schema reports "
@@ -92,7 +92,7 @@ def _installed_version() -> Version | None:
     return None
 
 
-def _text(version: Version) -> str:
+def _format_version(version: Version) -> str:
     return ".".join(map(str, version))
 
 
@@ -147,17 +147,17 @@ def parsed_by_libvirt(document: Document) -> ParseResult | None:
     script = f"define --file /dev/stdin{dump}"
     done = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S, copy)
     if done.returncode:
-        complaints = (line for line in done.complaints() if not line.startswith(_OF_VIRSH))
+        complaints = (line for line in done.list_messages() if not line.startswith(_OF_VIRSH))
         return ParseResult(" ".join(complaints)[:400] or "no reason given", ())
     if not dump:
         return None
     printed = parse_document(done.stdout.encode(), "libvirt's definition")
-    printed_names = set(_names(printed.root))
-    lost = (name for name in _names(document.root) if name not in printed_names)
+    printed_names = set(_list_names(printed.root))
+    lost = (name for name in _list_names(document.root) if name not in printed_names)
     return ParseResult(None, tuple(dict.fromkeys(lost)))
 
 
-def _names(element: Element) -> list[str]:
+def _list_names(element: Element) -> list[str]:
     """Return parent/child and element/@attribute of everything that libvirt reads."""
     names = []
     for descendant in element.walk():

@@ -48,7 +48,7 @@ def checked_uri(uri: str) -> str:
     return uri
 
 
-def with_connection(uri: str, *words: str) -> tuple[str, ...]:
+def add_connection(uri: str, *words: str) -> tuple[str, ...]:
     """Return the words of a homenode command, with --connect for a URI other than the default.
 
     >>> with_connection("qemu:///session", "homenode", "restore", "vm")
@@ -76,7 +76,7 @@ def is_local(uri: str) -> bool:
     return match is not None and match["server"] in _HERE
 
 
-def machine_of(uri: str) -> str:
+def find_machine(uri: str) -> str:
     """Return the machine of the daemon as in the URI; "" = this machine.
 
     A port of localhost may be a tunnel to any machine, so it is included.

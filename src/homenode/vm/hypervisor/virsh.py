@@ -16,8 +16,8 @@ from homenode.vm.hypervisor.connection import (
     DomainState,
     LivePin,
     checked_uri,
+    find_machine,
     is_local,
-    machine_of,
     parse_dominfo,
     parse_pins,
 )
@@ -60,7 +60,7 @@ class Virsh:
     def __init__(self, connect: str) -> None:
         self.connect = checked_uri(connect)
 
-    def domain(self, name: str) -> DomainState:
+    def find_domain(self, name: str) -> DomainState:
         """Return the domain of that name or UUID. If missing, the error lists existing domains."""
         try:
             return self._read_state(name)
@@ -73,8 +73,10 @@ class Virsh:
         if not name.strip() or not name.isprintable():
             raise UsageError(f"domain {name!r}: expected a name or a UUID")
         lower = name.strip().lower()
-        uuid = lower if _UUID.match(lower) else self._say("domuuid", "--domain", name).strip()
-        state = parse_dominfo(self._say("dominfo", "--domain", uuid))
+        uuid = (
+            lower if _UUID.match(lower) else self._run_quietly("domuuid", "--domain", name).strip()
+        )
+        state = parse_dominfo(self._run_quietly("dominfo", "--domain", uuid))
         if name.strip() != state.name and lower != state.uuid:
             raise InputError(
                 f"{name!r} is not the name of a domain, but the id of {state.name!r}",
@@ -90,7 +92,7 @@ class Virsh:
 
     def _missing_domain(self, name: str, hint: str | None) -> InputError:
         try:
-            names, running = self.domains(), self.domains(running=True)
+            names, running = self.list_domains(), self.list_domains(running=True)
         except HomenodeError:
             return InputError(f"no VM named {name}", hint=hint)
         place = "here" if self.connect == DEFAULT else f"at {self.connect}"
@@ -103,36 +105,40 @@ class Virsh:
         meant = f" (did you mean {near}?)" if near else ""
         return InputError(f"no VM named {name}{meant}; {text}", hint=hint)
 
-    def domains(self, *, running: bool = False) -> dict[str, str]:
+    def list_domains(self, *, running: bool = False) -> dict[str, str]:
         """Return names by UUID of all domains, or of running domains."""
-        listed = self._say("list", *(() if running else ("--all",)), "--uuid", "--name")
+        listed = self._run_quietly("list", *(() if running else ("--all",)), "--uuid", "--name")
         rows = (line.strip().partition(" ") for line in listed.splitlines() if line.strip())
         return {uuid: name.strip() for uuid, _, name in rows}
 
-    def definition(self, uuid: str) -> bytes:
+    def read_definition(self, uuid: str) -> bytes:
         """Return the definition for the next start, as libvirt prints it, passwords included."""
-        return self._say("dumpxml", "--inactive", "--security-info", "--domain", uuid).encode()
+        return self._run_quietly(
+            "dumpxml", "--inactive", "--security-info", "--domain", uuid
+        ).encode()
 
     def live_definition(self, uuid: str) -> bytes:
         """Return the definition of the running instance, as libvirt prints it."""
-        return self._say("dumpxml", "--domain", uuid).encode()
+        return self._run_quietly("dumpxml", "--domain", uuid).encode()
 
-    def snapshots(self, uuid: str) -> tuple[str, ...]:
+    def list_snapshots(self, uuid: str) -> tuple[str, ...]:
         """Return the names of the domain's snapshots."""
-        listed = self._say("snapshot-list", "--name", "--domain", uuid)
+        listed = self._run_quietly("snapshot-list", "--name", "--domain", uuid)
         return tuple(line for line in listed.splitlines() if line.strip())[:_MAX_SNAPSHOTS]
 
     def snapshot_definition(self, uuid: str, snapshot: str) -> bytes:
         """Return the XML of a snapshot: a <domainsnapshot> that contains the domain."""
-        return self._say("snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot).encode()
+        return self._run_quietly(
+            "snapshot-dumpxml", "--domain", uuid, "--snapshotname", snapshot
+        ).encode()
 
-    def capabilities(self) -> str:
+    def read_capabilities(self) -> str:
         """Return the daemon's host as XML, for machine/tools/virsh_capabilities.py."""
-        return self._say("capabilities")
+        return self._run_quietly("capabilities")
 
     def node_devices(self, capability: str) -> tuple[str, ...]:
         """Return libvirt's names of the host's devices with a capability ("pci")."""
-        return tuple(self._say("nodedev-list", "--cap", capability).split())
+        return tuple(self._run_quietly("nodedev-list", "--cap", capability).split())
 
     def define(self, path: str, kept_open: Sequence[int] = ()) -> None:
         """Define the domain of the document at an absolute path, completely or not at all.
@@ -140,43 +146,45 @@ class Virsh:
         kept_open: descriptors that stay open until virsh ends, even if this process is killed.
         Raises RejectedError if libvirt rejects it; after another error libvirt may still define it.
         """
-        self._say("define", "--file", path, kept_open=kept_open)
+        self._run_quietly("define", "--file", path, kept_open=kept_open)
 
     def live_pins(self, uuid: str) -> tuple[LivePin, ...]:
         """Return the pins of vCPUs, emulator and IOThreads of a running domain, in that order."""
         return (
-            *parse_pins(self._say("vcpupin", "--live", "--domain", uuid), "vcpu"),
-            *parse_pins(self._say("emulatorpin", "--live", "--domain", uuid), "emulator"),
-            *parse_pins(self._say("iothreadinfo", "--live", "--domain", uuid), "iothread"),
+            *parse_pins(self._run_quietly("vcpupin", "--live", "--domain", uuid), "vcpu"),
+            *parse_pins(self._run_quietly("emulatorpin", "--live", "--domain", uuid), "emulator"),
+            *parse_pins(self._run_quietly("iothreadinfo", "--live", "--domain", uuid), "iothread"),
         )
 
     def pin_live(self, uuid: str, pin: LivePin) -> None:
         """Pin one thread of a running domain; its definition is not changed."""
         number = {"vcpu": ("--vcpu",), "iothread": ("--iothread",)}.get(pin.kind, ())
         words = (*number, str(pin.number)) if number else ()
-        self._say(f"{pin.kind}pin", "--live", "--domain", uuid, *words, "--cpulist", str(pin.pus))
+        self._run_quietly(
+            f"{pin.kind}pin", "--live", "--domain", uuid, *words, "--cpulist", str(pin.pus)
+        )
 
     def start(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
         """Start a domain that is shut off, with its current definition. kept_open: as in define."""
-        self._say("start", "--domain", uuid, kept_open=kept_open)
+        self._run_quietly("start", "--domain", uuid, kept_open=kept_open)
 
     def start_paused(self, uuid: str, kept_open: Sequence[int] = ()) -> None:
         """Start a domain paused: its guest runs no instruction before it is resumed."""
-        self._say("start", "--paused", "--domain", uuid, kept_open=kept_open)
+        self._run_quietly("start", "--paused", "--domain", uuid, kept_open=kept_open)
 
-    def monitor(self, uuid: str, command: str, *, is_text: bool = False) -> str:
+    def query_monitor(self, uuid: str, command: str, *, is_text: bool = False) -> str:
         """Return QEMU's answer to a monitor query; is_text: in the human monitor's format."""
         form = ("--hmp",) if is_text else ()
-        return self._say("qemu-monitor-command", "--domain", uuid, *form, "--cmd", command)
+        return self._run_quietly("qemu-monitor-command", "--domain", uuid, *form, "--cmd", command)
 
     def shut_down(self, uuid: str) -> None:
         """Request a shutdown of the guest, which may ignore it."""
-        self._say("shutdown", "--domain", uuid)
+        self._run_quietly("shutdown", "--domain", uuid)
 
     def is_off_within(self, uuid: str, timeout_s: float) -> bool:
         """Return whether a domain is shut off within the time."""
         deadline = time.monotonic() + timeout_s
-        while self.domain(uuid).is_active:
+        while self.find_domain(uuid).is_active:
             if time.monotonic() > deadline:
                 return False
             time.sleep(min(0.25, timeout_s / 4))
@@ -184,18 +192,18 @@ class Virsh:
 
     def destroy(self, uuid: str) -> None:
         """Destroy a running domain: end it at once."""
-        self._say("destroy", "--domain", uuid)
+        self._run_quietly("destroy", "--domain", uuid)
 
     def undefine(self, uuid: str) -> None:
         """Remove a domain that is shut off, with its NVRAM file. Its disks stay."""
-        self._say("undefine", "--nvram", "--domain", uuid)
+        self._run_quietly("undefine", "--nvram", "--domain", uuid)
 
-    def addresses(self, uuid: str) -> tuple[str, ...]:
+    def list_addresses(self, uuid: str) -> tuple[str, ...]:
         """Return possible addresses of a running domain, IPv4 first; () if unknown. Source: `virsh
         domifaddr` with --quiet: name, MAC, protocol and address/prefix a line."""
         for source in _ADDRESS_SOURCES:
             try:
-                listed = self._say("domifaddr", "--domain", uuid, "--source", source)
+                listed = self._run_quietly("domifaddr", "--domain", uuid, "--source", source)
             except RejectedError as error:  # its agent does not answer (yet)
                 if is_lost(error):
                     raise
@@ -210,25 +218,25 @@ class Virsh:
 
     def agent_command(self, uuid: str, command: str, timeout_s: int) -> str:
         """Return the guest agent's answer to a JSON command."""
-        return self._say(
+        return self._run_quietly(
             "qemu-agent-command", "--domain", uuid, "--timeout", str(timeout_s), "--cmd", command
         )
 
-    def _say(self, command: str, *words: str, kept_open: Sequence[int] = ()) -> str:
+    def _run_quietly(self, command: str, *words: str, kept_open: Sequence[int] = ()) -> str:
         argv = ("virsh", "--connect", self.connect, "--quiet", command, *words)
         completed = run(argv, _TIMEOUT_S, kept_open=kept_open)
         if completed.returncode == 0:
             return completed.stdout
-        raise _failure(completed, command, self.connect)
+        raise _make_error(completed, command, self.connect)
 
 
 def _remote_hint(connect: str) -> str:
     """Return a command that tests the other machine's name, network, login and daemon."""
-    return command_line("ssh", machine_of(connect), "virsh", "list", "--all")
+    return command_line("ssh", find_machine(connect), "virsh", "list", "--all")
 
 
-def _failure(completed: ProgramResult, command: str, connect: str) -> HostError | InputError:
-    text = "; ".join(completed.complaints())[:600] or completed.failure() or ""
+def _make_error(completed: ProgramResult, command: str, connect: str) -> HostError | InputError:
+    text = "; ".join(completed.list_messages())[:600] or completed.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:
         return RejectedError(message, hint=_START if is_local(connect) else _remote_hint(connect))

@@ -44,7 +44,7 @@ class TargetEdit(Struct, Generic[File], frozen=True, kw_only=True):
         """The VM's memory. Raises InputError if it is not whole MiB."""
         return whole_units(self.plan.vm.memory_bytes, MIB, "memory", self.target)
 
-    def mib_of(self, cell: VmCell) -> int:
+    def count_mib(self, cell: VmCell) -> int:
         """A cell's memory. Raises like `memory_mib`."""
         return whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", self.target)
 
@@ -121,7 +121,7 @@ class Codec(Struct, frozen=True, kw_only=True):
         companions = self.companions(writing, values)
         return Rendering(text.encode(), companions, tuple(self.findings(writing, values)))
 
-    def target(self, **more: Any) -> Target:
+    def build_target(self, **more: Any) -> Target:
         """The target of this format. more: the other fields of a Target."""
         unread = (row for row in self.rows if row.read is None or not row.is_compared)
         return Target(
@@ -157,7 +157,7 @@ def changed_keys(
             )
 
 
-def text_of(content: bytes, source: str, meaning: str) -> str:
+def decode_text(content: bytes, source: str, meaning: str) -> str:
     """Raises ParseError for invalid UTF-8."""
     try:
         return content.decode()
@@ -175,7 +175,7 @@ class Entry(NamedTuple):
     end: int  # where it is
 
 
-def with_entries(
+def replace_entries(
     text: str,
     entries: Sequence[Entry],
     values_of_key: Mapping[str, Sequence[tuple[Any, str]]],

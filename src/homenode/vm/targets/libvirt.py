@@ -12,7 +12,7 @@ from homenode.errors import InputError
 from homenode.machine.topology import Host
 from homenode.text import plural
 from homenode.vm.domain.codec import STEPS, Step, reject_older
-from homenode.vm.domain.crosscheck import crosscheck
+from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.hostdevs import is_pci_function
 from homenode.vm.domain.iommu import (
     can_accelerate,
@@ -26,7 +26,7 @@ from homenode.vm.domain.iommu import (
 )
 from homenode.vm.domain.limits import check_vcpus, document_findings, reject_unsafe
 from homenode.vm.domain.memory import nodemask_not_strict
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Plan
 from homenode.vm.targets.target import Rendering
@@ -47,7 +47,7 @@ _PLACED_BELOW = {
 """Elements that a plan has, that describe the definition itself, or that follow from others."""
 
 
-def recognises(content: bytes) -> bool:
+def recognizes(content: bytes) -> bool:
     """Return whether a file is XML, with or without a byte order mark."""
     start = content[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")
     return start[:1] == b"<" or content[:2] in (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
@@ -111,14 +111,14 @@ def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
 def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> bytes:
     """Rewrite with a subset of STEPS."""
     document = open_domain(xml, source)
-    guest = vm_of(document)
+    guest = build_vm(document)
     _reject_other_plans(guest, plan, source)
     reject_unsafe(guest, plan, source)
-    before = set(crosscheck(document))
+    before = set(check_references(document))
     for step in steps:
         document = step(document, plan)
     broken = [
-        contradiction for contradiction in crosscheck(document) if contradiction not in before
+        contradiction for contradiction in check_references(document) if contradiction not in before
     ]
     if broken:
         suffix = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
@@ -155,9 +155,9 @@ def _reject_other_plans(guest: Vm, plan: Plan, source: str) -> None:
         )
 
 
-def contradictions(original: bytes, source: str) -> Iterator[str]:
+def find_contradictions(original: bytes, source: str) -> Iterator[str]:
     """Yield the faults of the input, and the number of omitted faults."""
-    broken = crosscheck(open_domain(original, source))
+    broken = check_references(open_domain(original, source))
     counts = Counter(contradiction.id for contradiction in broken)
     seen: Counter[str] = Counter()
     for contradiction in broken:

@@ -32,7 +32,7 @@ from homenode.vm.model import (
 )
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
-from homenode.vm.targets.script import words_of
+from homenode.vm.targets.script import split_words
 from homenode.vm.targets.target import is_vgpu, passed_through
 
 _MODEL_OF_DEVICE = {device: model for model, device in QEMU_DEVICE.items()}
@@ -78,7 +78,7 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
-def size_of(text: str, source: str, *, default_unit: int = 1) -> int:
+def parse_size(text: str, source: str, *, default_unit: int = 1) -> int:
     """Return the bytes of a size. default_unit: the unit of a bare number. Raises ParseError, and
     like bytes_of."""
     match = _SIZE.match(text.strip())
@@ -107,12 +107,12 @@ def numa_words(plan: Plan) -> Iterator[tuple[str, str]]:
             vcpus = ranges_text("cpus", cell.vcpus)
             memory = ""
             if cell.memory_bytes:
-                yield "-object", backend(plan, cell, f"ram-node{cell.id}")
+                yield "-object", format_backend(plan, cell, f"ram-node{cell.id}")
                 memory = f",memdev=ram-node{cell.id}"
             yield "-numa", f"node,nodeid={cell.id}{vcpus}{memory}"
         yield from distance_words(plan.cells)
     elif has_backend(plan):
-        yield "-object", backend(plan, plan.cells[0], "ram-node0")
+        yield "-object", format_backend(plan, plan.cells[0], "ram-node0")
 
 
 def has_backend(plan: Plan) -> bool:
@@ -128,7 +128,7 @@ def distance_words(cells: Sequence[VmCell]) -> Iterator[tuple[str, str]]:
                 yield "-numa", f"dist,src={cell.id},dst={other},val={distance}"
 
 
-def backend(plan: Plan, cell: VmCell, id: str) -> str:
+def format_backend(plan: Plan, cell: VmCell, id: str) -> str:
     """The memory of a cell: its size, its pages and the host nodes that it comes from."""
     kind = "memory-backend-ram"
     pages = ""
@@ -191,7 +191,7 @@ class QemuPciTree(Struct, frozen=True):
     shared_slots: frozenset[tuple[int, int]] = frozenset()
     chassis_base: int = 0  # what the numbers of slots count from
 
-    def controller(self, controller: GuestPciController) -> str:
+    def format_controller(self, controller: GuestPciController) -> str:
         """-device of a bridge."""
         words = f"{QEMU_DEVICE[controller.model]},id={self.prefix}{controller.index}"
         if controller.bus_nr is not None:
@@ -228,7 +228,7 @@ _ALONE = frozenset(
 )
 
 
-def options_of(words: Sequence[str], source: str) -> Options:
+def parse_options(words: Sequence[str], source: str) -> Options:
     """The options of a command line without its program. Raises ParseError for other words."""
     options: list[tuple[str, str | None]] = []
     remaining = list(reversed(words))
@@ -244,7 +244,7 @@ def options_of(words: Sequence[str], source: str) -> Options:
     return tuple(options)
 
 
-def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+def split_fields(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the first word of an option's value ("" if none) and its keys, in order.
 
     Also of a value in JSON, as libvirt 7 and newer write it; a list is a text with commas.
@@ -299,8 +299,8 @@ def read_command_line(text: str, source: str) -> Vm | None:
     program = _PROGRAM.search(command_text)
     if program is None:
         return None
-    words = words_of(command_text[program.end() - 1 :], source)
-    return vm_of_command(options_of(words, source), source)
+    words = split_words(command_text[program.end() - 1 :], source)
+    return vm_of_command(parse_options(words, source), source)
 
 
 _MAX_CHARACTERS = 1 << 18
@@ -328,12 +328,12 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
     hole = None
     for option, text in options:
         value = text or ""
-        first, pairs = fields_of(value)
+        first, pairs = split_fields(value)
         keys = dict(pairs)
         if option == "smp":
             smp |= ({"cpus": first} if first else {}) | keys
         elif option == "m":
-            memory = size_of(first or keys.get("size", ""), f"{source}: -m", default_unit=MIB)
+            memory = parse_size(first or keys.get("size", ""), f"{source}: -m", default_unit=MIB)
         elif option == "machine":
             backing = keys.get("memory-backend", backing)
             has_iommu |= "iommu" in keys
@@ -345,13 +345,15 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
             pair = (_number(keys, "src", source), _number(keys, "dst", source))
             distances[pair] = _number(keys, "val", source)
         elif option == "global" and "pci-hole64-size" in value:
-            hole = size_of(value.rpartition("=")[2], f"{source}: -global")
+            hole = parse_size(value.rpartition("=")[2], f"{source}: -global")
     cells = []
     rows = complete_distances(distances, len(nodes))
     for row, cell in zip(rows, sorted(nodes), strict=True):
         _, of_memory = objects.get(dict(nodes[cell]).get("memdev", ""), ("", ()))
-        cells.append(_cell(cell, _set_of(nodes[cell], "cpus", source), of_memory, row, source))
-    flat = _cell(0, CpuSet(), objects[backing][1], (), source) if backing in objects else None
+        cells.append(
+            _build_cell(cell, _set_of(nodes[cell], "cpus", source), of_memory, row, source)
+        )
+    flat = _build_cell(0, CpuSet(), objects[backing][1], (), source) if backing in objects else None
     pages = {cell.page_bytes for cell in (*cells, *([flat] if flat else []))} - {None}
     bound = None
     if flat is not None and flat.nodes and not cells:
@@ -361,13 +363,13 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
         raise ParseError(source, "-smp and -m")
     hostdevs, mediated = passed_through(
         ((device.host, device.cell) for device in devices),
-        dict(_initiators(objects, devices, source)),
+        dict(_list_initiators(objects, devices, source)),
     )
     return {
         "vcpus": _number(smp, "cpus", source) if "cpus" in smp else 1,
         "memory_bytes": memory,
         "page_bytes": max((page for page in pages if page is not None), default=None),
-        "cpu_topology": _topology(smp, source),
+        "cpu_topology": _parse_topology(smp, source),
         "binding": bound,
         "cells": tuple(cells),
         "hostdevs": hostdevs,
@@ -385,7 +387,7 @@ def _number(keys: Mapping[str, str], key: str, source: str) -> int:
     return number
 
 
-def _topology(smp: Mapping[str, str], source: str) -> GuestTopology | None:
+def _parse_topology(smp: Mapping[str, str], source: str) -> GuestTopology | None:
     if "sockets" not in smp or "cores" not in smp:
         return None
     count = {
@@ -398,7 +400,7 @@ def _topology(smp: Mapping[str, str], source: str) -> GuestTopology | None:
     )
 
 
-def _cell(
+def _build_cell(
     number: int,
     vcpus: CpuSet,
     memory: tuple[tuple[str, str], ...],
@@ -410,12 +412,14 @@ def _cell(
     page = None
     if huge:
         path = re.search(r"([0-9]{1,12})kB", keys.get("mem-path", ""))
-        page = size_of(keys["hugetlbsize"], source) if "hugetlbsize" in keys else 0
+        page = parse_size(keys["hugetlbsize"], source) if "hugetlbsize" in keys else 0
         page = int(path[1]) * KIB if path else page
     return VmCell(
         id=number,
         vcpus=vcpus,
-        memory_bytes=size_of(keys["size"], f"{source}: memory of a cell") if "size" in keys else 0,
+        memory_bytes=parse_size(keys["size"], f"{source}: memory of a cell")
+        if "size" in keys
+        else 0,
         nodes=_set_of(memory, "host-nodes", source),
         mode=_MODE_OF_POLICY.get(keys.get("policy", "")),
         distances=row,
@@ -463,9 +467,9 @@ def device_tree(
     for option, value in options:
         if option != "device" or not value or value.startswith("{"):
             continue
-        driver, pairs = fields_of(value)
+        driver, pairs = split_fields(value)
         keys = dict(pairs)
-        address = _address(keys, number_of, source)
+        address = _parse_address(keys, number_of, source)
         if driver in _MODEL_OF_DEVICE and "id" in keys:
             number = len(number_of)
             number_of[keys["id"]] = number
@@ -478,27 +482,27 @@ def device_tree(
             )
         elif driver == "vfio-pci":
             cell = None if address is None else cell_of.get(address.bus)
-            host = _host_of(keys, f"{source}: vfio-pci")
+            host = _parse_host(keys, f"{source}: vfio-pci")
             devices.append(TreeDevice(keys.get("id", ""), host, address, cell))
     return tuple(controllers), tuple(devices)
 
 
-def with_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
+def add_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
     """The VM with the bridges and guest addresses of its command line. Raises ParseError."""
-    controllers, devices = device_tree(options_of(words[1:], source), source)
+    controllers, devices = device_tree(parse_options(words[1:], source), source)
     at = {device.host: device.address for device in devices}
     hostdevs = tuple(replace(hostdev, address=at.get(hostdev.bdf)) for hostdev in vm.hostdevs)
     return replace(vm, controllers=controllers, hostdevs=hostdevs)
 
 
-def _host_of(keys: Mapping[str, str], source: str) -> Bdf | str:
+def _parse_host(keys: Mapping[str, str], source: str) -> Bdf | str:
     """The function, or the UUID of the mediated device, that a vfio-pci device is."""
     path = keys.get("sysfsdev", "").rstrip("/")
     uuid = canonical_uuid(path.rpartition("/")[2]) if "/mdev/" in path else None
     return uuid or Bdf.parse(path.rpartition("/")[2] or keys.get("host", ""), source)
 
 
-def _address(
+def _parse_address(
     keys: Mapping[str, str], number_of: Mapping[str, int], source: str
 ) -> GuestAddress | None:
     bus = keys.get("bus", "pcie.0")
@@ -511,7 +515,7 @@ def _address(
         raise ParseError(f"{source}: addr", "slot.function", keys.get("addr", "")) from None
 
 
-def _initiators(
+def _list_initiators(
     objects: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]],
     devices: Iterable[TreeDevice],
     source: str,

@@ -22,9 +22,9 @@ from homenode.text import command_line
 from homenode.units import MIB, whole_number
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan import Plan, with_vm
-from homenode.vm.targets.codec import Entry, text_of, with_entries
-from homenode.vm.targets.qemu_command import escape_commas, options_of, ranges_text, read_command
-from homenode.vm.targets.script import PIN, PREPARE, plan_values, words_of
+from homenode.vm.targets.codec import Entry, decode_text, replace_entries
+from homenode.vm.targets.qemu_command import escape_commas, parse_options, ranges_text, read_command
+from homenode.vm.targets.script import PIN, PREPARE, plan_values, split_words
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
 NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)
@@ -77,7 +77,7 @@ class Conf(Struct, frozen=True, dict=True):
         """Return fields of a Vm from the command that Proxmox generates, and from its keys. Raises
         ParseError or InputError."""
         values, source, (sockets, cores) = self.values, self.source, self.shape
-        vm = read_command(options_of(command_of(self)[1:], source), source)
+        vm = read_command(parse_options(build_conf_command(self)[1:], source), source)
         names = [
             *(device.bdf for device in vm["hostdevs"]),
             *(device.uuid for device in vm["mediated"]),
@@ -85,7 +85,7 @@ class Conf(Struct, frozen=True, dict=True):
         if len(set(names)) < len(names):
             raise InputError(f"{source}: expected each host device once, found one twice")
         is_shaped = "cores" in values or "sockets" in values
-        pages = page_bytes_of(values, source)
+        pages = parse_page_bytes(values, source)
         return vm | {
             "vcpus": sockets * cores,
             "cpu_topology": (vm["cpu_topology"] or GuestTopology(sockets, 1, cores, 1))
@@ -104,7 +104,7 @@ class Conf(Struct, frozen=True, dict=True):
 def parse(content: bytes, source: str) -> Conf:
     """Raises ParseError for a line that a configuration cannot have or a key given twice,
     InputError for pending changes and snapshots."""
-    lines = tuple(text_of(content, source, "a qm configuration").splitlines(keepends=True))
+    lines = tuple(decode_text(content, source, "a qm configuration").splitlines(keepends=True))
     values: dict[str, str] = {}
     live = len(lines)
     for number, line in enumerate(lines):
@@ -179,7 +179,7 @@ def count_of(values: Mapping[str, str], key: str, source: str) -> int:
 
 
 def _memory_mib(values: Mapping[str, str], source: str) -> int:
-    text = dict(pairs_of(values.get("memory", "512")))
+    text = dict(split_pairs(values.get("memory", "512")))
     size = text.get("", text.get("current", ""))
     mib = whole_number(size, digits=11)
     if not mib:
@@ -187,7 +187,7 @@ def _memory_mib(values: Mapping[str, str], source: str) -> int:
     return mib
 
 
-def page_bytes_of(values: Mapping[str, str], source: str) -> int | None:
+def parse_page_bytes(values: Mapping[str, str], source: str) -> int | None:
     pages = values.get("hugepages")
     if pages is None:
         return None
@@ -196,7 +196,7 @@ def page_bytes_of(values: Mapping[str, str], source: str) -> int | None:
     return 0 if pages == "any" else int(pages) * MIB
 
 
-def pairs_of(value: str) -> tuple[tuple[str, str], ...]:
+def split_pairs(value: str) -> tuple[tuple[str, str], ...]:
     """Keys of a property string; the default key is ""."""
     pairs = []
     for word in value.split(","):
@@ -205,45 +205,45 @@ def pairs_of(value: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def with_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
+def add_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
     """The VM with every function that the host has of cards that hostpciN names without one."""
     conf = parse(content, source)
     cards = {
-        card_of(function_of(name, f"{source}: {key}"))
+        strip_function(parse_function(name, f"{source}: {key}"))
         for key in conf.keys_like(HOSTPCI)
-        for name in functions_of(conf.values[key])
-        if "." not in name and "mdev" not in dict(pairs_of(conf.values[key]))
+        for name in list_functions(conf.values[key])
+        if "." not in name and "mdev" not in dict(split_pairs(conf.values[key]))
     }
     present = {hostdev.bdf for hostdev in vm.hostdevs}
     added = tuple(
         GuestHostdev(device.bdf, None)
         for device in host.pci_devices
-        if card_of(device.bdf) in cards and device.bdf not in present
+        if strip_function(device.bdf) in cards and device.bdf not in present
     )
     return structs.replace(vm, hostdevs=(*vm.hostdevs, *added))
 
 
-def functions_of(value: str) -> list[str]:
+def list_functions(value: str) -> list[str]:
     """The functions that a hostpciN names."""
-    keys = dict(pairs_of(value))
+    keys = dict(split_pairs(value))
     return [name for name in (keys.get("", "") or keys.get("host", "")).split(";") if name]
 
 
-def card_of(bdf: Bdf) -> tuple[int, int, int]:
+def strip_function(bdf: Bdf) -> tuple[int, int, int]:
     return bdf.domain, bdf.bus, bdf.device
 
 
-def function_of(name: str, source: str) -> Bdf:
+def parse_function(name: str, source: str) -> Bdf:
     return Bdf.parse(name if "." in name else f"{name}.0", source)
 
 
-def command(content: bytes, source: str) -> tuple[str, ...]:
+def build_command(content: bytes, source: str) -> tuple[str, ...]:
     """The QEMU options that Proxmox makes of a configuration for the parts of the guest."""
-    return command_of(parse(content, source))
+    return build_conf_command(parse(content, source))
 
 
-def command_of(conf: Conf) -> tuple[str, ...]:
-    """`command` of a parsed configuration."""
+def build_conf_command(conf: Conf) -> tuple[str, ...]:
+    """`build_command` of a parsed configuration."""
     values, source, (sockets, cores) = conf.values, conf.source, conf.shape
     total = sockets * cores
     online = count_of(values, "vcpus", source) if "vcpus" in values else total
@@ -258,7 +258,7 @@ def command_of(conf: Conf) -> tuple[str, ...]:
     if "viommu=intel" in values.get("machine", ""):
         pairs.append(("-device", "intel-iommu,intremap=on,caching-mode=on"))
     pairs += [("-device", value) for value in _own_devices(conf)]
-    args = words_of(values.get("args", ""), f"{source}: args")
+    args = split_words(values.get("args", ""), f"{source}: args")
     return ("qemu-system-x86_64", *(word for pair in pairs for word in pair), *args)
 
 
@@ -267,13 +267,13 @@ def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
     values, (sockets, cores) = conf.values, conf.shape
     if values.get("numa") not in ("1", "yes", "on", "true"):
         return
-    pages = page_bytes_of(values, conf.source)
+    pages = parse_page_bytes(values, conf.source)
     kind, path = "memory-backend-ram", ""
     if pages is not None:
         kind, directory = "memory-backend-file", (pages or 2 * MIB) // 1024
         path = f",mem-path=/run/hugepages/kvm/{directory}kB,share=on,prealloc=yes"
     for number, key in enumerate(conf.keys_like(NUMA) or [""] * sockets):
-        properties = dict(pairs_of(values[key])) if key else {}
+        properties = dict(split_pairs(values[key])) if key else {}
         size = properties.get("memory", "0") if key else str(memory // sockets)
         place = f"{conf.source}: {key}"
         if whole_number(size, digits=11) is None:
@@ -302,11 +302,11 @@ def _own_devices(conf: Conf) -> Iterator[str]:
                 f"chassis={port + 1},multifunction=on"
             )
     for key in keys:
-        properties = dict(pairs_of(conf.values[key]))
-        names = functions_of(conf.values[key])
+        properties = dict(split_pairs(conf.values[key]))
+        names = list_functions(conf.values[key])
         # A vGPU that Proxmox makes of the named GPU does not count.
         for index, name in enumerate(names if "mdev" not in properties else ()):
-            bdf = function_of(name, f"{conf.source}: {key}")
+            bdf = parse_function(name, f"{conf.source}: {key}")
             sub = f".{index}" if len(names) > 1 else ""
             at = ""
             if is_q35 and properties.get("pcie") in ("1", "on", "yes", "true"):
@@ -315,7 +315,7 @@ def _own_devices(conf: Conf) -> Iterator[str]:
             yield f"vfio-pci,host={bdf},id={key}{sub}{at}"
 
 
-def with_default(value: str | None, key: str, text: str) -> str:
+def replace_default(value: str | None, key: str, text: str) -> str:
     """A property string with the value of its default key replaced."""
     if value is None:
         return text
@@ -339,7 +339,7 @@ def edit_conf(conf: Conf, changes: Mapping[str, str | None]) -> str:
     end = len(live.rstrip("\r\n")) if live.strip() else 0
     end = live.find("\n", end) + 1 or len(live)
     values = {key: [] if text is None else [(text, text)] for key, text in changes.items()}
-    text = with_entries(live[:end], entries, values, joint=": ")
+    text = replace_entries(live[:end], entries, values, joint=": ")
     return text + live[end:] + "".join(conf.lines[conf.live :])
 
 

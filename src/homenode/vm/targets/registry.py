@@ -49,18 +49,18 @@ class VmFile(Struct, frozen=True):
     source: str
 
 
-def target_of(content: bytes) -> str | None:
+def recognize_target(content: bytes) -> str | None:
     """The target that a file is of, by its content; None for a domain document, and for others."""
-    return None if libvirt.recognises(content) else recognise_target(content)
+    return None if libvirt.recognizes(content) else recognise_target(content)
 
 
-def kind_of(content: bytes, source: str, named: str | None = None) -> str:
+def recognize_kind(content: bytes, source: str, named: str | None = None) -> str:
     """The kind of a file by its content. named: the target to try if the content does not tell.
     Raises InputError for an unknown kind."""
-    target = target_of(content)
+    target = recognize_target(content)
     if target is not None:
         return target
-    if libvirt.recognises(content):
+    if libvirt.recognizes(content):
         return LIBVIRT
     if named not in (None, LIBVIRT) and target_named(named).may_be(content):
         return named
@@ -79,8 +79,8 @@ def kind_of(content: bytes, source: str, named: str | None = None) -> str:
 
 
 def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
-    """The VM of a file. named: as `kind_of`. Raises ParseError or InputError."""
-    kind = kind_of(content, source, named)
+    """The VM of a file. named: as `recognize_kind`. Raises ParseError or InputError."""
+    kind = recognize_kind(content, source, named)
     if kind == LIBVIRT:
         return VmFile(kind, read_domain(content, source), content, source)
     return VmFile(kind, target_named(kind).read_vm(content, source), content, source)
@@ -102,7 +102,7 @@ def other_parts(vm: VmFile) -> tuple[str, ...]:
     return (*libvirt.other_parts(content, vm.source), *(part for part in changed if changed[part]))
 
 
-def on_host(vm: VmFile, host: Host) -> VmFile:
+def add_host_facts(vm: VmFile, host: Host) -> VmFile:
     """Return the VM with facts that its file leaves to a host: architecture, whole cards."""
     if vm.kind in (None, LIBVIRT) or vm.content is None:
         return vm

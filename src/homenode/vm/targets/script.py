@@ -24,7 +24,7 @@ def quote_word(word: str) -> str:
     return shlex.quote(word) if "," not in word else "'" + word.replace("'", "'\"'\"'") + "'"
 
 
-def array(name: str, words: Iterable[str]) -> str:
+def format_array(name: str, words: Iterable[str]) -> str:
     """An array of bash, a line for each element."""
     lines = "".join(f"  {quote_word(word)}\n" for word in words)
     return f"{name}=(\n{lines})\n" if lines else f"{name}=()\n"
@@ -41,13 +41,13 @@ def plan_values(plan: Plan) -> str:
             assign_word(
                 "emulator_pus", "" if plan.vm.emulator_pus is None else str(plan.vm.emulator_pus)
             ),
-            array("vcpu_pus", map(str, plan.vcpu_pins)),
-            array("iothread_pus", (str(pus) for pus in plan.iothread_pus)),
-            array(
+            format_array("vcpu_pus", map(str, plan.vcpu_pins)),
+            format_array("iothread_pus", (str(pus) for pus in plan.iothread_pus)),
+            format_array(
                 "devices", (str(device.bdf) for device in plan.vm.hostdevs if not is_vgpu(device))
             ),
             "# host node, page size in kB, pages\n",
-            array(
+            format_array(
                 "huge_pages",
                 (f"{r.node} {r.page_bytes // 1024} {r.pages}" for r in plan.page_reservations),
             ),
@@ -59,7 +59,7 @@ PREPARE, PIN = (package_text("vm", "targets", "scripts", f"{n}.sh") for n in ("p
 """Functions of bash."""
 
 
-def words_of(text: str, place: str) -> tuple[str, ...]:
+def split_words(text: str, place: str) -> tuple[str, ...]:
     """The words of a shell. Raises ParseError for a quote that does not end."""
     try:
         return tuple(shlex.split(text))
@@ -67,31 +67,31 @@ def words_of(text: str, place: str) -> tuple[str, ...]:
         raise ParseError(place, "words of a shell", text.strip()[:60]) from None
 
 
-def array_in(text: str, name: str) -> tuple[str, ...] | None:
+def find_array(text: str, name: str) -> tuple[str, ...] | None:
     """The words of an array in a script of homenode; None if it has none. Raises ParseError."""
     start = f"\n{name}=("
     at = text.find(start)
     if at < 0:
         return None
     end = text.find("\n)", at) if not text.startswith(")", at + len(start)) else at + len(start)
-    return words_of(text[at + len(start) : end], name) if end >= 0 else None
+    return split_words(text[at + len(start) : end], name) if end >= 0 else None
 
 
-def value_in(text: str, name: str) -> str | None:
+def find_value(text: str, name: str) -> str | None:
     """The word of a variable in a script of homenode; None if it has none. Raises ParseError."""
     at = text.find(f"\n{name}=")
     if at < 0:
         return None
     line = text[at + len(name) + 2 :].partition("\n")[0]
-    words = words_of(line, name)
+    words = split_words(line, name)
     return words[0] if words else ""
 
 
-def pins_in(text: str) -> tuple[tuple[CpuSet, ...], CpuSet | None, tuple[CpuSet, ...]]:
+def parse_pins(text: str) -> tuple[tuple[CpuSet, ...], CpuSet | None, tuple[CpuSet, ...]]:
     """vCPU, emulator and IOThread pins of a script's values."""
-    emulator = value_in(text, "emulator_pus")
+    emulator = find_value(text, "emulator_pus")
     return (
-        tuple(CpuSet.parse(pus, "vcpu_pus") for pus in array_in(text, "vcpu_pus") or ()),
+        tuple(CpuSet.parse(pus, "vcpu_pus") for pus in find_array(text, "vcpu_pus") or ()),
         CpuSet.parse(emulator, "emulator_pus") if emulator else None,
-        tuple(CpuSet.parse(pus, "iothread_pus") for pus in array_in(text, "iothread_pus") or ()),
+        tuple(CpuSet.parse(pus, "iothread_pus") for pus in find_array(text, "iothread_pus") or ()),
     )

@@ -138,7 +138,7 @@ class Support(Struct, frozen=True):
     loses: str | None = None  # what the guest or the host then lacks; None for NATIVE
 
 
-def native(how: str) -> Support:
+def make_native(how: str) -> Support:
     return Support(SupportLevel.NATIVE, how)
 
 
@@ -164,12 +164,12 @@ class _Texts(Struct, frozen=True, forbid_unknown_fields=True):
 _TEXTS = toml.decode(package_text("vm", "targets", "support.toml"), type=_Texts)
 
 
-def lost_by(target: str) -> dict[Feature, Support]:
+def list_lost(target: str) -> dict[Feature, Support]:
     """Features that a target lacks."""
     return {Feature[name]: lost_feature(*texts) for name, texts in _TEXTS.lost[target].items()}
 
 
-def indirect_by(target: str) -> dict[Feature, Support]:
+def list_indirect(target: str) -> dict[Feature, Support]:
     """Features that a target provides at a price."""
     texts = _TEXTS.indirect[target]
     return {Feature[name]: indirect_support(how, loses) for name, (how, loses) in texts.items()}
@@ -244,12 +244,14 @@ class Target(Struct, frozen=True, kw_only=True):
     """The VM with the devices that the file names by something that is on the host."""
     says_emulator: bool = False  # A file without CPUs for the emulator means that it is not pinned
     hook_suffix: str | None = None  # Of the script with the pins that is written next to the file
-    users_own: str = ""  # Pattern of lines that a plan does not rely on, as `settings_of` has them
+    users_own: str = (
+        ""  # Pattern of lines that a plan does not rely on, as `list_settings` has them
+    )
     words_of: Callable[[bytes, str], Sequence[str]] | None = None
     """The command of QEMU that the file starts; None if no test guest can be made of it."""
 
 
-def settings_of(target: Target, content: bytes) -> tuple[str, ...]:
+def list_settings(target: Target, content: bytes) -> tuple[str, ...]:
     """The settings of a file that are homenode's: lines without blanks, quotes, comments, sections
     and `users_own`, each behind the less indented ones above it, in a script behind the one before.
     """
@@ -277,13 +279,13 @@ def is_vgpu(device: GuestHostdev) -> bool:
     return device.uuid is not None or not device.managed
 
 
-def features_of(plan: Plan) -> frozenset[Feature]:
+def list_features(plan: Plan) -> frozenset[Feature]:
     return frozenset(feature for feature in Feature if feature.is_planned(plan))
 
 
 def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
     """Features that the plan needs and the target lacks."""
-    return frozenset(f for f in features_of(plan) if target.support[f].level is SupportLevel.LOST)
+    return frozenset(f for f in list_features(plan) if target.support[f].level is SupportLevel.LOST)
 
 
 def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
@@ -311,7 +313,7 @@ def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
 
 def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:
     """Features of the plan that the target lacks, or has at a price."""
-    planned = features_of(plan)
+    planned = list_features(plan)
     findings = []
     for feature in Feature:
         support = target.support[feature]

@@ -29,11 +29,11 @@ from homenode.vm.targets.qemu_command import (
     device_tree,
     distance_words,
     escape_commas,
-    fields_of,
     join_option,
-    options_of,
+    parse_options,
+    parse_size,
     ranges_text,
-    size_of,
+    split_fields,
     vm_of_command,
 )
 
@@ -209,7 +209,7 @@ def stand_in_argv(
         *_later_vcpus(stand_in),
         *_firmware(stand_in, files),
         *([] if iommu is None else ["-device", ",".join(("intel-iommu", *iommu))]),
-        *(word for c in stand_in.vm.controllers for word in ("-device", tree.controller(c))),
+        *(word for c in stand_in.vm.controllers for word in ("-device", tree.format_controller(c))),
         *(
             word
             for address, bdf in stand_in.devices
@@ -356,7 +356,7 @@ def stand_in_of_command(
 ) -> tuple[MinimalGuest, tuple[str, ...]]:
     """The test guest of a command line, and the options to boot it with. words: program first.
     machine: a type that this QEMU has. Raises ParseError."""
-    options = options_of(words[1:], source)
+    options = parse_options(words[1:], source)
     facts = vm_of_command(options, source)
     controllers, devices = device_tree(options, source)
     sizes = [cell.memory_bytes for cell in facts.cells if cell.vcpus]
@@ -402,7 +402,7 @@ def _boot_options(
     words: list[str] = ["-cpu", SUBSTITUTE_CPU_MODEL]
     for option, text in options:
         value = text or ""
-        first, pairs = fields_of(value)
+        first, pairs = split_fields(value)
         keys = dict(pairs)
         if option in _AS_GIVEN:
             pass
@@ -411,7 +411,7 @@ def _boot_options(
         elif option == "m":
             value = f"{total // MIB}M"
         elif option == "object" and first.startswith("memory-backend-"):
-            size = bare.scale(size_of(keys.get("size", ""), source)) // MIB
+            size = bare.scale(parse_size(keys.get("size", ""), source)) // MIB
             named = [("id", keys.get("id", "")), ("size", f"{size}M")]
             value = join_option("memory-backend-ram", named)
         elif option == "device" and first == "vfio-pci":

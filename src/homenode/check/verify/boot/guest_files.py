@@ -15,7 +15,7 @@ from homenode.errors import HostError
 from homenode.process import ToolMissingError, ToolTimeoutError, find_program, run
 from homenode.safe.durable import create_file, replace_file
 from homenode.safe.input_files import MAX_BYTES, read_kernel_file, read_plain, read_start
-from homenode.safe.trusted_path import changeable, private_directory
+from homenode.safe.trusted_path import find_other_writer, private_directory
 
 _KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
 """Packages that depend on the package of a kernel, smaller kernels first."""
@@ -152,7 +152,7 @@ def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> P
 
 def _check_unchanged(path: Path) -> Path:
     """Return a file of the cache. Raises HostError if another user can change it."""
-    reason = changeable((path,), user=os.geteuid(), sticky=True)
+    reason = find_other_writer((path,), user=os.geteuid(), sticky=True)
     if reason is None:
         return path
     raise HostError(

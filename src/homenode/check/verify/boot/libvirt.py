@@ -82,7 +82,7 @@ def boot(
         done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(document)), limit_s)
         if done.returncode:
             message = " ".join(
-                line for line in done.complaints() if "Failed to create domain" not in line
+                line for line in done.list_messages() if "Failed to create domain" not in line
             )
             return (refusal_finding("libvirt", message, source),)
         while _is_there(uri, name):

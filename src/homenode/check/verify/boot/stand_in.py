@@ -105,7 +105,9 @@ class AddressMap(Struct, frozen=True):
 def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
     """The address map of a guest's devices; None if none of them has a large BAR that is known."""
     passed = [
-        device for hostdev in guest.hostdevs if (device := host.device(hostdev.bdf)) is not None
+        device
+        for hostdev in guest.hostdevs
+        if (device := host.find_device(hostdev.bdf)) is not None
     ]
     sizes = {
         device.bdf: max(

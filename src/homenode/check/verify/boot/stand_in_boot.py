@@ -60,7 +60,7 @@ from homenode.vm.domain.document import Document
 from homenode.vm.guest_observation import path_of_address, paths_of_guest
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.model import Vm
-from homenode.vm.targets.qemu_command import options_of
+from homenode.vm.targets.qemu_command import parse_options
 
 COMMAND = (
     "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check pcie_ports=compat "
@@ -197,7 +197,9 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
             f"{words[0] if words else 'none'}"
         )
     files = find_guest_files(options.kernel)
-    types = [v for name, v in options_of(words[1:], source) if name == "machine" and v is not None]
+    types = [
+        v for name, v in parse_options(words[1:], source) if name == "machine" and v is not None
+    ]
     machine = types[-1].partition(",")[0] if types else None
     stand_in, rendered = stand_in_of_command(words, source, _machine(program, machine))
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus

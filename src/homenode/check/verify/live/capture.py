@@ -43,12 +43,12 @@ from homenode.check.verify.live.procfs import (
 )
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HostError, ParseError, UsageError
-from homenode.findings import Findings, Gap, in_order
+from homenode.findings import Findings, Gap, sort_findings
 from homenode.process import arguments_after
 from homenode.safe.input_files import read_kernel_file
 from homenode.text import command_line
 from homenode.units import KIB, whole_number
-from homenode.vm.domain.read import open_domain, vm_of
+from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.connection import is_local
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
@@ -406,7 +406,7 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
         Virsh(connect).live_definition(running.uuid), f"the definition of {name}"
     )
     findings = (*live.findings, *transfer_findings(document))
-    return Findings(checked=live.checked, findings=in_order(findings))
+    return Findings(checked=live.checked, findings=sort_findings(findings))
 
 
 def observe_running_domain(
@@ -419,7 +419,7 @@ def observe_running_domain(
             hint="run homenode on the VM's own host: /proc shows where its threads and pages are",
         )
     virsh = Virsh(connect)
-    state = virsh.domain(name)
+    state = virsh.find_domain(name)
     if not state.is_active:
         raise UsageError(
             f"{state.name} is {state.state}: --live checks a running VM",
@@ -430,7 +430,7 @@ def observe_running_domain(
             f"{state.name}: expected a plan for it, found one for {plan.vm.name}",
             hint="omit --plan to compare it with its own definition",
         )
-    running = vm_of(
+    running = build_vm(
         open_domain(virsh.live_definition(state.uuid), f"the definition of {state.name}")
     )
     expected = running if plan is None else vm_as_it_runs(plan, running)

@@ -15,7 +15,7 @@ from homenode.check.verify.live.procfs import (
     ThreadKind,
 )
 from homenode.cpuset import CpuSet, NodeIndex
-from homenode.findings import Finding, Findings, Severity, finding, in_order
+from homenode.findings import Finding, Findings, Severity, finding, sort_findings
 from homenode.text import cpus_text, plural
 from homenode.units import KIB, format_bytes, whole_number
 from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
@@ -384,7 +384,7 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
             for gap in vm.gaps
         ),
     ]
-    return Findings(checked=_checked_lines(expected, vm), findings=in_order(findings))
+    return Findings(checked=_checked_lines(expected, vm), findings=sort_findings(findings))
 
 
 def _checked_lines(expected: Vm, vm: RunningVm) -> tuple[str, ...]:

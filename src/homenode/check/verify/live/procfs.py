@@ -17,7 +17,7 @@ from homenode.errors import HomenodeError, ParseError
 from homenode.findings import Gap
 from homenode.process import arguments_after
 from homenode.units import KIB, parse_bytes
-from homenode.vm.targets.qemu_command import fields_of
+from homenode.vm.targets.qemu_command import split_fields
 
 
 class ThreadKind(StrEnum):
@@ -299,7 +299,7 @@ def domain_name(argv: Sequence[str]) -> str | None:
     'a,b'
     """
     for value in arguments_after(argv, "-name"):
-        first, pairs = fields_of(value)
+        first, pairs = split_fields(value)
         return dict(pairs).get("guest", first)
     return None
 
@@ -308,7 +308,7 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
     """The memory backends of a QEMU command line."""
     objects = []
     for value in arguments_after(argv, "-object"):
-        kind, pairs = fields_of(value)
+        kind, pairs = split_fields(value)
         if not kind.startswith("memory-backend-"):
             continue
         fields = dict(pairs)

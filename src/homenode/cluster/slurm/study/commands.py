@@ -188,7 +188,7 @@ def _end(
     directory: StudyDirectory, progress: Progress, unmeasured: tuple[tuple[str, str], ...]
 ) -> None:
     """Print the missing jobs with reasons; exit 1 if there are any."""
-    missing = progress.missing()
+    missing = progress.list_missing()
     total = len(progress.tasks)
     note(f"{total - len(missing) - len(unmeasured)} of {plural(total, 'job')} have results")
     for line in missing_lines(missing):

@@ -106,7 +106,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         """
         if "%" in str(self.path) or not str(self.path).isprintable():
             raise HostError(f"{self.path}: expected a path without % that can be printed")
-        with self.errors():
+        with self.convert_errors():
             for name in ("jobs", "log", "raw", "results"):
                 os.close(open_directory(self.path, name))
             for name in ("raw", "results"):
@@ -141,7 +141,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
     def write_dry_run(self, study: Study) -> None:
         """Write the scripts without starting the study. Raises HostError."""
-        with self.errors():
+        with self.convert_errors():
             for name in ("jobs", "log"):  # Slurm does not create the directory of --output
                 os.close(open_directory(self.path, name))
         self._reject_other_scripts(study)
@@ -160,7 +160,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
 
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
         """Write the scripts of these experiments. Raises HostError."""
-        with self.errors():
+        with self.convert_errors():
             for experiment in experiments:
                 script = script_of(experiment, study.options, study.id)
                 path = self.path / script_name(experiment)

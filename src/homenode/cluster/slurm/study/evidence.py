@@ -24,7 +24,7 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import Host
-from homenode.measure.figures.gpu_tools import Binding, sections
+from homenode.measure.figures.gpu_tools import Binding, split_sections
 from homenode.measure.imported_runs import ImportOptions, SourceDirectory, imported_runs
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
@@ -250,7 +250,7 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
 def _log_evidence(name: str, mode: Sharing, text: str, run: Run) -> JobEvidence:
     """Return the allowed nodes from the log's last section."""
     binding = next(
-        (section.binding for section in sections(text) if section.binding is not None), None
+        (section.binding for section in split_sections(text) if section.binding is not None), None
     )
     notice = REPLAYED_LINE.search(text)
     conditions = run.head.conditions

@@ -29,11 +29,11 @@ from homenode.cluster.slurm.study.maps import (
     runs_by,
     slow_copies,
 )
-from homenode.decide.alternative import alternatives
+from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Comparison, Outcome
 from homenode.decide.recommendation import Recommendation, recommend
-from homenode.decide.sentences import ground_of, sentence_of
+from homenode.decide.sentences import format_basis, format_sentence
 from homenode.decide.summary import power_by_test
 from homenode.decide.words import format_value, multiple_text
 from homenode.findings import Gap
@@ -183,7 +183,7 @@ def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
     ordered = sorted(jobs, key=_binding_order)
     by_binding = runs_by(ordered, lambda job, s: None if s.metric in COPIES else _binding_of(job))
     for runs in (copies_as_runs(jobs), by_binding):
-        compared = alternatives(runs)
+        compared = group_runs(runs)
         if len(compared) > 1:
             yield compare(compared)
 
@@ -212,7 +212,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     # A slice of a GPU is not a part of this question.
     gpu_jobs = tuple(job for job in jobs if job.gres == "gpu")
     recommendation = recommend(
-        "", alternatives(copies_as_runs(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
+        "", group_runs(copies_as_runs(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
     )
     evidence.append(_evidence_of(recommendation))
     shared = [
@@ -231,7 +231,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
         return Queue.EXCLUSIVE, reason, evidence, True
     if not shapes <= {recommendation.choice, *recommendation.also}:
-        return _unknown_answer(sentence_of(recommendation), *evidence)
+        return _unknown_answer(format_sentence(recommendation), *evidence)
     if all(place is JobLocality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
         return Queue.EITHER, reason, evidence, True
@@ -243,8 +243,8 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
 
 
 def _evidence_of(recommendation: Recommendation) -> str:
-    sentence = sentence_of(recommendation)
-    return sentence if recommendation.is_blocked else f"{ground_of(recommendation)}: {sentence}"
+    sentence = format_sentence(recommendation)
+    return sentence if recommendation.is_blocked else f"{format_basis(recommendation)}: {sentence}"
 
 
 def describe_copies(matrix: StudyMatrix) -> str:
@@ -269,7 +269,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     )
     for metric in app_metrics:
         runs = runs_by(jobs, partial(_side_of, metric))
-        sides = alternatives(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
+        sides = group_runs(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
         if [side.label for side in sides] != [WHOLE, PARTS]:
             continue
         effect = next(shown for shown in compare(sides).effects if shown.metric == metric)
@@ -302,10 +302,10 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     runs = runs_by(jobs, label_of)
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown_answer("copies between GPUs were measured under one binding, or none")
-    recommendation = recommend("", alternatives(runs), Objective.MULTI_GPU)
+    recommendation = recommend("", group_runs(runs), Objective.MULTI_GPU)
     evidence = _evidence_of(recommendation)
     if recommendation.choice is None:
-        return _unknown_answer(sentence_of(recommendation), evidence)
+        return _unknown_answer(format_sentence(recommendation), evidence)
     if not recommendation.avoid:
         reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
         return Queue.EITHER, reason, (evidence,), True
@@ -410,7 +410,7 @@ def study_report(source: str, sources: StudySources) -> StudyReport:
 def _power(jobs: Iterable[JobEvidence]) -> Iterator[tuple[str, Mapping[str, float]]]:
     """Yield the power that jobs of each binding and shape drew."""
     runs = runs_by(sorted(jobs, key=_binding_order), lambda job, _: _binding_of(job))
-    for alternative in alternatives(runs):
+    for alternative in group_runs(runs):
         if drawn := power_by_test(alternative.series):
             yield alternative.label, drawn
 

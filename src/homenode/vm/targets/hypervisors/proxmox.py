@@ -24,12 +24,12 @@ from homenode.vm.targets.qemu_command import (
     QemuPciTree,
     device_words,
     distance_words,
-    fields_of,
     has_backend,
-    options_of,
+    parse_options,
     size_text,
     slots_shared,
     smp_text,
+    split_fields,
     uuid_words,
     vfio_text,
 )
@@ -38,28 +38,28 @@ from homenode.vm.targets.qm_conf import (
     NUMA,
     OWN_SLOTS,
     Conf,
-    card_of,
-    command,
+    add_whole_cards,
+    build_command,
     edit_conf,
-    function_of,
-    functions_of,
     hook_script,
     is_conf,
     is_short_conf,
-    pairs_of,
+    list_functions,
     parse,
+    parse_function,
+    replace_default,
+    split_pairs,
     start_timeout_s,
-    with_default,
-    with_whole_cards,
+    strip_function,
 )
-from homenode.vm.targets.script import words_of
+from homenode.vm.targets.script import split_words
 from homenode.vm.targets.target import (
     Feature,
-    indirect_by,
     indirect_support,
     is_vgpu,
+    list_indirect,
     lost_feature,
-    native,
+    make_native,
     reject_arm,
 )
 
@@ -85,7 +85,7 @@ _GLOBALS = (
 )
 
 
-def _refuse(writing: TargetEdit[Conf]) -> None:
+def _reject_unsupported(writing: TargetEdit[Conf]) -> None:
     plan, conf, source = writing.plan, writing.file, writing.source
     reject_arm(writing.guest, "proxmox", "its q35 machine")
     machine = conf.values.get("machine", "q35" if not conf.values else "pc")
@@ -129,11 +129,11 @@ def _refuse(writing: TargetEdit[Conf]) -> None:
 
 def _read_head(conf: Conf) -> Mapping[str, Any]:
     values = conf.values
-    cpu = dict(pairs_of(values.get("cpu", "")))
+    cpu = dict(split_pairs(values.get("cpu", "")))
     model = cpu.get("", cpu.get("cputype", "kvm64"))
     return {
         "name": values.get("name") or f"VM {conf.vmid or ''}".strip(),
-        "uuid": canonical_uuid(dict(pairs_of(values.get("smbios1", ""))).get("uuid", "")),
+        "uuid": canonical_uuid(dict(split_pairs(values.get("smbios1", ""))).get("uuid", "")),
         "domain_type": "qemu" if values.get("kvm") == "0" else "kvm",
         "architecture": values.get("arch", "x86_64"),
         "machine": "q35" if "q35" in conf.machine else conf.machine,
@@ -172,7 +172,7 @@ def _write_size(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     lines = {"sockets": str(sockets)}
     if not writing.is_new and sockets == 1 and "sockets" not in values:
         lines = {}
-    memory = with_default(values.get("memory"), "current", str(writing.memory_mib))
+    memory = replace_default(values.get("memory"), "current", str(writing.memory_mib))
     lines |= {"cores": str(plan.vm.vcpus // sockets), "memory": memory}
     return lines | ({"vcpus": str(plan.vm.vcpus)} if "vcpus" in values else {})
 
@@ -195,7 +195,7 @@ def _numa_lines(writing: TargetEdit[Conf]) -> dict[str, str | None]:
             usable = (node.index for node in host_nodes if node.memory_bytes and node.pus)
             first = (*plan.nodes, *usable, NodeIndex(0))[0]
             bound = f",hostnodes={first},policy=preferred"
-        vcpus, size = str(cell.vcpus).replace(",", ";"), writing.mib_of(cell)
+        vcpus, size = str(cell.vcpus).replace(",", ";"), writing.count_mib(cell)
         lines[f"numa{cell.id}"] = f"cpus={vcpus}{bound},memory={size}"
     return lines
 
@@ -229,7 +229,7 @@ def _write_affinity(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
 
 def _write_hook(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     present = writing.file.values.get(_HOOK_KEY)
-    if _hook(writing) is not None:
+    if _format_hook(writing) is not None:
         return {_HOOK_KEY: present or _own_hook(writing)}
     return {_HOOK_KEY: None} if (present or "").startswith(_OUR_HOOK) else {}
 
@@ -243,20 +243,20 @@ def _read_pins(conf: Conf) -> Mapping[str, Any]:
     return {"emulator_pus": pus, "vcpu_pins": (pus,) * conf.vm_fields["vcpus"]}
 
 
-def _in_args(plan: Plan) -> bool:
+def _needs_args(plan: Plan) -> bool:
     """Return whether devices are on expander buses, which only `args` can describe."""
     return any(device.cell is not None for device in plan.vm.hostdevs) and bool(plan.vm.controllers)
 
 
-def _hook(writing: TargetEdit[Conf]) -> str | None:
-    return hook_script(writing.plan, mirrored=_in_args(writing.plan))
+def _format_hook(writing: TargetEdit[Conf]) -> str | None:
+    return hook_script(writing.plan, mirrored=_needs_args(writing.plan))
 
 
 def _own_hook(writing: TargetEdit[Conf]) -> str:
     return f"{_OUR_HOOK}{writing.file.vmid or 'vm'}.sh"
 
 
-def _hostpci(writing: TargetEdit[Conf]) -> tuple[dict[str, str | None], list[Finding]]:
+def _format_hostpci(writing: TargetEdit[Conf]) -> tuple[dict[str, str | None], list[Finding]]:
     """hostpciN lines, without those of devices that args has; and devices that are left."""
     plan, conf = writing.plan, writing.file
     planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
@@ -264,26 +264,26 @@ def _hostpci(writing: TargetEdit[Conf]) -> tuple[dict[str, str | None], list[Fin
     reason_of_key: dict[str, str] = {}
     present: set[Bdf] = set()
     for key in filter(HOSTPCI.match, conf.values):
-        keys, names = dict(pairs_of(conf.values[key])), functions_of(conf.values[key])
-        functions = {function_of(name, f"{writing.source}: {key}") for name in names}
+        keys, names = dict(split_pairs(conf.values[key])), list_functions(conf.values[key])
+        functions = {parse_function(name, f"{writing.source}: {key}") for name in names}
         if not functions or "mdev" in keys:
             reason_of_key[key] = "names a mapping or a mediated device: it stays as it is"
         elif not functions & planned:
             lines[key] = None  # other GPUs were chosen in its place
-        elif _in_args(plan):
+        elif _needs_args(plan):
             lines[key] = None
             dropped = ", ".join(name for name in keys if name not in ("", "host", "pcie"))
             reason_of_key |= (
                 {key: f"its {dropped} is not carried over into args"} if dropped else {}
             )
         else:
-            cards = {card_of(f) for f in functions if any("." not in name for name in names)}
-            present |= functions | {bdf for bdf in planned if card_of(bdf) in cards}
+            cards = {strip_function(f) for f in functions if any("." not in name for name in names)}
+            present |= functions | {bdf for bdf in planned if strip_function(bdf) in cards}
     findings = [
         finding("target-line-unchanged", f"Proxmox: {key}", observed=reason)
         for key, reason in reason_of_key.items()
     ]
-    if _in_args(plan):
+    if _needs_args(plan):
         return lines, findings
     in_use = {key for key in conf.values if key not in lines}
     free = iter(f"hostpci{i}" for i in range(_MAX_DEVICES) if f"hostpci{i}" not in in_use)
@@ -301,7 +301,7 @@ def _hostpci(writing: TargetEdit[Conf]) -> tuple[dict[str, str | None], list[Fin
 
 
 def _write_devices(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
-    plan, lines = writing.plan, _hostpci(writing)[0]
+    plan, lines = writing.plan, _format_hostpci(writing)[0]
     balloon = bool(plan.vm.hostdevs) and (bool(plan.vcpu_pins) or writing.is_new)
     return {"balloon": "0", **lines} if balloon else lines
 
@@ -318,11 +318,11 @@ def _write_args(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
         uuid = (word for pair in uuid_words(plan, writing.guest) for word in pair)
         args = " ".join((*filter(None, [args]), *uuid))
     before = None if writing.is_new else writing.file.vm_fields["pcihole64_bytes"]
-    ours = " ".join(f"{option} {value}" for option, value in _words(plan, before))
-    return {"args": _with_args(args, ours, writing.source)}
+    ours = " ".join(f"{option} {value}" for option, value in _list_args_words(plan, before))
+    return {"args": _edit_args(args, ours, writing.source)}
 
 
-def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
+def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
     """Ours in `args`. before: the window for BARs that is there."""
     shape = plan.vm.cpu_topology
     if shape is not None and (shape.threads > 1 or shape.dies > 1):
@@ -340,7 +340,7 @@ def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
     hole = before if window is None else window.pcihole64_bytes or before
     if hole is not None:
         yield "-global", f"q35-pcihost.pci-hole64-size={size_text(hole)}"
-    if not _in_args(plan):
+    if not _needs_args(plan):
         for number, device in enumerate(plan.vm.hostdevs):
             if is_vgpu(device):
                 yield "-device", f"{vfio_text(device)},id={_ID}dev{number}"
@@ -350,14 +350,14 @@ def _words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
     shared = slots_shared(address for address in used if address is not None)
     tree = QemuPciTree("pcie.0", f"{_ID}.", shared, _CHASSIS_BASE)
     for controller in plan.vm.controllers:
-        yield "-device", tree.controller(controller)
+        yield "-device", tree.format_controller(controller)
     yield from device_words(plan, tree, places, device_id=f"{_ID}dev", initiator_id=f"{_ID}gi")
 
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
 
 
-def _with_args(value: str | None, ours: str, source: str) -> str | None:
+def _edit_args(value: str | None, ours: str, source: str) -> str | None:
     """Return `args` with homenode's words at the end, in place of those of an earlier plan."""
     text = value or ""
     spans = [(m.start(), m.end()) for m in _WORD.finditer(text)]
@@ -373,14 +373,14 @@ def _with_args(value: str | None, ours: str, source: str) -> str | None:
             index += 1
         index += 1
     words = (words + text[at:]).rstrip()
-    options_of(words_of(words, f"{source}: args"), f"{source}: args")
+    parse_options(split_words(words, f"{source}: args"), f"{source}: args")
     return " ".join(filter(None, (words, ours))) or None
 
 
 def _is_ours(option: str, value: str) -> bool:
     if not option.startswith("-"):
         return False
-    first, pairs = fields_of(value)
+    first, pairs = split_fields(value)
     keys = dict(pairs)
     return (
         (option in ("-device", "-object") and bool(_OUR_ID.match(keys.get("id", ""))))
@@ -390,7 +390,7 @@ def _is_ours(option: str, value: str) -> bool:
     )
 
 
-def _findings(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
+def _find_losses(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     plan, conf, guest = writing.plan, writing.file, writing.guest
     yield from changed_keys(
         writing,
@@ -400,7 +400,7 @@ def _findings(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Ite
             "vcpus": (guest.vcpus, "every vCPU has its place from the start"),
         },
     )
-    yield from _hostpci(writing)[1]
+    yield from _format_hostpci(writing)[1]
     # Proxmox sets a shorter start timeout if the devices are not in `hostpci` lines.
     keys = {key for key, value in {**conf.values, **lines}.items() if value is not None}
     needed = start_timeout_s(keys | {"hostpci0"}, plan.vm.memory_bytes)
@@ -430,19 +430,19 @@ def _findings(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Ite
         )
 
 
-def _companions(writing: TargetEdit[Conf], _: object) -> tuple[tuple[str, bytes], ...]:
-    hook = _hook(writing)
+def _list_companions(writing: TargetEdit[Conf], _: object) -> tuple[tuple[str, bytes], ...]:
+    hook = _format_hook(writing)
     return () if hook is None else ((_HOOK_SUFFIX, hook.encode()),)
 
 
 ROWS = (
     Row(
-        says={Feature.TOPOLOGY: native("`sockets`, `cores`")},
+        says={Feature.TOPOLOGY: make_native("`sockets`, `cores`")},
         read=_read_fields("vcpus", "memory_bytes", "cpu_topology"),
         write=_write_size,
     ),
     Row(
-        says={Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8; since 3.3.7")},
+        says={Feature.CELLS: make_native("`numaN: cpus=,memory=`, at most 8; since 3.3.7")},
         read=_read_fields("cells"),
         write=_write_numa,
     ),
@@ -464,9 +464,9 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`: a range; since 3.3.7"),
-            Feature.MEMORY_MODE: native("`numaN: policy=`; since 3.3.7"),
-            Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`; since 4.0.83"),
+            Feature.MEMORY_NODES: make_native("`numaN: hostnodes=,policy=`: a range; since 3.3.7"),
+            Feature.MEMORY_MODE: make_native("`numaN: policy=`; since 3.3.7"),
+            Feature.HUGE_PAGES: make_native("`hugepages: 2` or `1024`; since 4.0.83"),
         },
         read=_read_fields("binding", "page_bytes"),
         write=_write_cells,
@@ -474,17 +474,19 @@ ROWS = (
     Row(read=_read_head, write=_write_head),
     Row(
         says={
-            Feature.DEVICES: native("`hostpciN`, at most 16; in `args` if the layout shows PCIe")
+            Feature.DEVICES: make_native(
+                "`hostpciN`, at most 16; in `args` if the layout shows PCIe"
+            )
         },
         read=_read_fields("hostdevs", "mediated"),
         write=_write_devices,
     ),
     Row(
-        says={Feature.IOMMU: native("`machine: q35,viommu=intel`; since 8.1.2")},
+        says={Feature.IOMMU: make_native("`machine: q35,viommu=intel`; since 8.1.2")},
         read=_read_fields("has_iommu"),
         write=_write_iommu,
     ),
-    Row(says=indirect_by("proxmox"), read=_read_fields("pcihole64_bytes"), write=_write_args),
+    Row(says=list_indirect("proxmox"), read=_read_fields("pcihole64_bytes"), write=_write_args),
     Row(
         says={
             Feature.IOTHREAD_PINS: lost_feature(
@@ -502,13 +504,13 @@ CODEC = Codec(
     parse=parse,
     new=lambda guest, plan: f"# homenode: layout {plan.layout.name}\n",
     edited=lambda writing, lines: edit_conf(writing.file, lines),
-    refuse=_refuse,
-    findings=_findings,
-    companions=_companions,
+    refuse=_reject_unsupported,
+    findings=_find_losses,
+    companions=_list_companions,
     placed=r"(name|sockets|cores|vcpus|memory|numa\d*|affinity|hugepages|hostpci\d+|hookscript|machine"
     r"|bios|kvm|arch|cpu|numa|balloon|digest)",
 )
-TARGET = CODEC.target(
+TARGET = CODEC.build_target(
     title="Proxmox",
     source="qm(1), src/test/cfg2cmd and debian/changelog of qemu-server 9.2",
     recognises=is_conf,
@@ -520,7 +522,7 @@ TARGET = CODEC.target(
     one_socket=True,
     runs_qemu=True,
     own_slots=OWN_SLOTS,
-    on_host=with_whole_cards,
+    on_host=add_whole_cards,
     hook_suffix=_HOOK_SUFFIX,
-    words_of=command,
+    words_of=build_command,
 )

@@ -23,18 +23,18 @@ from homenode.vm.targets.qemu_command import (
     cpu_text,
     device_words,
     escape_commas,
-    fields_of,
     has_backend,
     numa_words,
-    options_of,
+    parse_options,
     read_command,
     size_text,
     slots_shared,
     smp_text,
+    split_fields,
     uuid_words,
 )
-from homenode.vm.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quote_word
-from homenode.vm.targets.target import Feature, indirect_support, native
+from homenode.vm.targets.script import PIN, PREPARE, find_array, parse_pins, plan_values, quote_word
+from homenode.vm.targets.target import Feature, indirect_support, make_native
 
 _HOLE = "q35-pcihost.pci-hole64-size="
 _FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="
@@ -79,17 +79,17 @@ class Script(NamedTuple):
 def parse(content: bytes, source: str) -> Script:
     """Parse a script of this module. Raises ParseError for other files."""
     text = content.decode("utf-8", "replace")
-    words = array_in(text, "qemu")
+    words = find_array(text, "qemu")
     if not words:
         raise ParseError(source, "a script of homenode with a qemu=( ) array")
-    return Script(text, words, options_of(words[1:], source), source)
+    return Script(text, words, parse_options(words[1:], source), source)
 
 
-def _new(guest: Vm, plan: Plan) -> str:
+def _create_script(guest: Vm, plan: Plan) -> str:
     return f"\nqemu=(\n  qemu-system-{guest.architecture}\n)\n"
 
 
-def _refuse(writing: TargetEdit[Script]) -> None:
+def _reject_unsupported(writing: TargetEdit[Script]) -> None:
     if writing.guest.architecture not in ("x86_64", "aarch64"):
         raise InputError(
             f"qemu: expected a guest of x86_64 or aarch64, found {writing.guest.architecture}"
@@ -133,7 +133,7 @@ def _qemu_array(words: tuple[str, ...]) -> str:
 
 def _user_arguments(plan: Plan, guest: Vm) -> tuple[str, ...]:
     """A disk, a NIC and a display as this command takes them, an option each."""
-    bus = f"bus={_root(guest)}"
+    bus = f"bus={_find_root_bus(guest)}"
     thread = ",iothread=iothread1" if plan.iothread_pus else ""
     display = "virtio-gpu-pci" if guest.architecture == "aarch64" else "VGA"
     return (
@@ -146,7 +146,7 @@ def _user_arguments(plan: Plan, guest: Vm) -> tuple[str, ...]:
     )
 
 
-def _root(guest: Vm) -> str:
+def _find_root_bus(guest: Vm) -> str:
     """The bus of the chipset."""
     return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
 
@@ -155,7 +155,7 @@ def _read_head(script: Script) -> Mapping[str, Any]:
     machine = script.value("machine").partition(",")[0]
     is_max = script.value("cpu").startswith("max")
     return {
-        "name": dict(fields_of(script.value("name"))[1]).get("guest", "vm"),
+        "name": dict(split_fields(script.value("name"))[1]).get("guest", "vm"),
         "uuid": canonical_uuid(script.value("uuid")),
         "domain_type": "qemu" if script.value("accel") == "tcg" else "kvm",
         "architecture": "aarch64" if script.is_arm else "x86_64",
@@ -168,7 +168,9 @@ def _write_head(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     guest, is_kvm = writing.guest, writing.guest.domain_type == "kvm"
     name = f"guest={escape_commas(guest.name)},debug-threads=on"
     accelerator = ("-accel", "kvm" if is_kvm else "tcg")
-    return {"head": [("-name", name), ("-machine", _machine(writing.plan, guest)), accelerator]}
+    return {
+        "head": [("-name", name), ("-machine", _format_machine(writing.plan, guest)), accelerator]
+    }
 
 
 def _write_cpu(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
@@ -195,16 +197,16 @@ def _write_iommu(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
 
 def _write_devices(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     plan, guest = writing.plan, writing.guest
-    controllers, places = _tree(plan, guest)
+    controllers, places = _build_tree(plan, guest)
     used = (*places.values(), *(c.address for c in controllers if c.address is not None))
-    tree = QemuPciTree(root=_root(guest), shared_slots=slots_shared(used))
-    bridges = (("-device", tree.controller(controller)) for controller in controllers)
+    tree = QemuPciTree(root=_find_root_bus(guest), shared_slots=slots_shared(used))
+    bridges = (("-device", tree.format_controller(controller)) for controller in controllers)
     devices = device_words(plan, tree, places, device_id="hostdev", initiator_id="gi")
     return {"devices": [*bridges, *devices, *uuid_words(plan, guest)]}
 
 
 def _read_pins(script: Script) -> Mapping[str, Any]:
-    vcpus, emulator, iothreads = pins_in(script.text)
+    vcpus, emulator, iothreads = parse_pins(script.text)
     return {
         "vcpu_pins": vcpus,
         "emulator_pus": emulator,
@@ -237,7 +239,7 @@ def _write_window(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     return {"window": [*words, *alone]}
 
 
-def _machine(plan: Plan, guest: Vm) -> str:
+def _format_machine(plan: Plan, guest: Vm) -> str:
     words = [guest.machine or "q35"]
     if guest.architecture == "aarch64":
         words.append("gic-version=max")
@@ -250,7 +252,9 @@ def _machine(plan: Plan, guest: Vm) -> str:
     return ",".join(words)
 
 
-def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[Bdf, GuestAddress]]:
+def _build_tree(
+    plan: Plan, guest: Vm
+) -> tuple[tuple[GuestPciController, ...], dict[Bdf, GuestAddress]]:
     """Return the bridges, parents first, and the address of each device; a device without a port
     gets a root port on pcie.0."""
     # Cells of the document are no more, but for those that the plan mirrors.
@@ -314,7 +318,7 @@ def _tree(plan: Plan, guest: Vm) -> tuple[tuple[GuestPciController, ...], dict[B
     return tuple(used.values()), places
 
 
-def words_of(content: bytes, source: str) -> tuple[str, ...]:
+def parse_script(content: bytes, source: str) -> tuple[str, ...]:
     """Parse the command line in a script from `render`. Raises ParseError."""
     return parse(content, source).words
 
@@ -328,27 +332,27 @@ ROWS = (
     Row(read=_read_head, write=_write_head),
     Row(
         says={
-            Feature.TOPOLOGY: native("-smp"),
-            Feature.THREADS: native("-smp threads="),
-            Feature.DIES: native("-smp dies="),
-            Feature.CACHE: native("-cpu l3-cache=, host-cache-info="),
+            Feature.TOPOLOGY: make_native("-smp"),
+            Feature.THREADS: make_native("-smp threads="),
+            Feature.DIES: make_native("-smp dies="),
+            Feature.CACHE: make_native("-cpu l3-cache=, host-cache-info="),
         },
         read=_read_command,
         write=_write_cpu,
     ),
     Row(
         says={
-            Feature.CELLS: native("-numa node"),
-            Feature.DISTANCES: native("-numa dist"),
-            Feature.MEMORY_NODES: native("-object memory-backend-*,host-nodes="),
-            Feature.MEMORY_MODE: native("-object memory-backend-*,policy="),
-            Feature.HUGE_PAGES: native("-object memory-backend-memfd,hugetlb=on"),
+            Feature.CELLS: make_native("-numa node"),
+            Feature.DISTANCES: make_native("-numa dist"),
+            Feature.MEMORY_NODES: make_native("-object memory-backend-*,host-nodes="),
+            Feature.MEMORY_MODE: make_native("-object memory-backend-*,policy="),
+            Feature.HUGE_PAGES: make_native("-object memory-backend-memfd,hugetlb=on"),
         },
         read=_read_command,
         write=_write_memory,
     ),
     Row(
-        says={Feature.IOMMU: native("-device intel-iommu; of aarch64 -machine iommu=smmuv3")},
+        says={Feature.IOMMU: make_native("-device intel-iommu; of aarch64 -machine iommu=smmuv3")},
         read=_read_command,
         write=_write_iommu,
     ),
@@ -358,8 +362,8 @@ ROWS = (
                 "-device vfio-pci; the script's `prepare` binds them to vfio-pci",
                 "nothing keeps another VM from taking the same device",
             ),
-            Feature.DEVICE_CELLS: native("-device pxb-pcie,numa_node="),
-            Feature.DEVICE_TREE: native("-device x3130-upstream, xio3130-downstream"),
+            Feature.DEVICE_CELLS: make_native("-device pxb-pcie,numa_node="),
+            Feature.DEVICE_TREE: make_native("-device x3130-upstream, xio3130-downstream"),
             Feature.INITIATORS: indirect_support(
                 "-object acpi-generic-initiator (QEMU 9.0)",
                 "no accelerated SMMUv3 is written, so that the GPU's driver has no address "
@@ -380,7 +384,7 @@ ROWS = (
                 "QEMU has no option: the script pins its threads by taskset after the start",
                 "vCPUs float for the first moments, and nothing pins threads that come later",
             ),
-            Feature.EMULATOR_PINS: native("taskset around QEMU"),
+            Feature.EMULATOR_PINS: make_native("taskset around QEMU"),
         },
         read=_read_pins,
     ),
@@ -396,7 +400,9 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg")
+            Feature.WINDOW: make_native(
+                "-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"
+            )
         },
         read=_read_command,
         write=_write_window,
@@ -407,11 +413,11 @@ CODEC = Codec(
     name="qemu",
     rows=ROWS,
     parse=parse,
-    new=_new,
+    new=_create_script,
     edited=_render_script,
-    refuse=_refuse,
+    refuse=_reject_unsupported,
 )
-TARGET = CODEC.target(
+TARGET = CODEC.build_target(
     title="QEMU",
     source="qemu-system(1) of QEMU 7.2 and 10.1; options tried by starting QEMU 7.2",
     recognises=is_script,
@@ -421,5 +427,5 @@ TARGET = CODEC.target(
     runs_qemu=True,
     keeps_addresses=True,
     says_emulator=True,
-    words_of=words_of,
+    words_of=parse_script,
 )

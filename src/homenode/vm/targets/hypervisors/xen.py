@@ -22,15 +22,15 @@ from homenode.vm.targets.codec import (
     Row,
     TargetEdit,
     changed_keys,
-    text_of,
-    with_entries,
+    decode_text,
+    replace_entries,
 )
 from homenode.vm.targets.target import (
     Feature,
     indirect_support,
-    lost_by,
+    list_lost,
     lost_feature,
-    native,
+    make_native,
     one_node_each,
     passed_through,
     reject_arm,
@@ -73,7 +73,7 @@ class Config(NamedTuple):
 
 def parse(content: bytes, source: str) -> Config:
     """Parse a configuration. Raises ParseError for text that xl rejects, and for a repeated key."""
-    text = text_of(content, source, "an xl configuration")
+    text = decode_text(content, source, "an xl configuration")
     tokens: list[tuple[str, str, int, int]] = []
     at = 0
     while at < len(text):
@@ -96,7 +96,7 @@ def parse(content: bytes, source: str) -> Config:
         if tokens[index + 1][1] == "+=" or any(pair.key == word for pair in pairs):
             raise _parse_error(text, start, f"{word} once", source)
         value_start = tokens[index + 2][2]
-        value, index = _value(tokens, index + 2, text, source, 0)
+        value, index = _parse_value(tokens, index + 2, text, source, 0)
         pairs.append(Entry(word, value, start, value_start, tokens[index - 1][3]))
         if index < len(tokens) and tokens[index][0] != "end":
             raise _parse_error(text, tokens[index][2], "a new line or a semicolon", source)
@@ -108,7 +108,7 @@ def _parse_error(text: str, at: int, expected: str, source: str) -> ParseError:
     return ParseError(source, expected, text[at : at + 40].partition("\n")[0], line=line)
 
 
-def _value(
+def _parse_value(
     tokens: list[tuple[str, str, int, int]], index: int, text: str, source: str, depth: int
 ) -> tuple[Value, int]:
     while index < len(tokens) and depth and tokens[index][1] == "\n":
@@ -130,7 +130,7 @@ def _value(
             index += 1
         if index < len(tokens) and tokens[index][0] == "close":
             return values, index + 1
-        value, index = _value(tokens, index, text, source, depth + 1)
+        value, index = _parse_value(tokens, index, text, source, depth + 1)
         values.append(value)
         while index < len(tokens) and tokens[index][1] == "\n":
             index += 1
@@ -154,13 +154,13 @@ def _render_config(writing: TargetEdit[Config], lines: Mapping[str, str | None])
         for key, text in lines.items()
         if key != _RECORD
     }
-    text = with_entries(config.text, config.pairs, values)
+    text = replace_entries(config.text, config.pairs, values)
     if lines[_RECORD] is not None:
         return text if _EXPOSED in text else f"{text}{_EXPOSED}\n"
     return text.replace(f"{_EXPOSED}\r\n", "").replace(f"{_EXPOSED}\n", "")
 
 
-def _new(guest: Vm, plan: Plan) -> str:
+def _create_config(guest: Vm, plan: Plan) -> str:
     if '"' in guest.name or "\\" in guest.name:
         raise InputError(f"xen: expected a name without quotes, found {guest.name!r}")
     return f'# homenode: written for xl create\nname = "{guest.name}"\ntype = "hvm"\n'
@@ -230,10 +230,10 @@ def _write_pins(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
 def _read_cells(config: Config) -> Mapping[str, Any]:
     place = f"{config.source}: vnuma"
     nodes = enumerate(config.list("vnuma"))
-    return {"cells": tuple(_cell(number, node, place) for number, node in nodes)}
+    return {"cells": tuple(_parse_cell(number, node, place) for number, node in nodes)}
 
 
-def _cell(number: int, node: Value, source: str) -> VmCell:
+def _parse_cell(number: int, node: Value, source: str) -> VmCell:
     if not isinstance(node, list):
         raise ParseError(source, "a list for each node", str(node)[:60])
     keys = dict(str(text).partition("=")[::2] for text in node)
@@ -262,13 +262,13 @@ def _write_cells(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
     for cell in cells:
         distances = cell.distances[: len(cells)] or tuple(10 if o is cell else 20 for o in cells)
         rows.append(
-            f'["pnode={nodes[cell.id]}", "size={writing.mib_of(cell)}", "vcpus={cell.vcpus}", '
+            f'["pnode={nodes[cell.id]}", "size={writing.count_mib(cell)}", "vcpus={cell.vcpus}", '
             f'"vdistances={",".join(map(str, distances))}"]'
         )
     return {"vnuma": "[" + ", ".join(rows) + "]"}
 
 
-def _devices(config: Config) -> dict[Bdf, str]:
+def _list_devices(config: Config) -> dict[Bdf, str]:
     """PCI_SPEC_STRINGs by their functions: [DDDD:]BB:DD.F[@VSLOT][,KEY=VALUE...]."""
     spec_of = {}
     for spec in map(str, config.list("pci")):
@@ -278,12 +278,12 @@ def _devices(config: Config) -> dict[Bdf, str]:
 
 
 def _read_devices(config: Config) -> Mapping[str, Any]:
-    return {"hostdevs": passed_through((bdf, None) for bdf in _devices(config))[0]}
+    return {"hostdevs": passed_through((bdf, None) for bdf in _list_devices(config))[0]}
 
 
 def _write_devices(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
     """Each planned function; a present one keeps its options."""
-    specs = _devices(writing.file)
+    specs = _list_devices(writing.file)
     planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.vm.hostdevs]
     return {"pci": "[" + ", ".join(planned) + "]" if planned else None}
 
@@ -303,7 +303,7 @@ ROWS = (
     Row(read=_read_size, write=_write_size),
     Row(
         says={
-            Feature.VCPU_PINS: native(
+            Feature.VCPU_PINS: make_native(
                 '`cpus=["0", "1", ...]`; with `--pinning node` also `cpus_soft=`, where the file '
                 "has it"
             )
@@ -313,8 +313,8 @@ ROWS = (
     ),
     Row(
         says={
-            Feature.CELLS: native("`vnuma=[...]`, for hvm and pvh guests"),
-            Feature.DISTANCES: native("`vnuma` vdistances="),
+            Feature.CELLS: make_native("`vnuma=[...]`, for hvm and pvh guests"),
+            Feature.DISTANCES: make_native("`vnuma` vdistances="),
             Feature.MEMORY_NODES: indirect_support(
                 "`vnuma` pnode= for each cell; without cells memory follows the vCPUs' affinity",
                 "memory that does not fit is silently allocated on other nodes",
@@ -323,7 +323,11 @@ ROWS = (
         read=_read_cells,
         write=_write_cells,
     ),
-    Row(says={Feature.DEVICES: native('`pci=["BDF"]`')}, read=_read_devices, write=_write_devices),
+    Row(
+        says={Feature.DEVICES: make_native('`pci=["BDF"]`')},
+        read=_read_devices,
+        write=_write_devices,
+    ),
     Row(
         says={
             Feature.TOPOLOGY: lost_feature(
@@ -337,11 +341,11 @@ ROWS = (
         write=_write_siblings,
         is_compared=False,
     ),
-    Row(says=lost_by("xen")),
+    Row(says=list_lost("xen")),
 )
 
 
-def _refuse(writing: TargetEdit[Config]) -> None:
+def _reject_unsupported(writing: TargetEdit[Config]) -> None:
     values, plan, source = writing.file.values, writing.plan, writing.source
     kind = values.get("type", values.get("builder", "pv"))
     if plan.vm.vcpus > _MAX_VCPUS:
@@ -363,7 +367,7 @@ def _refuse(writing: TargetEdit[Config]) -> None:
         )
 
 
-def _findings(writing: TargetEdit[Config], lines: Mapping[str, str | None]) -> Iterator[Finding]:
+def _find_losses(writing: TargetEdit[Config], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     """The choice that Xen alone gives to floating vCPUs, as XAPI does; and dom0's CPUs."""
     plan, guest = writing.plan, writing.guest
     reason = "Xen requires it with vnuma or pci"
@@ -388,13 +392,13 @@ CODEC = Codec(
     name="xen",
     rows=ROWS,
     parse=parse,
-    new=_new,
+    new=_create_config,
     edited=_render_config,
-    refuse=_refuse,
-    findings=_findings,
+    refuse=_reject_unsupported,
+    findings=_find_losses,
     placed="name|type|builder|vcpus|maxvcpus|memory|maxmem|cpus|cpus_soft|vnuma|pci|firmware",
 )
-TARGET = CODEC.target(
+TARGET = CODEC.build_target(
     title="Xen",
     source="xl.cfg(5) of Xen 4.20",
     recognises=is_config,

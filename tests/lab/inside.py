@@ -140,9 +140,9 @@ def bound_memory(pid: str) -> list[tuple[str, int, dict[str, int]]]:
         if words[1].startswith("bind"):
             counts = (word[1:].split("=") for word in words if word[:1] == "N")
             pages = {node: int(count) for node, count in counts}
-            size = next(word for word in words if word.startswith("kernelpagesize_kB="))
-            if pages:
-                found.append((words[1], int(size.split("=")[1]), pages))
+            sizes = [word for word in words if word.startswith("kernelpagesize_kB=")]
+            if pages and sizes:  # the size is missing while a mapping goes
+                found.append((words[1], int(sizes[0].split("=")[1]), pages))
     return found
 
 

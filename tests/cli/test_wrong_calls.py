@@ -105,6 +105,8 @@ CALLS = (
     ("report --csv --json", 2, "missing argument DIR"),
     ("slurm check gres.conf slurm.conf cgroup.conf", 2, "hint: --cgroup cgroup.conf"),
     ("kubevirt check broken.yaml", 2, "(line 2)"),
+    ("kubevirt check vm.xml", 2, "hint: homenode doctor vm.xml"),
+    ("kubevirt check gpu-vm", 2, "hint: kubectl get vm gpu-vm -o yaml"),
     ("kubevirt check unit.yaml", 2, "unit.yaml: memory: expected a quantity"),
     ("pool show absent", 2, "unexpected argument 'absent'"),
     ("pool place vm.xml", 2, "missing option --pool"),

@@ -135,6 +135,8 @@ def test_a_version_that_has_not_the_hooks_interface_is_a_usage_error(version: st
         (ManifestOptions(kubevirt="v1.10.0"), ["--kubevirt"]),
         (ManifestOptions(vcpus=7), ["--vcpus"]),
         (ManifestOptions(vcpus=7, gpus=2), []),
+        (ManifestOptions(vcpus=150), ["--vcpus"]),
+        (ManifestOptions(vcpus=150, gpus=4), []),
     ],
 )
 def test_untested_versions_and_uneven_vcpus_are_warnings(

@@ -502,6 +502,9 @@ def test_a_directory_without_a_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "exclusive_1gpu_node0.txt").write_text("nvbandwidth: not found\n")
     done = homenode("slurm", "report", tmp_path, whole=True)
     assert done.exit_code == 2 and "exclusive_1gpu_node0.txt: no result" in done.stderr
+    (tmp_path / "exclusive_1gpu_node0.txt").write_text("\0")
+    done = homenode("slurm", "report", tmp_path, whole=True)
+    assert "exclusive_1gpu_node0.txt: binary" in done.stderr and "notes" not in done.stderr
     done = homenode("slurm", "report", f"{tmp_path}s", whole=True)
     assert done.exit_code == 2 and f"hint: homenode slurm report {tmp_path}\n" in done.stderr
 

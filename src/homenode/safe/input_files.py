@@ -59,9 +59,9 @@ def read_input(path: str | Path, expected: str, *, hint: str | None = None) -> b
     return read_file(STANDARD_INPUT if str(path) == "-" else path, expected, hint=hint)
 
 
-def read_subject(path: str | Path, expected: str) -> bytes:
+def read_subject(path: str | Path, expected: str, *, hint: str | None = None) -> bytes:
     """Read a file to check. Raises NotKnownError if it is empty."""
-    content = read_input(path, expected)
+    content = read_input(path, expected, hint=hint)
     if not content.strip():
         raise NotKnownError(f"{path}: nothing was checked: the file is empty")
     return content

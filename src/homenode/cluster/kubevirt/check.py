@@ -213,21 +213,26 @@ def huge_pages_not_whole(subject: CheckedVmi) -> Iterator[Finding]:
     request = subject.vmi.get("domain", "resources", "requests", "memory")
     asked = 0 if request is None else parse_quantity(request, "resources.requests.memory")
     memory, page = asked or subject.guest.memory_bytes, subject.guest.page_bytes
-    if page and memory % page:
+    if page and memory % page and not _is_page_of_no_cpu(subject):
         yield finding(
             "huge-pages-not-whole",
             "spec.domain.memory",
             f"a multiple of the page size, {format_bytes(page)}",
-            f"{memory} bytes: KubeVirt rejects the VMI",
+            f"{format_quantity(memory)}: KubeVirt rejects the VMI",
             _ADMISSION,
             case="under KubeVirt",
             values={"memory": format_quantity(-(-memory // page) * page)},
         )
 
 
+def _is_page_of_no_cpu(subject: CheckedVmi) -> bool:
+    page = subject.guest.page_bytes
+    return subject.guest.architecture == "x86_64" and page not in (None, 2 * MIB, GIB)
+
+
 def huge_page_size(subject: CheckedVmi) -> Iterator[Finding]:
     page = subject.guest.page_bytes
-    if page and subject.guest.architecture == "x86_64" and page not in (2 * MIB, GIB):
+    if page and _is_page_of_no_cpu(subject):
         expected, fact = "2Mi or 1Gi, the sizes of x86-64", "the VMI cannot be scheduled"
         texts = ("spec.domain.memory.hugepages.pageSize", expected, f"{format_bytes(page)}: {fact}")
         yield finding("huge-page-size", *texts, "KubeVirt, spec.domain.memory", case="no size")

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shlex
 import sys
 
 from homenode.cli.terminal import exit_by, note, print_bytes, print_findings, write_new_files
@@ -59,10 +60,12 @@ def check(arguments: KubevirtCheckArguments) -> None:
     from homenode.cluster.kubevirt.vmi import vmi_of
 
     kind, name = "a VirtualMachineInstance", str(arguments.vmi)
-    document = read_manifest(read_subject(arguments.vmi, kind), name, kind)
+    hint = f"kubectl get vm {shlex.quote(arguments.vmi.stem)} -o yaml > vm.yaml"
+    document = read_manifest(read_subject(arguments.vmi, kind, hint=hint), name, kind)
     cluster = None
     if arguments.kubevirt is not None:
-        content = read_input(arguments.kubevirt, "a KubeVirt object")
+        hint = "kubectl get kubevirt -A -o yaml > kubevirt.yaml"
+        content = read_input(arguments.kubevirt, "a KubeVirt object", hint=hint)
         cluster = read_cluster(content, str(arguments.kubevirt))
     host = None if arguments.host is None else load_host(arguments.host)
     vmi = vmi_of(document, name, needs_domain=True)

@@ -143,6 +143,11 @@ def untested_parts(options: ManifestOptions) -> tuple[str, ...]:
             f"--vcpus {options.vcpus}: two guest nodes divide only an even number; the guest has "
             "one socket"
         )
+    elif options.vcpus % 4 and options.vcpus > 1 and options.gpus > _GPUS_OF_NODE:
+        warnings.append(
+            f"--vcpus {options.vcpus}: not a multiple of 4, two sockets of cores with two threads; "
+            "the guest sees siblings of a core as two cores"
+        )
     return tuple(warnings)
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from homenode.cluster.kubevirt.arguments import NATIVE_GATE, NATIVE_SINCE, parse_version
 from homenode.errors import InputError, ParseError
-from homenode.text import plural
+from homenode.text import command_line, plural
 
 MAX_BYTES = 4 << 20
 """Size limit of an object's file; etcd accepts objects of 1.5 MiB."""
@@ -99,6 +99,11 @@ def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
     if len(text) > MAX_BYTES:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
     try:
+        if text.lstrip().startswith(b"<"):
+            raise InputError(
+                f"{source}: expected {subject} as YAML or JSON, found XML",
+                hint=command_line("homenode", "doctor", source),
+            )
         documents = _documents(text)
     except UnicodeDecodeError:
         raise InputError(f"{source}: expected {subject} in UTF-8, found other bytes") from None

@@ -106,16 +106,14 @@ _MAX_UNKNOWN_KEYS = 500
 
 
 def reject_misspelt_keys(lines: Sequence[ConfigLine], names: str) -> None:
-    """Raise InputError for a key that resembles one of these names, which blanks separate: Slurm
+    """Raise ParseError for a key that resembles one of these names, which blanks separate: Slurm
     does not start with it. Other unknown keys may be of another release."""
     keys = {name.lower(): name for name in names.split()}
     line_of = {key: line for line in reversed(lines) for key, _ in line.words if key not in keys}
     for key in list(line_of)[:_MAX_UNKNOWN_KEYS]:
         if near := get_close_matches(key, keys, 1, 0.8):
-            line = line_of[key]
-            place = f"{line.source}:{line.first}"
-            text = f"unknown key {key!r} (did you mean {keys[near[0]]}?)"
-            raise InputError(text, subject=place)
+            line, expected = line_of[key], f"a key of Slurm (did you mean {keys[near[0]]}=?)"
+            raise ParseError(line.source, expected, f"{key}=", line=line.first)
 
 
 Includer = Callable[[str, str], tuple[ConfigFile, ...] | str]

@@ -478,13 +478,10 @@ def _foreign_sources(directory: Path) -> StudySources:
     jobs = evidence_of_logs(sources.directories)
     names = {job.name for job in jobs}
     logs = [name for source in sources.directories for name in source.texts if name not in names]
-    gaps = [
-        Gap(name, "no result of nvbandwidth in it")
-        for name in logs
-        if mode_of(name.rpartition(".")[0]) is not None
-    ]
+    gaps = [*sources.skipped, *(Gap(name, "no result of nvbandwidth in it") for name in logs)]
+    gaps = [gap for gap in gaps if mode_of(Path(gap.subject).stem) is not None]
     if directory.is_dir() and not jobs:
         loaded = load_runs(directory)
         jobs = evidence_of_runs(loaded.runs)
-        gaps = [*(loaded.skipped if loaded.runs else (*sources.skipped, *gaps))]
+        gaps = [*loaded.skipped] if jobs else gaps
     return StudySources(jobs=jobs, gaps=tuple(gaps))

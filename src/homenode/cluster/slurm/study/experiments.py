@@ -145,7 +145,8 @@ def check_options(options: StudyOptions) -> None:
     if options.metric is not None:
         check_metric(options.metric)
     if bool(options.app) != (options.metric is not None):
-        raise UsageError("--app and --metric require each other")
+        hint = '--app "gmx mdrun -s bench.tpr" --metric "Performance: +([0-9.]+)"'
+        raise UsageError("--app and --metric require each other", hint=hint)
 
 
 def choose_nodes(

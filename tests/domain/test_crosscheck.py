@@ -174,6 +174,13 @@ def test_a_command_line_of_ours_is_reported_and_one_that_was_there_is_not() -> N
     assert _findings(xml, plan) == ()
 
 
+def test_what_attestation_measures_is_compared_with_the_definition_before() -> None:
+    xml = sample("study").replace(b"</devices>", b"</devices><launchSecurity type='sev'/>")
+    findings = _findings(xml, hand_plan(read_vm(xml, "x"), "pin-numa-smt"))
+    (measured,) = (finding for finding in findings if finding.id == "launch-measurement")
+    assert "vCPUs 56 to 112" in measured.observed
+
+
 def test_an_arm_guest_without_acpi_is_reported_for_its_expander_buses_alone() -> None:
     xml = sample("aarch64-virt").replace(b"<acpi/>", b"")
     for layout in ("pin-numa", "pin-numa-pci"):

@@ -7,11 +7,11 @@ from homenode.errors import HostError, InputError
 from homenode.machine.description.parse import load_shipped
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
-from homenode.vm.domain.codec import reject_older, required_versions
+from homenode.vm.domain.codec import SINCE, reject_older, required_versions
 from homenode.vm.domain.limits import check_vcpus, launch_findings, most_vcpus, reject_unsafe
-from homenode.vm.domain.read import read_vm
+from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.layout import PRESETS
-from homenode.vm.model import Vm
+from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Aperture
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.targets.libvirt import rewrite
@@ -19,6 +19,7 @@ from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
 GUEST = read_vm(sample("study"), "study")
+EXPANDER, SWITCH = PortModel.EXPANDER_BUS, PortModel.SWITCH_UPSTREAM
 
 
 def protected(kind: str) -> Vm:
@@ -55,6 +56,71 @@ def test_an_older_daemon_is_refused_by_the_name_of_the_element() -> None:
     assert (switch, arm) == (set(), set())
     with pytest.raises(HostError, match=r"QEMU 6\.0\.0 or newer, found 5\.2\.0"):
         reject_older(hand_plan(GUEST, "pin-numa-pci"), None, (5, 2, 0), is_virt=True)
+
+
+BARE = """<domain type='kvm'><name>d</name><memory unit='GiB'>2</memory><vcpu>2</vcpu>
+<os><type arch='{}' machine='{}'>hvm</type></os>{}</domain>"""
+CELL = "<cpu><numa><cell id='0' cpus='0-1' memory='2' unit='GiB'>{}</cell></numa></cpu>"
+PCI = "<devices><controller type='pci' index='{}' model='{}'/></devices>"
+IOMMU = "<devices><iommu model='{}'><driver {}='on'/></iommu></devices>"
+X86, ARM = ("x86_64", "q35"), ("aarch64", "virt")
+
+
+@pytest.mark.parametrize(
+    ("guest", "inside", "expected"),
+    [
+        (X86, "", set()),
+        (X86, "<cputune><iothreadpin iothread='1' cpuset='0'/></cputune>", {"<iothreadpin>"}),
+        (X86, CELL.format(""), {"<numa><cell>"}),
+        (
+            X86,
+            CELL.format("<distances><sibling id='0' value='10'/></distances>"),
+            {"<numa><cell>", "<cell><distances>"},
+        ),
+        (X86, "<cpu><topology sockets='1' dies='1' cores='2' threads='1'/></cpu>", set()),
+        (
+            X86,
+            "<cpu><topology sockets='1' dies='2' cores='1' threads='1'/></cpu>",
+            {"<topology dies=>"},
+        ),
+        (
+            X86,
+            "<cpu><feature policy='disable' name='topoext'/></cpu>",
+            {"<feature name='topoext'>"},
+        ),
+        (X86, "<cpu><cache mode='disable'/></cpu>", {"<cpu><cache>"}),
+        (X86, "<cpu><maxphysaddr mode='emulate' bits='46'/></cpu>", {"<maxphysaddr>"}),
+        (
+            X86,
+            "<numatune><memnode cellid='0' mode='strict' nodeset='0'/></numatune>",
+            {"<memnode>"},
+        ),
+        (X86, "<memoryBacking><hugepages/></memoryBacking>", set()),
+        (
+            X86,
+            "<memoryBacking><hugepages><page size='2' unit='M'/></hugepages></memoryBacking>",
+            {"<hugepages><page>"},
+        ),
+        (X86, PCI.format(1, "pcie-root-port"), set()),
+        (X86, PCI.format(1, EXPANDER), {f"<controller model='{EXPANDER}'>"}),
+        (ARM, PCI.format(1, EXPANDER), {f"<controller model='{EXPANDER}'> on aarch64 virt"}),
+        (X86, PCI.format(1, SWITCH), {f"<controller model='{SWITCH}'>"}),
+        (
+            X86,
+            PCI.format(0, "pcie-root").replace("/>", "><pcihole64>1</pcihole64></controller>", 1),
+            {"<pcihole64>"},
+        ),
+        (X86, "<devices><iommu model='intel'/></devices>", set()),
+        (X86, IOMMU.format("intel", "eim"), {"<iommu><driver eim=>"}),
+        (ARM, IOMMU.format("smmuv3", "accel"), {"<iommu model='smmuv3'><driver accel=>"}),
+    ],
+)
+def test_a_definition_needs_what_it_has_and_nothing_else(
+    guest: tuple[str, str], inside: str, expected: set[str]
+) -> None:
+    document = open_domain(BARE.format(*guest, inside).encode(), "d.xml")
+    vm = build_vm(document)
+    assert {row.element for row in SINCE if row.is_in(document, vm)} == expected
 
 
 def test_a_version_that_is_not_known_is_not_judged() -> None:

@@ -116,6 +116,28 @@ def test_a_clean_document_with_the_default_layout_is_untouched() -> None:
         assert rewrite(xml, plan, name) == xml
 
 
+def test_a_numatune_that_holds_more_than_ours_or_nothing_of_ours_stays() -> None:
+    empty = sample("study").replace(b"  <os", b"  <numatune/>\n  <os", 1)
+    assert b"<numatune/>" in rewrite(empty, hand_plan(read_vm(empty, "x"), "pin"))
+    xml, plan = planned("study", "pin-numa")
+    noted = rewrite(xml, plan).replace(b"</numatune>", b"<!-- mine --></numatune>")
+    without = rewrite(noted, hand_plan(read_vm(noted, "x"), "pin"))
+    assert b"<!-- mine --></numatune>" in without and b"<memnode" not in without
+
+
+@pytest.mark.parametrize("indent", ["      ", "\t"])
+def test_a_level_of_indentation_is_that_of_the_lines_that_nest(indent: str) -> None:
+    """Of a child that is indented otherwise than its parent, or no further, none can be told."""
+    xml = (
+        "<domain type='kvm'>\n\t<name>d</name>\n\t<memory unit='GiB'>8</memory>\n\t<vcpu>4</vcpu>"
+        "\n\t<os><type arch='x86_64' machine='q35'>hvm</type></os>\n\t<features><acpi/></features>"
+        f"\n\t<cpu mode='host-passthrough'>\n{indent}<topology sockets='1' cores='4' threads='1'/>"
+        "\n\t</cpu>\n</domain>\n"
+    ).encode()
+    after = rewrite(xml, hand_plan(read_vm(xml, "x"), "pin-numa")).decode()
+    assert f"\n{indent}<numa>\n{indent}\t<cell " in after
+
+
 MEMORY = "<memory mode='preferred' nodeset='1'/>"
 DIMMS = "dimms-and-shared-memory"
 CASES: list[tuple[str, str, dict[str, object], tuple[str, ...], tuple[str, ...]]] = [

@@ -161,6 +161,41 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     assert numbers(rejection.detail) == [4, 1]
 
 
+@pytest.mark.parametrize(
+    ("gpu_count", "policy", "expected"),
+    [
+        (1, Policy.CORES_FIRST, (0, (Relaxation.EMULATOR_CORE,))),  # node 1 keeps its two GPUs
+        (1, Policy.SPREAD, (1, ())),
+        (None, Policy.CORES_FIRST, (1, ())),  # takes no GPU, so it breaks no set
+    ],
+)
+def test_an_emulators_core_is_taken_for_a_whole_gpu_set_of_cores_first_alone(
+    gpu_count: int | None, policy: Policy, expected: tuple[int, tuple[Relaxation, ...]]
+) -> None:
+    gpus = [DeviceSpec("0000:10:00.0", 0), *(DeviceSpec(f"0000:9{i}:00.0", 1) for i in range(2))]
+    domain = pinned_domain("0-1", emulator="2")
+    host = even_host(2, 1, 1, 6, 1, devices=gpus if gpu_count else gpus[1:], domains=[domain])
+    wanted = asking(small_request(4), gpu_count=gpu_count, policy=policy, max_nodes=1)
+    placement = place(host, wanted)
+    assert (*placement.nodes, placement.relaxations) == expected
+
+
+@pytest.mark.parametrize(("policy", "node"), [(Policy.CORES_FIRST, 1), (Policy.SPREAD, 0)])
+def test_where_vcpus_share_cores_a_gpu_set_counts_with_cores_first_alone(
+    policy: Policy, node: int
+) -> None:
+    """Node 0 has four free cores; node 1 has four with the emulator's, and a GPU without peers."""
+    gpus = [*(DeviceSpec(f"0000:1{i}:00.0", 0) for i in range(2)), DeviceSpec("0000:90:00.0", 1)]
+    domain = pinned_domain("5", emulator="6")
+    host = even_host(2, 1, 1, 5, 2, devices=gpus, domains=[domain])
+    wanted = asking(
+        small_request(6), gpu_count=1, policy=policy, max_nodes=1, reserved_pus=CpuSet.parse("0,10")
+    )
+    placement = place(host, wanted)
+    assert placement.nodes == (node,)
+    assert (Relaxation.EMULATOR_CORE in placement.relaxations) is bool(node)
+
+
 def test_where_no_core_is_left_housekeeping_pus_come_before_those_of_vcpus() -> None:
     request = replace(small_request(3, iothreads=1), housekeeping_pus=CpuSet([3]))
     placement = place(even_host(1, 1, 1, 4, 1), request)

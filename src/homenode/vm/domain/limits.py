@@ -145,18 +145,16 @@ def document_findings(
     """Return the findings of a definition before and after it was rewritten."""
     document = open_domain(before, source)
     after = open_domain(tuned, source)
+    guest = build_vm(document)
     return (
-        *launch_findings(build_vm(document), plan),
-        *_check_taint(document, after),
+        *launch_findings(guest, plan),
+        *_check_taint(guest, build_vm(after)),
         *_check_acpi(document, after, plan),
     )
 
 
-def _check_taint(before: Document, after: Document) -> Iterator[Finding]:
-    def count_commandlines(document: Document) -> int:
-        return sum(e.name.endswith("}commandline") for e in document.root.children)
-
-    if count_commandlines(after) != count_commandlines(before):
+def _check_taint(before: Vm, after: Vm) -> Iterator[Finding]:
+    if after.has_qemu_commandline and not before.has_qemu_commandline:
         yield finding(
             "qemu-commandline",
             "<qemu:commandline>",

@@ -479,6 +479,16 @@ def test_a_key_that_slurm_does_not_start_with_is_named(
         checked(right_gres(host), host, slurm=slurm, cgroup=cgroup)
 
 
+def test_nodes_with_gpus_of_another_model_are_not_corrected() -> None:
+    host = load_host("hgx-h100")
+    shape = "Sockets=2 CoresPerSocket=56 ThreadsPerCore=2"
+    gres = "NodeName=a Name=gpu Type=a100 File=/dev/nvidia[0-3]\n"
+    gres += right_gres(host).replace("Name=gpu ", "NodeName=h Name=gpu Type=h100 ")
+    nodes = f"NodeName=a {shape} Gres=gpu:a100:4\nNodeName=h {shape} Gres=gpu:h100:8\n"
+    found = checked_files(gres, CLUSTER + nodes, host)
+    assert ids(found) == ["gres-type-differs"] and found.gres == gres
+
+
 def test_jobs_get_no_device_of_a_line_without_files() -> None:
     host = load_host("hgx-h100")
     found = checked("Name=gpu Count=8 Cores=0-55\n", host)

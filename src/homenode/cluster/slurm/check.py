@@ -100,12 +100,15 @@ def check(
     of_lines = [name for group in groups for line in group.lines for name in line.nodes or ()]
     words += ["--nodes", compress_hostlist([*nodes, *of_lines])] if nodes else []
     arguments = command_line(*words)
-    alike = groups_like(groups, order)
+    alike = groups_like(groups, host)
     for group in groups:
         findings += _check_shape(group, order, alike)
-        if group not in alike:
-            continue
         source = f"{gres.source}, {_GRES_PAGE}"
+        if group not in alike:
+            findings += (
+                _check_types(group, host, source, arguments) if _is_other(group, host) else ()
+            )
+            continue
         is_partial = bool(gres.not_read or slurm.not_read)
         findings += _check_counts(group, len(gpus), source, arguments, is_partial=is_partial)
         findings += _check_types(group, host, source, arguments)
@@ -138,14 +141,23 @@ def check(
     )
 
 
-def groups_like(groups: Sequence[NodeClass], order: CoreOrder) -> tuple[NodeClass, ...]:
-    """Return the groups of the machine's shape or without one; all groups if none is."""
+def groups_like(groups: Sequence[NodeClass], host: Host) -> tuple[NodeClass, ...]:
+    """Return the groups of the machine's shape, or without one, that have GPUs of its model; all
+    groups if there is none."""
+    order = core_order(host)
     alike = [
         group
         for group in groups
         if (node := group.definition) is None or node.shape is None or order.fits(node.shape)
     ]
-    return tuple(alike or groups)
+    same_model = [group for group in alike if not _is_other(group, host)]
+    return tuple(same_model or alike or groups)
+
+
+def _is_other(group: NodeClass, host: Host) -> bool:
+    """Return whether every type of its GPUs in the two files is another model than the host's."""
+    types = {*listed_types(group.lines), *group.promised_gpus} - {""}
+    return bool(types) and all(is_other_model(kind, host) for kind in types)
 
 
 def _may_be_unread(missing: Finding) -> Finding:

@@ -38,7 +38,7 @@ def correct(
     Lines about other nodes too (`shared_lines`) are left alone, and so are MIG slices' counts.
     Raises like `check`.
     """
-    groups, gpus = groups_like(node_classes(gres, slurm, nodes), core_order(host)), gpu_cores(host)
+    groups, gpus = groups_like(node_classes(gres, slurm, nodes), host), gpu_cores(host)
     shared = shared_lines(gres, slurm, host, nodes)
     gres_edits: Edits = {}
     words_of: dict[ConfigLine, dict[str, str]] = {}
@@ -81,7 +81,7 @@ def shared_lines(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
 ) -> dict[GresLine, tuple[str, ...]]:
     """The gres.conf lines that also name nodes of other machines or outside `nodes`."""
-    groups = groups_like(node_classes(gres, slurm, nodes), core_order(host))
+    groups = groups_like(node_classes(gres, slurm, nodes), host)
     names = {name for group in groups for name in group.names}
     every = [name for group in node_classes(gres, slurm) for name in group.names]
     lines = {line: every if line.nodes is None else line.nodes for g in groups for line in g.lines}

@@ -12,7 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.slurm.config import SlurmConfig, reject_misspelt_keys
+from homenode.cluster.slurm.config import (
+    CGROUP_KEYS,
+    SLURM_KEYS,
+    SlurmConfig,
+    reject_misspelt_keys,
+)
 from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, placed_files
 from homenode.cluster.slurm.numbering import (
     CoreOrder,
@@ -32,12 +37,6 @@ from homenode.text import command_line, nodes_text, plural
 _GRES_PAGE = "gres.conf(5)"
 _SLURM_PAGE = "slurm.conf(5)"
 _NOT_SET = "it is not set"
-_SLURM_KEYS = """
-ClusterName GresTypes Include PartitionName SelectType SelectTypeParameters TaskPlugin
-TaskPluginParam NodeName NodeHostname Boards CPUs CoresPerSocket Gres Sockets SocketsPerBoard
-ThreadsPerCore"""
-_CGROUP_KEYS = "CgroupPlugin ConstrainCores ConstrainDevices"
-"""Keys that are read, and the keys of slurm.conf that resemble them."""
 _DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
 """AutoDetect= values that detect the GPUs of each vendor; "nvidia" since 24.11."""
 
@@ -82,8 +81,8 @@ def check(
     no file names.
     """
     # Long because each comparison of the two files and the machine is a line or two.
-    reject_misspelt_keys(slurm.lines, _SLURM_KEYS)
-    reject_misspelt_keys(cgroup.lines if cgroup else (), _CGROUP_KEYS)
+    reject_misspelt_keys(slurm.lines, SLURM_KEYS)
+    reject_misspelt_keys(cgroup.lines if cgroup else (), CGROUP_KEYS)
     groups = node_classes(gres, slurm, nodes)
     gpus, order = gpu_cores(host), core_order(host)
     if groups and not gpus:

@@ -101,6 +101,14 @@ def is_slurm_conf(config: SlurmConfig) -> bool:
     return any(line.words[0][0] in _OF_SLURM_CONF for line in config.lines)
 
 
+GRES_KEYS = "AutoDetect Count Cores CPUs File Flags Include Links MultipleFiles Name NodeName Type"
+SLURM_KEYS = """
+ClusterName GresTypes Include PartitionName SelectType SelectTypeParameters TaskPlugin
+TaskPluginParam NodeName NodeHostname Boards CPUs CoresPerSocket Gres Sockets SocketsPerBoard
+ThreadsPerCore"""
+CGROUP_KEYS = "CgroupPlugin ConstrainCores ConstrainDevices"
+"""Keys that are read, and the keys of slurm.conf that resemble them."""
+
 _MAX_UNKNOWN_KEYS = 500
 """Limit of the different keys that are compared: releases have about 200 others."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, reject_misspelt_keys
+from homenode.cluster.slurm.config import GRES_KEYS, ConfigLine, SlurmConfig, reject_misspelt_keys
 from homenode.cluster.slurm.tools.scontrol import gpu_types
 from homenode.cluster.slurm.tools.slurm_nodes import (
     Hostlists,
@@ -58,7 +58,7 @@ class GresLine(Struct, frozen=True, eq=False):
 
 def gres_lines(config: SlurmConfig) -> tuple[GresLine, ...]:
     """The lines of a gres.conf. Raises ParseError that names the line."""
-    reject_misspelt_keys(config.lines, _KEYS)
+    reject_misspelt_keys(config.lines, GRES_KEYS)
     lists = Hostlists()
     return tuple(_gres_line(line, line.source, lists) for line in config.lines)
 
@@ -101,9 +101,6 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
         if line.nodes is None and line.name in (None, "gpu"):
             of_all = line.autodetect
     return None if of_all in (None, "off") else of_all
-
-
-_KEYS = "AutoDetect Count Cores CPUs File Flags Include Links MultipleFiles Name NodeName Type"
 
 
 def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:

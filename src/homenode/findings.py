@@ -228,8 +228,9 @@ def with_call(findings: Iterable[Finding], call: Call) -> tuple[Finding, ...]:
         return _CALL.sub(repeat, text)
 
     def repeat(match: re.Match[str]) -> str:
-        of_host = match[1] == "homenode show"
-        kept = [words for words in call if not of_host or words[0].startswith("--")]
+        omitted = (*_OMITTED.get(match[1], ()), *match[2].split())
+        kept = [words for words in call if words[0] not in omitted]
+        kept = [words for words in kept if len(words) > 1 or match[1] != "homenode show"]
         return " ".join((match[1], *(command_line(*words) for words in kept))) + match[2]
 
     return tuple(
@@ -307,6 +308,8 @@ _CALL = re.compile(
     r"\b(homenode (?:plan|verify|show))\b(?: VM(?:\.xml)?\b)?(?! ORIGINAL)"
     r"((?: --[a-z-]{1,30}(?: [A-Za-z0-9.]{1,30})?){0,9})"
 )
+_OMITTED = {"homenode plan": ("--plan",), "homenode show": ("--plan",)}
+"""Options of verify that the command lacks."""
 _COMMAND = re.compile(r"`((?:sudo )?homenode [^`]+)`")
 
 

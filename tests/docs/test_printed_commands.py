@@ -134,6 +134,11 @@ def test_a_command_is_the_words_that_it_was_made_of(words: list[str]) -> None:
             "homenode plan 'a vm' --host h.txt --lspci l.txt --gpus 2 does",
             "the same command with --gpus 2 does",
         ),
+        (
+            "`homenode verify VM.xml --guest ssh:HOST`",
+            "homenode verify 'a vm' --plan p.json --host h.txt --lspci l.txt --guest ssh:HOST",
+            "the same command with --guest ssh:HOST",
+        ),
         ("`homenode show` lists", "homenode show --host h.txt --lspci l.txt lists", None),
         ("`homenode plan ORIGINAL -o FILE --force`", None, None),
         ("`homenode doctor retrain 41:00.0`", None, None),
@@ -143,7 +148,7 @@ def test_a_fix_keeps_what_the_user_named(
     fix: str, in_doctor: str | None, in_plan: str | None
 ) -> None:
     fault = with_fix(finding("unpinned", "vCPUs"), fix)
-    call = [("a vm",), ("--host", "h.txt"), ("--lspci", "l.txt")]
+    call = [("a vm",), ("--plan", "p.json"), ("--host", "h.txt"), ("--lspci", "l.txt")]
     (named,) = with_call([fault], call)
     assert named.fix == (in_doctor or fault.fix) and named.command in str(named.fix)
     assert same_command([fault])[0].fix == (in_plan or fault.fix)

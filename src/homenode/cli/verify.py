@@ -244,14 +244,13 @@ def _boot_command(arguments: VerifyArguments) -> str:
     """Return the next command; "" if no test guest can be booted."""
     if arguments.document is None or arguments.start:
         return ""
-    plan = () if arguments.plan is None else ("--plan", arguments.plan)
     call = (word for words in _call_of_vm(arguments) for word in words)
-    return command_line("homenode", "verify", *call, *plan, "--boot")
+    return command_line("homenode", "verify", *call, "--boot")
 
 
 def _call_of_vm(arguments: VerifyArguments) -> Call:
-    """Return the words of the user's command that name the VM and its host."""
-    options = {"--host": arguments.host, "--lspci": arguments.lspci}
+    """Return the words of the user's command that name the VM, its plan and its host."""
+    options = {"--plan": arguments.plan, "--host": arguments.host, "--lspci": arguments.lspci}
     given = [(name, str(value)) for name, value in options.items() if value is not None]
     return [(str(arguments.document),), *given]
 

@@ -344,8 +344,8 @@ def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
         paths = dict.fromkeys(path for path, _ in (*(after - before), *(before - after)))
         texts = [path.removeprefix("/domain/") for path in paths]
     text, *others = texts or ["the order of its elements"]
-    more = f"; {plural(len(others), 'more edit')}" if others else ""
-    return InputError(f"{name} was edited after homenode apply: {text}{more}", hint=hint)
+    text += f"; {plural(len(others), 'more edit')}" if others else ""
+    return InputError(f"{name} was edited after homenode apply: " + text, hint=hint)
 
 
 def difference_count(definition: bytes, other: bytes) -> int:

@@ -67,6 +67,7 @@ def find_near(word: str, names: Iterable[str]) -> str | None:
         return _MEANT[word]
     name_of = {name.lstrip("-"): name for name in names}
     word = word.lstrip("-")
+    word = word if word in name_of else word.lower()
     if len(word) == 1:  # a letter resembles too many names
         return None
     near = get_close_matches(word, name_of, n=1)

@@ -230,7 +230,8 @@ def with_call(findings: Iterable[Finding], call: Call) -> tuple[Finding, ...]:
     def repeat(match: re.Match[str]) -> str:
         omitted = (*_OMITTED.get(match[1], ()), *match[2].split())
         kept = [words for words in call if words[0] not in omitted]
-        kept = [words for words in kept if len(words) > 1 or match[1] != "homenode show"]
+        if match[1] == "homenode show" or "--target" in match[2]:
+            kept = [words for words in kept if len(words) > 1]
         return " ".join((match[1], *(command_line(*words) for words in kept))) + match[2]
 
     return tuple(

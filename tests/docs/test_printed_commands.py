@@ -139,6 +139,12 @@ def test_a_command_is_the_words_that_it_was_made_of(words: list[str]) -> None:
             "homenode verify 'a vm' --plan p.json --host h.txt --lspci l.txt --guest ssh:HOST",
             "the same command with --guest ssh:HOST",
         ),
+        (
+            "`homenode verify --target proxmox --guest ssh:HOST`",
+            "homenode verify --plan p.json --host h.txt --lspci l.txt --target proxmox "
+            "--guest ssh:HOST",
+            "the same command with --target proxmox --guest ssh:HOST",
+        ),
         ("`homenode show` lists", "homenode show --host h.txt --lspci l.txt lists", None),
         ("`homenode plan ORIGINAL -o FILE --force`", None, None),
         ("`homenode doctor retrain 41:00.0`", None, None),

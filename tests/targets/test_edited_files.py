@@ -335,7 +335,7 @@ def test_a_configuration_becomes_the_options_that_proxmox_publishes(
 def test_sizes_are_whole_units_of_the_target_or_refused() -> None:
     odd = options("pin", memory_bytes=4 * GIB + 4096)
     for target in ("proxmox", "xen"):
-        with pytest.raises(InputError, match="whole units"):
+        with pytest.raises(InputError, match="whole MiB"):
             written(target, HOST, odd)
     assert written("qemu", HOST, odd).rendering.document
     assert MIB

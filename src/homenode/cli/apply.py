@@ -97,7 +97,7 @@ def apply(arguments: ApplyArguments) -> None:
         host = () if arguments.host is None else ("--host", arguments.host)
         raise UsageError(
             f"{files[0]}: a file, not a domain of libvirt",
-            hint=command_line("homenode", "plan", files[0], *host, "-o", "tuned.xml"),
+            hint=command_line("homenode", "plan", files[0], *host, "-o", _tuned(files[0])),
         )
     if len(arguments.names) > 1:
         _reject_for_several(arguments)
@@ -144,6 +144,11 @@ def apply(arguments: ApplyArguments) -> None:
         note_written(arguments.save_plan)
     if any(is_critical(tuning.plan) for tuning in tunings):
         raise SystemExit(FINDINGS)
+
+
+def _tuned(file: str) -> str:
+    """Return a name for the tuned file."""
+    return f"tuned{Path(file).suffix or '.xml'}"
 
 
 def _check_can_ask(arguments: ApplyArguments) -> None:

@@ -57,6 +57,12 @@ if TYPE_CHECKING:
     from homenode.plan.auto import Choose
 
 SCRIPT_MODE = 0o755
+_FILE_HINTS = {
+    LIBVIRT: "virsh dumpxml --inactive NAME > VM.xml",
+    "proxmox": "cp /etc/pve/qemu-server/VMID.conf .",
+    "xen": "ls /etc/xen/*.cfg",
+}
+"""Commands that make or find the file of a VM."""
 _SUFFIXES = {LIBVIRT: ".xml", "proxmox": ".conf", "qemu": ".sh", "xen": ".cfg"}
 
 
@@ -99,12 +105,12 @@ def _read_source(arguments: PlanArguments) -> VmSource:
     """Return the VM's file and its target: the named one, the file's own, or Xen for a Xen host.
     Raises UsageError for options that are not for it."""
     path, target = arguments.document, arguments.target
-    hint = "virsh dumpxml --inactive NAME > VM.xml"
-    content = domain = None
+    hint, content, domain = _FILE_HINTS[LIBVIRT], None, None
     if path is not None and names_domain(path) and target in (None, LIBVIRT):
         domain, content = read_definition(path)
     if path is not None and content is None:
-        content = read_input(path, "a domain XML", hint=hint)
+        suffix = next((kind for kind, end in _SUFFIXES.items() if path.endswith(end)), LIBVIRT)
+        content = read_input(path, "a domain XML", hint=_FILE_HINTS.get(target or suffix, hint))
     name = path or "options"
     if target is not None:
         reject_unknown_target(target)

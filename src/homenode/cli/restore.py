@@ -38,6 +38,7 @@ from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT, DomainState
 from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.sources import SUFFIXES
 
 
 def restore(arguments: RestoreArguments) -> None:
@@ -228,7 +229,7 @@ def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
 
 def is_file_target(name: str) -> bool:
     """Return whether a TARGET is a file rather than a domain's name."""
-    if "/" in name or name.endswith(".xml"):
+    if "/" in name or name.endswith(SUFFIXES):
         return True
     try:
         return Path(f"{name}.orig").exists() or ("." in name and Path(name).is_file())

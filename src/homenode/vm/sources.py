@@ -34,12 +34,12 @@ _KINDS = (
 )
 
 
-_SUFFIXES = (".xml", ".json", ".conf", ".cfg", ".yaml", ".yml", ".sh", ".txt")
+SUFFIXES = (".xml", ".json", ".conf", ".cfg", ".yaml", ".yml", ".sh", ".txt")
 
 
 def names_domain(name: str) -> bool:
     """Whether an argument is the name of a domain rather than a file: no path, and no file."""
-    if name == "-" or "/" in name or name.endswith(_SUFFIXES):
+    if name == "-" or "/" in name or name.endswith(SUFFIXES):
         return False
     try:
         return not Path(name).exists()

@@ -24,6 +24,7 @@ from homenode.findings import Finding, Findings, add_gaps, sort_findings
 from homenode.machine.topology import Host, reject_unshown
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.safe.input_files import read_file, read_input, read_subject
+from homenode.text import command_line
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import parsed_by_libvirt, validate
@@ -33,6 +34,7 @@ from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import TARGETS, recognize_kind, recognize_target, target_named
+from homenode.vm.targets.target import findings_for
 
 _SSH = "ssh:"
 _MAX_HOOK_BYTES = 16 << 20
@@ -151,8 +153,8 @@ class _Answer(Struct, kw_only=True):
         if plan is None:
             raise UsageError(
                 f"{source}: missing --plan",
-                hint="homenode plan --target ... --save-plan P.json, then verify FILE --plan "
-                "P.json",
+                hint=command_line("homenode", "plan", source, *"-o FILE --save-plan P.json".split())
+                + ", then homenode verify FILE --plan P.json",
             )
         module, script = target_named(target), None
         hook = None if module.hook_suffix is None else Path(source + module.hook_suffix)
@@ -171,6 +173,7 @@ class _Answer(Struct, kw_only=True):
         words = tuple(module.words_of(content, source))
         booted = boot_command(words, source, self.request.boot)
         self._add_boot(booted, expectation_of(plan.vm, host=self.host), source)
+        self.findings = [*findings_for(target, self.findings)]
 
     def add_guest(self, source: str, facts: Vm | None) -> None:
         plan, host, target = self.plan, self.host, self.request.target

@@ -11,7 +11,6 @@ from msgspec import Struct
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.topology import Host
-from homenode.units import MIB
 from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan import Plan
 from homenode.vm.targets.target import (
@@ -21,7 +20,7 @@ from homenode.vm.targets.target import (
     Target,
     default_machine,
     reject_unsafe_name,
-    whole_units,
+    whole_mib,
 )
 
 File = TypeVar("File")
@@ -42,11 +41,11 @@ class TargetEdit(Struct, Generic[File], frozen=True, kw_only=True):
     @property
     def memory_mib(self) -> int:
         """The VM's memory. Raises InputError if it is not whole MiB."""
-        return whole_units(self.plan.vm.memory_bytes, MIB, "memory", self.target)
+        return whole_mib(self.plan.vm.memory_bytes, "memory", self.target)
 
     def count_mib(self, cell: VmCell) -> int:
         """A cell's memory. Raises like `memory_mib`."""
-        return whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", self.target)
+        return whole_mib(cell.memory_bytes, f"memory of cell {cell.id}", self.target)
 
 
 class Row(Struct, frozen=True, kw_only=True):

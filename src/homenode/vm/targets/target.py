@@ -15,6 +15,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, finding, with_fix
 from homenode.machine.topology import Host
 from homenode.package_data import package_text
+from homenode.units import MIB
 from homenode.vm.model import (
     GuestAddress,
     GuestHostdev,
@@ -379,14 +380,13 @@ def reject_unsafe_name(name: str, source: str) -> str:
     return name
 
 
-def whole_units(size_bytes: int, unit: int, meaning: str, target: str) -> int:
-    """A size in a unit that the target counts in. Raises InputError if it is not whole."""
-    count, remainder = divmod(size_bytes, unit)
+def whole_mib(size_bytes: int, meaning: str, target: str) -> int:
+    """A size in MiB, in which targets count. Raises InputError if it is not whole."""
+    count, remainder = divmod(size_bytes, MIB)
     if remainder:
         raise InputError(
-            f"{target}: expected {meaning} in whole units of {unit} bytes, found "
-            f"{size_bytes} bytes",
-            hint="choose a memory size that divides into them",
+            f"{target}: expected {meaning} in whole MiB, found {size_bytes} bytes",
+            hint=f"the next size is {count + 1}MiB",
         )
     return count
 

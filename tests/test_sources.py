@@ -90,6 +90,7 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
         (b'{"format": "homenode.plan/1"}', "expected a homenode.host document"),
         (b"\x1f\x8bgarbage", "garbage"),
         (b"host   : a\nnr_nodes  : 2\nxen_version  : 4.17\n", "xl info without -n"),
+        (b"cores: 2\nmemory: 1024\nname: b\n", "found a VM of proxmox"),
         (b"Architecture:      x86_64\nCPU(s):    8\n", "lscpu without -e"),
     ],
 )

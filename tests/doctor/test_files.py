@@ -56,6 +56,19 @@ def test_each_kind_of_vm_is_judged_on_a_described_host(vm: str, tmp_path: Path) 
     assert said.splitlines()[0].startswith("file1: ")
 
 
+def test_fixes_keep_the_host_and_its_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lspci = "00:00.0 Host bridge [0600]: Intel [8086:1237]\n"
+    for name, text in {"vm.conf": QM, "numactl": NUMACTL, "lspci": lspci}.items():
+        Path(name).write_text(text)
+    for vms, vm in ((("vm.conf",), "vm.conf"), (("vm.conf", "vm.conf"), "VM")):
+        for host in (("numactl", "lspci"), ("--host", "numactl", "--lspci", "lspci")):
+            output = homenode("doctor", *vms, *host, "--explain").stdout
+            assert f"homenode plan {vm} --host numactl --lspci lspci" in output
+
+
 def test_several_vms_are_judged_and_the_host_once(tmp_path: Path) -> None:
     code, said = doctor(tmp_path, VM, TABLE, VM)
     assert code == 1

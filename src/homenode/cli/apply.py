@@ -97,7 +97,7 @@ def apply(arguments: ApplyArguments) -> None:
         host = () if arguments.host is None else ("--host", arguments.host)
         raise UsageError(
             f"{files[0]}: a file, not a domain of libvirt",
-            hint=command_line("homenode", "plan", files[0], *host, "-o", _tuned(files[0])),
+            hint=command_line("homenode", "plan", files[0], *host, "-o", _tuned_name(files[0])),
         )
     if len(arguments.names) > 1:
         _reject_for_several(arguments)
@@ -146,7 +146,7 @@ def apply(arguments: ApplyArguments) -> None:
         raise SystemExit(FINDINGS)
 
 
-def _tuned(file: str) -> str:
+def _tuned_name(file: str) -> str:
     """Return a name for the tuned file."""
     return f"tuned{Path(file).suffix or '.xml'}"
 

@@ -107,12 +107,10 @@ def doctor(arguments: DoctorArguments) -> None:
     findings = add_gaps(findings, loaded.gaps, asks_vms=asks_vms)
     bases, listings = split_sources(sources, arguments.lspci)
     host = bases[0] if len(bases) == 1 else "SOURCE" if bases else arguments.host
-    call: list[tuple[str, ...]] = [(vm.name,) for vm in vms[:1]]
+    call: list[tuple[str, ...]] = [(vms[0].name if len(vms) == 1 else "VM",)]
     call += [] if host is None else [("--host", host)]
     call += [("--lspci", str(listing)) for listing in listings]
-    if len(vms) < 2:
-        named = with_call(findings.findings, call)
-        findings = structs.replace(findings, findings=named)
+    findings = structs.replace(findings, findings=with_call(findings.findings, call))
     if arguments.prometheus:
         from homenode.show.findings_text import format_prometheus
 

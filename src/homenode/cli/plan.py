@@ -17,7 +17,6 @@ from homenode.cli.terminal import (
     print_diff,
     print_document,
     print_json,
-    reject_overwrite,
     write_bytes,
     write_text,
 )
@@ -129,7 +128,10 @@ def _read_source(arguments: PlanArguments) -> VmSource:
     if kind != LIBVIRT and arguments.manual.node_pus:
         raise UsageError("--node-cpus is for a domain XML, not for --target or another file")
     if kind != LIBVIRT and arguments.name is not None and content is not None:
-        raise UsageError("--name copies a domain XML, not a file of another target")
+        raise UsageError(
+            "--name copies a domain XML, not a file of another target",
+            hint="copy the file, and change its name there",
+        )
     return VmSource(content, name, kind, domain)
 
 
@@ -223,7 +225,10 @@ def check_tuned_output(path: Path | None, *, force: bool | None = None) -> None:
     if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
     if path.stat().st_size and not is_tuned_output(path):
-        reject_overwrite(path, has_force=force is not None)
+        hint = "; --force saves it as the original of the new one" if force is not None else ""
+        raise UsageError(
+            f"{path}: file exists, without a saved original", hint=f"choose another name{hint}"
+        )
 
 
 # Host and layout.

@@ -14,6 +14,7 @@ from homenode.errors import InputError, NotKnownError, ParseError, of_os, unknow
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.safe.input_files import read_file, read_start
+from homenode.text import command_line
 
 if TYPE_CHECKING:
     from homenode.machine.tools.nvidia_smi import TopoMatrix
@@ -134,7 +135,7 @@ def host_of_text(text: str, name: str) -> Host:
         if "<domain" in start[:_HEAD_CHARACTERS] and "<topology" not in start[:_HEAD_CHARACTERS]:
             raise InputError(
                 f"{name}: expected a host, found the domain XML of a VM",
-                hint="homenode plan VM.xml --host SOURCE plans it on a host",
+                hint=command_line("homenode", "plan", name, "--host", "SOURCE"),
             )
         from homenode.machine.discover.hwloc import host_from_hwloc
 
@@ -156,6 +157,13 @@ def host_of_text(text: str, name: str) -> Host:
     try:
         read_toml(text)
     except ValueError as error:
+        from homenode.vm.targets.registry import recognize_target
+
+        if (target := recognize_target(text.encode("utf-8", "surrogateescape"))) is not None:
+            raise InputError(
+                f"{name}: expected a host, found a VM of {target}",
+                hint=command_line("homenode", "plan", name, "--host", "SOURCE"),
+            ) from None
         raise InputError(
             f"{name}: expected {_KINDS}; found another text (as TOML: {error})"
         ) from None

@@ -36,10 +36,6 @@ def has_feature(name: str, feature: Feature) -> bool:
     return name == LIBVIRT or target_named(name).support[feature].level is not SupportLevel.LOST
 
 
-def recognise_target(content: bytes) -> str | None:
-    return next((name for name in TARGETS if target_named(name).recognises(content)), None)
-
-
 class VmFile(Struct, frozen=True):
     """A VM from a hypervisor's file, or from options alone."""
 
@@ -51,7 +47,9 @@ class VmFile(Struct, frozen=True):
 
 def recognize_target(content: bytes) -> str | None:
     """The target that a file is of, by its content; None for a domain document, and for others."""
-    return None if libvirt.recognizes(content) else recognise_target(content)
+    if libvirt.recognizes(content):
+        return None
+    return next((name for name in TARGETS if target_named(name).recognises(content)), None)
 
 
 def recognize_kind(content: bytes, source: str, named: str | None = None) -> str:

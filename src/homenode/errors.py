@@ -70,8 +70,8 @@ def find_near(word: str, names: Iterable[str]) -> str | None:
     word = word if word in name_of else word.lower()
     if len(word) == 1:  # a letter resembles too many names
         return None
-    near = get_close_matches(word, name_of, n=1)
-    near = near or [name for name in name_of if word and name.startswith(word)]
+    longer = [name for name in name_of if word and name.startswith(word)]
+    near = get_close_matches(word, longer or name_of, n=1) or longer
     return name_of[near[0]] if near else None
 
 

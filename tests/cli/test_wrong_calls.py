@@ -25,6 +25,7 @@ CALLS = (
     ("show --hosst a", 2, "unknown option --hosst (did you mean --host?)"),
     ("show hgx-h100", 2, "hint: homenode show --host hgx-h100"),
     ("show --host hgx-h10", 2, "unknown host 'hgx-h10' (did you mean hgx-h100?)"),
+    ("show --host hgx-a100", 2, "unknown host 'hgx-a100' (did you mean hgx-a100-ibm?)"),
     ("show --json --host hgx-h10", 2, "unknown host 'hgx-h10' (did you mean hgx-h100?)"),
     ("show --svg", 2, "--svg: missing FILE"),
     ("show --plan p.json", 2, "--plan requires --svg"),

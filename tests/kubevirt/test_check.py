@@ -346,6 +346,8 @@ def test_a_fix_for_a_nic_does_not_add_the_nodes_gpu() -> None:
 def test_the_script_of_a_configmap_is_no_hook_for_grace_gpus(
     host: str | None, pci_id: str, is_grace: bool
 ) -> None:
+    nic = vmi(gpus=0, annotations={HOOK_ANNOTATION: SCRIPT}, devices={"hostDevices": [{}]})
+    assert "hook-annotation-wrong" not in ids(nic, load_host("gh200x4"))
     cluster = Cluster(GATES, permitted={"x": pci_id})
     for annotation, is_wrong in ((SCRIPT, is_grace), ('[{"image": "homenode"}]', False)):
         subject = read_vmi(vmi(gpus=1, annotations={HOOK_ANNOTATION: annotation}), "v")

@@ -67,12 +67,12 @@ class CheckedVmi(Struct, frozen=True):
 
     @property
     def has_grace(self) -> bool:
-        """Whether the node, or else the cluster's list of the VM's devices, has Grace GPUs."""
+        """Whether the VM's GPUs are Grace GPUs, by the node or by the cluster's list of devices."""
         permitted = (self.cluster and self.cluster.permitted) or {}
         ids = {permitted.get(name, "").upper() for name in _device_names(self.vmi)}
-        if self.host is not None and self.host.whole_gpus:
+        if self.vmi.gpus and self.host is not None and self.host.whole_gpus:
             ids = set(map(_pci_id, self.host.whole_gpus))
-        return bool(self.vmi.passed_count) and not ids.isdisjoint(GRACE_IDS)
+        return not ids.isdisjoint(GRACE_IDS)
 
 
 def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:

@@ -120,6 +120,7 @@ CALLS = (
     ("slurm check", 2, "hint: homenode slurm check gres.conf slurm.conf"),
     ("slurm check gres.conf", 2, "missing argument slurm.conf"),
     ("slurm report absent", 2, "absent: no such directory"),
+    ("slurm study st", 2, "hint: homenode slurm study --output st"),
     ("slurm study -o s --minutes x", 2, "hint: homenode slurm study --minutes 30"),
     ("nccl-topo", 2, "missing option --domain or --check"),
     ("list findings pcie-link", 2, "unknown finding 'pcie-link' (did you mean pcie-link-slow?)"),

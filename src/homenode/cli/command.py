@@ -412,7 +412,12 @@ class _WordReader:
                 self.give(argument, word, argument.opt.metavar)
             words = words[count:]
         if words:
-            options = [name for name in ("--host", "--pool") if name in self.named]
+            options = [
+                parameter.name
+                for parameter in self.parameters
+                if parameter.default is REQUIRED and parameter.path not in self.values
+            ]
+            options += [name for name in ("--host", "--pool") if name in self.named]
             before = "" if arguments else f"{self.path} "
             is_host = options and not arguments
             hint = f"{before}{options[0]} {words[0]}" if is_host else None

@@ -124,7 +124,7 @@ def compare(directories: Sequence[str], objective: Objective | None = None) -> C
 
 
 def load_results(*directories: str) -> tuple[Run, ...]:
-    """Runs of results directories."""
+    """Return the runs of results directories."""
     from homenode.measure.imported_files import load_sources
 
     return tuple(run for source in load_sources(directories) for run in source.runs)
@@ -142,7 +142,7 @@ def result_rows(*directories: str) -> list[dict[str, Any]]:
 
 
 def to_json(value: Host | Plan | Findings | Comparison) -> str:
-    """A value in its documented format (docs/reference/formats), as --json prints it."""
+    """Return a value in its documented format (docs/reference/formats), as --json prints it."""
     from homenode.formats import encode
     from homenode.machine.topology import summarise
     from homenode.plan.stored import encode_plan

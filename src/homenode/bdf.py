@@ -40,8 +40,8 @@ class PciAddress:
 
     @classmethod
     def parse(cls, text: str, source: str = "PCI address") -> Self:
-        """The address of a text such as 0000:3b:00.0 or 3b:00.0 (domain 0). Domains have 4 digits,
-        or up to 8 (VMD and Hyper-V). Raises ParseError."""
+        """Return the address of a text such as 0000:3b:00.0 or 3b:00.0 (domain 0). Domains have 4
+        digits, or up to 8 (VMD and Hyper-V). Raises ParseError."""
         match = _ADDRESS.match(text.strip())
         if match is None or int(match["device"], 16) > 31:
             raise ParseError(source, "domain:bus:device.function such as 0000:3b:00.0", text)

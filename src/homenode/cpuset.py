@@ -71,7 +71,7 @@ class CpuSet:
 
     @classmethod
     def parse(cls, text: str, source: str = "CPU list") -> "CpuSet":
-        """The set of a list such as "0-3,8,10-14:2"; an empty text is the empty set.
+        """Return the set of a list such as "0-3,8,10-14:2"; an empty text is the empty set.
 
         Also libvirt's exclusions: "0-7,^3". Raises ParseError that names the faulty part.
         Source: Documentation/core-api/cpumask.rst (lists, strides); libvirt's cpuset attribute.
@@ -85,7 +85,7 @@ class CpuSet:
 
     @classmethod
     def parse_mask(cls, text: str, source: str = "CPU mask") -> "CpuSet":
-        """The set of a mask such as "ff,00000003" or hwloc's "0x000000ff,0x0".
+        """Return the set of a mask such as "ff,00000003" or hwloc's "0x000000ff,0x0".
 
         Groups of 32 bits, the highest first. Raises ParseError.
         Source: Documentation/core-api/cpumask.rst; hwloc bitmap string format.
@@ -108,11 +108,11 @@ class CpuSet:
         return cls.from_bits(bits)
 
     def first(self) -> PuIndex | None:
-        """The lowest CPU, or None in the empty set."""
+        """Return the lowest CPU, or None in the empty set."""
         return PuIndex((self.bits & -self.bits).bit_length() - 1) if self.bits else None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Runs of consecutive CPUs as (first, last), ascending."""
+        """Yield the runs of consecutive CPUs as (first, last), ascending."""
         bits, base = self.bits, 0
         while bits:
             zeros = (bits & -bits).bit_length() - 1
@@ -153,7 +153,7 @@ class CpuSet:
         return CpuSet.from_bits(self.bits & ~other.bits)
 
     def __le__(self, other: "CpuSet") -> bool:
-        """True if every CPU is also in `other`."""
+        """Return whether every CPU is also in `other`."""
         return self.bits & ~other.bits == 0
 
     def isdisjoint(self, other: "CpuSet") -> bool:
@@ -173,7 +173,7 @@ class _ListError(Exception):
 
 
 def _parse_bits(text: str) -> int:
-    """The CPUs of a stripped list, as bits. Raises _ListError."""
+    """Return the CPUs of a stripped list, as bits. Raises _ListError."""
     if len(text) > MAX_CHARS:
         raise _ListError(f"a list of at most {MAX_CHARS} characters", text)
     parts = text.split(",") if text else []
@@ -207,7 +207,7 @@ _bits_remembered = lru_cache(maxsize=2048)(_parse_bits)
 
 
 def _repeat_bit(stride: int, count: int) -> int:
-    """Bit 0 and each stride-th one after it, `count` of them or more."""
+    """Return the bit 0 and each stride-th one after it, `count` of them or more."""
     bits = filled_count = 1
     while filled_count < count:
         bits |= bits << filled_count * stride

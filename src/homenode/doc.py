@@ -116,7 +116,7 @@ class Section(Struct, frozen=True):
     name: str = ""  # in the list of contents
     about: str = ""  # the first sentence
     look: str = ""
-    is_open: bool | None = None  # of what a page folds, None if it folds nothing
+    is_open: bool | None = None  # whether a page shows it unfolded; None = it never folds
 
 
 Part = Text | Items | Tree | Commands | Table | Gallery | Section
@@ -143,7 +143,7 @@ def spans(words: Words) -> tuple[Span, ...]:
 
 
 def plain(words: "Words | Cell") -> str:
-    """The letters of a line or a cell.
+    """Return the letters of a line or a cell.
 
     >>> plain(("node 0", Span(": near", "dim"))), plain(Cell(("a", "b")))
     ('node 0: near', 'a; b')

@@ -177,7 +177,7 @@ class FindingTexts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     more: str = ""  # for `homenode list findings` and the pages
 
     def format_markdown(self, heading: str) -> str:
-        """The section of the finding on its page."""
+        """Return the section of the finding on its page."""
         severities = ", ".join(self.severity).capitalize()
         return (
             "\n\n".join((heading, f"**{severities}.** {self.meaning}", *self._format_parts()))
@@ -203,7 +203,7 @@ class Subject(NamedTuple):
 
     text: str  # in the user's words
     element: str
-    number: int  # of the vCPU, cell or IOThread
+    number: int  # number of the vCPU, cell or IOThread
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -264,7 +264,7 @@ def finding(
     devices: tuple[Bdf, ...] = (),
     count: int | None = None,
 ) -> Finding:
-    """A finding with the severity, cost and fix of its texts, but for those that are given.
+    """Return a finding with the severity, cost and fix of its texts, but for those that are given.
 
     subject: an address becomes the device. case: selects the texts. values: replacements for
     `{word}`. source: "" = set later for all findings (add_source). devices, count: as in Finding.
@@ -320,7 +320,7 @@ class _Values(dict[str, object]):
 
 
 def fill_in(text: str, values: Mapping[str, object]) -> str:
-    """The text with its values.
+    """Return the text with its values.
 
     >>> fill_in("echo on > {file}; reserve {pages}", {"file": "control"})
     'echo on > control; reserve PAGES'
@@ -329,7 +329,7 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
 
 
 def find_texts(id: str) -> FindingTexts:
-    """The texts of a finding. Raises KeyError for an unknown id."""
+    """Return the texts of a finding. Raises KeyError for an unknown id."""
     for name in GROUPS:
         if id in _page_text(name) and id in page(name):
             return page(name)[id]
@@ -369,7 +369,7 @@ def _page_text(name: str) -> str:
 
 @cache
 def page(name: str) -> Mapping[str, FindingTexts]:
-    """The findings of a page, by id, in its order."""
+    """Return the findings of a page, by id, in its order."""
     tables = toml.decode(_page_text(name), type=dict[str, FindingTexts])
     return {key: texts for first, texts in tables.items() for key in (first, *texts.also)}
 

@@ -39,8 +39,8 @@ def encode(
     head: dict[str, Any] | None = None,
     changed: dict[str, Any] | None = None,
 ) -> str:
-    """The document of a value; `head` comes between "format" and the value's own fields. changed:
-    replaced values of fields."""
+    """Return the document of a value; `head` comes between "format" and the value's own fields.
+    changed: replaced values of fields."""
     fields = {
         stored.encode_name: getattr(value, stored.name) for stored in msgspec.structs.fields(value)
     }
@@ -65,20 +65,20 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T:
-    """The value of a document. Unknown fields are ignored (for example a `head`). Raises InputError
-    for another kind or version, text that is not JSON, or a missing field."""
+    """Return the value of a document. Unknown fields are ignored (for example a `head`). Raises
+    InputError for another kind or version, text that is not JSON, or a missing field."""
     document = check_format(text, kind, source)
     return _convert(document, record_type, f"{source}: not a valid homenode.{kind}")
 
 
 def head_line(kind: str, value: Any) -> str:
-    """The first line of a file of lines."""
+    """Return the first line of a file of lines."""
     head = {"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_encode_text)}
     return encode_json(head).decode() + "\n"
 
 
 def find_kind(text: bytes) -> str | None:
-    """The kind of a document, or of a first line, of whatever version; None without one."""
+    """Return the kind of a document, or of a first line, of whatever version; None without one."""
     try:
         document = decode_json(text)
     except NotJsonError:
@@ -95,14 +95,14 @@ def line(value: Any) -> str:
 
 
 def decode_head(text: bytes, kind: str, record_type: type[T], source: str) -> T:
-    """The value of a first line. Raises InputError."""
+    """Return the value of a first line. Raises InputError."""
     record = decode_record(text, f"{source}:1")
     _check_format(record, kind, f"{source}:1")
     return convert(record, kind, record_type, f"{source}:1")
 
 
 def decode_record(text: bytes, position: str) -> dict[str, Any]:
-    """A line as a JSON object. Raises InputError."""
+    """Return a line as a JSON object. Raises InputError."""
     try:
         record = decode_json(text)
     except NotJsonError as error:
@@ -113,7 +113,7 @@ def decode_record(text: bytes, position: str) -> dict[str, Any]:
 
 
 def convert(record: object, kind: str, record_type: type[T], position: str) -> T:
-    """The value of a line's object. Raises InputError."""
+    """Return the value of a line's object. Raises InputError."""
     return _convert(record, record_type, f"{position}: expected a line of homenode.{kind}, found")
 
 
@@ -137,7 +137,7 @@ def decode_journal(
 
 
 def plain_lines(text: bytes, record_type: type[T]) -> list[T] | None:
-    """The values of whole lines of one type, in one step; None if any line is not one."""
+    """Return the values of whole lines of one type, in one step; None if any line is not one."""
     try:
         with TYPES:
             records = msgspec.json.Decoder(record_type, dec_hook=_decode_text).decode_lines(text)
@@ -151,7 +151,7 @@ def _format(kind: str) -> str:
 
 
 def check_format(text: str | bytes, kind: str, source: str) -> object:
-    """A document, or a first line. Raises InputError for another kind or version."""
+    """Return a document, or a first line. Raises InputError for another kind or version."""
     try:
         document = decode_json(text)
     except NotJsonError as error:

@@ -21,7 +21,7 @@ def decode_json(text: str | bytes) -> Any: ...
 @overload
 def decode_json(text: str | bytes, record_type: type[T]) -> T: ...
 def decode_json(text: str | bytes, record_type: Any = Any) -> Any:
-    """The value of a text. Raises NotJsonError, with the fault.
+    """Return the value of a text. Raises NotJsonError, with the fault.
 
     >>> decode_json("[" * 100_000)
     Traceback (most recent call last):

@@ -16,7 +16,7 @@ class Metric(Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str
     title: str
-    unit: str  # of the samples: bytes_per_s, ns, events_per_s, flop_per_s, units_per_s
+    unit: str  # unit of the samples: bytes_per_s, ns, events_per_s, flop_per_s, units_per_s
     lower_is_better: bool
     matters: float  # the smallest relative difference that an operator would change a layout for
     about: str  # what it measures
@@ -82,7 +82,7 @@ _OWN_TIME = replace(_OWN_RATE, id="app-time", unit="ns", lower_is_better=True)
 
 
 def find_metric(id: str) -> Metric | None:
-    """The metric of an id; None for one whose direction is unknown.
+    """Return the metric of an id; None for one whose direction is unknown.
 
     >>> metric_of("app-time:epoch").lower_is_better, metric_of("frobs") is None
     (True, True)
@@ -99,5 +99,5 @@ def list_primaries(objective: Objective) -> tuple[Metric, ...]:
 
 
 def format_titles(objective: Objective) -> str:
-    """The metrics that decide for an objective, in words."""
+    """Return the metrics that decide for an objective, in words."""
     return " or ".join(metric.title for metric in list_primaries(objective))

@@ -71,8 +71,8 @@ class Arg(Opt):
 
 
 def size_bytes(text: str, option: str) -> int:
-    """Bytes of a size that must name its unit: "64" could mean MiB or GiB to whoever types it.
-    Raises UsageError."""
+    """Return the bytes of a size that must name its unit: "64" could mean MiB or GiB to whoever
+    types it. Raises UsageError."""
     if text.strip().isdigit():
         typed = f"{option.partition(': ')[2]}=" if ": " in option else f"{option} "
         raise UsageError(f"{option}: unit missing in {text!r}", hint=f"{typed}{text.strip()}GiB")
@@ -90,7 +90,7 @@ def size_text(size: int) -> str:
 def key_values(
     option: str, text: str, needed: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, str]:
-    """The key=value parts of an option's value, each key once. Raises UsageError."""
+    """Return the key=value parts of an option's value, each key once. Raises UsageError."""
     keys = (*needed, *optional)
     parts: dict[str, str] = {}
     for part in filter(None, (name.strip() for name in text.split(","))):
@@ -131,7 +131,7 @@ def whole_number(option: str, text: str) -> int:
 
 
 def version(text: str, option: str) -> tuple[int, int, int]:
-    """A version as "12", "12.1" or "12.1.0". Raises UsageError."""
+    """Return a version as "12", "12.1" or "12.1.0". Raises UsageError."""
     words = text.split(".")
     if not 1 <= len(words) <= 3 or not all(
         word.isascii() and word.isdigit() and len(word) < 5 for word in words

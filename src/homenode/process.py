@@ -61,7 +61,7 @@ _PACKAGES = {
 
 
 def install_hint(program: str) -> str | None:
-    """The command that installs a program on Debian; None for one of another source."""
+    """Return the command that installs a program on Debian; None for one of another source."""
     package = _PACKAGES.get(program)
     return None if package is None else f"apt install {package}"
 
@@ -96,7 +96,7 @@ class ProgramResult(Struct, frozen=True):
             return f"signal {-self.returncode}"
 
     def list_messages(self) -> list[str]:
-        """The lines of standard error with content, without the `error: ` before them."""
+        """Return the lines of standard error with content, without the `error: ` before them."""
         lines = map(str.strip, self.stderr.splitlines())
         return [line.removeprefix("error: ") for line in lines if line]
 
@@ -231,7 +231,7 @@ def _exchange_data(
     input: str | bytes | None,
     stop: threading.Event | None,
 ) -> tuple[bytes, bytes]:
-    """Feeds standard input and reads both outputs until they close. Raises like `run`."""
+    """Feed standard input and read both outputs until they close. Raises like `run`."""
     deadline = time.monotonic() + timeout_s
     assert process.stdout is not None and process.stderr is not None
     texts: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
@@ -318,7 +318,7 @@ def _absolute_directories(listed: str) -> list[str]:
 
 
 def arguments_after(argv: Sequence[str], option: str) -> Iterator[str]:
-    """The values that follow an option on a command line."""
+    """Yield the values that follow an option on a command line."""
     for word, value in pairwise(argv):
         if word == option:
             yield value

@@ -7,9 +7,9 @@ from homenode.cpuset import CpuSet
 
 
 def printable(text: str) -> str:
-    """A text from outside with nothing in it that steers a terminal or breaks XML.
+    """Return a text from outside with nothing in it that steers a terminal or breaks XML.
 
-    >>> printable("vm\\x1b[31m1\\n")
+    >>> printable("vm\x1b[31m1\n")
     'vm?[31m1?'
     """
     if text.isprintable():
@@ -35,11 +35,11 @@ _STEERS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV (RFC 4180). Formulas are escaped with a quote, and control characters are
-    replaced by question marks.
+    """Return the rows as CSV (RFC 4180). Formulas are escaped with a quote, and control characters
+    are replaced by question marks.
 
     >>> csv_text([["a,b", 3], ["=1+1", None], [True, 0.5]])
-    '"a,b",3\\r\\n\\'=1+1,\\r\\ntrue,0.5\\r\\n'
+    '"a,b",3\r\n\'=1+1,\r\ntrue,0.5\r\n'
     """
     import csv
 
@@ -66,12 +66,12 @@ def _csv_cell(value: object) -> object:
 
 
 def command_line(*words: object) -> str:
-    """A command to copy: each word is one word of a shell, whatever its characters are.
+    """Return a command to copy: each word is one word of a shell, whatever its characters are.
 
     >>> command_line("virsh", "define", "/tmp/a b; rm -rf ~")
     "virsh define '/tmp/a b; rm -rf ~'"
-    >>> command_line("cat", "a\\x1b'")
-    "cat $'a\\\\x1b\\\\''"
+    >>> command_line("cat", "a\x1b'")
+    "cat $'a\\x1b\\''"
     """
     return " ".join(_word(str(word)) for word in words)
 
@@ -104,7 +104,7 @@ def _escape(letter: str) -> str:
 
 
 def first_few(texts: Iterable[str], limit: int, between: str = ", ") -> str:
-    """The first of some texts, and how many more there are.
+    """Return the first of some texts, and how many more there are.
 
     >>> first_few(["a", "b", "c"], 2), first_few(["a"], 2), first_few([], 2)
     ('a, b and 1 more', 'a', '')
@@ -136,7 +136,7 @@ def subjects_text(subjects: Sequence[str]) -> str:
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """A count with its noun.
+    """Return a count with its noun.
 
     >>> plural(1, "core"), plural(2, "core"), plural(2, "switch", "switches")
     ('1 core', '2 cores', '2 switches')
@@ -145,7 +145,7 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """About how long.
+    """Format a duration, rounded.
 
     >>> duration_text(45), duration_text(600), duration_text(7800)
     ('45 s', '10 min', '2 h 10 min')
@@ -175,7 +175,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def number_list(numbers: Iterable[int]) -> str:
-    """Numbers as ranges; they may be of any size, as those of packages are.
+    """Return the numbers as ranges; they may be of any size, as those of packages are.
 
     >>> number_list([3, 0, 1, 2, 8]), number_list([0, 196611, 256]), number_list([])
     ('0-3,8', '0,256,196611', '')
@@ -190,7 +190,7 @@ def number_list(numbers: Iterable[int]) -> str:
 
 
 def nodes_text(nodes: Iterable[int]) -> str:
-    """Nodes with the word.
+    """Return the nodes with the word.
 
     >>> nodes_text([2]), nodes_text([0, 1, 3])
     ('node 2', 'nodes 0-1,3')
@@ -200,7 +200,7 @@ def nodes_text(nodes: Iterable[int]) -> str:
 
 
 def cpus_text(pus: CpuSet) -> str:
-    """A list of CPUs, with the word in the right number.
+    """Return a list of CPUs, with the word in the right number.
 
     >>> cpus_text(CpuSet([4])), cpus_text(CpuSet.parse("0-3,8"))
     ('CPU 4', 'CPUs 0-3,8')

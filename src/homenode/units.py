@@ -22,7 +22,7 @@ _SIZE = re.compile(r"\s*(\d{1,30})(?:\.(\d{1,6}))?\s*+([A-Za-z]*)\s*\Z", re.ASCI
 
 
 def bytes_of(number: int, unit: str) -> int:
-    """Bytes of a number with one of libvirt's units (the case does not matter).
+    """Return the bytes of a number with one of libvirt's units (the case does not matter).
 
     >>> bytes_of(2, "MiB"), bytes_of(2, "MB"), bytes_of(3, "k")
     (2097152, 2000000, 3072)
@@ -59,7 +59,7 @@ def whole_number(text: str | None, digits: int = 20) -> int | None:
 
 
 def parse_duration(text: str, name: str) -> float:
-    """Seconds of "90s", "30m" or "1h30m". Raises InputError. name: of the option.
+    """Return the seconds of "90s", "30m" or "1h30m". Raises InputError. name: of the option.
 
     >>> parse_duration("1h30m", "--within"), parse_duration("90 s", "--within")
     (5400.0, 90.0)
@@ -72,7 +72,7 @@ def parse_duration(text: str, name: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a text such as "64GiB", "1.5T" or "1024".
+    """Return the bytes of a text such as "64GiB", "1.5T" or "1024".
 
     >>> parse_bytes("1.5GiB"), parse_bytes("4096")
     (1610612736, 4096)
@@ -92,7 +92,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """A short exact-looking text: the largest binary unit, at most two decimals.
+    """Return a short exact-looking text: the largest binary unit, at most two decimals.
 
     >>> format_bytes(1572864 * MIB), format_bytes(1536), format_bytes(0)
     ('1.5 TiB', '1.5 KiB', '0 B')

@@ -112,7 +112,7 @@ def last_lines(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEn
 
 
 def to_undo(entries: Iterable[ChangeEntry]) -> tuple[ChangeEntry, ...]:
-    """The steps that did something, or may have, in the order in which they were begun."""
+    """Return the steps that did something, or may have, in the order in which they were begun."""
     return tuple(entry for entry in last_lines(entries).values() if entry.what in TO_UNDO)
 
 
@@ -135,7 +135,7 @@ def default_root() -> Path:
 
 
 def state_hint(number: int | None) -> str | None:
-    """The hint for a record that cannot be written, by its errno."""
+    """Return the hint for a record that cannot be written, by its errno."""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return _FULL
     if number not in _NOT_WRITABLE:
@@ -156,21 +156,21 @@ class Journal:
         self.head = head
 
     def stored_head(self) -> ChangeHead:
-        """The journal's head, or the head that it would get."""
+        """Return the journal's head, or the head that it would get."""
         first = self._first_line()
         if formats.find_kind(first) != KIND:
             return self.head
         return formats.decode_head(first, KIND, ChangeHead, str(self.files.journal_path))
 
     def read_entries(self) -> tuple[ChangeEntry, ...]:
-        """All lines. Raises InputError."""
+        """Return all lines. Raises InputError."""
         if not self._first_line():
             return ()
         source, content = str(self.files.journal_path), self.files.read_journal()
         return formats.decode_journal(content, KIND, ChangeHead, ChangeEntry, source)[1]
 
     def find_last(self, kind: str, subject: str) -> ChangeEntry | None:
-        """The last line of a step; None if nothing was ever done."""
+        """Return the last line of a step; None if nothing was ever done."""
         return last_lines(self.read_entries()).get((kind, subject))
 
     def to_undo(self) -> tuple[ChangeEntry, ...]:
@@ -218,7 +218,7 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_changes(journals: Iterable[Journal]) -> Iterator[OpenChange | HomenodeError]:
-    """The open steps of each journal, oldest first, or the error of an unreadable journal."""
+    """Yield the open steps of each journal, oldest first, or the error of an unreadable journal."""
     for journal in journals:
         try:
             head, entries = journal.stored_head(), journal.to_undo()

@@ -84,7 +84,7 @@ def _read_change_time(path: str) -> str:
 
 
 def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
-    """The journal of a domain's paused starts. root: homenode's own directory."""
+    """Return the journal of a domain's paused starts. root: homenode's own directory."""
     words = command_line("homenode", "verify", name, "--start")
     undo = command_line(*add_connection(virsh.connect, "homenode", "restore", name))
     head = ChangeHead(run=uuid, command=words, undo=undo, connect=virsh.connect)

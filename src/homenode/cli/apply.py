@@ -169,7 +169,7 @@ def _reject_for_several(arguments: ApplyArguments) -> None:
 
 
 def _reject_planning(arguments: ApplyArguments) -> None:
-    """Raises UsageError for options of a plan that would do nothing."""
+    """Raise UsageError for options of a plan that would do nothing."""
     words = [
         *format_words(arguments.options),
         *(f"--results {option}" for option in arguments.results),
@@ -227,8 +227,8 @@ def tuned_together(
 
 
 def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
-    """The options with the VM's recorded layout, unless they name a layout or an objective. Raises
-    HostError if it was planned for another host and this host's nodes cannot be read."""
+    """Return the options with the VM's recorded layout, unless they name a layout or an objective.
+    Raises HostError if it was planned for another host and this host's nodes cannot be read."""
     record = guest.record
     if record is None or options.layout != AUTO or options.objective is not None:
         return ResolvedLayout(options)

@@ -110,7 +110,7 @@ def _run(
 
 
 def _resume_command(name: str) -> str:
-    """The command line that continues the run of this name."""
+    """Return the command line that continues the run of this name."""
     words = [word for word in sys.argv[1:] if word != "--resume"]
     if "--name" not in words:
         words += ["--name", name]
@@ -216,7 +216,7 @@ def _cuda_home() -> str | None:
 
 
 def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
-    """The GPU vendor and the architectures to build for. Raises HostError if unknown."""
+    """Return the GPU vendor and the architectures to build for. Raises HostError if unknown."""
     from homenode.machine.tools import gpu_architectures as tool
     from homenode.measure.tool_setup import Vendor
 

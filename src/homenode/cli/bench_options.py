@@ -182,7 +182,7 @@ def layouts_of(arguments: TrialArguments) -> tuple[str, ...]:
 
 
 def check(arguments: TrialArguments) -> None:
-    """Raises UsageError for options that do not go together."""
+    """Raise UsageError for options that do not go together."""
     layouts = layouts_of(arguments)
     if arguments.layouts is not None and not layouts:
         raise UsageError(
@@ -208,7 +208,7 @@ def check(arguments: TrialArguments) -> None:
 
 
 def check_access(reaching: GuestAccess) -> None:
-    """Raises UsageError for an address, user, port or key that cannot reach a guest."""
+    """Raise UsageError for an address, user, port or key that cannot reach a guest."""
     if reaching.transport is not Transport.SSH:
         return
     SshChannel(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)

@@ -151,7 +151,7 @@ def find_parameters(record: Any, path: tuple[str, ...] = ()) -> Iterator[Paramet
 
 
 def _find_annotations(record: Any) -> dict[str, Any]:
-    """The annotations of a record and of its bases, these first."""
+    """Return the annotations of a record and of its bases, these first."""
     annotations: dict[str, Any] = {}
     for base in reversed(record.__mro__):
         annotations |= vars(base).get("__annotations__", {})
@@ -181,7 +181,7 @@ def _is_record(annotation: Any) -> bool:
 
 
 def _find_kind(annotation: Any) -> tuple[Any, bool]:
-    """The type of one value, and whether the field has several."""
+    """Return the type of one value, and whether the field has several."""
     if isinstance(annotation, types.UnionType):
         annotation, *others = (kind for kind in annotation.__args__ if kind is not types.NoneType)
         for other in others:
@@ -274,10 +274,10 @@ class Call(NamedTuple):
     command: Command
     path: str
     words: tuple[str, ...]
-    help: str = ""  # of the command, whole or in short
+    help: str = ""  # help of the command, complete or short
 
     def read_options(self) -> Any:
-        """The record of the command's options. Raises UsageError."""
+        """Return the record of the command's options. Raises UsageError."""
         return read_words(self.command, self.path, self.words)
 
 

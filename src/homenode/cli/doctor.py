@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 class _VmSource(Struct, frozen=True):
     name: str
     document: "Document | None"  # libvirt's definition; None for another hypervisor
-    vm: "Vm | None"  # of another hypervisor
+    vm: "Vm | None"  # VM of another hypervisor
     target: str = "qemu"  # that hypervisor
 
 
@@ -128,7 +128,7 @@ def doctor(arguments: DoctorArguments) -> None:
 def _with_drift(
     findings: Findings, host: "Host", baseline: str, *, shows_checked: bool
 ) -> Findings:
-    """The findings, and the differences of the host from a capture made earlier."""
+    """Return the findings, and the differences of the host from a capture made earlier."""
     from homenode.check.doctor.baseline import drift, record_of
 
     record, present = record_of(load_host(baseline)), record_of(host)
@@ -278,7 +278,7 @@ def _parse_rates(h2d: Sequence[str], known_width: Sequence[str]) -> MeasuredRate
 
 
 def _check_addresses(rates: MeasuredRates, host: "Host") -> None:
-    """Raises UsageError for a device that the host does not have: it would count for nothing."""
+    """Raise UsageError for a device that the host does not have: it would count for nothing."""
     for option, bdfs in (("--h2d", rates.h2d), ("--known-width", rates.known_widths)):
         for bdf in bdfs:
             device = host.find_device(bdf)
@@ -294,7 +294,7 @@ def _check_addresses(rates: MeasuredRates, host: "Host") -> None:
 
 
 def _gigabytes(text: str) -> float:
-    """Bytes/s of --h2d, a number of GB/s."""
+    """Return the Bytes/s of --h2d, a number of GB/s."""
     try:
         value = float(text)
     except ValueError:

@@ -131,7 +131,7 @@ def _collect_sections(
 
 
 def summary(command: Command) -> str:
-    """The first sentence of a command's help."""
+    """Return the first sentence of a command's help."""
     return " ".join(command.help.strip().partition("\n\n")[0].split())
 
 
@@ -167,7 +167,7 @@ def _format_row(name: str, text: str, width: int, column: int) -> Iterator[str]:
 
 
 def _wrap(text: str, width: int) -> Iterator[str]:
-    """Lines of whole words."""
+    """Yield the lines of whole words."""
     yield from textwrap.wrap(
         text, max(24, width), break_long_words=False, break_on_hyphens=False
     ) or [""]
@@ -250,7 +250,7 @@ def find_candidates(program: Command, before: Sequence[str], typed: str) -> Cand
 
 
 def _find_values(parameter: Parameter, typed: str) -> Candidates:
-    """Values of an option or argument."""
+    """Return the values of an option or argument."""
     values: Candidates = list(parameter.choices)
     if parameter.opt.complete:
         values = _COMPLETIONS[parameter.opt.complete](typed)
@@ -267,7 +267,7 @@ def _with_texts(candidates: Candidates) -> Iterator[tuple[str, str]]:
 
 
 def complete_layouts(incomplete: str) -> Candidates:
-    """Layouts with their descriptions, and auto."""
+    """Return the layouts with their descriptions, and auto."""
     from homenode.vm.layout import AUTO_SUMMARY, SUMMARIES
 
     return [("auto", AUTO_SUMMARY), *SUMMARIES.items()]
@@ -288,14 +288,14 @@ def complete_test_lists(incomplete: str) -> Candidates:
 
 
 def complete_host_sources(incomplete: str) -> Candidates:
-    """Names of shipped hosts, and files."""
+    """Return the names of shipped hosts, and files."""
     from homenode.machine.description.parse import shipped_hosts
 
     return [*shipped_hosts(), *_list_files(incomplete)]
 
 
 def complete_domain_names(incomplete: str) -> Candidates:
-    """Domains of the system's libvirt; none if it does not answer."""
+    """Return the domains of the system's libvirt; none if it does not answer."""
     from homenode.errors import ToolError
     from homenode.process import run
 
@@ -308,12 +308,12 @@ def complete_domain_names(incomplete: str) -> Candidates:
 
 
 def complete_vms(incomplete: str) -> Candidates:
-    """Domains, and files that may hold a definition."""
+    """Return the domains, and files that may hold a definition."""
     return [*complete_domain_names(incomplete), *_list_files(incomplete)]
 
 
 def complete_targets(incomplete: str) -> Candidates:
-    """Names that --target takes."""
+    """Return the names that --target takes."""
     from homenode.vm.plan import LIBVIRT
     from homenode.vm.targets.hypervisors import NAMES
 
@@ -321,7 +321,7 @@ def complete_targets(incomplete: str) -> Candidates:
 
 
 def complete_finding_ids(incomplete: str) -> Candidates:
-    """Groups of findings, and findings."""
+    """Return the groups of findings, and findings."""
     from homenode.findings import GROUPS, catalogue
 
     return [*GROUPS, *sorted(catalogue())]

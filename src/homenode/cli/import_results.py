@@ -200,7 +200,7 @@ def _name(run: RunWithSources) -> str:
 
 
 def _by_node(runs: tuple[RunWithSources, ...]) -> Iterator[str]:
-    """A line for each metric of a run that was measured from several nodes."""
+    """Yield a line for each metric of a run that was measured from several nodes."""
     for run in runs:
         rates: dict[str, dict[int, list[float]]] = {}
         for sample in run.run.samples:

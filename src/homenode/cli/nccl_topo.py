@@ -151,7 +151,7 @@ def _cpus(assembled: TopologyFile) -> Table:
 
 
 def _devices(assembled: TopologyFile) -> Table:
-    """Every device with its two addresses and its switch."""
+    """Return every device with its two addresses and its switch."""
     heads = ("host BDF", "kind", "host node", "guest bus id", "switch")
     rows = tuple(
         (*map(str, (device.bdf, device.kind, device.node)), device.bus_id, device.switch or "none")

@@ -235,7 +235,7 @@ def check_tuned_output(path: Path | None, *, force: bool | None = None) -> None:
 
 
 def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tuple[str, ...]]:
-    """(the plan and its file, the reasons for the layout)."""
+    """Return (the plan and its file, the reasons for the layout)."""
     options, content, name = arguments.options, source.content, arguments.name
     if arguments.manual.node_pus:
         if content is None:
@@ -291,7 +291,7 @@ def _reject_with_ranges(arguments: PlanArguments) -> None:
 
 
 def with_versions(host: "Host", arguments: PlanArguments) -> "Host":
-    """The host with the versions of --libvirt and --qemu instead of those found."""
+    """Return the host with the versions of --libvirt and --qemu instead of those found."""
     settings = host.settings
     return replace(
         host,

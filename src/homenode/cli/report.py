@@ -196,8 +196,7 @@ def _machines(
 
 
 def _place(machine: "ReportedMachine") -> tuple[bool, int]:
-    """Measured before published, in the order in which the documents name them; of measured ones,
-    the more layouts were compared, the earlier."""
+    """Return the sort key: measured machines first, those with more layouts before others."""
     return machine.is_published, 0 if machine.is_published else -len(machine.chosen)
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @cache
 def console(name: str = "stdout") -> "Console":
-    """Standard output for people: colours only on a terminal, never wider than it or 100 columns.
-    Piped output is not wrapped, unless COLUMNS sets its width. name: also "stderr"."""
+    """Return the standard output for people: colours only on a terminal, never wider than it or 100
+    columns. Piped output is not wrapped, unless COLUMNS sets its width. name: also "stderr"."""
     from homenode.show.terminal_text import PrintableConsole
 
     is_terminal = getattr(sys, name).isatty()
@@ -45,7 +45,7 @@ def console(name: str = "stdout") -> "Console":
 
 @cache
 def error_console() -> "Console":
-    """Standard error, likewise."""
+    """Return the standard error, likewise."""
     return console("stderr")
 
 
@@ -193,7 +193,7 @@ def is_interactive() -> bool:
 
 
 def check_can_ask(*, asks: bool) -> None:
-    """Raises UsageError if a change needs a confirmation and there is no terminal."""
+    """Raise UsageError if a change needs a confirmation and there is no terminal."""
     if asks and not is_interactive():
         from homenode.errors import UsageError
 
@@ -367,9 +367,9 @@ their end instead."""
 
 
 def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
-    """Raises UsageError for the first path that is a directory, or a file that homenode did not
-    write; HostError if its directory is missing or inaccessible. force: overwrite it; None
-    if no option says so.
+    """Raise UsageError for the first path that is a directory, or a file that homenode did not
+    write; HostError if its directory is missing or inaccessible. force: overwrite it; None if no
+    option says so.
 
     Commands call it before they write anything, so that they write all files or none.
     """
@@ -382,7 +382,7 @@ def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
 
 
 def reject_overwrite(path: Path, *, has_force: bool) -> None:
-    """Raises UsageError for a file that homenode did not write."""
+    """Raise UsageError for a file that homenode did not write."""
     from homenode.errors import UsageError
 
     raise UsageError(

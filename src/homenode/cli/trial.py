@@ -210,7 +210,7 @@ def resume_trial(arguments: TrialResumeArguments) -> None:
 
 
 def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int) -> None:
-    """Raises UsageError for no more than there are, or too many."""
+    """Raise UsageError for no more than there are, or too many."""
     ordered = state.boots or head.boots
     if boots <= ordered:
         raise UsageError(f"--boots {boots}: expected more than the {ordered} of each layout so far")
@@ -430,7 +430,7 @@ def _host_of_guests(setup: TrialSetup, host: "Host | None") -> "Host | None":
 
 
 def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
-    """By variant, as planned on a machine like the host; GPU tests are known in the guest."""
+    """Estimate the seconds of a boot by variant; GPU tests are known in the guest."""
     measuring = checked.begun.measuring
     try:
         tests = build_suite(host, {PROBE}, measuring.suite).tests

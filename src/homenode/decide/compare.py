@@ -79,7 +79,7 @@ def compare(
 def alternatives_by_machine(
     named: Sequence[tuple[str, Sequence[Run]]],
 ) -> dict[str, tuple[Alternative, ...]]:
-    """The alternatives of each machine. named: runs by the argument that names them."""
+    """Return the alternatives of each machine. named: runs by the argument that names them."""
     machines = {}
     all_runs = [run for _, group in named for run in group]
     for name, runs in runs_by_machine(all_runs).items():
@@ -352,7 +352,7 @@ def gap_between_boots(series: Series) -> float:
 
 
 def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) -> Iterator[Caveat]:
-    """A difference no larger than that between boots of one alternative can be chance."""
+    """Find differences that are no larger than those between boots of one alternative."""
     if not (first.replicated and second.replicated):
         return
     gap = max(map(gap_between_boots, (first, second, *neighbours)))

@@ -135,9 +135,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     # whose primary metrics decide; None = those of every objective, each for itself
     objective: str | None
     bare: bool  # the baseline is the host itself, and ratios are parts of bare metal
-    confidence: float  # of every interval
-    baseline: str  # of the first machine; effects name the others
-    alternatives: tuple[str, ...]  # of the first machine; of others their effects name them
+    confidence: float  # confidence level of every interval
+    baseline: str  # label of the first machine; effects name the others
+    alternatives: tuple[str, ...]  # labels of the first machine; effects name those of others
     effects: tuple[Effect, ...]
     caveats: tuple[Caveat, ...]
     skipped: tuple[Gap, ...] = ()  # directories that were omitted
@@ -231,11 +231,11 @@ class MetricTest(NamedTuple):
     alternative: str
     metric: str
     interval: Interval
-    boots: int  # of both
+    boots: int  # number of boots of both sides
 
 
 def adjust_p_values(tested: Sequence[MetricTest], pairs: int) -> tuple[float, ...]:
-    """Adjusted p values in the same order; of one objective. pairs: of alternatives."""
+    """Return the adjusted p values in the same order; of one objective. pairs: of alternatives."""
     by_alternative: dict[str, list[int]] = {}
     for place, test in enumerate(tested):
         by_alternative.setdefault(test.alternative, []).append(place)

@@ -11,7 +11,7 @@ _TINY = 1e-300
 
 
 def regularised_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b), for a and b above 0; clipped to 0 and 1 outside 0 < x < 1."""
+    """Return I_x(a, b), for a and b above 0; clipped to 0 and 1 outside 0 < x < 1."""
     if x <= 0.0:
         return 0.0
     if x >= 1.0:
@@ -176,7 +176,7 @@ _STEP = _MAX_RANGE / 240
 
 @cache
 def _range_table(groups: int) -> tuple[list[float], list[float]]:
-    """Probabilities and their derivatives at 241 widths."""
+    """Return the probabilities and their derivatives at 241 widths."""
     values, slopes = [], []
     front = groups * 16 / math.sqrt(2 * math.pi)
     for number in range(242):
@@ -205,7 +205,7 @@ def _normal_tail(z: float) -> float:
 
 @cache
 def _place_nodes(count: int = 48) -> tuple[tuple[float, float], ...]:
-    """Places from 0 to 1 and weights of the rule of Gauss and Legendre."""
+    """Return the places from 0 to 1 and weights of the rule of Gauss and Legendre."""
     points = []
     for number in range(count):
         x = math.cos(math.pi * (number + 0.75) / (count + 0.5))

@@ -47,8 +47,8 @@ _HALVES = ("in-place", "out-of-place")  # of one sweep
 
 
 def list_sweeps(runs: Sequence[Run]) -> dict[str, tuple[_Points, float]]:
-    """Medians by size, ascending, of each metric and variant; and the bytes on the bus for each
-    byte of a message."""
+    """Return the medians by size, ascending, of each metric and variant; and the bytes on the bus
+    for each byte of a message."""
     by_size: dict[str, dict[int, list[float]]] = {}
     for run in runs:
         for key, samples in run.groups.items():
@@ -249,7 +249,7 @@ def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _list_copies(run: Run, metric: str) -> list[float]:
-    """Medians of a run's GPUs."""
+    """Return the medians of a run's GPUs."""
     by_gpu: dict[object, list[float]] = {}
     for key, samples in run.groups.items():
         if key.metric == metric and key.variant is None and key.size_bytes is None:

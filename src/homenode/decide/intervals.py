@@ -199,8 +199,8 @@ class _Trend(NamedTuple):
 
 
 def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series]) -> _Trend | None:
-    """Analysis of covariance with the time of each boot; None if one is unknown, or if the
-    alternatives have different variances."""
+    """Return the analysis of covariance with the time of each boot; None if one is unknown, or if
+    the alternatives have different variances."""
     compared = [first, second, *(series for series in neighbours if None not in series.times)]
     times = [[time for time in series.times if time is not None] for series in compared]
     if any(len(t) < len(series.medians) for t, series in zip(times, compared, strict=True)):
@@ -274,7 +274,7 @@ def _mean_log(series: Series) -> float:
 def _estimate_by_boots(
     first: Series, second: Series, neighbours: Iterable[Series]
 ) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom."""
+    """Return the standard error of the difference, and its degrees of freedom."""
     compared = [first, second, *neighbours]
     return _difference_error(
         compared, _drawn_together([_estimate_variance(series) for series in compared])

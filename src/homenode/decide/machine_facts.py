@@ -23,7 +23,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     # the directory that its runs name, if they have no host name; None if the machine itself is
     # known
     results: str | None
-    inputs: LayoutInputs  # of the table of layouts
+    inputs: LayoutInputs  # facts that the table of layouts reads
     gpus: int | None
     findings: tuple[Finding, ...]  # about its links
     hardware: tuple[str, ...] = ()  # names of its processor and GPUs
@@ -35,7 +35,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 
 
 def facts_of_host(host: Host) -> MachineFacts:
-    """The facts of a machine whose topology is known."""
+    """Return the facts of a machine whose topology is known."""
     gpus = host.whole_gpus
     return MachineFacts(
         name=host.name,
@@ -73,7 +73,7 @@ class MachineMatch(StrEnum):
 
 
 def match_machine(head: RunHead, names: Iterable[str]) -> MachineMatch:
-    """names: of the host's processor and GPUs. The directory of a run is named for its GPU."""
+    """Match a run with a host by names of processor and GPUs, or its directory's GPU."""
     host = [models for name in names if (models := _parse_models(name))]
     printed_models = [
         models for name in (*head.hardware, head.system) if (models := _parse_models(name))
@@ -254,7 +254,7 @@ def own_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
 
 
 def runs_of_kind(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[Run, ...]]:
-    """Runs of other machines of its kind, machine by machine: they are never mixed."""
+    """Return the runs of other machines of its kind, machine by machine: they are never mixed."""
     by_host: dict[str, list[Run]] = {}
     for run in runs:
         head = run.head

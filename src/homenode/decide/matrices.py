@@ -146,7 +146,7 @@ def _matrix_place(key: SampleKey) -> tuple[MatrixKey, tuple[MatrixPlace, MatrixP
 def _number_pairs(
     by_index: Mapping[int, list[float]],
 ) -> dict[tuple[MatrixPlace, MatrixPlace], list[float]] | None:
-    """Pairs numbered row by row, of as many GPUs as leave exactly the diagonal free."""
+    """Return the pairs numbered row by row, of as many GPUs as leave exactly the diagonal free."""
     for count in range(2, 65):
         full = set(range(count * count))
         if set(by_index) in (full - {n * (count + 1) for n in range(count)}, full):

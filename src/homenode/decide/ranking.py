@@ -62,8 +62,8 @@ class Ranking(Struct, frozen=True):
     caveats: tuple[Caveat, ...]
 
     def like(self) -> tuple[str, ...]:
-        """Alternatives that are close to the best on every metric; empty if nothing can be
-        compared. If none is, the smallest loss among the layouts not shown to be worse."""
+        """Return the alternatives that are close to the best on every metric; empty if nothing can
+        be compared. If none is, the smallest loss among the layouts not shown to be worse."""
         if self._list_names_at(MetricRank.UNKNOWN):
             return ()
         unlike = {result.alternative for result in self.results if not is_like_best(result)}
@@ -74,16 +74,16 @@ class Ranking(Struct, frozen=True):
         return (min(candidates, key=self._greatest_loss),)
 
     def worse(self) -> tuple[str, ...]:
-        """Alternatives shown to be worse than the best on some metric; if each is worse on some
-        metric, without those that are best on one."""
+        """Return the alternatives shown to be worse than the best on some metric; if each is worse
+        on some metric, without those that are best on one."""
         worse = self._list_names_at(MetricRank.WORSE)
         names = {result.alternative for result in self.results}
         best = self._list_names_at(MetricRank.BEST) if names == set(worse) else ()
         return tuple(name for name in worse if name not in best)
 
     def level(self) -> EvidenceLevel:
-        """The weakest level at which an alternative is worse than the best; if none is, whether a
-        relevant difference is excluded."""
+        """Return the weakest level at which an alternative is worse than the best; if none is,
+        whether a relevant difference is excluded."""
         if levels := [
             result.level for result in self.results if result.position is MetricRank.WORSE
         ]:

@@ -132,11 +132,11 @@ class Recommendation(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(result.metric for result in self.results))
 
     def list_results(self, metric: str) -> tuple[RankedResult, ...]:
-        """Results on one metric, best first."""
+        """Return the results on one metric, best first."""
         return tuple(result for result in self.results if result.metric == metric)
 
     def split_results(self, metric: str) -> tuple[RankedResult, tuple[RankedResult, ...]] | None:
-        """The choice's result and the others, best first; None without two results."""
+        """Return the choice's result and the others, best first; None without two results."""
         results = self.list_results(metric)
         for result in results:
             if result.alternative == self.choice and len(results) > 1:

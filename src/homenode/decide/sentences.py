@@ -240,7 +240,7 @@ def _place_text(answer: Recommendation) -> str:
 
 
 def boots_text(low: int, high: int) -> str:
-    """Fewest and most boots of a layout.
+    """Return the fewest and most boots of a layout.
 
     >>> boots_text(1, 1), boots_text(1, 3)
     ('1 boot each', '1 to 3 boots')

@@ -49,13 +49,13 @@ class Series(Struct, frozen=True, kw_only=True, dict=True):
     cached."""
 
     key: SeriesKey
-    medians: tuple[float, ...]  # of each boot, above 0
+    medians: tuple[float, ...]  # median of each boot, above 0
     # mean variance of a boot's median as its samples give it, on the logarithmic scale; 0 if
     # they cannot
     inner_variance: float
     samples: int  # how many were used
-    low: float  # of everything that was used
-    high: float  # of everything that was used
+    low: float  # lowest value that was used
+    high: float  # highest value that was used
     replicated: bool  # the medians are of measured boots, not of published results
     devices: frozenset[Bdf]  # devices of which the slowest was taken
     # of each boot, (experiment, round), None if it is of no round
@@ -264,8 +264,8 @@ def _inner_variance(boots: Sequence[Sequence[float]]) -> float:
 
 
 def sample_variance(values: Sequence[float]) -> float:
-    """The variance of two or more values. In floats: statistics.variance adds fractions, 20 times
-    slower.
+    """Return the variance of two or more values. In floats: statistics.variance adds fractions, 20
+    times slower.
 
     >>> sample_variance([1.0, 2.0, 4.0])
     2.3333333333333335

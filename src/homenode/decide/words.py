@@ -35,7 +35,7 @@ def format_value(value: float, unit: str, *, digits: int = 3) -> str:
 
 
 def multiple_text(ratio: float) -> str:
-    """A ratio as a multiple of two digits; near 1 of three.
+    """Return a ratio as a multiple of two digits; near 1 of three.
 
     >>> multiple_text(1.026), multiple_text(7.265), multiple_text(1.0), multiple_text(1.31)
     ('1.03x', '7.3x', '1x', '1.3x')

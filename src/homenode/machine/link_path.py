@@ -186,9 +186,9 @@ def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Lin
 
 
 def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
-    """Ports with which the upper end shares its lanes, all of them in use; () if it does not share.
-    Intel's desktop CPUs split 16 lanes over functions of one device, although the first function's
-    LnkCap reports x16."""
+    """Return the ports with which the upper end shares its lanes, all of them in use; () if it does
+    not share. Intel's desktop CPUs split 16 lanes over functions of one device, although the first
+    function's LnkCap reports x16."""
     upper, width = link.upper, link.current
     lanes = None if upper.link is None else upper.link.max_width
     if lanes is None or width is None or upper.vendor_id != INTEL or upper.parent is not None:
@@ -343,8 +343,8 @@ _LINK_GAPS = frozenset({"NVLinks", "xGMI links"})
 
 
 def peer_links(host: Host) -> dict[Bdf, int]:
-    """NVLinks, or GPUs joined by xGMI, of each GPU of a host with such links; a GPU without any has
-    0 if it is one that the vendor's tool would show. Empty if the tools left a gap.
+    """Return the NVLinks, or GPUs joined by xGMI, of each GPU of a host with such links; a GPU
+    without any has 0 if it is one that the vendor's tool would show. Empty if the tools left a gap.
 
     With switches a GPU has as many links as to any other, without them as to all others.
     """

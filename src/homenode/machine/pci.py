@@ -99,7 +99,7 @@ class PciBridge(Struct, frozen=True):
 class PciRegisters(Struct, frozen=True, kw_only=True):
     """Values of a function's configuration space; None if the source lacks them."""
 
-    max_payload_bytes: int | None = None  # of its packets
+    max_payload_bytes: int | None = None  # largest payload of its packets
     relaxed_ordering: bool | None = None
     unplaced_bars: tuple[int, ...] = ()  # memory BARs 0-5 without an address
     largest_bars: tuple[tuple[int, int], ...] = ()  # (index, most bytes) of resizable BARs
@@ -120,11 +120,11 @@ class GpuPart(Struct, frozen=True):
     kind: PartKind
     # "1g.10gb" (MIG), a vGPU type such as "NVIDIA H100-1-10C", "CPX" (AMD)
     profile: str | None = None
-    memory_bytes: int | None = None  # of the GPU's memory, nominal if only the profile has it
+    memory_bytes: int | None = None  # GPU memory; nominal if only the profile names it
     # the virtual function that it is, or the function that a mediated device is on
     bdf: Bdf | None = None
-    uuid: str | None = None  # of a mediated device, or "MIG-..." as CUDA_VISIBLE_DEVICES has it
-    number: int | None = None  # of the GPU instance or the partition, as the vendor's tool counts
+    uuid: str | None = None  # UUID of a mediated device, or CUDA_VISIBLE_DEVICES' "MIG-..."
+    number: int | None = None  # number of the GPU instance or partition in the vendor's tool
 
     @property
     def is_for_vms(self) -> bool:
@@ -173,7 +173,7 @@ class PciDevice(Struct, frozen=True):
     interrupts: tuple[PciInterrupt, ...] | None = None
     # of a GPU on a board with NVSwitches, 1-based: its slot there, which no address gives
     module_id: int | None = None
-    parts: tuple[GpuPart, ...] = ()  # of a GPU that is divided
+    parts: tuple[GpuPart, ...] = ()  # parts of a divided GPU
     partition_mode: str | None = None  # "mig" where MIG is on, or AMD's "SPX" to "CPX"
     memory_partition_mode: str | None = None  # AMD's "NPS1" to "NPS8"
     # the node without CPUs that the firmware names in place of that one, as for GPUs with memory of

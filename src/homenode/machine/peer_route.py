@@ -104,8 +104,8 @@ class PeerRoute(Struct, frozen=True, kw_only=True):
     target: PciDevice
     switch: Bdf | None  # the lowest that both are below, its upstream port
     addresses: tuple[AddressType, ...]  # those that the requests may have
-    write: RouteLeg  # of requests
-    completion: RouteLeg  # of the data that a read brings
+    write: RouteLeg  # route of requests
+    completion: RouteLeg  # route of the data that a read returns
 
     @property
     def read(self) -> RouteLeg:

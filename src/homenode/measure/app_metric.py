@@ -46,7 +46,7 @@ def check_metric(pattern: str) -> None:
 
 
 def read_metric(order: AppOrder, output: str) -> float:
-    """The last match in an output. Raises ParseError for no match, no number, no end."""
+    """Return the last match in an output. Raises ParseError for no match, no number, no end."""
     text = output[-MAX_KEPT:]
     try:
         # isolated: modules of the working directory are not imported

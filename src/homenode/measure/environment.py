@@ -224,7 +224,7 @@ def _throttle_counts(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, 
 
 
 def _read_microcode(snapshot: Snapshot) -> tuple[str, ...] | None:
-    """Revisions by /proc/cpuinfo; None if none is given, on aarch64 always.
+    """Return the revisions by /proc/cpuinfo; None if none is given, on aarch64 always.
 
     KVM and TCG show these values to a guest unless its CPU model passes the machine's own on: they
     are not a microcode. Source: Linux, kvm_arch_vcpu_create; QEMU, x86_cpu_realizefn.

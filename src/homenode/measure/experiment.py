@@ -80,8 +80,8 @@ def schedule(
 
 
 def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]:
-    """The names in an order that depends on nothing but them, the seed and the round. The same on
-    every machine and Python: a schedule can be computed again to resume it."""
+    """Return the names in an order that depends on nothing but them, the seed and the round. The
+    same on every machine and Python: a schedule can be computed again to resume it."""
     return tuple(
         sorted(names, key=lambda n: hashlib.sha256(f"{seed}\0{round}\0{n}".encode()).digest())
     )
@@ -105,8 +105,8 @@ def remaining_tasks(
 def moved_rounds(
     schedule: Schedule, values: dict[tuple[int, str], float]
 ) -> tuple[tuple[int, str, float], ...]:
-    """Rounds whose controls moved: (round, control, ratio after to before). values: median of each
-    control by (round, test). A round without both sides is not judged."""
+    """Return the rounds whose controls moved: (round, control, ratio after to before). values:
+    median of each control by (round, test). A round without both sides is not judged."""
     moves = []
     controls = dict.fromkeys(task.variant for task in schedule.tasks if task.is_control)
     rounds = dict.fromkeys(task.round for task in schedule.tasks if task.round >= 0)
@@ -141,7 +141,7 @@ UNSETTLED = frozenset({TaskState.WAITING, TaskState.PENDING, TaskState.RUNNING})
 
 class TaskStatus(Struct, frozen=True):
     id: str
-    part: int  # of several that one job measures at once, from 0
+    part: int  # part of a job that measures several, from 0
     state: TaskState
     job: str | None = None  # its number in the queue
     reason: str = ""  # why it is not done, "" if nothing gives one
@@ -187,7 +187,7 @@ class Progress(Struct, frozen=True):
         return bool(stuck) and len(unsettled) == len(stuck) + len(behind)
 
     def list_missing(self) -> tuple[TaskStatus, ...]:
-        """Tasks without results."""
+        """Return the tasks without results."""
         return tuple(task for task in self.tasks if task.state is not TaskState.DONE)
 
 

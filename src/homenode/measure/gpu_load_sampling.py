@@ -54,7 +54,7 @@ class LoadCopies(Struct, frozen=True):
 
 
 def load_program(command: Sequence[str] | None) -> LoadProgram:
-    """The program that makes the load. Raises UsageError if none is installed."""
+    """Return the program that makes the load. Raises UsageError if none is installed."""
     for argv in (tuple(command),) if command else LOADS:
         if find_program(argv[0]) is not None:
             return LoadProgram(argv)

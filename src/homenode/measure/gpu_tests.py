@@ -90,15 +90,15 @@ class GpuMachine(Struct, frozen=True):
         )
 
     def nccl_tests(self, warmups: int, iterations: int) -> tuple[str, ...]:
-        """The command of an all-reduce on all GPUs, by one process."""
+        """Return the command of an all-reduce on all GPUs, by one process."""
         largest = self.suite.largest_message_bytes
         return nccl_tests.build_argv(
             len(self.gpus), largest_bytes=largest, warmups=warmups, iterations=iterations
         )
 
     def all_reduce(self, id: str, iterations: int, bind: str, *, peers: bool) -> BenchTest:
-        """A test of torch_collectives on all GPUs. bind: "none", "gpu" (each rank on its GPU's
-        node), a node's number. peers: whether GPUs may reach each other's memory."""
+        """Return a test of torch_collectives on all GPUs. bind: "none", "gpu" (each rank on its
+        GPU's node), a node's number. peers: whether GPUs may reach each other's memory."""
         options = f"--gpus {len(self.gpus)} --largest {self.suite.largest_message_bytes}"
         options += f" --iterations {iterations} --bind {bind}" + ("" if peers else " --no-peers")
         seconds = _START_S / 2 + 40.0 * iterations / 100
@@ -140,7 +140,7 @@ class HostBinding(Struct, frozen=True):
 
 
 def collective_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
-    """The all-reduces of its GPUs (two or more). The first test speaks for its metrics."""
+    """Yield the all-reduces of its GPUs (two or more). The first test speaks for its metrics."""
     topology, reason = machine.suite.topology, machine.suite.why_no_topology
     for test in _all_reduces(machine, omitted):
         yield test

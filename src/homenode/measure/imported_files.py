@@ -134,8 +134,8 @@ def _make_directory(
 def _read_texts(
     paths: list[Path], skipped: list[Gap], directory: str, bytes_left: int
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """The texts by name, and when each was written; it ends with the first that makes
-    them more than bytes_left characters."""
+    """Return the texts by name, and when each was written; it ends with the first that makes them
+    more than bytes_left characters."""
     texts = {}
     times = {}
     for path in paths:

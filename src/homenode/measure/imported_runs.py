@@ -232,7 +232,7 @@ def _draft_logs(
 def _finish(
     draft: _Draft, layout: Switches | None, place: int | None, options: ImportOptions
 ) -> RunWithSources:
-    """The run under the layout that the user names, else that of its directory's name."""
+    """Return the run under the layout that the user names, else that of its directory's name."""
     times = [draft.directory.times[name] for name in draft.files if name in draft.directory.times]
     head = replace(
         draft.head,
@@ -261,7 +261,7 @@ def _finish(
 
 
 def _name_system(figures: MeasuredSamples) -> str:
-    """The directory's name of the machine: its GPU."""
+    """Return the directory's name of the machine: its GPU."""
     if figures.gpu_names:
         return name_system(figures.gpu_names[0])
     has_gpu = any(_GPU_METRIC.match(sample.metric) for sample in figures.samples)
@@ -415,7 +415,7 @@ _LSCPU, _MEMINFO = "cpu_topology.txt", "hugepages.txt"
 
 
 def _parse_fields(files: Mapping[str, str], name: str) -> dict[str, str]:
-    """The fields of a file of lines "NAME: VALUE": lscpu's, /proc/meminfo's."""
+    """Return the fields of a file of lines "NAME: VALUE": lscpu's, /proc/meminfo's."""
     rows = (line.partition(":") for line in files.get(name, "").splitlines())
     return {key.strip(): value.strip() for key, _, value in rows if value.strip()}
 

@@ -117,7 +117,7 @@ class SuiteOptions(Struct, frozen=True):
 
     groups: tuple[Group, ...] = ()  # () = all that can be
     depth: Depth = Depth.NORMAL
-    largest_message_bytes: int = GIB  # of collectives
+    largest_message_bytes: int = GIB  # largest message of collectives
     python: str = "python3"  # the Python whose PyTorch measures if a tool is missing or fails
     # text of a topology file for NCCL; all-reduces are measured with and without it
     topology: str | None = None

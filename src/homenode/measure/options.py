@@ -23,7 +23,7 @@ class AppOrder(Struct, frozen=True):
     # the result
     metric: str
     lower_is_better: bool = False  # it is a time, not a rate
-    name: str = "app"  # of the metric
+    name: str = "app"  # name of the metric
     timeout_s: float = APP_TIMEOUT_S
 
 
@@ -37,7 +37,7 @@ class BenchOptions(Struct, frozen=True):
     # of the layout; from the plan, if one is given and these are unknown
     switches: Switches = UNKNOWN_SWITCHES
     vantage: Vantage = Vantage.GUEST
-    plan: Plan | None = None  # of the guest that is measured: it is verified first
+    plan: Plan | None = None  # plan of the measured guest, which is verified first
     domain_xml: bytes | None = None  # stored next to it
     # of libvirt, QEMU and the machine type, from the host that started the guest
     versions: tuple[Condition, ...] = ()
@@ -46,8 +46,8 @@ class BenchOptions(Struct, frozen=True):
     pus: CpuSet | None = None  # measure on these alone
     nodes: tuple[int, ...] | None = None  # measure on these alone
     system: str | None = None  # directory above the run; None = the GPU's name, or cpu-only
-    host: str | None = None  # of the machine below a guest, see RunHead
-    host_kind: str | None = None  # of the machine below a guest, see RunHead
+    host: str | None = None  # name of the machine below a guest, see RunHead
+    host_kind: str | None = None  # hardware of the machine below a guest, see RunHead
     arrangement: str | None = None
     emulated: bool = False  # results are meaningless; the probe detects TCG itself
     force: bool = False  # measure a guest that is not as planned, and mark the run
@@ -62,13 +62,13 @@ class BenchOutcome(Struct, frozen=True):
 
     directory: str | None
     run: Run | None
-    findings: tuple[Finding, ...]  # of verifying and preflight, and of the run itself
+    findings: tuple[Finding, ...]  # findings of verification, preflight and run
     gaps: tuple[Gap, ...]  # tests that this machine does not get, failed, or ran out of time
-    unknown: tuple[str, ...] = ()  # of the host, a line each
+    unknown: tuple[str, ...] = ()  # unknown facts of the host, a line each
 
 
 def check_name(name: str, option: str = "--name") -> None:
-    """Raises UsageError for a name that cannot be a results directory."""
+    """Raise UsageError for a name that cannot be a results directory."""
     sound = 0 < len(name) <= MAX_NAME and name.isprintable() and "/" not in name
     if not sound or name.startswith("."):
         raise UsageError(

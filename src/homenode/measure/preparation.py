@@ -157,8 +157,8 @@ def _keep_allowed_memory(
 def _bind_suite(
     suite: Suite, host: Host, nodes: tuple[int, ...] | None, installed: Collection[str]
 ) -> Suite:
-    """The suite on some CPUs: GPU tools and the user's program are kept to them by taskset, and
-    their memory to the nodes by numactl."""
+    """Return the suite on some CPUs: GPU tools and the user's program are kept to them by taskset,
+    and their memory to the nodes by numactl."""
     needed = {"taskset": "to keep it on its CPUs"}
     if nodes is not None:
         needed["numactl"] = "to keep its memory on these nodes"
@@ -307,8 +307,8 @@ def keeps_to_nodes(test: BenchTest) -> bool:
 
 
 def confine(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> Host:
-    """The machine with these CPUs and nodes alone; None = all that may be used. Raises UsageError
-    for CPUs or nodes that are missing or that the cpuset excludes."""
+    """Return the machine with these CPUs and nodes alone; None = all that may be used. Raises
+    UsageError for CPUs or nodes that are missing or that the cpuset excludes."""
     usable = host.usable_pus
     if pus is not None and not pus <= usable:
         raise UsageError(
@@ -354,8 +354,8 @@ def _keep_affinity(argv: tuple[str, ...]) -> tuple[str, ...]:
 def bind(
     test: BenchTest, pus: CpuSet, nodes: tuple[int, ...] | None, pus_of_node: Mapping[int, CpuSet]
 ) -> BenchTest:
-    """A test kept to these CPUs and nodes. The probe pins its own threads; taskset keeps others,
-    and numactl their memory. pus_of_node: those of them that each node has."""
+    """Return a test kept to these CPUs and nodes. The probe pins its own threads; taskset keeps
+    others, and numactl their memory. pus_of_node: those of them that each node has."""
     return replace(
         test,
         argv=_bound_argv(test, pus, nodes, pus_of_node),

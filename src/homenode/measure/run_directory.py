@@ -66,14 +66,14 @@ class LookRecord(Struct, frozen=True):
     number: int
     is_before: bool
     environment: Environment
-    findings: tuple[Finding, ...] = ()  # of the preflight, before them
+    findings: tuple[Finding, ...] = ()  # findings of the preflight, before the steps
 
 
 class StepRecord(Struct, frozen=True):
     number: int
     round: int
     test: str  # the id of the scheduled test
-    attempt: str  # of what gave the output
+    attempt: str  # id of the test that printed the output
     result: StepStatus
     seconds: float  # all attempts together
     output: str  # file in raw/ with its output, and the file's sha256
@@ -81,9 +81,9 @@ class StepRecord(Struct, frozen=True):
     returncode: int | None = None
     # why results are missing, or messages of earlier attempts
     messages: tuple[str, ...] = ()
-    value: float | None = None  # of the user's program: the result found in its output
+    value: float | None = None  # result that the user's program printed
     started_s: float | None = None  # seconds since 1970 (UTC)
-    power: tuple[GpuPower, ...] = ()  # of each GPU during the attempt that gave the output
+    power: tuple[GpuPower, ...] = ()  # power of each GPU during that attempt
 
 
 class BenchEntry(Struct, frozen=True, omit_defaults=True):
@@ -98,7 +98,7 @@ MAX_KEPT = 48 << 20
 
 
 def compute_digest(text: str) -> str:
-    """sha256 (hex) of an output, as its file holds it."""
+    """Return the sha256 (hex) of an output, as its file holds it."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -156,7 +156,7 @@ def _format_pairs(bus_ids: tuple[tuple[Bdf, Bdf], ...]) -> str:
 
 
 def _guest_state(marks: tuple[str, ...]) -> str:
-    """Before the first step, marks come only from the comparison of the guest with its plan."""
+    """Return marks before the first step: only those of the guest's comparison with its plan."""
     return "; ".join(marks) or "as planned"
 
 
@@ -201,8 +201,8 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         return None if records is None else records[0]
 
     def read_steps(self) -> tuple[tuple[StepRecord, str], ...]:
-        """Steps that ended, in order, each with its output. Raises InputError. A record whose
-        output has changed is rejected."""
+        """Return the steps that ended, in order, each with its output. Raises InputError. A record
+        whose output has changed is rejected."""
         _, entries = self.read_records() or (None, ())
         records: dict[int, StepRecord] = {}
         for entry in entries:
@@ -232,7 +232,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         self.write(FILE, run_text(run).encode())
 
     def read_records(self) -> tuple[RunRecord, tuple[BenchEntry, ...]] | None:
-        """The ordered work, with each observation and step; None before the order."""
+        """Return the ordered work, with each observation and step; None before the order."""
         return self.contents() if self.has_journal else None
 
     def _read_output(self, record: StepRecord) -> str:

@@ -180,7 +180,7 @@ class _Session:
     def __init__(
         self, machine: Machine, directory: RunDirectory, record: RunRecord, host: Host
     ) -> None:
-        """Raises UsageError if the directory holds steps of another schedule."""
+        """Raise UsageError if the directory holds steps of another schedule."""
         self.machine, self.directory, self.record = machine, directory, record
         self._host = host
         self._tests = {test.id: test for test in record.tests}
@@ -330,7 +330,7 @@ class _Session:
 
 
 def _check_reachable(machine: Machine) -> None:
-    """Raises ToolError if the machine failed, not its program."""
+    """Raise ToolError if the machine failed, not its program."""
     with suppress(ToolMissingError):  # it answered, even if with an error
         machine.run(["true"], _REACH_S).stdout_or_raise()
 

@@ -58,7 +58,7 @@ _METRICS_OF_GROUP = {Group.GPU_PEER: ("p2p-",), Group.GPU_BANDWIDTH: ("h2d-", "d
 
 
 def read_step_results(test: BenchTest, output: str, host: Host) -> MeasuredSamples:
-    """The results in a test's standard output. host: the machine that ran it.
+    """Return the results in a test's standard output. host: the machine that ran it.
 
     Their samples carry the node that the test was bound to and the test's variant. Raises
     ParseError if the output has no result.
@@ -82,7 +82,7 @@ def _read_nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples
 
 
 def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
-    """The nodes on which the tool's threads ran for a tenth of their time or more."""
+    """Yield the nodes on which the tool's threads ran for a tenth of their time or more."""
     watched = _WATCHED.search(text)
     if watched is None:
         return
@@ -179,7 +179,7 @@ REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 
 
 def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
-    """Figures of a test's output; host: the machine that ran it. Raises ParseError."""
+    """Return the figures of a test's output; host: the machine that ran it. Raises ParseError."""
     if test.reads is Reader.PROBE:
         reading = read_probe_results(parse(output))
         placed = tuple(
@@ -262,7 +262,7 @@ def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | N
 
 
 def _add_binding(figures: MeasuredSamples, binding: Binding | None) -> MeasuredSamples:
-    """The results with the node of the memory that their process was bound to."""
+    """Return the results with the node of the memory that their process was bound to."""
     if binding is None:
         return figures
     samples = (
@@ -357,7 +357,7 @@ _OF_SUITE = (
 
 @cache
 def list_tools() -> Mapping[str, ToolOutput]:
-    """The tools of the suite and each OUTPUT of `importers`, in the order of recognition."""
+    """Return the tools of the suite and each OUTPUT of `importers`, in the order of recognition."""
     modules = (import_module(f"homenode.measure.importers.{name}") for name in NAMES)
     return {output.name: output for output in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
 

@@ -323,7 +323,7 @@ def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> B
 def build_suite(
     host: Host, installed: Collection[str], options: SuiteOptions, shown: ShownGpus | None = None
 ) -> Suite:
-    """The tests of a machine. installed: names of programs that can be run.
+    """Return the tests of a machine. installed: names of programs that can be run.
 
     host: the machine that runs them, a guest for one. shown: GPUs that the driver exposes to this
     process; None if the driver cannot be queried. Raises UsageError if no requested test is
@@ -399,5 +399,5 @@ def _probe(group: Group, command: str, seconds: float, *options: str) -> BenchTe
 
 
 def _find_bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
-    """Nodes that a process can be bound to; GPU memory and CXL have no CPUs."""
+    """Return the nodes that a process can be bound to; GPU memory and CXL have no CPUs."""
     return tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)

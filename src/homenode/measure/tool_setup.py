@@ -90,7 +90,7 @@ def setup_plan(
     sources: tuple[ToolSource, ...] = SOURCES,
     cuda_home: str | None = None,
 ) -> SetupPlan:
-    """The plan for a machine. architectures: of its GPUs ("90"; "gfx942").
+    """Return the plan for a machine. architectures: of its GPUs ("90"; "gfx942").
 
     installed: programs of NEEDED, and tools, that can be run on the machine. cuda_home:
     where nvcc's CUDA lies; None = /usr/local/cuda, the default of makefiles. Raises

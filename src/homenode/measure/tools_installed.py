@@ -73,8 +73,8 @@ def find_installed_programs(
 def find_shown_gpus(
     machine: Machine, options: SuiteOptions, host: Host, installed: Collection[str]
 ) -> ShownGpus | None:
-    """The GPUs that the machine's driver exposes; None if the driver cannot be queried. Raises
-    ToolError if the machine cannot be reached."""
+    """Return the GPUs that the machine's driver exposes; None if the driver cannot be queried.
+    Raises ToolError if the machine cannot be reached."""
     gpus = measured_gpus(host, [])
     # On this machine homenode's interpreter runs it: a node's python3 may be absent, or too old.
     python = sys.executable if isinstance(machine, LocalMachine) else options.python
@@ -136,8 +136,8 @@ def ask_for_torch(machine: Machine, python: str, timeout_s: float) -> ProgramRes
 
 
 def program_text(name: str) -> str:
-    """The text of a program of measure/programs, for `python3 - ...`. Raises HostError if the
-    installation lacks it."""
+    """Return the text of a program of measure/programs, for `python3 - ...`. Raises HostError if
+    the installation lacks it."""
     lines, source = [_NOT_FROM_HERE, _LAUNCHER], _format_source(name)
     if _PACKAGE in source:
         for module in _CARRIED:

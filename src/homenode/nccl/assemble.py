@@ -207,7 +207,7 @@ class TopologyFile(Struct, frozen=True, kw_only=True):
     topology: NcclTopology
     devices: tuple[PlacedDevice, ...]
     findings: tuple[Finding, ...]
-    gaps: tuple[Gap, ...] = ()  # of the host
+    gaps: tuple[Gap, ...] = ()  # unknown facts of the host
 
 
 def assemble_topology(

@@ -75,9 +75,9 @@ class NcclCpu(Struct, frozen=True, kw_only=True):
     numa_id: int  # the guest's node, if it has one for the host node
     affinity: CpuSet  # vCPUs
     architecture: str | None  # NCCL's word ("x86_64", "arm64", "ppc64")
-    vendor: str | None  # of the real CPU, None if not known
-    family: int | None  # of the real CPU, None if not known
-    model: int | None  # of the real CPU, None if not known
+    vendor: str | None  # CPUID vendor of the host's CPU; None if unknown
+    family: int | None  # CPUID family of the host's CPU; None if unknown
+    model: int | None  # CPUID model of the host's CPU; None if unknown
     children: tuple[NcclPci, ...]
 
 

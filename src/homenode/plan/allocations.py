@@ -59,8 +59,8 @@ class Allocations(Struct, frozen=True):
 
 
 def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
-    """Domains that hold resources: running, planned or placed by homenode; with reserve_defined
-    also every domain that is shut off."""
+    """Yield the domains that hold resources: running, planned or placed by homenode; with
+    reserve_defined also every domain that is shut off."""
     for domain in host.domains:
         counts = domain.has_claim or request.options.reserve_defined
         if counts and not _is_own(domain, request):
@@ -68,7 +68,7 @@ def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
 
 
 def held_uuids(host: Host | None, request: GuestRequest) -> frozenset[str]:
-    """Mediated devices that other domains have."""
+    """Return the mediated devices that other domains have."""
     domains = () if host is None else other_domains(host, request)
     return frozenset(uuid for domain in domains for uuid in domain.mediated)
 
@@ -84,7 +84,7 @@ def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> s
 
 
 def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:
-    """The domain being planned, if it exists already, and the domains that it replaces."""
+    """Return the domain being planned, if it exists already, and the domains that it replaces."""
     return tuple(domain for domain in host.domains if domain.running and _is_own(domain, request))
 
 

@@ -54,7 +54,7 @@ LAYOUTS = {  # a test compares the numbers with demo/published
 class LayoutInputs(Struct, frozen=True, kw_only=True):
     """The facts that decide besides the objective. None = unknown."""
 
-    nodes: int | None  # of the host, with CPUs
+    nodes: int | None  # number of host nodes with CPUs
     has_siblings: bool
     has_grace: bool  # Grace GPUs whose memory has NUMA nodes
     has_gpus: bool | None = None  # as the use suggests

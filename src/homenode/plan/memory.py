@@ -61,7 +61,7 @@ def _overhead_on_node(domain: RunningDomain, size: int) -> int:
 
 
 def qemu_bytes(vcpus: int, paged_bytes: int | None, has_devices: bool) -> int:
-    """QEMU's own memory and page tables; paged_bytes: the guest's memory in ordinary pages."""
+    """Return QEMU's own memory and page tables. paged_bytes: guest memory in ordinary pages."""
     tables = (paged_bytes or 0) // _PAGE_TABLE_DIVISOR * (1 + has_devices)
     return _QEMU_BYTES + vcpus * _QEMU_BYTES_PER_VCPU + tables
 

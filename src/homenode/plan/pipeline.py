@@ -49,7 +49,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
     original: bytes  # the edited file, as given or copied; b"" = a new file
     rendering: Rendering
     findings: tuple[Finding, ...]  # on the file, settings that the target cannot express included
-    faults: tuple[str, ...] = ()  # of the input file, as lines
+    faults: tuple[str, ...] = ()  # faults of the input file, a line each
     host: Host | None = None  # the host of the plan; None = CPU lists of the user
 
     @property

@@ -28,7 +28,7 @@ class Cost(NamedTuple):
     packages_spanned: int
     gpus_away_from_home: int  # GPUs whose node is known and not chosen
     nodes_spanned: int
-    node_distance: int  # of the worst pair of chosen nodes
+    node_distance: int  # distance of the worst pair of chosen nodes
     distance_sum: int  # over the pairs of chosen nodes, as a tie-break for node_distance
     guest_sockets: int  # counted if no two cells may share a socket
     unevenness: int  # sum of the squares of the groups on each node

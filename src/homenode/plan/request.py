@@ -429,7 +429,7 @@ def _check_counts(options: PlanOptions, threads: int) -> None:
 
 
 def _check_page_size(options: PlanOptions, guest: Vm) -> None:
-    """Raises UsageError for a huge page size that the guest's architecture lacks. Source:
+    """Raise UsageError for a huge page size that the guest's architecture lacks. Source:
     Documentation/admin-guide/mm/hugetlbpage.rst; on arm64 64 KiB is the smallest."""
     pages = options.page_bytes
     if pages is None:

@@ -192,7 +192,7 @@ def _switch_label(group: SwitchGroup, facts: DeviceFacts, width: float) -> tuple
 def _card_lines(
     card: DeviceCard, facts: DeviceFacts, card_width: float
 ) -> tuple[tuple[str, bool], ...]:
-    """Lines below a card's title, each with whether it is about the guest."""
+    """Return the lines below a card's title, each with whether it is about the guest."""
     device = card.device
     texts: list[tuple[str, bool]] = [(text, True) for text in _guest_texts(card, facts)]
     model = device_model(device)

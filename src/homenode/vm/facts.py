@@ -27,7 +27,7 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     id: str  # also the finding's id, after "plan-"
     subject: str = ""  # element of a fact of the whole VM
     title: str = ""  # readable name
-    values: Callable[[Vm], FactValues]  # of a VM
+    values: Callable[[Vm], FactValues]  # values of a VM by their key
     fields: tuple[str, ...] = ()  # fields of Vm that it uses, for the tables of formats
     agrees: Callable[[Any, Any], bool] = eq  # whether two values are equivalent
     show: Callable[[Any], str] = str  # a value as text

@@ -96,7 +96,7 @@ class GuestHostdev(Struct, frozen=True):
     managed: bool = True
     # its guest cell, if the source has it explicitly rather than by bus
     cell: int | None = None
-    host_node: NodeIndex | None = None  # of the function, if the source has it
+    host_node: NodeIndex | None = None  # node of the host function, if the source has it
     # empty cells for the memory of a Grace GPU, put online by the guest's driver
     initiator_cells: CpuSet = CpuSet()
     # functions of one device (a GPU and its audio) share the first function's address
@@ -157,7 +157,7 @@ class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     # host nodes of its memory binding; empty if not bound
     nodes: CpuSet = CpuSet()
     host_nodes: tuple[NodeIndex, ...] = ()  # host nodes chosen by a plan, bound or not
-    mode: str | None = None  # of the binding, as in libvirt; None = not given
+    mode: str | None = None  # libvirt's mode of the binding; None = not set
     page_bytes: int | None = None  # None = ordinary pages, 0 = the default huge page size
     distances: tuple[int, ...] = ()  # to every cell, in cell order; SLIT; () = none given
     # (node, bytes) of its allocated pages, the most first; None = unknown
@@ -322,7 +322,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         return self.machine is not None and "q35" in self.machine
 
     def expander_above(self, bus: int) -> GuestPciController | None:
-        """The expander bus at or above a controller's bus; None if it hangs on pcie.0."""
+        """Return the expander bus at or above a controller's bus; None if it hangs on pcie.0."""
         return expander_above(
             {controller.index: controller for controller in self.controllers}, bus
         )
@@ -347,7 +347,7 @@ def vcpus_text(vcpus: CpuSet) -> str:
 def expander_above(
     controllers: dict[int, GuestPciController], bus: int
 ) -> GuestPciController | None:
-    """The expander bus at or above a controller's bus; None if it hangs on pcie.0."""
+    """Return the expander bus at or above a controller's bus; None if it hangs on pcie.0."""
     for _ in range(32):
         controller = controllers.get(bus)
         if controller is None or controller.model == EXPANDER:

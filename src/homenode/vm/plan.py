@@ -25,7 +25,7 @@ RECORDED_DIGITS = 16
 class Aperture(Struct, frozen=True):
     """Sizes of the guest's address space for the devices' BARs and the memory."""
 
-    pcihole64_bytes: int | None  # of pcie-root
+    pcihole64_bytes: int | None  # 64-bit hole of pcie-root
     physical_address_bits: int | None  # for <maxphysaddr>
     firmware_mmio64_mib: int | None  # OVMF's window. Each None if not needed.
     memlock_bytes: int  # locked memory that QEMU needs
@@ -177,8 +177,8 @@ def with_vm(plan: Plan, **changed: Any) -> Plan:
 
 
 def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
-    """The plan's guest with the definition's memory devices, offline vCPUs, balloon, and a topology
-    that the plan keeps."""
+    """Return the plan's guest with the definition's memory devices, offline vCPUs, balloon, and a
+    topology that the plan keeps."""
     if document is None:
         return plan.vm
     return structs.replace(

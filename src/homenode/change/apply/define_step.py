@@ -290,8 +290,8 @@ def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
 
 
 def dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
-    """Fields of `tuned` that libvirt dropped or changed; added addresses and defaults do not count.
-    Raises ParseError or InputError."""
+    """Return the fields of `tuned` that libvirt dropped or changed; added addresses and defaults do
+    not count. Raises ParseError or InputError."""
     planned = build_vm(open_domain(tuned, "the tuned definition"))
     stored = build_vm(open_domain(printed, "libvirt's definition"))
     return tuple(
@@ -365,7 +365,7 @@ def _count_devices(parts: Counter[tuple[str, str]]) -> Counter[str]:
 
 
 def _parse_parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counter[tuple[str, str]]:
-    """(path of names, attributes and text) of each element by itself. ports: indices of PCI
+    """Return (path of names, attributes and text) of each element by itself. ports: indices of PCI
     controllers that are skipped."""
     opened = open_domain(document, "definition")
     skipped = {element.start for index, element in pci_controllers(opened) if index in ports}

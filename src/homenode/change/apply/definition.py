@@ -282,7 +282,7 @@ def has_original(virsh: Virsh, name: str, root: Path) -> bool:
 
 
 def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
-    """The definition that restore_definition would restore; None if nothing is saved."""
+    """Return the definition that restore_definition would restore; None if nothing is saved."""
     store = DomainStore(root, virsh.connect, virsh.find_domain(name).uuid)
     entry = store.definition()
     return None if entry is None else store.read_document(entry.before)
@@ -387,7 +387,7 @@ def _topology_fields(guest: Vm) -> tuple[object, ...]:
 
 
 def _snapshot_topology(document: bytes, source: str) -> tuple[object, ...] | None:
-    """The topology of the domain in a snapshot; None if it cannot be read."""
+    """Return the topology of the domain in a snapshot; None if it cannot be read."""
     try:
         snapshot = parse_document(document, source)
         inside = snapshot.root.child("inactiveDomain") or snapshot.root.child("domain")

@@ -110,8 +110,8 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
 def moved_in_run(
     store: DomainStore, run_id: int | None, mark: str | None
 ) -> tuple[tuple[LivePin, ...], tuple[LivePin, ...]] | None:
-    """Pins of the threads that were moved in this run, before and after; None if none were moved.
-    mark: see run_mark."""
+    """Return the pins of the threads that were moved in this run, before and after; None if none
+    were moved. mark: see run_mark."""
     entry = store.pins()
     if entry is None or entry.what not in TO_UNDO or run_id is None:
         return None
@@ -161,7 +161,7 @@ def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...
 
 
 def _format_commands(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...]) -> Iterator[str]:
-    """The virsh commands that move the threads."""
+    """Yield the virsh commands that move the threads."""
     start = ("virsh", "-c", virsh.connect)
     for pin in pins:
         number = () if pin.kind == "emulator" else (str(pin.number),)

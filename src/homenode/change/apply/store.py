@@ -56,7 +56,7 @@ class DomainStore:
         return self._last_entry(DEFINE)
 
     def pins(self) -> ChangeEntry | None:
-        """The last entry of the pins of the running domain, or None."""
+        """Return the last entry of the pins of the running domain, or None."""
         return self._last_entry(PIN)
 
     def written_at(self) -> datetime:
@@ -85,7 +85,7 @@ class DomainStore:
         return name
 
     def read_document(self, name: str | None) -> bytes:
-        """A saved document. Raises InputError if it is gone or is not what was saved."""
+        """Return a saved document. Raises InputError if it is gone or is not what was saved."""
         name = name or ""
         content = self._files.read(f"{name}.xml") if _SUM.match(name) else None
         if content is None or compute_sha256(content) != name:

@@ -40,7 +40,7 @@ class ConfigSpace(Protocol):
     methods raise HostError if the function cannot be accessed."""
 
     def read(self, bdf: Bdf, offset: int, size: int) -> int:
-        """The register of 1, 2 or 4 bytes at an offset."""
+        """Return the register of 1, 2 or 4 bytes at an offset."""
 
     def write(self, bdf: Bdf, offset: int, size: int, value: int) -> None:
         """Write exactly that register, in one access."""

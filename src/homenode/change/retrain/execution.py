@@ -216,15 +216,15 @@ LINKS_DIRECTORY = "/run/homenode/links"
 
 
 def retrain_journal(port: Bdf, directory: str = DIRECTORY) -> Journal:
-    """The journal of the link below a port. Writers lock its directory: libvirt's hook trains links
-    within a start, while another homenode may hold the host's lock."""
+    """Return the journal of the link below a port. Writers lock its directory: libvirt's hook
+    trains links within a start, while another homenode may hold the host's lock."""
     undo = f"setpci, as {_BY_HAND}"
     head = ChangeHead(run=str(port), command="homenode doctor retrain", undo=undo)
     return Journal(_open_records(f"{directory}/{port}"), head)
 
 
 def retrain_journals(directory: str = DIRECTORY) -> Iterator[Journal]:
-    """The journals of all ports since the last boot."""
+    """Yield the journals of all ports since the last boot."""
     for path in sorted(Path(directory).glob("*")):
         if path.is_dir():
             yield retrain_journal(Bdf.parse(path.name, str(path)), directory)
@@ -274,8 +274,8 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 def device_holders(
     devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
 ) -> Holders:
-    """The processes that have each function open. None if a process could not be inspected, or if
-    the VFIO files of a function are unknown."""
+    """Return the processes that have each function open. None if a process could not be inspected,
+    or if the VFIO files of a function are unknown."""
     names_of_file = _open_vfio_files(proc)
     holders: dict[Bdf, tuple[str, ...] | None] = {}
     for device in devices:
@@ -300,7 +300,7 @@ def _vfio_files(device: PciDevice, sys: str) -> tuple[str, ...]:
 
 
 def _open_vfio_files(proc: str) -> dict[str, set[str]] | None:
-    """VFIO file -> processes that have it open; None if some process is hidden. In a container the
+    """Return the processes that hold each VFIO file; None if some are hidden. In a container the
     host's QEMUs are hidden: only the first PID namespace shows them all."""
     try:
         if str(Path(proc, "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE:

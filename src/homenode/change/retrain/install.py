@@ -31,7 +31,7 @@ ignore unknown lines with a warning."""
 
 
 def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None) -> str:
-    """A unit that trains the links of these devices before any VM can start.
+    """Return a unit that trains the links of these devices before any VM can start.
 
     target: generation; None = the fastest that both ends support. A missing or busy device does not
     prevent the others or libvirtd. Raises UsageError for a program that systemd cannot start.
@@ -55,8 +55,8 @@ def _format_option(target: int | None) -> str:
 
 
 def libvirt_hook(program: str, target: int | None = None) -> str:
-    """A hook that calls homenode at start/begin and started/begin and never stops a VM. libvirt
-    waits for it, so it does not call libvirt and has a time limit."""
+    """Return a hook that calls homenode at start/begin and started/begin and never stops a VM.
+    libvirt waits for it, so it does not call libvirt and has a time limit."""
     command = f'{shlex.quote(program)} doctor hook{_format_option(target)} -- "$1" "$2"'
     return f"""#!/bin/sh
 # Written by: homenode doctor retrain --print-hook
@@ -75,7 +75,7 @@ START, STARTED = "start", "started"
 
 
 def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
-    """The domain's passed-through GPUs, one for each link, without virtual functions. Raises
+    """Return the domain's passed-through GPUs, one for each link, without virtual functions. Raises
     ParseError or InputError."""
     passed = {hostdev.bdf for hostdev in read_hostdevs(open_domain(xml, "domain"))}
     return tuple(
@@ -91,7 +91,7 @@ def has_devices(xml: bytes) -> bool:
 
 
 def slot_links(host: Host, gpus: tuple[Bdf, ...]) -> dict[Bdf, LinkRate]:
-    """The current link at each GPU's slot, if it is known."""
+    """Return the current link at each GPU's slot, if it is known."""
     return {
         path.device.bdf: path.links[0].current
         for path in device_paths(host)

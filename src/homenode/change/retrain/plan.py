@@ -123,7 +123,7 @@ def plan_retrain(
 
 
 def functions_behind(host: Host, port: Bdf) -> tuple[PciDevice, ...]:
-    """Every function below a port, at any depth."""
+    """Return every function below a port, at any depth."""
     below = {port}
     functions: list[PciDevice] = []
     for device in host.pci_devices:  # ascending: bridges come before what is below them

@@ -31,7 +31,7 @@ Read = Callable[[Host], Mapping[Any, Any]]
 
 
 class HostFact(NamedTuple):
-    id: str  # of the finding
+    id: str  # id of the finding
     label: str
     read: Read
     # of the recorded and the present value, how bad the change is; None = none
@@ -100,7 +100,7 @@ def _matrix(distances: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _huge_pages(host: Host) -> dict[str, int]:
-    """Reserved pages by node and size, 0 included; free pages are not compared."""
+    """Return the reserved pages by node and size, 0 included; free pages are not compared."""
     nodes = () if host.nodes_assumed else host.nodes
     return {
         f"node {node.index}, pages of {format_bytes(pool.page_bytes)}": pool.total_pages

@@ -167,10 +167,10 @@ class Peer(NamedTuple):
 
 
 class PeerFact(NamedTuple):
-    case: str  # of the page
+    case: str  # case of the finding's page
     label: str
     read: Callable[[Peer], Any]
-    is_worse: Callable[[Any, Any], bool]  # of a value and the usual one
+    is_worse: Callable[[Any, Any], bool]  # whether a value is worse than the usual value
     text: Callable[[Any], str]
     source: str
 
@@ -243,7 +243,7 @@ def has_peers(host: Host) -> bool:
 
 
 def _groups(host: Host) -> list[list[Peer]]:
-    """Devices of one model and board."""
+    """Return the devices of one model and board."""
     paths = {path.device.bdf: path.expected for path in device_paths(host)}
     links = peer_links(host)
     groups: dict[object, list[Peer]] = {}

@@ -17,8 +17,8 @@ _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
 
 
 def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding]:
-    """Nodes that span packages or many LLCs, CPUs without memory, GPUs without a node. with_advice:
-    also choices of the operator that are not faults, such as NPS1."""
+    """Yield the nodes that span packages or many LLCs, CPUs without memory, GPUs without a node.
+    with_advice: also choices of the operator that are not faults, such as NPS1."""
     core_counts = Counter(core.id.package for core in host.cores)
     for node in () if host.nodes_assumed else host.nodes:
         packages = [package for package in host.packages if not package.pus.isdisjoint(node.pus)]

@@ -37,7 +37,7 @@ _ENLIGHTENMENTS = ("relaxed", "vapic", "spinlocks", "vpindex", "synic", "stimer"
 
 
 def topology_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
-    """Sockets against cells, threads without siblings, caches and AMD's topoext."""
+    """Yield the sockets against cells, threads without siblings, caches and AMD's topoext."""
     topology = facts.cpu_topology
     if topology is None:
         if facts.vcpus > _MANY_SOCKETS:
@@ -171,7 +171,7 @@ _CONTROL = "/sys/devices/system/cpu/smt/control"
 
 
 def thread_findings(facts: Vm, host: Host) -> Iterator[Finding]:
-    """A guest with siblings where SMT is off, and QEMU's own threads on vCPUs' siblings."""
+    """Yield a guest with siblings where SMT is off, and QEMU's own threads on vCPUs' siblings."""
     yield from _find_smt_off(facts, host)
     yield from _emulator_on_siblings(facts, host)
 

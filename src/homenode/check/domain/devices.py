@@ -65,7 +65,7 @@ def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Fi
 
 
 def passed_devices(facts: Vm, host: Host) -> list[PciDevice]:
-    """The host's functions that the VM has, in the host's order."""
+    """Return the host's functions that the VM has, in the host's order."""
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
     return [device for device in host.pci_devices if device.bdf in passed]
 

@@ -77,7 +77,7 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
 def _check_qemu_memory(
     facts: Vm, demands: list[_Demand], sizes: list[int | None]
 ) -> Iterator[Finding]:
-    """A VM that fits the host's memory, but not together with QEMU and its page tables."""
+    """Find a VM that fits the memory only without QEMU and its page tables."""
     total = sum(size or 0 for size in sizes)
     vm_bytes = sum(demand.memory_bytes for demand in demands)
     paged = sum(demand.memory_bytes for demand in demands if demand.page_bytes is None)
@@ -192,9 +192,9 @@ def _short_of(
     total: dict[int, int | None],
     running: bool | None,
 ) -> Iterator[tuple[CpuSet, int, int, Severity | None]]:
-    """(nodes, needed, room, severity); None = the usual one. A running VM has its memory already,
-    so only the nodes' size can be too small. If it is unknown whether it runs, free memory is not
-    judged."""
+    """Yield (nodes, needed, room, severity); None = the usual one. A running VM has its memory
+    already, so only the nodes' size can be too small. If it is unknown whether it runs, free memory
+    is not judged."""
     for nodes, needed, space in _shortages(demands, total if running else free):
         doubtful = running is None and (nodes, needed) not in {
             (short_nodes, short_bytes) for short_nodes, short_bytes, _ in _shortages(demands, total)

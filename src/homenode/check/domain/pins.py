@@ -250,7 +250,7 @@ def pin_findings(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
-    """The nodes that have any of these CPUs."""
+    """Return the nodes that have any of these CPUs."""
     return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
 
 
@@ -392,7 +392,7 @@ def _check_helpers(facts: Vm) -> Iterator[Finding]:
 
 
 def _check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
-    """isolcpus= takes CPUs from the load balancer: what floats there stays on one CPU."""
+    """Find threads that float over isolated CPUs, which the kernel does not balance."""
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
     if not isolated:
         return

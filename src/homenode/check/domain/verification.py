@@ -302,7 +302,7 @@ _MAX_DIGITS = 18
 
 
 def throttle_findings(document: Document) -> Iterator[Finding]:
-    """A finding for each limit in a document."""
+    """Yield a finding for each limit in a document."""
     tune = document.root.child("cputune")
     if tune is not None:
         yield from _check_quotas(document, tune)

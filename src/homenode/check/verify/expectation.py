@@ -50,7 +50,7 @@ class Expectation(Struct, frozen=True):
         return tuple(tuple(cell.distances[o.id] for o in self.cells) for cell in self.cells)
 
     def runs_of(self, size: int) -> tuple[CpuSet, ...]:
-        """vCPUs of each core, socket, ... that has `size` of them if none is absent."""
+        """Return the vCPUs of each core, socket, ... that has `size` of them if none is absent."""
         everyone = groups_of(self.vm.vcpus + len(self.absent), size)
         return _renumber(everyone, self.absent)
 

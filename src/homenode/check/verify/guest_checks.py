@@ -30,14 +30,14 @@ KERNEL_SHARE = 16
 
 
 class Check(Struct, frozen=True):
-    id: str  # of the fact; its finding is guest-ID
+    id: str  # id of the fact; its finding is guest-ID
     subject: str
     expected: str
     observed: str
     # None if expected and observed agree; the caller adds its source
     finding: Finding | None
     reason: str = ""  # why the guest does not show it, if that is unknown
-    groups: int = 0  # of vCPUs that are planned, for a fact about groups
+    groups: int = 0  # number of planned vCPU groups, for a fact about groups
 
 
 def check(
@@ -51,7 +51,7 @@ def check(
     cost: str | UnsetType | None = UNSET,
     fix: str | UnsetType | None = UNSET,
 ) -> Check:
-    """A line, with the finding `guest-ID` unless the two agree."""
+    """Return a line, with the finding `guest-ID` unless the two agree."""
     if agree:
         return Check(id, subject, expected, observed, None)
     wrong = finding(
@@ -143,7 +143,7 @@ class GuestComparison(Struct, frozen=True):
         return match_nodes(self.expected, self.observed)
 
     def lines(self) -> Iterator[Check]:
-        """Every line except those of devices, the most interesting first."""
+        """Yield every line except those of devices, the most interesting first."""
         nodes = self.node_of_cell.items()
         unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
         facts = (*_KERNEL_FACTS, _memory(self.kernel_bytes))
@@ -403,8 +403,8 @@ def view_of_stand_in(expected: Expectation, stand_in: MinimalGuest, guest: Host)
 
 
 def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
-    """The real guest: its links and huge pages too. host: for the devices' own links. vCPUs that
-    were offline and memory that was in the balloon may have come to the guest since."""
+    """Return the real guest: its links and huge pages too. host: for the devices' own links. vCPUs
+    that were offline and memory that was in the balloon may have come to the guest since."""
     observation = Observation(guest)
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:

@@ -215,7 +215,7 @@ class MonitorCpu(Struct, frozen=True, kw_only=True, rename="kebab"):
 class MonitorDevice(Struct, kw_only=True):
     driver: str
     id: str
-    host: Bdf | None = None  # of a passed-through function
+    host: Bdf | None = None  # host address of a passed-through function
     pci_id: tuple[int, int] | None = None
     bars: dict[int, int] = field(default_factory=dict)  # sizes in bytes
 
@@ -239,7 +239,7 @@ class _QmpAnswer(Struct, Generic[T], rename={"value": "return"}):
 
 
 def read_view(answers: Mapping[str, str], tree: str) -> MonitorView:
-    """The view of QMP's answers by their command, and of `info qtree`. Raises ParseError."""
+    """Return the view of QMP's answers by their command, and of `info qtree`. Raises ParseError."""
     try:
         status = decode_json(answers["query-status"], _QmpAnswer[_Status]).value
         backends = decode_json(
@@ -257,7 +257,7 @@ def read_view(answers: Mapping[str, str], tree: str) -> MonitorView:
 
 
 def read_devices(tree: str) -> Iterator[MonitorDevice]:
-    """The devices of `info qtree`, in its order."""
+    """Yield the devices of `info qtree`, in its order."""
     devices: list[MonitorDevice] = []
     for line in tree.splitlines():
         if (match := _DEVICE.match(line)) is not None and len(devices) < _MAX_DEVICES:

@@ -135,7 +135,7 @@ def _difference(
 
 
 def _unsaid_facts(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
-    """Facts that a target's file does not contain, or that the plan leaves to it."""
+    """Return the facts that a target's file does not contain, or that the plan leaves to it."""
     facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
     facts |= {fact for feature in lost for fact in feature.facts}
     # Not compared if memory follows the vCPUs, or if another program pins the emulator.
@@ -147,7 +147,7 @@ def _unsaid_facts(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature])
 def _hook(
     hook: bytes | None, plan: Plan, source: str, written: Rendering | None, suffix: str
 ) -> Iterator[Finding]:
-    """The script next to the file: it has the pins of single vCPUs, and binds devices."""
+    """Yield the script next to the file: it has the pins of single vCPUs, and binds devices."""
     if not plan.vcpu_pins:
         return
     if hook is None:

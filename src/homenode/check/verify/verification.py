@@ -44,7 +44,7 @@ class VerifyRequest(Struct, frozen=True):
     """The subject of a verification, and its options."""
 
     document: Path | None = None  # a domain XML, or a target's file
-    domain: str | None = None  # of the libvirt at `connect`, in place of a document
+    domain: str | None = None  # domain of the libvirt at `connect`, instead of a document
     connect: str = DEFAULT
     plan: Path | None = None  # a saved plan
     host: str | None = None  # a host source; None = this machine

@@ -49,7 +49,7 @@ _ADMISSION = "KubeVirt, vmi-create-admitter.go"
 
 
 def _device_names(vmi: Vmi) -> frozenset[str]:
-    """The resource names of the VMI's GPUs and host devices."""
+    """Return the resource names of the VMI's GPUs and host devices."""
     devices = [d for group in _CLAIM_GATES for d in vmi.list_at("domain", "devices", group)]
     return texts_of_list([value_at(device, "deviceName") for device in devices])
 

@@ -68,7 +68,7 @@ class NodeShares(Struct, frozen=True):
 def placement_of(
     vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1, counts_memory: bool = True
 ) -> Placement | Unplannable:
-    """The fewest and nearest nodes that an idle node of the cluster can give the VM.
+    """Return the fewest and nearest nodes that an idle node of the cluster can give the VM.
 
     Huge pages count where the node has any. vcpus: replaces the VM's vCPU count. parts: number of
     equal VMs into which the VM is divided; one of them is placed.
@@ -181,6 +181,6 @@ def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
 
 
 def page_count(host: Host, page_bytes: int) -> int:
-    """Pages of that size on all nodes."""
+    """Return the pages of that size on all nodes."""
     pools = [pool for node in host.nodes for pool in node.page_pools]
     return sum(pool.total_pages for pool in pools if pool.page_bytes == page_bytes)

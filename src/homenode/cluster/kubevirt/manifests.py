@@ -73,7 +73,7 @@ _PYTHON_DIGEST = "sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b187
 
 
 def manifests(options: ManifestOptions) -> dict[str, str]:
-    """File name -> content. Raises UsageError for options that no cluster takes."""
+    """Return content by file name. Raises UsageError for options that no cluster takes."""
     _check_spellings(options)
     if options.gpu_id is None and options.gpu != _DEFAULT_GPU:
         raise UsageError(
@@ -215,7 +215,7 @@ def _check_spellings(options: ManifestOptions) -> None:
 
 
 def hook_annotation(options: ManifestOptions) -> str:
-    """The value of hooks.kubevirt.io/hookSidecars."""
+    """Return the value of hooks.kubevirt.io/hookSidecars."""
     sidecar: dict[str, Any] = {"args": ["--version", str(options.hook_version)]}
     if options.image is None:
         sidecar["configMap"] = {
@@ -243,7 +243,7 @@ def _configmap_name(options: ManifestOptions) -> str:
 
 
 def hook_configmap(options: ManifestOptions) -> dict[str, Any]:
-    """The hook as one script, which KubeVirt puts at hookPath in its own sidecar image."""
+    """Return the hook as one script, which KubeVirt puts at hookPath in its own sidecar image."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -263,16 +263,16 @@ def _gates_template(gates: tuple[str, ...]) -> str:
 
 
 def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
-    """A merge patch for clusters whose KubeVirt CR belongs to the HyperConverged operator. Its
-    annotation is a JSON patch, which extends the operator's gates."""
+    """Return a merge patch for clusters whose KubeVirt CR belongs to the HyperConverged operator.
+    Its annotation is a JSON patch, which extends the operator's gates."""
     path = "/spec/configuration/developerConfiguration/featureGates/-"
     patch = [{"op": "add", "path": path, "value": gate} for gate in gates]
     return {"metadata": {"annotations": {"kubevirt.kubevirt.io/jsonpatch": json.dumps(patch)}}}
 
 
 def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
-    """A VM whose guest has the nodes' cells, and the hook. If the VM has more GPUs than one NUMA
-    node of a common board, they come from both packages, so the guest has two sockets."""
+    """Return a VM whose guest has the nodes' cells, and the hook. If the VM has more GPUs than one
+    NUMA node of a common board, they come from both packages, so the guest has two sockets."""
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
     threads = 2 if options.vcpus % (2 * sockets) == 0 and not _is_grace(options) else 1
     vm = _document(
@@ -303,7 +303,7 @@ MAX_S = 6 * 3600
 
 
 def _file(name: str, **values: object) -> str:
-    """A file of files/, each @NAME@ in it replaced by its value."""
+    """Return a file of files/, each @NAME@ in it replaced by its value."""
     text = package_text("cluster", "kubevirt", "files", name)
     for word, value in values.items():
         text = text.replace(f"@{word}@", str(value))

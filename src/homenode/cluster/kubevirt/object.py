@@ -24,7 +24,7 @@ MAX_BYTES = 4 << 20
 
 
 def read_object(text: str | bytes, source: str, subject: str) -> Mapping[str, Any]:
-    """A JSON object of a text. Raises InputError."""
+    """Return a JSON object of a text. Raises InputError."""
     if len(text) > MAX_BYTES:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
     try:
@@ -81,7 +81,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
         return mapping
 
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
-        """The type of a value. A long value is a text: 1:1:1 in base 60 takes minutes."""
+        """Return the type of a value. A long value is a text: 1:1:1 in base 60 takes minutes."""
         if value is not None and len(value) > _MAX_NUMBER:
             implicit = (False, implicit[1])
         tag: str = super().resolve(kind, value, implicit)
@@ -263,7 +263,7 @@ def parse_quantity(value: Any, source: str) -> int:
 
 
 def format_quantity(count: int) -> str:
-    """The quantity with the largest unit that needs no fraction.
+    """Return the quantity with the largest unit that needs no fraction.
 
     >>> format_quantity(3 << 30), format_quantity(1537 << 20)
     ('3Gi', '1537Mi')

@@ -370,8 +370,8 @@ def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
 
 
 def cell_nodes(document: Document, host: Host) -> CellNodes:
-    """Cells by node. A cell's <memnode> decides; if several cells or no cells name a node, the cell
-    with the most vCPUs pinned to the node's CPUs, the lowest of equals."""
+    """Return the cells by node. A cell's <memnode> decides; if several cells or no cells name a
+    node, the cell with the most vCPUs pinned to the node's CPUs, the lowest of equals."""
     cells = [vcpus for _, vcpus in read_cells(document)]
     bound = {
         cell: frozenset(int(node) for node in nodes)

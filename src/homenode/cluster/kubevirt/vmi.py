@@ -131,13 +131,13 @@ def with_dedicated_cpus(vmi: Vmi) -> Vmi:
 
 
 def read_vmi(text: str | bytes, source: str) -> Vmi:
-    """The VMI of its JSON; a VirtualMachine gives its template. Raises InputError for other
+    """Return the VMI of its JSON; a VirtualMachine gives its template. Raises InputError for other
     objects."""
     return vmi_of(read_object(text, source, "a VirtualMachineInstance"), source)
 
 
 def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = False) -> Vmi:
-    """The VMI of a parsed document. Raises InputError. needs_domain: also for one without
+    """Return the VMI of a parsed document. Raises InputError. needs_domain: also for one without
     spec.domain, which every VMI of a cluster has."""
     kind = document.get("kind")
     if kind not in (None, "", "VirtualMachineInstance", "VirtualMachine"):
@@ -221,7 +221,7 @@ def _texts(value: Any, source: str) -> Mapping[str, str]:
 
 
 def _addresses(spec: Mapping[str, Any], source: str) -> list[tuple[int, int, int, int]]:
-    """Every pciAddress of interfaces and disks. Raises InputError."""
+    """Return every pciAddress of interfaces and disks. Raises InputError."""
     devices = value_at(spec, "domain", "devices")
     addresses: list[tuple[int, int, int, int]] = []
     for group in ("interfaces", "disks"):

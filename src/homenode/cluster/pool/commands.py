@@ -209,7 +209,7 @@ def _with_hosts(entries: Sequence[NamedHost], hosts: Sequence[Host]) -> tuple[Na
 def _hosts_named(
     entries: Sequence[NamedHost], arguments: PoolPlaceArguments
 ) -> Sequence[NamedHost]:
-    """The hosts that --on names; all for none. Raises UsageError."""
+    """Return the hosts that --on names; all for none. Raises UsageError."""
     names = arguments.among
     pools = (word for source in arguments.pool for word in ("--pool", source))
     hint = command_line("homenode", "pool", "show", *pools)

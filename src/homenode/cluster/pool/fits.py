@@ -201,7 +201,7 @@ class VmSize(Struct, frozen=True, kw_only=True):
         return ", ".join(words)
 
     def request(self, host: Host) -> GuestRequest:
-        """The request for a VM of this size. Raises InputError for a share of no GPUs."""
+        """Return the request for a VM of this size. Raises InputError for a share of no GPUs."""
         vcpus, memory_bytes = self.vcpus, self.memory_bytes
         if vcpus is None or memory_bytes is None:
             share = share_of(host, self.gpus)
@@ -236,8 +236,8 @@ class SizeFits(Struct, frozen=True, kw_only=True):
 
     size: str
     count: int | None  # None = the host has no GPUs to take a share of
-    share_vcpus: int | None = None  # of each GPU; None = the size names vCPUs
-    share_bytes: int | None = None  # of each GPU; None = the size names memory
+    share_vcpus: int | None = None  # vCPUs for each GPU; None = the size sets vCPUs
+    share_bytes: int | None = None  # memory for each GPU; None = the size sets memory
 
 
 class PoolHost(Struct, frozen=True, kw_only=True):
@@ -347,7 +347,7 @@ def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan]
 
 
 def _without_vms(host: Host) -> Host:
-    """The host with no VM on it."""
+    """Return the host with no VM on it."""
     return replace(
         host,
         domains=(),

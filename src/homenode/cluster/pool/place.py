@@ -48,10 +48,10 @@ class RejectingHosts(Struct, frozen=True, kw_only=True):
     """Hosts on which the VM does not fit, for one kind of reason."""
 
     names: tuple[str, ...]
-    reason: str  # of the first of them
+    reason: str  # reason of the first host
     hint: str | None
-    refusal: Unplannable | None = None  # of the first of them
-    exit_code: int = UNPLANNABLE  # of the first of them
+    refusal: Unplannable | None = None  # exception of the first host
+    exit_code: int = UNPLANNABLE  # exit code of the first host
 
 
 class PoolRanking(Struct, frozen=True, kw_only=True):

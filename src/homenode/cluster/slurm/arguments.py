@@ -20,7 +20,7 @@ MAX_TIME = 1e6
 class SharedJobShape(Struct, frozen=True):
     """A job of the shared queue."""
 
-    gpus: int  # of one job
+    gpus: int  # GPUs of one job
     jobs: int  # at once on a node
     gres: str = "gpu"
 

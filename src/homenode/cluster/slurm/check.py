@@ -53,7 +53,7 @@ class GpuCores(Struct, frozen=True):
 
 
 def gpu_cores(host: Host) -> tuple[GpuCores, ...]:
-    """The host's GPUs in the order of their addresses."""
+    """Return the host's GPUs in the order of their addresses."""
     order = core_order(host)
     gpus = []
     for index, gpu in enumerate(host.whole_gpus):

@@ -58,7 +58,7 @@ _PASSING = re.compile(
 
 
 def will_pass(error: str) -> bool:
-    """True if Slurm did not answer and may do so later; False if it rejected the request."""
+    """Return whether Slurm did not answer and may do so later; False if it rejected the request."""
     return _PASSING.search(error) is not None
 
 
@@ -266,7 +266,7 @@ _SUBMITTED_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
 
 
 def ask_nodes() -> tuple[ClusterNode, ...]:
-    """Every node of every partition. Raises NoAnswerError, ToolError."""
+    """Return every node of every partition. Raises NoAnswerError, ToolError."""
     return slurm_nodes.parse_nodes(ask(slurm_nodes.COMMAND))
 
 
@@ -319,7 +319,7 @@ def _passed_to_jobs() -> dict[str, str]:
 
 
 def account_name() -> str | None:
-    """The account that the user's environment names for sbatch."""
+    """Return the account that the user's environment names for sbatch."""
     return os.environ.get("SBATCH_ACCOUNT") or os.environ.get("SLURM_ACCOUNT") or None
 
 

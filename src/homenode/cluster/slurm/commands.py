@@ -193,7 +193,7 @@ def _read_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
 
 
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
-    """Machines by node name; "" is that of all other nodes. Each source is read once."""
+    """Return the machines by node name; "" is that of all other nodes. Each source is read once."""
     sources: dict[str, str | None] = {} if hosts else {"": None}
     for option in hosts:
         names, named, source = option.partition("=")

@@ -35,7 +35,7 @@ class ConfigLine(Struct, frozen=True):
     first: int  # number of its first physical line, from 1
     last: int  # number of its last physical line
     words: tuple[tuple[str, str], ...]  # (key in small letters, value), in their order
-    source: str  # of which file
+    source: str  # name of its file
 
     def get(self, *keys: str) -> str | None:
         """The value of the first of these keys that the line has; the last one if it repeats."""
@@ -189,7 +189,7 @@ class _ConfigReader(NamedTuple):
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, int, str]]:
-    """(first line, last line, text) of each logical line, without comment and escapes."""
+    """Yield (first line, last line, text) of each logical line, without comment and escapes."""
     owned: list[str] = []
     first = 1
     number = 0
@@ -217,10 +217,10 @@ def _end_of(row: str) -> int:
 
 
 def config_word(key: str, value: str) -> str:
-    """A word that is read as this key and value.
+    """Return a word that is read as this key and value.
 
     >>> config_word("Type", "h100"), config_word("Flags", "a b"), config_word("NodeName", "gpu#1")
-    ('Type=h100', 'Flags="a b"', 'NodeName=gpu\\\\#1')
+    ('Type=h100', 'Flags="a b"', 'NodeName=gpu\\#1')
 
     Raises InputError for a value that no line can hold.
     """

@@ -39,7 +39,7 @@ class AllocatedGpu(Struct, frozen=True):
 class NodeTree(Struct, frozen=True):
     """The part of a machine that an audit needs."""
 
-    pus_of_node: Mapping[NodeIndex, CpuSet]  # of every node; none on nodes that are memory only
+    pus_of_node: Mapping[NodeIndex, CpuSet]  # CPUs of every node; empty for memory-only nodes
     gpus_of_node: Mapping[NodeIndex, int] | None  # how many GPUs are on each; None if not known
     gpu_memory: frozenset[NodeIndex]  # nodes that are a GPU's memory
     # (from, to) -> SLIT; empty if not given
@@ -97,7 +97,7 @@ class NodeMachine(Struct, frozen=True):
 
 
 def node_machine(host: Host) -> NodeMachine:
-    """The host's cores, nodes and GPUs by Slurm's numbers."""
+    """Return the host's cores, nodes and GPUs by Slurm's numbers."""
     gpus = tuple(
         AllocatedGpu(number, gpu.bdf, home_node(host, gpu))
         for number, gpu in enumerate(host.whole_gpus)
@@ -237,7 +237,7 @@ def _allocation(job: Job, node: str) -> JobAllocation:
 
 
 def _pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:
-    """The CPUs that a share names. Raises IndexError for cores that the machine lacks."""
+    """Return the CPUs that a share names. Raises IndexError for cores that the machine lacks."""
     if share.cpu_ids is not None:
         per_core = machine.order.threads if shape is None else shape.threads_per_core
         return machine.order.pus_of_ids(share.cpu_ids, per_core)

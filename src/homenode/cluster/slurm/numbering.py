@@ -23,7 +23,7 @@ def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
 
 
 def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
-    """The node with CPUs of a GPU, else that of its local CPUs; None if neither is known."""
+    """Return the node with CPUs of a GPU, else that of its local CPUs; None if neither is known."""
     nodes = {node.index: node for node in nodes_with_cpus(host)}
     if gpu.node in nodes:
         return gpu.node
@@ -45,7 +45,7 @@ def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
 
 
 def bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
-    """Nodes with CPUs and memory."""
+    """Return the nodes with CPUs and memory."""
     return tuple(node for node in nodes_with_cpus(host) if node.memory_bytes != 0)
 
 
@@ -68,14 +68,14 @@ _MANY = 1 << 32
 class CoreOrder(Struct, frozen=True):
     """A host's cores in Slurm's numbers."""
 
-    pus: tuple[CpuSet, ...]  # of each core, by its number
+    pus: tuple[CpuSet, ...]  # CPUs of each core, by its number
 
     @property
     def threads(self) -> int:
         return max((len(core) for core in self.pus), default=1)
 
     def numbers(self, pus: CpuSet) -> CpuSet:
-        """Numbers of the cores that have any of these CPUs."""
+        """Return the numbers of the cores that have any of these CPUs."""
         return CpuSet(n for n, core in enumerate(self.pus) if not core.isdisjoint(pus))
 
     def pus_of_cores(self, numbers: Iterable[int]) -> CpuSet:

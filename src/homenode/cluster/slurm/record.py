@@ -43,7 +43,7 @@ class JobRecord(Struct, frozen=True):
     node: str
     name: str
     user: str | None
-    pus_of_node: tuple[tuple[NodeIndex, CpuSet], ...]  # of every NUMA node
+    pus_of_node: tuple[tuple[NodeIndex, CpuSet], ...]  # CPUs of every NUMA node
     distances: tuple[tuple[NodeIndex, tuple[int, ...]], ...]
     gpu_memory: tuple[NodeIndex, ...]
     gpus: tuple[AllocatedGpu, ...]  # every GPU of the node, by the driver's number
@@ -55,7 +55,7 @@ class JobRecord(Struct, frozen=True):
 
 
 def parse_record(text: str, source: str) -> JobRecord:
-    """The record of a text. Raises ParseError that names the line."""
+    """Return the record of a text. Raises ParseError that names the line."""
     if len(text) > MAX_TEXT_CHARS:
         raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
     lines = text.splitlines()

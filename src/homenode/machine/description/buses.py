@@ -258,7 +258,7 @@ class _Numbering(Struct):
     domain: int
     last: int  # the highest bus in use
     node: NodeIndex | None
-    pus_of_node: Mapping[int | None, CpuSet]  # of None is what is local to no known node
+    pus_of_node: Mapping[int | None, CpuSet]  # None -> CPUs local to devices of unknown node
     models: Mapping[str, DeviceModel]  # for the bridges' ids
     placed: list[PlacedFunction] = field(default_factory=list)
 

@@ -202,7 +202,7 @@ def _number_pus(slots: Sequence[CoreSlot], numbering: str) -> tuple[CoreSlot, ..
 
 
 def _deal_cores(slots: Sequence[CoreSlot], row: Sequence[int]) -> list[int]:
-    """Cores one from each node in turn."""
+    """Return the cores, one from each node in turn."""
     hands: dict[int, list[int]] = {}
     for i in row:
         hands.setdefault(slots[i].node, []).append(i)
@@ -303,7 +303,7 @@ def parse_node(
 def _page_pools(
     source: str, prefix: str, pages_of_size: Mapping[str, object]
 ) -> tuple[PagePool, ...]:
-    """Pools of a table such as { "2MiB" = 512, "1GiB" = { total = 64, free = 8 } }."""
+    """Return the pools of a table such as { "2MiB" = 512, "1GiB" = { total = 64, free = 8 } }."""
     pools: list[PagePool] = []
     for size, pages in pages_of_size.items():
         key = f"{prefix}.{size}"
@@ -327,7 +327,7 @@ def _page_pools(
 def parse_distances(
     file: HostDocument, nodes: Mapping[int, PackageIndex | None], cores: Sequence[CoreSlot]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Shape (nodes, nodes), [from][to] ascending; None for a host of several that gives none.
+    """Return SLIT, shape (nodes, nodes), [from][to]; None if a host of several nodes sets none.
     nodes: the package of each."""
     matrix = file.distances
     if isinstance(matrix, DistancesTable):
@@ -398,7 +398,7 @@ def build_cores(slots: Sequence[CoreSlot], online: CpuSet) -> tuple[Core, ...]:
 def build_llcs(
     slots: Sequence[CoreSlot], online: CpuSet, level: int, sizes: Sequence[int | None]
 ) -> tuple[Llc, ...]:
-    """Last-level caches of online CPUs, by their lowest CPU. sizes: used in turn."""
+    """Return the last-level caches of online CPUs, by their lowest CPU. sizes: used in turn."""
     sharers = _union_by_key((slot.llc, slot.pus) for slot in slots if slot.llc is not None)
     alive = [(pus & online, sizes[llc % len(sizes)]) for llc, pus in sorted(sharers.items())]
     shown = sorted((cache for cache in alive if cache[0]), key=lambda cache: _lowest_pu(cache[0]))

@@ -220,7 +220,7 @@ def _find_devices(table: VmTable, tree: DescribedPci) -> tuple[Bdf, ...]:
 
 
 def _find_mediated(table: VmTable, tree: DescribedPci) -> tuple[str, ...]:
-    """Mediated devices, by UUID."""
+    """Return the mediated devices, by UUID."""
     uuids = [text for text in table.devices if is_uuid(text)]
     for uuid in uuids:
         if uuid not in tree.uuids:

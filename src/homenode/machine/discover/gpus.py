@@ -419,7 +419,7 @@ def _read_amd(snapshot: Snapshot, gpus: Mapping[Bdf, PciDevice], division: _GpuD
 def _amd_counts(
     snapshot: Snapshot, gpus: list[PciDevice], division: _GpuDivision
 ) -> Iterator[tuple[Bdf, int]]:
-    """Partitions of each GPU as amd-smi counts them; modes that it prints are kept."""
+    """Yield the partitions of each GPU as amd-smi counts them; modes that it prints are kept."""
     text = snapshot.command_output("amd-smi-partition")
     if text is None:
         return

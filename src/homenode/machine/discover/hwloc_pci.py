@@ -163,7 +163,7 @@ def _parse_buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:
 
 
 def _parse_type(obj: HwlocObject, source: str) -> tuple[int, int | None, int | None, int, int]:
-    """(class code, vendor, device, subsystem vendor and device) of pci_type.
+    """Return (class code, vendor, device, subsystem vendor and device) of pci_type.
 
     Only version 3 has the interface (last byte of the class code); otherwise it is 0.
     hwloc writes 0000:0000 for ids that it could not read.

@@ -172,7 +172,7 @@ def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ..
 
 
 def _read_memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:
-    """(total, free) in bytes of lines such as "Node 0 MemTotal:  32489480 kB" (kB is KiB).
+    """Return (total, free) in bytes of lines such as "Node 0 MemTotal: 32489480 kB" (kB is KiB).
 
     Free memory is that which a new VM can get, including the page cache and reclaimable slabs,
     which are most of the memory on a host with a long uptime. Nodes have no MemAvailable of their

@@ -73,7 +73,7 @@ class ConfigHeader(Struct, frozen=True):
     subordinate_bus: int | None = None
     # None if the file has only the 64 bytes that everybody may read
     port_type: PortType | None = None
-    target_gt_per_s: float | None = None  # of Link Control 2
+    target_gt_per_s: float | None = None  # target speed in Link Control 2
 
 
 def parse_config(config: bytes) -> ConfigHeader | None:
@@ -328,7 +328,7 @@ class _FunctionSources(Struct, frozen=True, kw_only=True):
     malformed: _MalformedFiles
     places: Mapping[Bdf, TreePlace]
     classes: Mapping[Bdf, int]
-    configs: Mapping[Bdf, ConfigHeader | None]  # of bridges
+    configs: Mapping[Bdf, ConfigHeader | None]  # config headers of bridges
     guessed: Mapping[Bdf, PortType]  # types by structure
     last_bus: Mapping[Bdf, int]
 

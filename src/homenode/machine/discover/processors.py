@@ -125,8 +125,8 @@ class Processors(Struct, frozen=True):
 
 
 def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
-    """Packages, cores and LLCs of a snapshot. Raises InputError if only some online CPUs have a
-    topology directory, HostError if one cannot be read."""
+    """Return the packages, cores and LLCs of a snapshot. Raises InputError if only some online CPUs
+    have a topology directory, HostError if one cannot be read."""
     online = states.online
     with_topology = CpuSet(
         pu for pu in online if list_readable(snapshot, f"{CPU}/cpu{pu}/topology") is not None
@@ -217,7 +217,7 @@ def _core_reader(snapshot: Snapshot) -> Callable[[int], CpuSet | None]:
 
 
 def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
-    """core_id of each CPU for which the kernel has an id."""
+    """Return the core_id of each CPU for which the kernel has an id."""
     ids: dict[PuIndex, int] = {}
     for pu in pus:
         label = read_number(snapshot, f"{CPU}/cpu{pu}/topology/core_id")
@@ -267,7 +267,7 @@ def _core_id(
 def _read_package_of_pu(
     snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]
 ) -> dict[PuIndex, PackageIndex]:
-    """Package of each CPU by physical_package_id.
+    """Return the package of each CPU by physical_package_id.
 
     If the kernel has no id (-1 on some arm64 and riscv), packages are the sets of
     package_cpus_list, numbered by lowest CPU. If that is missing too, all CPUs are in package 0.

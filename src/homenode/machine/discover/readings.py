@@ -82,7 +82,7 @@ def list_readable(snapshot: Snapshot, directory: str) -> tuple[str, ...] | None:
 
 
 def is_hidden(snapshot: Snapshot, directory: str) -> bool:
-    """True of a directory whose names a snapshot cannot give although something is there."""
+    """Return whether a snapshot cannot list the names of a directory with content."""
     return snapshot.list(directory) is None and snapshot.real_path(directory) is not None
 
 
@@ -126,7 +126,7 @@ def parse_link_speed(text: str | None) -> float | None:
 
 
 def read_link_width(snapshot: Snapshot, path: str) -> int | None:
-    """Lanes; None if the file says 0 (no link) or 255 (old kernels: not known)."""
+    """Return the lanes; None if the file says 0 (no link) or 255 (old kernels: not known)."""
     width = read_number(snapshot, path)
     return None if width in (None, 0, 255) else width
 

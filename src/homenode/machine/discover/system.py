@@ -144,7 +144,7 @@ def _read_own_allowed(snapshot: Snapshot, online: CpuSet) -> tuple[CpuSet, tuple
 
 
 def _read_cgroups(snapshot: Snapshot) -> dict[str, str]:
-    """Our cgroup by the type of the file system that it is in.
+    """Return our cgroup by the type of the file system that it is in.
 
     /proc/self/cgroup has lines such as "9:cpuset:/jobs" (version 1) and "0::/user" (version 2);
     /proc/self/cpuset has the path that applies to CPUs in either version.
@@ -165,8 +165,8 @@ def _read_cgroups(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _cpuset_mounts(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """(type, mount point) of file systems with cpusets, of lines such as
-    "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0". Source: man fstab; /proc/mounts."""
+    """Return (type, mount point) of file systems with cpusets, of lines such as "cgroup2
+    /sys/fs/cgroup cgroup2 rw,nosuid 0 0". Source: man fstab; /proc/mounts."""
     mounts: list[tuple[str, str]] = []
     for line in read_lines(snapshot, "/proc/mounts"):
         fields = line.split()

@@ -379,7 +379,7 @@ class _Header:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or after a byte of 128 a binary number. Raises _DamagedError."""
+    """Return the octal digits, or after a byte of 128 a binary number. Raises _DamagedError."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b"\0 ").partition(b"\0")[0]
@@ -398,7 +398,7 @@ def _parse_size(digits: str) -> int:
 
 
 def _pax_records(content: bytes) -> dict[str, str]:
-    """Records of a pax header: "LENGTH KEY=VALUE\\n" each. Raises _DamagedError."""
+    """Return the records of a pax header: "LENGTH KEY=VALUE\n" each. Raises _DamagedError."""
     records: dict[str, str] = {}
     at = 0
     while at < len(content) and content[at]:  # GNU tar fills up with zeros

@@ -104,7 +104,7 @@ def collect_over_ssh(
 
 
 def _host_part(ssh: str) -> str:
-    """gpu7 of root@gpu7, ssh://root@gpu7:22 or gpu7."""
+    """Return gpu7 of root@gpu7, ssh://root@gpu7:22 or gpu7."""
     host = ssh.removeprefix("ssh://").rpartition("@")[2].partition("/")[0]
     return re.sub(r":\d+$", "", host) if ssh.startswith("ssh://") else host
 

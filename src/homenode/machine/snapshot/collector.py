@@ -177,7 +177,7 @@ def _is_pattern(glob: str) -> bool:
 
 
 def _split_blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, list[str]]]:
-    """(line number, mark, lines of the block) up to Z."""
+    """Yield (line number, mark, lines of the block) up to Z."""
     at = first
     while at < len(lines):
         mark = lines[at]
@@ -192,7 +192,7 @@ def _split_blocks(lines: Sequence[str], first: int) -> Iterator[tuple[int, str, 
 
 
 def _join_text(body: Sequence[str]) -> str:
-    """Lines of a block, each after its space. The last line end was added by f()."""
+    """Return the lines of a block, each after its space. The last line end was added by f()."""
     return "\n".join(line[1:] for line in body)
 
 
@@ -229,7 +229,7 @@ def _decode_binary(body: Sequence[str], name: str, number: int) -> str:
 
 
 def _parse_links(body: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(path, target) of lines such as
+    """Yield (path, target) of lines such as
 
     lrwxrwxrwx 1 root root 0 Nov 20 09:10 sys/bus/pci/devices/0000:00:01.0 -> ../../../devices/x
     """

@@ -62,8 +62,8 @@ class TextForm(Enum):
     TO_IOMMU = rf"(?:\.\./)+devices/{_WAY}iommu/[a-z]{{2,8}}[a-z0-9._-]{{0,30}}"
 
     def matches(self, text: str) -> bool:
-        """True if the whole text, but for white space around it, has the form. White space alone
-        matches every form: a file may be empty."""
+        """Return whether the whole text, but for white space around it, has the form. White space
+        alone matches every form: a file may be empty."""
         # By line, because a pattern that repeats over lines takes 2^n steps to fail.
         parts = text.strip().split("\n") if self in _BY_LINE else (text.strip(),)
         compiled = _compiled(self)

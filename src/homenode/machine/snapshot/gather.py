@@ -41,7 +41,7 @@ def encode_manifest(manifest: Manifest) -> str:
 
 
 def check_manifest(text: str, source: str) -> None:
-    """Raises InputError if a capture is newer than this program, or the document no manifest."""
+    """Raise InputError if a capture is newer than this program, or the document no manifest."""
     formats.check_format(text.encode("utf-8", "replace"), KIND, f"{source}: {MANIFEST}")
 
 
@@ -155,7 +155,7 @@ def _read_file(snapshot: Snapshot, rule: PathRule, path: str) -> str | None:
 
 
 def _is_plain(text: str) -> bool:
-    """True if a text is printable but for tabs and line ends."""
+    """Return whether a text is printable but for tabs and line ends."""
     return text.replace("\n", "").replace("\t", "").isprintable()
 
 
@@ -202,7 +202,7 @@ _PCI_EXPRESS_BYTES = 0x3C
 
 
 def keep_port_type(config: bytes) -> bytes | None:
-    """Header, capability list and PCI Express capability; all else is zero.
+    """Return the header, capability list and PCI Express capability; all else is zero.
 
     Shape (64,) or (256,), as it came; extended space is cut off. None if it is shorter.
 

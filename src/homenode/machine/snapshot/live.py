@@ -40,8 +40,8 @@ class LiveSnapshot(QuietSnapshot):
         return dict(self._failures)
 
     def command_output(self, command: str) -> str | None:
-        """Output of a tool; None if it is not installed or fails (see `failures`). Raises KeyError
-        for a command that is not in machine/snapshot/contents.py."""
+        """Return the output of a tool; None if it is not installed or fails (see `failures`).
+        Raises KeyError for a command that is not in machine/snapshot/contents.py."""
         if command not in self._outputs:
             self._outputs[command] = self._run(OF_NAME[command])
         return self._outputs[command]

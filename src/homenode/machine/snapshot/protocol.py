@@ -41,7 +41,7 @@ class Snapshot(Protocol):
         """
 
     def command_output(self, command: str) -> str | None:
-        """Output of a tool by its name in contents.py; None if it was not run."""
+        """Return the output of a tool by its name in contents.py; None if it was not run."""
 
 
 class BoundedSnapshot:

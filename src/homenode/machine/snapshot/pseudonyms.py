@@ -174,7 +174,7 @@ class Pseudonyms:
         return pseudonym.ljust(len(match[0]), "0")
 
     def _mac_number(self, digits: str) -> str:
-        """Digits of a locally administered address, as many as there were."""
+        """Return the digits of a locally administered address, as many as there were."""
         digits = digits.lower()
         of_all = self._remember("mac", digits, lambda n: f"{n:x}")
         return "02" + of_all.rjust(len(digits) - 2, "0")

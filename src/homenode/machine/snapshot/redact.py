@@ -303,7 +303,7 @@ _OF_SCRUBBED_UUID = "00000000-0000-4000-8000-"
 
 
 def redact_capabilities(text: str, names: Pseudonyms) -> str:
-    """libvirt's capabilities without the host's UUID and security labels. Raises ParseError."""
+    """Remove the host's UUID and security labels from capabilities. Raises ParseError."""
     root = parse_xml(text, "capabilities", "virsh capabilities")
     _drop_unlisted(root, _CAPABILITIES)
     _scrub_tree(root, names)

@@ -136,7 +136,7 @@ class SmtCore(Struct, frozen=True):
 
 
 class LoadedPoint(Struct, frozen=True):
-    delay_cycles: int | None  # of the injectors between two pieces of work; None = they rest
+    delay_cycles: int | None  # pause of the injectors between two loads; None = they rest
     samples_ns: tuple[float, ...]
     samples_injected_bytes_per_s: tuple[float, ...]
 

@@ -241,7 +241,7 @@ class Lines:
             raise line.make_error(f"one value of {name!r}")
 
     def has(self, name: str) -> bool:
-        """True if the name has a value that was not taken."""
+        """Return whether the name has a value that was not taken."""
         return name in self._values
 
     def take(self, name: str, read: Callable[[Line, str, str], T], expected: str) -> T:

@@ -94,7 +94,7 @@ class LspciFunction(Struct, frozen=True):
     numa_node: int | None = None
     link: PciLink | None = None
     target_gt_per_s: float | None = None  # LnkCtl2, the speed that the port is set to train to
-    port_type: PortType | None = None  # of bridges with an Express capability
+    port_type: PortType | None = None  # set for bridges with an Express capability
     buses: tuple[int, int, int] | None = None  # (primary, secondary, subordinate)
     has_window: bool = False  # the bridge passes memory of functions below it
     driver: str | None = None
@@ -123,7 +123,7 @@ def looks_like_lspci(text: str) -> bool:
 
 
 def ends_within_a_line(text: str) -> bool:
-    """True if a listing was cut: lspci ends every line.
+    """Return whether a listing was cut: lspci ends every line.
 
     A missing last line end alone, as after an edit or a copy, is not a cut: the line then closes
     its bracket, or equals other lines of the listing; and in a listing with details its entry ends
@@ -159,7 +159,7 @@ def _address_key(line: str) -> str:
 
 
 def _last_keys(lines: Sequence[str]) -> set[str]:
-    """Keys of the lines with which the entries of a listing end."""
+    """Return the keys of the lines with which the entries of a listing end."""
     details = [line for line in lines if line.strip() and not _is_foreign(line)]
     return {
         _address_key(line)
@@ -206,7 +206,7 @@ def _cut_fences(lines: list[str]) -> list[str]:
 
 
 def _is_foreign(line: str) -> bool:
-    """True of lines at the margin that are known not to be lspci's own, and of bytes in hex."""
+    """Return whether a line at the margin is known not to be lspci's, or is bytes in hex."""
     is_known = line.startswith((*_TOOL_NOISE, *_FENCES))
     return is_known or _DUMPED_BYTES.fullmatch(line.strip()) is not None or _is_prompt(line)
 
@@ -397,7 +397,7 @@ def _parse_rom(text: str) -> list[PciBar]:
 
 @cache
 def _read_codes() -> dict[str, dict[str, int]]:
-    """Numbers by the names that lspci prints, of "classes" and "vendors"."""
+    """Return the numbers by the names that lspci prints, of "classes" and "vendors"."""
     text = package_text("machine", "tools", "pci_names.toml")
     return toml.decode(text, type=dict[str, dict[str, int]])
 

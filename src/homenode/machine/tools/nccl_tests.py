@@ -71,9 +71,9 @@ class NcclTests(Struct, frozen=True, kw_only=True):
     library_version: str | None = None  # as NCCL numbers it (22809)
     collective: str | None = None  # "all_reduce" and so on
     gpus: int | None = None
-    warmups: int | None = None  # of each size
-    iterations: int | None = None  # of each size
-    gpu_names: tuple[str, ...] = ()  # of the ranks; of JSON, of the first rank of each process
+    warmups: int | None = None  # warm-up runs of each size
+    iterations: int | None = None  # measured runs of each size
+    gpu_names: tuple[str, ...] = ()  # GPUs of the ranks; in JSON, of each process's first rank
     rows: tuple[NcclRow, ...]
     # whether all checked data were correct; None if not checked
     is_correct: bool | None

@@ -56,8 +56,8 @@ class NvidiaMigDevice(Struct, frozen=True):
     """A compute instance."""
 
     index: int  # its number on its GPU
-    instance: int  # of the GPU instance it is on
-    memory_bytes: int | None  # of that GPU instance
+    instance: int  # number of its GPU instance
+    memory_bytes: int | None  # memory of that GPU instance
 
 
 class NvidiaGpu(Struct, frozen=True, kw_only=True):
@@ -173,8 +173,8 @@ class TopoMatrix(Struct, frozen=True):
     links: tuple[tuple[str | None, ...], ...]
 
     def count_nvlinks(self, a: int, b: int) -> int:
-        """Bonded NVLinks between the devices at two positions; 0 without NVLinks. To a switch's
-        GPUs it is the number of links to the switches."""
+        """Return the bonded NVLinks between the devices at two positions; 0 without NVLinks. To a
+        switch's GPUs it is the number of links to the switches."""
         match = _NVLINKS.fullmatch(self.links[a][b] or "")
         return int(match[1]) if match else 0
 

@@ -27,7 +27,7 @@ _MAX_BYTES_OF_FIELD = 1 << 62
 
 
 class Qcow2Header(Struct, frozen=True):
-    size_bytes: int  # of the disk, as its guest sees it
+    size_bytes: int  # virtual size of the disk
     backing: str | None  # the name of the backing file, as written; None = none
     backing_format: str | None  # None if it is not stated
     is_encrypted: bool

@@ -62,7 +62,7 @@ class TorchRow(Struct, frozen=True):
     """A message size of an all-reduce in place."""
 
     size_bytes: int
-    time_ns: float  # of one, of the slowest rank
+    time_ns: float  # time of one run, on the slowest rank
     iterations: int
     wrong_ranks: int
 

@@ -32,7 +32,7 @@ class GuestAgent(Struct, frozen=True):
     """See access.machine.Channel."""
 
     virsh: Virsh
-    uuid: str  # of the running domain
+    uuid: str  # UUID of the running domain
     domain: str
 
     @property

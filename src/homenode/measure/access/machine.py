@@ -39,7 +39,7 @@ class Machine(Protocol):
         """
 
     def find_installed(self, names: Collection[str]) -> frozenset[str]:
-        """The programs that `run` would find. Raises ToolError when unreachable."""
+        """Return the programs that `run` would find. Raises ToolError when unreachable."""
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the machine for discovery. Raises ToolError when unreachable."""

@@ -54,7 +54,7 @@ class Binding(Struct, frozen=True):
         return None
 
     def conditions(self) -> tuple[Condition, ...]:
-        """The strictness of the binding; its nodes are in the samples."""
+        """Return the strictness of the binding; its nodes are in the samples."""
         is_strict = len(self.memory_nodes) == 1
         return (Condition("memory binding", "one node" if is_strict else "several nodes"),)
 
@@ -63,7 +63,7 @@ class LoggedRun(Struct, frozen=True):
     """A run of nvbandwidth in a log."""
 
     text: str
-    line: int  # of its version, from 1
+    line: int  # line of its version, from 1
     binding: Binding | None
     gaps: tuple[Gap, ...]
 
@@ -267,7 +267,7 @@ def read_nccl_results(run: NcclTests, collective: str | None) -> MeasuredSamples
 
 
 def read_copy_results(gpus: tuple[GpuCopies, ...]) -> MeasuredSamples:
-    """The study's own copies, one GPU at a time."""
+    """Return the study's own copies, one GPU at a time."""
     figures = SampleBuilder("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
     for gpu in gpus:
         for metric, value in (
@@ -281,14 +281,14 @@ def read_copy_results(gpus: tuple[GpuCopies, ...]) -> MeasuredSamples:
 
 
 def find_half_peak(run: NcclTests) -> int | None:
-    """The first size with half of the highest bus bandwidth; None if nothing was moved."""
+    """Return the first size with half of the highest bus bandwidth; None if nothing was moved."""
     points = _list_points(run.rows)
     peak = max((rate for _, rate in points), default=0.0)
     return next((size for size, rate in points if rate >= peak / 2), None)
 
 
 def flat_curve(run: NcclTests, subject: str) -> Finding | None:
-    """The finding of a curve that meets a ceiling. subject: the run, in the user's words."""
+    """Return the finding of a curve that meets a ceiling. subject: the run, in the user's words."""
     gpus = run.gpus or 1
     fit = flat_fit(_list_points(run.rows), 2 * (gpus - 1) / gpus if gpus > 1 else 1.0)
     if fit is None:
@@ -304,7 +304,7 @@ def flat_curve(run: NcclTests, subject: str) -> Finding | None:
 
 
 def _list_points(rows: Sequence[NcclRow]) -> list[tuple[int, float]]:
-    """(size, bus bandwidth), ascending, without rates that two decimals cut to zero."""
+    """Return (size, bus bandwidth), ascending, without rates that two decimals cut to zero."""
     rates: dict[int, float] = {}
     for row in rows:
         for half in row.list_halves():
@@ -319,7 +319,7 @@ _BOTH = "both ways together"
 
 
 def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> MeasuredSamples:
-    """Cells between host and GPUs and between GPUs, one way; the last size of each pair.
+    """Return the cells between host and GPUs and between GPUs, one way; the last size of each pair.
 
     Which devices are GPUs is known by their addresses, or by what a pair says. The tool prints no
     PCI domain: it is that of the one of `gpus` with the same bus, if there is one.

@@ -44,7 +44,7 @@ class StepReading(Struct, frozen=True):
 
 
 def read_probe_results(document: ProbeDocument) -> StepReading:
-    """Samples of a document. Raises ParseError for invalid CPU lists."""
+    """Return the samples of a document. Raises ParseError for invalid CPU lists."""
     read_samples = {
         "bandwidth": _read_bandwidth,
         "latency": _read_latency,
@@ -115,7 +115,7 @@ def _sample_of(
 
 
 def _read_bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
-    """Bytes as STREAM counts them; if more are moved, those as a metric of their own."""
+    """Yield the bytes as STREAM counts them; if more are moved, those as a metric of their own."""
     is_matrix = len(document.runs) > 1 or any(run.node is not None for run in document.runs)
     for run in document.runs:
         _check_pages(run.pages, run.node)

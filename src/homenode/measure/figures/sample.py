@@ -89,7 +89,7 @@ def join_samples(parts: Iterable[MeasuredSamples]) -> MeasuredSamples:
 
 
 def number_samples(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """The samples with `number` counted from 0 within boot and series.
+    """Return the samples with `number` counted from 0 within boot and series.
 
     >>> [s.number for s in number_samples([Sample("x", "ns", 1.0), Sample("x", "ns", 2.0)])]
     [0, 1]
@@ -116,7 +116,7 @@ def number_samples(samples: Iterable[Sample]) -> tuple[Sample, ...]:
 
 
 def sample(metric: str, unit: str, value: float, **fields: Any) -> Sample:
-    """A value, without the noise in its last digits that a change of unit leaves.
+    """Return a value, without the noise in its last digits that a change of unit leaves.
 
     >>> sample("x", "bytes_per_s", 135653799999.99998).value
     135653800000.0

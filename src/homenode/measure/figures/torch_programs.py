@@ -45,7 +45,7 @@ def _read_run_results(run: TorchRun) -> MeasuredSamples:
 
 
 def convert_to_nccl(run: TorchRun) -> NcclTests:
-    """An all-reduce as nccl-tests would give it. The run has rows."""
+    """Return an all-reduce as nccl-tests would give it. The run has rows."""
     family = Family.RCCL if run.runtime.startswith("hip") else Family.NCCL
     return NcclTests(
         family=family,
@@ -67,7 +67,7 @@ def _convert_row(row: TorchRow, gpus: int) -> NcclRow:
 
 
 def _compute_bus_rate(rate: float, gpus: int) -> float:
-    """Source: doc/PERFORMANCE.md of nccl-tests: 2(n-1)/n of an all-reduce."""
+    """Return 2(n-1)/n of the rate. Source: doc/PERFORMANCE.md of nccl-tests, all-reduce."""
     return rate * 2 * (gpus - 1) / gpus
 
 

@@ -87,7 +87,7 @@ class CudaBandwidthTest(Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str) -> CudaBandwidthTest:
-    """The one run of an output. Raises ParseError, also if no transfer was measured."""
+    """Return the one run of an output. Raises ParseError, also if no transfer was measured."""
     lines = Lines(text, _SOURCE)
     devices: list[tuple[int, str]] = []
     transfers: list[CudaTransfer] = []
@@ -159,7 +159,7 @@ _METRIC_OF_DIRECTION = {
 
 
 def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
-    """Each transfer of pinned memory on one device, as a sample of the run."""
+    """Return each transfer of pinned memory on one device, as a sample of the run."""
     if run.has_passed is False:
         failed = Gap("bandwidthTest", "has FAIL: its results are omitted")
         return MeasuredSamples(gaps=(*run.gaps, failed))

@@ -69,7 +69,7 @@ class MlcMatrix(Struct, frozen=True, kw_only=True):
 class MlcLoad(Struct, frozen=True, kw_only=True):
     """A row of latency under load."""
 
-    delay: int  # of the injecting threads, in the tool's own unit
+    delay: int  # delay of the injecting threads, in the tool's unit
     latency_ns: float
     bytes_per_s: float
 
@@ -89,7 +89,7 @@ class MlcRun(Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str) -> MlcRun:
-    """The one run of an output. Raises ParseError."""
+    """Return the one run of an output. Raises ParseError."""
     return _Reader(text).run()
 
 
@@ -240,7 +240,7 @@ _VARIANTS = {"ALL Reads": "read", "Stream-triad like": "triad"}
 
 
 def read_mlc_results(run: MlcRun) -> MeasuredSamples:
-    """Matrices by node, peak bandwidths by mix, latency and bandwidth under load."""
+    """Return the matrices by node, peak bandwidths by mix, latency and bandwidth under load."""
     figures = SampleBuilder("Intel MLC", run.version, run.gaps)
     if run.latency_ns is not None:
         figures.add("memory-latency", "ns", run.latency_ns, variant="dram")

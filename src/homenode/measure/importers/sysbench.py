@@ -65,15 +65,15 @@ class SysbenchRun(Struct, frozen=True, kw_only=True):
 
     version: str
     threads: int
-    prime_limit: int | None  # of the cpu test, None for others
+    prime_limit: int | None  # prime limit of the cpu test; None for other tests
     events_per_s: float
     events_per_thread: tuple[float, float] | None  # (mean, deviation) over threads
-    memory: SysbenchMemory | None  # of the memory test
+    memory: SysbenchMemory | None  # result of the memory test
     gaps: tuple[Gap, ...]
 
 
 def parse(text: str) -> SysbenchRun:
-    """The one run of an output. Raises ParseError, also for one that was cut short."""
+    """Return the one run of an output. Raises ParseError, also for one that was cut short."""
     lines = Lines(text, _SOURCE)
     version: str | None = None
     title = ""
@@ -175,7 +175,7 @@ DEVIATION = "deviation over threads"
 
 
 def read_sysbench_results(run: SysbenchRun) -> MeasuredSamples:
-    """Events per second, on one thread or on all; the memory test under its own name."""
+    """Return the events per second, on one thread or on all; the memory test under its own name."""
     figures = SampleBuilder("sysbench", run.version, run.gaps)
     if run.memory is not None:
         memory = run.memory

@@ -40,7 +40,7 @@ def load_library(driver: str) -> Any:
 
 
 def list_addresses(driver: str, calls: Any) -> "list[str]":
-    """The GPUs' addresses, by number. Raises OSError with the driver's code on failure."""
+    """Return the GPUs' addresses, by number. Raises OSError with the driver's code on failure."""
     count = ctypes.c_int()
     if driver == "cuda":
         _check("cuInit", calls.cuInit(0))

@@ -71,7 +71,7 @@ class Rank:
 
 
 def _all_reduce(torch: Any, dist: Any, rank: Rank, size: int) -> dict[str, Any]:
-    """A size on one rank; the results are the same on all ranks."""
+    """Return a size on one rank; the results are the same on all ranks."""
     options, ranks, gpu = rank.options, rank.options.gpus, f"cuda:{rank.number}"
     data = torch.full((size // 4,), float(rank.number + 1), dtype=torch.float32, device=gpu)
     dist.all_reduce(data)
@@ -161,7 +161,7 @@ class ProcessGroup:
         return reason
 
     def _progress(self) -> int:
-        """Changes while ranks write rows."""
+        """Return a number that changes while ranks write rows."""
         size = 0
         for path in self._directory.iterdir():
             with contextlib.suppress(OSError):  # removed since it was listed
@@ -199,7 +199,7 @@ def _homes(machine: dict[str, Any], options: argparse.Namespace) -> list[int | N
 
 
 def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """The document. Raises SystemExit if nothing was measured."""
+    """Return the document. Raises SystemExit if nothing was measured."""
     crew = ProcessGroup(directory, options.stall)
     crew.start(0, lambda: _inspect(Rank(0, directory, options)))
     if crew.wait() is not None:

@@ -39,7 +39,7 @@ def load_torch() -> Any:
 
 
 def numbers_of(text: str) -> set[int]:
-    """The members of a kernel list.
+    """Return the members of a kernel list.
 
     >>> sorted(numbers_of("0-2,8"))
     [0, 1, 2, 8]
@@ -60,7 +60,7 @@ def _read_text(path: str) -> str | None:
 
 
 def nodes_to_bind() -> list[int]:
-    """Nodes with usable CPUs and with memory, ascending; [] if the kernel is silent."""
+    """Return the nodes with usable CPUs and with memory, ascending; [] if the kernel is silent."""
     allowed = os.sched_getaffinity(0)
     with_memory = _read_text(_NODES + "/has_memory") or _read_text(_NODES + "/online") or ""
     return [
@@ -71,7 +71,7 @@ def nodes_to_bind() -> list[int]:
 
 
 def bind(node: int) -> None:
-    """This process, and threads that it starts from now on: CPUs and memory of one node.
+    """Bind this process, and threads that it starts, to the CPUs and memory of one node.
 
     Raises OSError if the node has no usable CPU or the kernel rejects the binding.
     """
@@ -100,7 +100,7 @@ def free_bytes(node: int | None) -> int | None:
 
 
 def thread_place() -> dict[str, int | None]:
-    """The CPU that this thread runs on and its node, now; None if unknown."""
+    """Return the CPU that this thread runs on and its node, now; None if unknown."""
     cpu = ctypes.CDLL(None).sched_getcpu()
     if cpu < 0:
         return {"cpu": None, "node": None}
@@ -113,7 +113,7 @@ def thread_place() -> dict[str, int | None]:
 
 
 def node_of_memory(pointer: int, size_bytes: int) -> int | None:
-    """The node of a buffer; None if its pages are on several, or a driver hides where.
+    """Return the node of a buffer; None if its pages are on several, or a driver hides where.
 
     Container engines forbid move_pages to those too that may bind memory: numa_maps shows it.
     """
@@ -133,7 +133,7 @@ def node_of_memory(pointer: int, size_bytes: int) -> int | None:
 
 
 def node_of_mapping(pointer: int, numa_maps: str) -> int | None:
-    """The node of the mapping that holds an address; None if it is on several, or none.
+    """Return the node of the mapping that holds an address; None if it is on several, or none.
 
     >>> node_of_mapping(0x7f10, "7f00 bind:1 anon=512 dirty=512 N1=512 kernelpagesize_kB=4")
     1
@@ -148,7 +148,7 @@ def node_of_mapping(pointer: int, numa_maps: str) -> int | None:
 
 
 def devices(torch: Any) -> list[dict[str, Any]]:
-    """The GPUs that PyTorch sees, in its order: index, address, name, node.
+    """Return the GPUs that PyTorch sees, in its order: index, address, name, node.
 
     address: None if neither PyTorch nor its runtime gives it. node: None for -1.
     """
@@ -168,7 +168,7 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 
 
 def node_of_gpu(address: str) -> int | None:
-    """The kernel's node of a GPU; None for -1, or without one."""
+    """Return the kernel's node of a GPU; None for -1, or without one."""
     text = (_read_text(f"/sys/bus/pci/devices/{address}/numa_node") or "").strip()
     return int(text) if text.isdecimal() else None
 

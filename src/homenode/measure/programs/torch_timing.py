@@ -77,7 +77,7 @@ class Report:
 
 
 def steady(batch: Callable[[int], float], seconds: float) -> dict[str, Any]:
-    """Samples of a piece of work, in seconds each: {"samples", "steady", "warmups"}.
+    """Return the samples of a piece of work, in seconds each: {"samples", "steady", "warmups"}.
 
     batch: runs it that many times and returns the total seconds. Warms up until three batches agree
     within STEADY_WITHIN, for twice `seconds` at most; then samples for `seconds`.
@@ -114,7 +114,7 @@ class TimedStream:
             self._end = torch.cuda.Event(enable_timing=True)
 
     def hold(self, launches: int) -> None:
-        """Spins while that many launches are queued behind it."""
+        """Spin while this number of launches is queued behind."""
         with self._torch.cuda.device(self.device), self._torch.cuda.stream(self._stream):
             self._torch.cuda._sleep(min(launches, 2 * _MAX_REPEATS) * _SPIN_CYCLES)
 
@@ -126,7 +126,7 @@ class TimedStream:
             self._end.record(self._stream)
 
     def seconds(self) -> float:
-        """Waits for the work that was queued last."""
+        """Wait for the last queued work, and return its seconds."""
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) / 1e3
 
@@ -135,7 +135,7 @@ class TimedStream:
 
 
 def time_copies(lane: TimedStream, neighbours: list[TimedStream], repeats: int) -> float:
-    """Seconds of `repeats` on a lane while the others, if any, are busy all the time.
+    """Return the seconds of `repeats` on a lane while the others, if any, are busy all the time.
 
     Raises RuntimeError if the GPU's clock gives no time, or more than has passed.
     """

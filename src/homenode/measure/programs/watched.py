@@ -20,7 +20,7 @@ _STATE, _PROCESSOR = 0, 36  # of /proc/PID/task/TID/stat, behind the name; proc(
 
 
 def busy_pus(process: int, root: str = "/") -> "list[int]":
-    """CPUs of the threads that are running now; [] if the process has ended."""
+    """Return the CPUs of the threads that are running now; [] if the process has ended."""
     pus = []
     try:
         for task in Path(root, f"proc/{process}/task").iterdir():
@@ -33,12 +33,12 @@ def busy_pus(process: int, root: str = "/") -> "list[int]":
 
 
 def exit_status(status: int) -> int:
-    """The exit status of what waitpid returned; 128 + N for a signal."""
+    """Return the exit status of what waitpid returned; 128 + N for a signal."""
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
 def main(words: "list[str]") -> int:
-    """Runs the command and returns its exit status, 128 + N for a signal."""
+    """Run the command and return its exit status, 128 + N for a signal."""
     child = os.fork()
     if child == 0:
         try:

@@ -96,7 +96,7 @@ CPU_ONLY, GPU_UNKNOWN = "cpu-only", "gpu-unknown"
 
 
 def name_system(gpu_name: str | None) -> str:
-    """The directory of a machine: its GPU's name, as a directory can have it.
+    """Return the directory of a machine: its GPU's name, as a directory can have it.
 
     >>> system_of("NVIDIA GH200 480GB"), system_of(None)
     ('nvidia-gh200-480gb', 'gpu-unknown')
@@ -175,7 +175,7 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
     host: str | None = None  # fingerprint of the host itself, not of its kind
     arrangement: str | None = None  # what else was chosen ("local", "memory-first")
     memory_mode: str | None = None  # strict, interleave or preferred, of bound memory
-    page_bytes: int | None = None  # of the guest's backing
+    page_bytes: int | None = None  # page size of the guest's backing
     vcpus: int | None = None
     # pus, nodes: of the host, that the plan pinned or the host run was confined to
     pus: CpuSet | None = None
@@ -194,7 +194,7 @@ class RunHead(Struct, frozen=True, omit_defaults=True):
     started_s: float | None = None
     ended_s: float | None = None
     of_files: bool = False  # these are times of the files that an imported run was read from
-    place: int | None = None  # of an imported run, in the order of measuring that the user gave
+    place: int | None = None  # position of an imported run in the user's order
     experiment: str | None = None  # id of the trial or study of which this run is a part
     # its round there, from 0: a block holds one run of each layout or binding, taken one after
     # another
@@ -273,7 +273,7 @@ class Run(Struct, frozen=True, dict=True):
 
 
 def host_kind(host: Host) -> str:
-    """Packages, processor, GPUs: "2x Intel(R) Xeon(R) ..., 8x NVIDIA H200"."""
+    """Return the packages, processor, GPUs: "2x Intel(R) Xeon(R) ..., 8x NVIDIA H200"."""
     names = [
         gpu.name or (f"GPU {gpu.device_id}" if gpu.device_id is not None else "GPU")
         for gpu in host.devices_of_kind(DeviceKind.GPU)
@@ -286,6 +286,6 @@ def host_kind(host: Host) -> str:
 
 
 def list_hardware(host: Host) -> tuple[str, ...]:
-    """The names of a host's processor and of its GPUs, each once."""
+    """Return the names of a host's processor and of its GPUs, each once."""
     gpus = (gpu.name for gpu in host.devices_of_kind(DeviceKind.GPU))
     return tuple(dict.fromkeys(name for name in (host.cpu.name, *gpus) if name))

@@ -35,8 +35,8 @@ class Bracket(Struct, frozen=True):
     """Hand-over latencies around one sample. None: not measured."""
 
     team: str  # the CPUs; () of latencies: one CPU alone
-    before_ns: Latencies  # of each pair of neighbours, in the order of the team
-    after_ns: Latencies  # of each pair of neighbours, in the order of the team
+    before_ns: Latencies  # latency of each pair of neighbours, in the team's order
+    after_ns: Latencies  # latency of each pair of neighbours, in the team's order
 
 
 class States(Struct, frozen=True):
@@ -49,7 +49,7 @@ class States(Struct, frozen=True):
 
 
 def classify_brackets(brackets: Sequence[Bracket]) -> States:
-    """Labels of brackets in the order of time; each team has states of its own.
+    """Return the labels of brackets in the order of time; each team has states of its own.
 
     >>> near, far = Bracket("0-1", (27.0,), (28.0,)), Bracket("0-1", (110.0,), (108.0,))
     >>> states_of([near, near, far, far])
@@ -194,7 +194,7 @@ def _name_states(
 
 
 def latency_name(latency_ns: float) -> str:
-    """A state's name, readable and exact enough to distinguish classes.
+    """Return a state's name, readable and exact enough to distinguish classes.
 
     >>> latency_name(27.4), latency_name(9.62), latency_name(109.7)
     ('27 ns', '9.6 ns', '110 ns')
@@ -207,7 +207,7 @@ _LATENCY_NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
 
 
 def named_latency_ns(state: str) -> float | None:
-    """The latency that a state has its name from; None for any other name.
+    """Return the latency that a state has its name from; None for any other name.
 
     >>> named_latency_ns("9.6 ns"), named_latency_ns("27 ns, 2"), named_latency_ns("moving")
     (9.6, None, None)

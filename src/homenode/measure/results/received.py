@@ -63,7 +63,7 @@ def _read(stream: BinaryIO) -> ArchiveTree:
 
 
 def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
-    """A run's system, and its files by their path in its directory. Raises InputError."""
+    """Return a run's system, and its files by their path in its directory. Raises InputError."""
     if tree.links:
         raise InputError(f"{_SOURCE}: expected files, found the link {min(tree.links)!r}")
     systems = {path.split("/")[0] for path in tree.files}
@@ -85,7 +85,7 @@ def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
 
 
 def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> None:
-    """Raises OSError if something is in the run's place."""
+    """Raise OSError if something is in the run's place."""
     aside = f".received-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:
         top = _open_directory(root, ends=ends)
@@ -103,7 +103,7 @@ def _lay_out(root: Path, system: str, name: str, files: dict[str, bytes]) -> Non
 
 
 def _open_directory(root: Path, *parts: str, ends: contextlib.ExitStack) -> int:
-    """The descriptor of a directory, closed with `ends`."""
+    """Return the descriptor of a directory, closed with `ends`."""
     directory = open_directory(root, *parts)
     ends.callback(os.close, directory)
     return directory

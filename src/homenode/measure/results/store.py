@@ -40,7 +40,7 @@ def run_text(run: Run) -> str:
 
 
 def parse_run(text: bytes, source: str) -> Run:
-    """The run of these lines. Raises InputError that names the line."""
+    """Return the run of these lines. Raises InputError that names the line."""
     return _whole_run(text, source) or _run_by_lines(text, source)
 
 
@@ -138,7 +138,7 @@ class StoredRuns(Struct, frozen=True):
 
     runs: tuple[Run, ...]
     skipped: tuple[Gap, ...]
-    directories: tuple[str, ...] = ()  # of the runs, in order
+    directories: tuple[str, ...] = ()  # directories of the runs, in order
     # directories among those omitted that hold no run of homenode's, whole or broken
     foreign: tuple[str, ...] = ()
 
@@ -183,7 +183,7 @@ def run_named(results: Path, name: str) -> Path | None:
 
 
 def read_finished(directory: Path) -> Run | None:
-    """A run that is finished and has samples; None for any other."""
+    """Return a run that is finished and has samples; None for any other."""
     try:
         run = read_run(directory)
     except InputError:
@@ -192,13 +192,13 @@ def read_finished(directory: Path) -> Run | None:
 
 
 def read_run(path: Path) -> Run:
-    """The run in a directory or a results.jsonl. Raises InputError."""
+    """Return the run in a directory or a results.jsonl. Raises InputError."""
     file = path / FILE if path.is_dir() else path
     return parse_run(read_file(file, f"a run's {FILE}", max_bytes=MAX_BYTES), str(file))
 
 
 def load_runs(path: Path) -> StoredRuns:
-    """Every run at or below a path, a few directories deep.
+    """Return every run at or below a path, a few directories deep.
 
     A directory without subdirectories without results.jsonl is foreign, and skipped.
     Raises InputError if nothing is there.
@@ -227,7 +227,7 @@ def load_runs(path: Path) -> StoredRuns:
 
 
 def _find_leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:
-    """The directories without subdirectories: they may hold a run. Links are not followed."""
+    """Yield the directories without subdirectories: they may hold a run. Links are not followed."""
     queue: list[tuple[Path, int]] = [(root, 0)]
     seen = 0
     while queue:

@@ -76,7 +76,7 @@ def fit_sweep(points: Sequence[tuple[int, float]], factor: float = 1.0) -> Sweep
 
 
 def flat_fit(points: Sequence[tuple[int, float]], factor: float = 1.0) -> SweepFit | None:
-    """The fit of a curve that meets a ceiling no start-up time explains; None of any other.
+    """Return the fit of a curve that meets a ceiling no start-up time explains; None of any other.
 
     The largest size is far beyond the knee, no size is faster than the fitted rate, and one lane
     would carry more.
@@ -91,7 +91,7 @@ def flat_fit(points: Sequence[tuple[int, float]], factor: float = 1.0) -> SweepF
 
 
 def _round_bytes(size: float) -> str:
-    """Bytes with two digits, in a unit that divides them.
+    """Return the bytes with two digits, in a unit that divides them.
 
     >>> _round_bytes(184_320.0), _round_bytes(0.0)
     ('180 KiB', '0 B')

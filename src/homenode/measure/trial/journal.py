@@ -87,7 +87,7 @@ class TrialHead(Struct, frozen=True, omit_defaults=True):
 class TrialEntry(Struct, frozen=True, omit_defaults=True):
     at: str  # UTC, ISO 8601
     what: str
-    number: int | None = None  # of the boot, None if it is about all of them
+    number: int | None = None  # number of the boot; None for all boots
     detail: str = ""
     run: str | None = None  # name of the results
     samples: int | None = None  # number of samples measured
@@ -100,7 +100,7 @@ class State(Struct, frozen=True):
     # steps to undo, in the order in which they began
     changes: tuple[ChangeEntry, ...]
     ended: bool  # nothing is left to do or to undo
-    boots: int | None = None  # of each layout, if more were ordered since; else None
+    boots: int | None = None  # boots of each layout, if more were added; else None
 
     @property
     def to_undo(self) -> bool:

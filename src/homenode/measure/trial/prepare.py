@@ -43,9 +43,9 @@ class TrialRequest(Struct, frozen=True):
     """The user's request."""
 
     id: str  # the trial's name
-    layouts: tuple[str, ...]  # of the schedule
-    boots: int  # of the schedule
-    seed: int  # of the schedule
+    layouts: tuple[str, ...]  # layouts of the schedule
+    boots: int  # boots of the schedule
+    seed: int  # seed of the schedule
     bare: bool
     as_copy: bool
     results: Path
@@ -228,7 +228,7 @@ _ROOM_OF_DISK, _ROOM_OF_RESULTS = 1 << 30, 64 << 20
 
 
 def _missing_here(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[str]:
-    """Programs and disk space that a trial lacks, each with a fix."""
+    """Yield the programs and disk space that a trial lacks, each with a fix."""
     programs = ["ssh"] if request.reaching.transport is Transport.SSH else []
     programs += ["qemu-img"] if copy is not None and copy.disks else []
     for program in programs:

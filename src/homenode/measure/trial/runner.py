@@ -91,7 +91,7 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
 
     virsh: Virsh
     journal: TrialJournal
-    root: Path  # of the state directory
+    root: Path  # state directory
     reach: GuestConnector
     on_boot: Callable[[Progress], None]  # called before each boot, and at the end
     on_progress: Callable[[Progress], None]  # called before each test of a boot

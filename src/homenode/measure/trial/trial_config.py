@@ -42,7 +42,7 @@ class MeasureOptions(Struct, frozen=True):
 
     suite: SuiteOptions
     repeats: int = 3
-    seed: int = 1  # of the order of tests
+    seed: int = 1  # seed of the test order
     app: AppOrder | None = None
     answer_s: float = ANSWER_S  # time limit for a guest to answer
     stop_s: float = STOP_S  # time limit for a guest to shut down
@@ -58,8 +58,8 @@ class TrialConfig(Struct, frozen=True):
     emulated: bool
     # options of `homenode apply` that the layouts were planned with
     apply_words: tuple[str, ...] = ()
-    disks: tuple[WritableDisk, ...] = ()  # of the copy, see PreparedCopy
-    nvram: tuple[str, str] | None = None  # of the copy, see PreparedCopy
+    disks: tuple[WritableDisk, ...] = ()  # disks of the copy, see PreparedCopy
+    nvram: tuple[str, str] | None = None  # NVRAM of the copy, see PreparedCopy
     report: str | None = None  # the report file that the user requested
 
 

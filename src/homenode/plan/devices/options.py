@@ -48,7 +48,7 @@ class GpuTies(Struct, frozen=True):
     """The GPU sets of a search; GPUs are bits."""
 
     sets: tuple[int, ...]  # GPU sets that a VM should take as a whole or not at all
-    ranks: tuple[int, ...]  # of each GPU; ties go to the least sum
+    ranks: tuple[int, ...]  # rank of each GPU; ties go to the least sum
 
     def fewest_broken(self, sure: int, tied: Sequence[tuple[int, int]]) -> tuple[int, bool]:
         """Return (GPUs chosen of the `tied` sets (GPUs, number), whether all choices were
@@ -141,7 +141,7 @@ class GpuCandidate(Struct, frozen=True):
     home: NodeIndex | None  # its NUMA node, None if the firmware reports no node
     weight: int  # number of functions that come with it
     companions: tuple[Bdf, ...]
-    nic_nodes: frozenset[NodeIndex]  # of the VM's NICs that are paired with it, where known
+    nic_nodes: frozenset[NodeIndex]  # known nodes of the VM's NICs that are paired with it
 
 
 class GpuChoice(NamedTuple):

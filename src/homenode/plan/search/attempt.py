@@ -182,7 +182,7 @@ class Attempt:
         )
 
     def with_explanation(self, rejections: Sequence[Rejection]) -> Placement:
-        """The placement with its runners-up, findings and gaps, and these rejections."""
+        """Return the placement with its runners-up, findings and gaps, and these rejections."""
         search, placement = self.search, self.placement
         findings = placement_findings(
             self.host,
@@ -310,7 +310,7 @@ class Attempt:
             yield self._cell(node, part)
 
     def _cell(self, node: int, part: tuple[SiblingGroup, ...], idle: int = 0) -> PinnedCell:
-        """idle: number of last CPUs without a vCPU."""
+        """Build a cell. idle: number of last CPUs without a vCPU."""
         if self.request.layout.pinning is Pinning.NODE:
             return PinnedCell(node=node, groups=part, pins=(self._node_pus(node),) * len(part))
         pins = tuple([CpuSet([pu]) for group in part for pu in list_members(group.pus)])

@@ -39,7 +39,7 @@ class MemoryRule(StrEnum):
 class Fallback(Struct, frozen=True, kw_only=True):
     grouping: Grouping  # the kind of sibling group
     groups: int  # number of groups that the VM needs
-    mixed: bool  # of several kinds of core
+    mixed: bool  # may mix several kinds of core
     shares: bool  # more vCPUs than whole cores, so some share a core
     memory: MemoryRule = MemoryRule.FOLLOWS
     equal: bool  # equal cells are preferred
@@ -60,7 +60,7 @@ class Fallback(Struct, frozen=True, kw_only=True):
 
 
 def check_layout(layout: Layout, policy: Policy) -> None:
-    """Raises UsageError if switches of the layout contradict each other, or the policy."""
+    """Raise UsageError if switches of the layout contradict each other, or the policy."""
     pins_all = layout.pinning is Pinning.ALL_PUS
     if layout.siblings is Siblings.EXPOSED and not pins_all:
         raise UsageError(

@@ -141,7 +141,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         return [node_supply.shape() for node_supply in self.supplies]
 
     def key(self) -> tuple[object, ...]:
-        """A key, equal for problems of a host that are all solvable, or all unsolvable."""
+        """Return a key, equal for problems of a host that are all solvable, or all unsolvable."""
         return (
             tuple([supply.groups for supply in self.supplies]),
             tuple([memory.pages for memory in self.memory]),

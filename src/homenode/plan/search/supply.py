@@ -170,7 +170,7 @@ class Part(NamedTuple):
     tiers: tuple[Tier, ...]
 
     def draw(self, count: int) -> dict[tuple[Rank, int], int]:
-        """The groups of each tier's LLCs for `count` groups, by this module's rule."""
+        """Return the groups of each tier's LLCs for `count` groups, by this module's rule."""
         drawn: dict[tuple[Rank, int], int] = {}
         used: dict[int, int] = {}
         missing = count
@@ -239,7 +239,7 @@ class Supply(Struct, frozen=True):
     whole_cores: int  # free whole cores, for --balance
 
     def shape(self) -> tuple[object, ...]:
-        """A key, equal for nodes whose groups cost the same."""
+        """Return a key, equal for nodes whose groups cost the same."""
         if len(self.parts) > 1:
             return (self.cores.position,)
         tiers = self.node_part.tiers

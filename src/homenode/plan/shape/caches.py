@@ -245,7 +245,7 @@ def _bits(count: int) -> int:
 
 
 def _apic_id(topology: GuestTopology, vcpu: int) -> int:
-    """Source: x86_apicid_from_cpu_idx in QEMU's include/hw/i386/topology.h."""
+    """Return a vCPU's APIC id. Source: QEMU's include/hw/i386/topology.h."""
     apic_id, shift = 0, 0
     for count in (topology.threads, topology.cores, topology.dies):
         vcpu, number = divmod(vcpu, count)

@@ -211,7 +211,7 @@ INTEL_MODELS = tuple(
 
 
 def may_share_sockets(host: Host | None, request: GuestRequest) -> bool:
-    """Whether cells may share a socket: on Intel, for sub-NUMA clusters since Linux 5.15."""
+    """Return whether cells may share a socket: on Intel, for sub-NUMA clusters since Linux 5.15."""
     is_intel = host is not None and host.cpu.vendor == INTEL_VENDOR
     return is_intel and request.guest.domain_type == "kvm"
 

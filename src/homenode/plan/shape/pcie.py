@@ -122,7 +122,7 @@ def mirror_cells(
     cells: int,
     nearest: Mapping[NodeIndex, NearestCell] = MappingProxyType({}),
 ) -> MirroredPcie:
-    """Mirror for existing cells: a cell may be on several nodes, or on no node.
+    """Return the mirror for existing cells: a cell may be on several nodes, or on no node.
 
     devices: those that get a place, host order. cells: number of cells. nearest: the nearest cells
     of nodes without a cell; devices of all other nodes do not move. Raises like mirror_pcie, except
@@ -417,7 +417,7 @@ class _PcieBuild:
         return tuple(result)
 
     def _empty_ports(self, parent: int) -> list[int]:
-        """Root or downstream ports on this bus with nothing behind them."""
+        """Return the root or downstream ports on this bus with nothing behind them."""
         return [
             index
             for index, controller in sorted(self.controllers.items())
@@ -512,7 +512,7 @@ def _bus_numbers(
 
 
 def reject_machine(guest: Vm, subject: str, hint: str) -> None:
-    """Raises InputError unless the machine type has PCIe expander buses. hint: another way out."""
+    """Raise InputError unless the machine type has PCIe expander buses. hint: another way out."""
     if guest.architecture == "x86_64" and guest.is_q35:
         return
     if guest.architecture == "aarch64" and guest.is_virt:

@@ -84,8 +84,8 @@ def summary_table(
 
 
 def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
-    """The effect of each switch on each metric, over all machines; None without measurements. A row
-    for each metric that some switch was measured on."""
+    """Return the effect of each switch on each metric, over all machines; None without
+    measurements. A row for each metric that some switch was measured on."""
     effects_by_key: dict[tuple[str, StudySwitch], list[SwitchEffect]] = {}
     for machine in machines:
         for effect in machine.effects:

@@ -62,7 +62,7 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
     runs: tuple[Run, ...]
     chosen: tuple[Alternative, ...]  # its alternatives, the baseline first
     others_of_machine: tuple[Alternative, ...]  # results without a layout
-    series: Mapping[str, Mapping[SeriesKey, Series]]  # of every alternative, by label
+    series: Mapping[str, Mapping[SeriesKey, Series]]  # series of each alternative, by label
     recommendations: tuple[Recommendation, ...]
     comparison: Comparison | None  # None with fewer than two
     bare: Comparison | None  # with a run on the host itself, if both exist
@@ -83,7 +83,7 @@ class ReportedMachine(Struct, frozen=True, kw_only=True):
         return (*self.chosen, *self.others_of_machine)
 
     def list_layouts(self) -> Iterator[tuple[str, int, Mapping[SeriesKey, Series]]]:
-        """The label, colour number and series of every alternative."""
+        """Yield the label, colour number and series of every alternative."""
         for position, label in enumerate(alternative.label for alternative in self.alternatives):
             yield label, series_number(label, position), self.series[label]
 
@@ -266,8 +266,8 @@ class HostPart(Struct, frozen=True, kw_only=True):
     # topology pictures: self-contained on paper; a page has their style sheet and `hatches`
     maps: tuple[Picture, ...]
     hatches: str
-    links: tuple[Part, ...]  # of GPUs and NICs
-    findings: Section | None  # of the host and its plans, None without findings
+    links: tuple[Part, ...]  # links of GPUs and NICs
+    findings: Section | None  # findings on the host and its plans; None without any
 
 
 def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:

@@ -57,7 +57,7 @@ PCIE_STEPS: tuple[Step, ...] = (
 
 class ElementRow(Struct, frozen=True):
     path: str  # below <domain>
-    field: str | None = None  # of Vm, or of RunningDomain; None = it is only written
+    field: str | None = None  # field of Vm or RunningDomain; None = only written
     # reader of the field; None if another row reads it
     read: Callable[[Document], Any] | None = None
     steps: tuple[Step, ...] = ()  # steps that write it; () = read only
@@ -485,7 +485,7 @@ def reject_older(
     is_virt: bool = False,
     iommu_model: str | None = None,
 ) -> None:
-    """Raises HostError if a daemon is older than an element needs; it names the element. An unknown
+    """Raise HostError if a daemon is older than an element needs; it names the element. An unknown
     version (None) is not checked."""
     for row in required_versions(plan, is_virt=is_virt, iommu_model=iommu_model):
         for program, have, want in older_than(row, libvirt, qemu):

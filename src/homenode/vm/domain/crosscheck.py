@@ -35,8 +35,8 @@ def _make_finding(id: str, subject: str | Subject, expected: str, observed: obje
 
 
 def check_references(document: Document) -> tuple[Finding, ...]:
-    """Every broken reference and sum of a domain document, in a fixed order. Raises ParseError or
-    InputError."""
+    """Return every broken reference and sum of a domain document, in a fixed order. Raises
+    ParseError or InputError."""
     broken = {
         *_check_threads(document),
         *_check_cells(document),
@@ -101,7 +101,7 @@ def _check_cells(document: Document) -> Iterator[Finding]:
 
 
 def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
-    """Distances to cells that are there, one to each."""
+    """Yield the distances to cells that are there, one to each."""
     seen: set[int] = set()
     subject = Subject(f"distances of cell {id}", "cell", id)
     for sibling in cell.all("distances/sibling"):
@@ -185,7 +185,7 @@ _CHIPSET_SLOT = {"pcie-root": 0x1F, "pci-root": 1, "": 0x1F}
 
 
 def check_pci(document: Document) -> Iterator[Finding]:
-    """Broken controllers and addresses."""
+    """Yield the broken controllers and addresses."""
     controllers = read_controllers(document)
     yield from _check_indices(controllers)
     yield from _check_addresses(document, controllers)

@@ -15,7 +15,7 @@ _ANY_BASE = re.compile(r"\s*(0[xX][0-9a-fA-F]{1,8}|0[0-7]{1,10}|0|[1-9]\d{0,9})\
 
 
 def name_place(element: Element) -> str:
-    """SOURCE:LINE: <TAG>, for messages."""
+    """Return SOURCE:LINE: <TAG>, for messages."""
     return f"{element.source}:{element.line}: <{element.tag}>"
 
 

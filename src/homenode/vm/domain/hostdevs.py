@@ -23,8 +23,8 @@ from homenode.vm.plan import Plan
 
 
 def hostdev_elements(document: Document) -> tuple[tuple[Bdf, Element], ...]:
-    """(function, element) of every passed-through PCI function that names its source, a <hostdev>
-    or an <interface>.
+    """Return (function, element) of every passed-through PCI function that names its source, a
+    <hostdev> or an <interface>.
 
     Functions with <address type='unassigned'/> are not in the guest and are omitted.
     """
@@ -87,7 +87,7 @@ def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
 
 
 def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
-    """The mediated devices. Raises like mediated_elements, and InputError for duplicates."""
+    """Return the mediated devices. Raises like mediated_elements, and InputError for duplicates."""
     devices: dict[str, MediatedDevice] = {}
     for uuid, element in mediated_elements(document):
         if uuid in devices:

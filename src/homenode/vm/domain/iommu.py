@@ -44,8 +44,8 @@ MAX_VCPUS_WITHOUT = 255
 
 
 def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
-    """Expander buses of Grace GPUs whose passed-through devices are all of one root complex, so
-    that one accelerated SMMUv3 of the host can serve them."""
+    """Return the expander buses of Grace GPUs whose passed-through devices are all of one root
+    complex, so that one accelerated SMMUv3 of the host can serve them."""
     bus_of = {c.index: c.address.bus for c in plan.vm.controllers if c.address is not None}
     expanders = {c.index for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS}
 
@@ -126,7 +126,7 @@ def _versions_text(libvirt: Version | None, qemu: Version | None) -> str:
 def smmu_left_out(
     guest: Vm, plan: Plan, buses: tuple[int, ...], libvirt: Version | None, qemu: Version | None
 ) -> Finding | None:
-    """The finding for a guest with Grace GPUs that gets no accelerated SMMUv3. buses: of
+    """Return the finding for a guest with Grace GPUs that gets no accelerated SMMUv3. buses: of
     `smmu_buses`. Source: KubeVirt enhancement VEP-199."""
     devices = [device for device in plan.vm.hostdevs if device.initiator_cells]
     if guest.iommu_model is not None or not devices:
@@ -234,7 +234,7 @@ def has_iommufd(document: Document) -> bool:
 
 
 def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) -> Finding:
-    """The finding that iommufd was omitted, with the versions that support it."""
+    """Return the finding that iommufd was omitted, with the versions that support it."""
     return finding(
         "iommufd-missing",
         f"launch security {guest.launch_security}",

@@ -37,7 +37,7 @@ class _Sums(NamedTuple):
     original: str
     tuned: str
     before: str | None
-    scripts: Mapping[str, str]  # of the scripts next to the document, by their names
+    scripts: Mapping[str, str]  # scripts next to the document, by name
 
     @property
     def of_documents(self) -> tuple[str | None, ...]:

@@ -26,7 +26,7 @@ SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
 
 
 class SchemaError(Struct, frozen=True):
-    line: int  # of the document
+    line: int  # line of the document
     message: str
 
 

@@ -149,7 +149,7 @@ class LivePin(Struct, frozen=True):
     """The CPUs of one thread of a running domain."""
 
     kind: str  # "vcpu", "emulator" or "iothread"
-    number: int  # of the vCPU or IOThread; 0 for the emulator
+    number: int  # number of the vCPU or IOThread; 0 for the emulator
     pus: CpuSet
 
 

@@ -100,7 +100,7 @@ _WAYS_OUT = {"function-without-0": _SHARED_SLOT, "multifunction-off": _SHARED_SL
 
 
 def rewrite(xml: bytes, plan: Plan, source: str = "domain") -> bytes:
-    """The document with the plan applied. Applying it again changes nothing.
+    """Return the document with the plan applied. Applying it again changes nothing.
 
     What a layout owns and what stays: docs/reference/formats/domain-xml.md. Raises InputError (or
     ParseError) if the document cannot take the plan; there is no partial result.

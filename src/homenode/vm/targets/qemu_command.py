@@ -58,7 +58,7 @@ _SIZE = re.compile(r"([0-9]{1,20})([BKMGT]?)(?:i?B)?\Z", re.ASCII | re.IGNORECAS
 
 
 def escape_commas(value: str) -> str:
-    """A value of an option.
+    """Return a value of an option.
 
     >>> escape_commas("a,b")
     'a,,b'
@@ -67,7 +67,7 @@ def escape_commas(value: str) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """A size with the largest unit that divides it.
+    """Return a size with the largest unit that divides it.
 
     >>> size_text(3 << 30), size_text((3 << 30) + 1)
     ('3G', '3221225473B')
@@ -129,7 +129,7 @@ def distance_words(cells: Sequence[VmCell]) -> Iterator[tuple[str, str]]:
 
 
 def format_backend(plan: Plan, cell: VmCell, id: str) -> str:
-    """The memory of a cell: its size, its pages and the host nodes that it comes from."""
+    """Return the memory of a cell: its size, its pages and the host nodes that it comes from."""
     kind = "memory-backend-ram"
     pages = ""
     if plan.vm.page_bytes is not None:
@@ -186,7 +186,7 @@ class QemuPciTree(Struct, frozen=True):
     """Bridges and endpoints of a guest, as QEMU names them."""
 
     root: str = "pcie.0"  # the bus of controller 0
-    prefix: str = "pci."  # of the ids of the others, before their index
+    prefix: str = "pci."  # prefix of other ids, before their index
     # (bus, device) of a function other than 0
     shared_slots: frozenset[tuple[int, int]] = frozenset()
     chassis_base: int = 0  # what the numbers of slots count from
@@ -213,7 +213,7 @@ class QemuPciTree(Struct, frozen=True):
 
 
 def slots_shared(addresses: Iterable[GuestAddress]) -> frozenset[tuple[int, int]]:
-    """(bus, device) of slots with functions other than 0."""
+    """Return (bus, device) of slots with functions other than 0."""
     return frozenset((a.bus, a.device) for a in addresses if a.function)
 
 
@@ -279,7 +279,7 @@ def _word_of_json(value: object) -> str:
 
 
 def join_option(first: str, pairs: Iterable[tuple[str, str]]) -> str:
-    """An option's value of its first word and its keys.
+    """Return an option's value of its first word and its keys.
 
     >>> join_option("pxb-pcie", [("id", "a,b"), ("bus_nr", "8")])
     'pxb-pcie,id=a,,b,bus_nr=8'
@@ -293,8 +293,8 @@ def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:
 
 
 def read_command_line(text: str, source: str) -> Vm | None:
-    """The VM of a command line as a shell, `ps` or libvirt's log has it, with the words before the
-    program; None for another text. Raises ParseError."""
+    """Return the VM of a command line as a shell, `ps` or libvirt's log has it, with the words
+    before the program; None for another text. Raises ParseError."""
     command_text = text[:_MAX_CHARACTERS].replace("\\\n", " ")
     program = _PROGRAM.search(command_text)
     if program is None:
@@ -308,15 +308,15 @@ _PROGRAM = re.compile(r"\b(?:qemu-system-\w{1,20}|qemu-kvm|kvm)\s{1,40}-")
 
 
 def vm_of_command(options: Options, source: str) -> Vm:
-    """The VM of a command line. Raises like read_command."""
+    """Return the VM of a command line. Raises like read_command."""
     fields = read_command(options, source)
     pins = (None,) * fields["vcpus"]
     return Vm(name="vm", source=source, cpu_mode="host-passthrough", vcpu_pins=pins, **fields)
 
 
 def read_command(options: Options, source: str) -> dict[str, Any]:
-    """Fields of a Vm in a command line: topology, cells, memory, devices and their cells. A later
-    -smp overrides an earlier one by key, as in QEMU. Raises ParseError."""
+    """Return the fields of a Vm in a command line: topology, cells, memory, devices and their
+    cells. A later -smp overrides an earlier one by key, as in QEMU. Raises ParseError."""
     # Long because it has a branch for each option that is read.
     smp: dict[str, str] = {}
     memory = None
@@ -488,7 +488,7 @@ def device_tree(
 
 
 def add_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
-    """The VM with the bridges and guest addresses of its command line. Raises ParseError."""
+    """Return the VM with the bridges and guest addresses of its command line. Raises ParseError."""
     controllers, devices = device_tree(parse_options(words[1:], source), source)
     at = {device.host: device.address for device in devices}
     hostdevs = tuple(replace(hostdev, address=at.get(hostdev.bdf)) for hostdev in vm.hostdevs)
@@ -496,7 +496,7 @@ def add_tree(vm: Vm, words: Sequence[str], source: str) -> Vm:
 
 
 def _parse_host(keys: Mapping[str, str], source: str) -> Bdf | str:
-    """The function, or the UUID of the mediated device, that a vfio-pci device is."""
+    """Return the function, or the UUID of the mediated device, that a vfio-pci device is."""
     path = keys.get("sysfsdev", "").rstrip("/")
     uuid = canonical_uuid(path.rpartition("/")[2]) if "/mdev/" in path else None
     return uuid or Bdf.parse(path.rpartition("/")[2] or keys.get("host", ""), source)

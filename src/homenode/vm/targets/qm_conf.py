@@ -53,7 +53,7 @@ ports of hostpci0 to 3, the bridge, the chipset."""
 class Conf(Struct, frozen=True, dict=True):
     lines: tuple[str, ...]  # with their ends
     live: int  # how many of them are before the first section, such as [special:cloudinit]
-    values: Mapping[str, str]  # of the live ones
+    values: Mapping[str, str]  # values before the first section
     source: str  # its name, which may contain the VM's number
 
     @property
@@ -96,7 +96,7 @@ class Conf(Struct, frozen=True, dict=True):
         }
 
     def keys_like(self, pattern: re.Pattern[str]) -> list[str]:
-        """The keys that a pattern takes, in the order of their numbers."""
+        """Return the keys that a pattern takes, in the order of their numbers."""
         keys = filter(pattern.match, self.values)
         return sorted(keys, key=lambda key: int(key.lstrip("abcdefghijklmnopqrstuvwxyz")))
 
@@ -159,7 +159,7 @@ def is_short_conf(content: bytes) -> bool:
 
 
 def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:
-    """Seconds after which Proxmox ends the start of a VM with these keys. Source:
+    """Return the seconds after which Proxmox ends the start of a VM with these keys. Source:
     config_aware_timeout of PVE::QemuServer::Helpers, qemu-server 9.2."""
     memory_mib = memory_bytes // MIB
     seconds = memory_mib // 1024 if memory_mib > 30720 else 30
@@ -197,7 +197,7 @@ def parse_page_bytes(values: Mapping[str, str], source: str) -> int | None:
 
 
 def split_pairs(value: str) -> tuple[tuple[str, str], ...]:
-    """Keys of a property string; the default key is ""."""
+    """Return the keys of a property string; the default key is ""."""
     pairs = []
     for word in value.split(","):
         key, equals, text = word.partition("=")
@@ -224,7 +224,7 @@ def add_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
 
 
 def list_functions(value: str) -> list[str]:
-    """The functions that a hostpciN names."""
+    """Return the functions that a hostpciN names."""
     keys = dict(split_pairs(value))
     return [name for name in (keys.get("", "") or keys.get("host", "")).split(";") if name]
 
@@ -238,12 +238,12 @@ def parse_function(name: str, source: str) -> Bdf:
 
 
 def build_command(content: bytes, source: str) -> tuple[str, ...]:
-    """The QEMU options that Proxmox makes of a configuration for the parts of the guest."""
+    """Return the QEMU options that Proxmox makes of a configuration for the parts of the guest."""
     return build_conf_command(parse(content, source))
 
 
 def build_conf_command(conf: Conf) -> tuple[str, ...]:
-    """`build_command` of a parsed configuration."""
+    """Return `build_command` of a parsed configuration."""
     values, source, (sockets, cores) = conf.values, conf.source, conf.shape
     total = sockets * cores
     online = count_of(values, "vcpus", source) if "vcpus" in values else total
@@ -291,7 +291,7 @@ def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
 
 
 def _own_devices(conf: Conf) -> Iterator[str]:
-    """Root ports of its q35 machine, and the functions of hostpciN."""
+    """Yield the root ports of its q35 machine, and the functions of hostpciN."""
     keys = conf.keys_like(HOSTPCI)
     is_q35 = "q35" in conf.machine
     if is_q35:
@@ -316,7 +316,7 @@ def _own_devices(conf: Conf) -> Iterator[str]:
 
 
 def replace_default(value: str | None, key: str, text: str) -> str:
-    """A property string with the value of its default key replaced."""
+    """Return a property string with the value of its default key replaced."""
     if value is None:
         return text
     words = value.split(",")
@@ -354,7 +354,7 @@ _HOOK_TAIL = package_text("vm", "targets", "scripts", "proxmox_hook.sh")
 
 
 def hook_script(plan: Plan, *, mirrored: bool) -> str | None:
-    """The script; None if nothing is left for it to do."""
+    """Return the script; None if nothing is left for it to do."""
     if not plan.vcpu_pins and not mirrored:
         return None
     # Proxmox reserves huge pages itself, and devices of hostpciN.

@@ -23,7 +23,7 @@ TARGETS = NAMES
 
 
 def target_named(name: str) -> Target:
-    """The target. Raises KeyError for an unknown name."""
+    """Return the target. Raises KeyError for an unknown name."""
     if name not in TARGETS:
         raise KeyError(name)
     target = import_module(f"homenode.vm.targets.hypervisors.{name}").TARGET
@@ -53,8 +53,8 @@ def recognize_target(content: bytes) -> str | None:
 
 
 def recognize_kind(content: bytes, source: str, named: str | None = None) -> str:
-    """The kind of a file by its content. named: the target to try if the content does not tell.
-    Raises InputError for an unknown kind."""
+    """Return the kind of a file by its content. named: the target to try if the content does not
+    tell. Raises InputError for an unknown kind."""
     target = recognize_target(content)
     if target is not None:
         return target
@@ -77,7 +77,7 @@ def recognize_kind(content: bytes, source: str, named: str | None = None) -> str
 
 
 def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
-    """The VM of a file. named: as `recognize_kind`. Raises ParseError or InputError."""
+    """Return the VM of a file. named: as `recognize_kind`. Raises ParseError or InputError."""
     kind = recognize_kind(content, source, named)
     if kind == LIBVIRT:
         return VmFile(kind, read_domain(content, source), content, source)

@@ -14,7 +14,7 @@ from homenode.vm.targets.target import is_vgpu
 
 
 def quote_word(word: str) -> str:
-    """One word of a shell. Raises InputError for control characters."""
+    """Quote one word of a shell. Raises InputError for control characters."""
     if not word.isprintable():
         raise InputError(
             f"script: expected printable words, found {word!r}",
@@ -25,7 +25,7 @@ def quote_word(word: str) -> str:
 
 
 def format_array(name: str, words: Iterable[str]) -> str:
-    """An array of bash, a line for each element."""
+    """Return an array of bash, a line for each element."""
     lines = "".join(f"  {quote_word(word)}\n" for word in words)
     return f"{name}=(\n{lines})\n" if lines else f"{name}=()\n"
 
@@ -35,7 +35,7 @@ def assign_word(name: str, word: str) -> str:
 
 
 def plan_values(plan: Plan) -> str:
-    """The variables of `PIN` and `PREPARE`: pins, devices, huge pages."""
+    """Return the variables of `PIN` and `PREPARE`: pins, devices, huge pages."""
     return "".join(
         (
             assign_word(
@@ -60,7 +60,7 @@ PREPARE, PIN = (package_text("vm", "targets", "scripts", f"{n}.sh") for n in ("p
 
 
 def split_words(text: str, place: str) -> tuple[str, ...]:
-    """The words of a shell. Raises ParseError for a quote that does not end."""
+    """Return the words of a shell. Raises ParseError for a quote that does not end."""
     try:
         return tuple(shlex.split(text))
     except ValueError:
@@ -88,7 +88,7 @@ def find_value(text: str, name: str) -> str | None:
 
 
 def parse_pins(text: str) -> tuple[tuple[CpuSet, ...], CpuSet | None, tuple[CpuSet, ...]]:
-    """vCPU, emulator and IOThread pins of a script's values."""
+    """Return the vCPU, emulator and IOThread pins of a script's values."""
     emulator = find_value(text, "emulator_pus")
     return (
         tuple(CpuSet.parse(pus, "vcpu_pus") for pus in find_array(text, "vcpu_pus") or ()),

@@ -149,7 +149,7 @@ def copy_for_qemu(path: Path, content: bytes, user: int) -> None:
 
 
 def domain_name(directory: Path) -> str:
-    """The name of a boot's domain, from which its directory is found again."""
+    """Return the name of a boot's domain, from which its directory is found again."""
     return f"{_DOMAIN}{directory.name.removeprefix(_PREFIX)}"
 
 

@@ -52,7 +52,7 @@ class BootFiles(Struct, frozen=True):
 def stand_in_xml(
     stand_in: MinimalGuest, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> str:
-    """The document of a transient domain. command: the kernel's command line."""
+    """Return the document of a transient domain. command: the kernel's command line."""
     switches = (f"<{n} state='{_switch(is_on)}'/>" for n, is_on in stand_in.switches)
     acpi = "<acpi/>" if stand_in.vm.has_acpi else ""
     lines = [
@@ -193,7 +193,7 @@ PROGRAM = "qemu-system-x86_64"
 def stand_in_argv(
     stand_in: MinimalGuest, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> tuple[str, ...]:
-    """The command line; QEMU ends when the guest powers off, panics or reboots."""
+    """Return the command line; QEMU ends when the guest powers off, panics or reboots."""
     iommu = stand_in.iommu
     tree = QemuPciTree(
         "pcie.0" if "q35" in stand_in.machine else "pci.0", "pci.", stand_in.shared_slots
@@ -354,8 +354,8 @@ _BRIDGE_KEYS = frozenset(
 def stand_in_of_command(
     words: Sequence[str], source: str, machine: str
 ) -> tuple[MinimalGuest, tuple[str, ...]]:
-    """The test guest of a command line, and the options to boot it with. words: program first.
-    machine: a type that this QEMU has. Raises ParseError."""
+    """Return the test guest of a command line, and the options to boot it with. words: program
+    first. machine: a type that this QEMU has. Raises ParseError."""
     options = parse_options(words[1:], source)
     facts = vm_of_command(options, source)
     controllers, devices = device_tree(options, source)

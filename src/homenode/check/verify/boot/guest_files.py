@@ -44,8 +44,8 @@ class GuestFiles(Struct, frozen=True):
 
 
 def find_guest_files(kernel: Path | None = None) -> GuestFiles:
-    """The named kernel, else one of this machine, else a cached or downloaded one; and busybox.
-    Raises HostError with the missing programs and the command that installs them."""
+    """Return the named kernel, else one of this machine, else a cached or downloaded one; and
+    busybox. Raises HostError with the missing programs and the command that installs them."""
     image = _path_if_readable(kernel) if kernel is not None else _kernel_here()
     if kernel is not None and image is None:
         raise HostError(f"{kernel}: the kernel cannot be read", hint=_HINT)
@@ -61,7 +61,7 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
 
 
 def find_ovmf() -> tuple[Path, Path] | None:
-    """The image of OVMF and of its variables; None if it is not installed."""
+    """Return the image of OVMF and of its variables; None if it is not installed."""
     pairs = ((Path(code), Path(variables)) for code, variables in _OVMF)
     return next((pair for pair in pairs if all(path.is_file() for path in pair)), None)
 
@@ -163,7 +163,7 @@ def _check_unchanged(path: Path) -> Path:
 
 
 def _dependencies(package: str) -> tuple[str, ...]:
-    """The packages of kernels that a package without files of its own depends on."""
+    """Return the packages of kernels that a package without files of its own depends on."""
     try:
         listed = run(("apt-cache", "depends", package), 60)
     except ToolMissingError:

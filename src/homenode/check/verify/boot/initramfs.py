@@ -189,8 +189,8 @@ _SHOWN = 3
 
 
 def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Finding]:
-    """A finding for each device without space for a BAR, and one for each topic of other warnings.
-    bdf_of: the guest's function -> its name on the host."""
+    """Yield a finding for each device without space for a BAR, and one for each topic of other
+    warnings. bdf_of: the guest's function -> its name on the host."""
     unplaced: dict[str, int] = {}
     other: dict[str, list[str]] = {}
     for level, text in _lines(log):
@@ -226,7 +226,7 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
 
 
 def _lines(log: str) -> Iterator[tuple[int, str]]:
-    """(level, text); the facility, in the bits above 2, is dropped."""
+    """Yield (level, text); the facility, in the bits above 2, is dropped."""
     for line in log.splitlines():
         match = _LINE.match(line)
         if match is not None:

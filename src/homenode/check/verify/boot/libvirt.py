@@ -59,7 +59,7 @@ def qemu_user(uri: str) -> int | None:
 
 
 def user_of_capabilities(text: str) -> int | None:
-    """The user in the base label of libvirt's security driver "dac", "+64055:+64055".
+    """Return the user in the base label of libvirt's security driver "dac", "+64055:+64055".
 
     None for a libvirt of a session, which runs QEMU as the session's user. Raises
     ParseError. Source: docs/formatcaps.html; virSecurityDACGetBaseLabel(), libvirt 9.0.

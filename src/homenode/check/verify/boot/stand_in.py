@@ -97,8 +97,8 @@ class AddressMap(Struct, frozen=True):
 
     bars: tuple[tuple[Bdf, int], ...]  # (function of the host, bytes) of each large BAR
     memory_bytes: int  # where memory ends
-    hole_bytes: int | None  # of the root bus and of OVMF; None = its own default
-    window_mib: int | None  # of the root bus and of OVMF; None = its own default
+    hole_bytes: int | None  # 64-bit hole of the root bus and OVMF; None = default
+    window_mib: int | None  # window of the root bus and OVMF; None = default
     shift: int  # bits by which memory is scaled down
 
 
@@ -314,7 +314,7 @@ def stand_in_of(
 
 
 def memory_ratio(sizes: list[int]) -> tuple[int, int]:
-    """The ratio that scales the smallest cell to MIN_CELL_BYTES, if the total fits then."""
+    """Return the ratio that scales the smallest cell to MIN_CELL_BYTES, if the total fits then."""
     sizes = [size for size in sizes if size] or [1]
     total, smallest = sum(sizes), min(sizes)
     if total <= MIN_CELL_BYTES * len(sizes):

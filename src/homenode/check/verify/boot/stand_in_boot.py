@@ -269,7 +269,7 @@ def _qemu() -> str:
 
 
 def kernel_command(vcpus: int, *, kvm: bool) -> str:
-    """The kernel command line of a test guest with this number of vCPUs.
+    """Return the kernel command line of a test guest with this number of vCPUs.
 
     QEMU's own APICs pass a message to a logical destination on until the first APIC id that is
     missing, and a kernel whose CPUs behind it never answer hangs: with offline vCPUs, with 3 cores
@@ -282,7 +282,7 @@ def kernel_command(vcpus: int, *, kvm: bool) -> str:
 def _lay_out(
     directory: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None, user: int
 ) -> BootFiles:
-    """Copies, since libvirt takes over what it is given. user: QEMU's."""
+    """Return the copies, since libvirt takes over what it is given. user: QEMU's."""
     directory.mkdir(mode=0o700, exist_ok=True)
     copies = {"kernel": read_plain(kernel, MAX_BOOT_FILE_BYTES), "initramfs": image}
     for path, name in zip(ovmf or (), ("ovmf", "ovmf-variables"), strict=False):
@@ -355,8 +355,8 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
 def _read_all(
     guests: Sequence[_Guest], refused: Sequence[Finding], name: str, keep: Path | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
-    """The guests' reports as one: PCI functions of the last guest, everything else of the first.
-    None if one of them did not come up."""
+    """Return the guests' reports as one: PCI functions of the last guest, everything else of the
+    first. None if one of them did not come up."""
     try:
         if refused:
             return None, ()

@@ -71,8 +71,8 @@ class _Task(Struct, frozen=True):
 def capture_running_vm(
     uuid: str, expected: Vm, files: "ProcFiles | None" = None, *, watched_s: float = 0.5
 ) -> RunningVm:
-    """The VM whose QEMU runs with that UUID. watched_s: time for watching other processes on its
-    expected CPUs. files: None = this machine's.
+    """Return the VM whose QEMU runs with that UUID. watched_s: time for watching other processes on
+    its expected CPUs. files: None = this machine's.
 
     Raises HostError if no process, or several, match that VM.
     """
@@ -126,7 +126,7 @@ class ProcFiles:
         return None if content is None else content.decode("utf-8", "replace")
 
     def numbers(self, path: str, prefix: str = "") -> tuple[int, ...]:
-        """The numbers N of names prefixN in a directory, ascending."""
+        """Return the numbers N of names prefixN in a directory, ascending."""
         try:
             names = [entry.name for entry in Path(self._root + path).iterdir()]
         except OSError:
@@ -136,7 +136,7 @@ class ProcFiles:
         return tuple(sorted(number for number in numbers if number is not None))
 
     def ourselves(self) -> tuple[int, ...]:
-        """Our own process; () below another root, where its number may be another process."""
+        """Return our own process; () below another root, where the number may be another."""
         return () if self._root else (os.getpid(),)
 
     @cached_property

@@ -31,7 +31,7 @@ class VmThread(Struct, frozen=True):
     id: int
     name: str  # its comm
     kind: ThreadKind
-    number: int | None  # of the vCPU or IOThread, None for the others
+    number: int | None  # number of the vCPU or IOThread; None for other threads
     allowed: CpuSet  # CPUs that the scheduler may use, by pins and cgroups
 
 
@@ -40,7 +40,7 @@ class ThreadLimit(Struct, frozen=True, kw_only=True):
 
     kind: ThreadKind
     number: int | None
-    policy: int  # of the scheduler, by its number
+    policy: int  # scheduler policy, as sched.h numbers it
     nice: int  # beyond that of the main thread
     # of its cgroup and those above it, each with a quota: the cgroup and its share of CPUs
     quotas: tuple[tuple[str, float], ...]
@@ -86,10 +86,10 @@ class MappedMemory(NamedTuple):
     """A mapping in /proc/PID/numa_maps."""
 
     start: int
-    mode: str  # of mbind
-    nodes: CpuSet  # of mbind
+    mode: str  # mode of mbind
+    nodes: CpuSet  # nodes of mbind
     file: str | None  # what backs it (hugetlbfs, memfd), None = anonymous
-    page_bytes: int  # of the pages that the kernel uses
+    page_bytes: int  # size of the pages that the kernel uses
     # (node, pages of that size) that are present; untouched pages have no node
     pages_by_node: tuple[tuple[NodeIndex, int], ...]
 
@@ -135,7 +135,7 @@ class HostPlaces(Struct, frozen=True):
         return next((pus for index, pus in self.nodes if index == node), CpuSet())
 
     def cores_of(self, pus: CpuSet) -> CpuSet:
-        """The CPUs and their siblings."""
+        """Return the CPUs and their siblings."""
         return CpuSet.from_bits(
             pus.bits | sum(core.bits for core in self.siblings if not core.isdisjoint(pus))
         )
@@ -144,11 +144,11 @@ class HostPlaces(Struct, frozen=True):
 class RunningVm(Struct, frozen=True):
     name: str
     uuid: str
-    process: int  # of its QEMU
+    process: int  # PID of its QEMU
     threads: tuple[VmThread, ...]  # ascending by id; emulator included
     backends: tuple[BackendObject, ...]
     areas: tuple[RamArea, ...]
-    swapped_bytes: int | None  # of QEMU, None = unknown
+    swapped_bytes: int | None  # swapped memory of QEMU; None = unknown
     default_huge_bytes: int | None  # the host's default huge page size
     interrupts: tuple[DeviceInterrupt, ...]
     # host node of each passed-through function that has one
@@ -157,8 +157,8 @@ class RunningVm(Struct, frozen=True):
     watched_s: float  # how long neighbours were watched
     host: HostPlaces
     gaps: tuple[Gap, ...]
-    limits: tuple[ThreadLimit, ...] = ()  # of vCPUs and IOThreads
-    group_limits: tuple[GroupLimit, ...] = ()  # of the cgroups of its process
+    limits: tuple[ThreadLimit, ...] = ()  # limits of vCPUs and IOThreads
+    group_limits: tuple[GroupLimit, ...] = ()  # limits of its process's cgroups
 
     def threads_of(self, kind: ThreadKind) -> dict[int | None, VmThread]:
         return {thread.number: thread for thread in self.threads if thread.kind is kind}
@@ -193,7 +193,7 @@ class TaskTimes(NamedTuple):
     flags: int
     ticks: int  # user and system time
     pu: int  # where it ran last
-    policy: int  # of the scheduler, as sched.h numbers them
+    policy: int  # scheduler policy, as sched.h numbers it
     nice: int
 
 
@@ -221,7 +221,7 @@ def thread_kind(name: str, cgroup: str) -> tuple[ThreadKind, int | None]:
 
 
 def status_field(text: str, label: str) -> str | None:
-    """The value of a line "Label:\\tvalue" in /proc/PID/status, or None."""
+    """Return the value of a line "Label:\tvalue" in /proc/PID/status, or None."""
     for line in text.splitlines():
         name, colon, value = line.partition(":")
         if colon and name == label:
@@ -249,7 +249,7 @@ def cgroups_of(text: str, controller: str = "cpu") -> Iterator[str]:
 
 
 def parse_stat(text: str, source: str) -> TaskTimes:
-    """The times of a task. The name in parentheses may hold anything, also parentheses."""
+    """Return the times of a task. The name in parentheses may hold anything, also parentheses."""
     fields = text.rpartition(")")[2].split()
     try:
         ticks = int(fields[11]) + int(fields[12])
@@ -259,14 +259,14 @@ def parse_stat(text: str, source: str) -> TaskTimes:
 
 
 def parse_maps(text: str) -> tuple[Area, ...]:
-    """The mappings in /proc/PID/maps, in its order; lines of another form are omitted."""
+    """Return the mappings in /proc/PID/maps, in its order; lines of another form are omitted."""
     matches = (_AREA.match(line) for line in text.splitlines())
     return tuple(Area(int(m[1], 16), int(m[2], 16), m[3]) for m in matches if m is not None)
 
 
 def parse_numa_maps(text: str) -> tuple[MappedMemory, ...]:
-    """The mappings in /proc/PID/numa_maps, in its order. An unknown policy of a newer kernel keeps
-    its name. Raises ParseError."""
+    """Return the mappings in /proc/PID/numa_maps, in its order. An unknown policy of a newer kernel
+    keeps its name. Raises ParseError."""
     return tuple(_policy(line) for line in text.splitlines() if line.strip())
 
 
@@ -305,7 +305,7 @@ def domain_name(argv: Sequence[str]) -> str | None:
 
 
 def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
-    """The memory backends of a QEMU command line."""
+    """Return the memory backends of a QEMU command line."""
     objects = []
     for value in arguments_after(argv, "-object"):
         kind, pairs = split_fields(value)
@@ -325,8 +325,8 @@ def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
 
 
 def parse_vfio_interrupts(text: str) -> tuple[tuple[Bdf, int, str], ...]:
-    """(device, interrupt, its name) of every passed-through device in /proc/interrupts. Devices
-    that share a line have its names behind each other, with commas between."""
+    """Return (device, interrupt, its name) of every passed-through device in /proc/interrupts.
+    Devices that share a line have its names behind each other, with commas between."""
     interrupts = []
     for line in text.splitlines():
         irq = _IRQ.match(line) if "vfio-" in line else None

@@ -269,7 +269,7 @@ def _apply(study: Study, entry: StudyEntry, place: str) -> Study:
 
 
 def _check(experiments: tuple[Experiment, ...], place: str) -> None:
-    """Raises InputError for names that lead out of the directory, and for too many jobs."""
+    """Raise InputError for names that lead out of the directory, and for too many jobs."""
     for experiment in experiments:
         if not (
             NAME.fullmatch(experiment.id)
@@ -281,7 +281,7 @@ def _check(experiments: tuple[Experiment, ...], place: str) -> None:
 
 
 def attempts(directory: Path, experiment: str, task: int) -> tuple[Path, ...]:
-    """Directories of a task's attempts, the oldest first."""
+    """Return the directories of a task's attempts, the oldest first."""
     root = directory / "raw" / experiment / f"task-{task}"
     try:
         entries = [
@@ -299,7 +299,7 @@ MAX_FILE_BYTES = 16 << 20
 
 
 def read_sources(directories: Iterable[Path]) -> StudySources:
-    """The evidence of all sources. Raises InputError for a directory without any."""
+    """Return the evidence of all sources. Raises InputError for a directory without any."""
     total = StudySources()
     seen = set()
     for directory in directories:
@@ -445,7 +445,7 @@ def _texts(attempt: Path) -> dict[str, str]:
 
 
 def _missing_results(directory: Path, study: Study) -> list[str]:
-    """Tasks without results."""
+    """Return the tasks without results."""
     lines = []
     rejected, jobs = dict(study.rejected), study.latest_jobs()
     for experiment in study.all_experiments():
@@ -473,7 +473,7 @@ def _missing_results(directory: Path, study: Study) -> list[str]:
 
 
 def _foreign_sources(directory: Path) -> StudySources:
-    """Runs of jobs or of homenode import below a directory, or the logs themselves."""
+    """Return the runs of jobs or of homenode import below a directory, or the logs themselves."""
     sources = find_directories(directory)
     jobs = evidence_of_logs(sources.directories)
     names = {job.name for job in jobs}

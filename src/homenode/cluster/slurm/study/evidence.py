@@ -58,7 +58,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
 
     name: str  # unique in the study
     mode: Sharing
-    node: str  # of the cluster
+    node: str  # name of the cluster node
     gres: str = "gpu"
     gpus: int
     bound_to: int | None = None  # the NUMA node that it was bound to; None if it was not bound
@@ -190,7 +190,7 @@ def _job(text: str, gaps: list[Gap]) -> Job | None:
 
 
 def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:
-    """GPU-hours from a job's own `started` and `ended`."""
+    """Return the GPU-hours from a job's own `started` and `ended`."""
     try:
         seconds = int(texts["ended"]) - int(texts["started"])
     except (KeyError, ValueError):
@@ -300,7 +300,7 @@ def _part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
 
 
 def _by_log(samples: list[Sample]) -> list[list[Sample]]:
-    """The samples of each job, if they can be distinguished."""
+    """Return the samples of each job, if they can be distinguished."""
     logs: list[list[Sample]] = [[]]
     for sample in samples:
         log = logs[-1]
@@ -314,7 +314,7 @@ def _by_log(samples: list[Sample]) -> list[list[Sample]]:
 
 
 def _imported_evidence(mode: Sharing, run: Run, binding: Binding | None) -> JobEvidence:
-    """gpus: number of GPUs copied to; 0 if the job names none."""
+    """Return imported evidence. gpus: number of GPUs copied to; 0 if the job names none."""
     devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
     cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)
     return JobEvidence(
@@ -350,7 +350,7 @@ class Collective(Struct, frozen=True):
     all: float | None  # None if not run
     replayed: str | None
     gaps: tuple[Gap, ...]
-    gpu_hours: float | None = None  # of the job that measured them; None if it does not report it
+    gpu_hours: float | None = None  # GPU-hours of the measuring job; None if it reports none
 
 
 class StudySources(Struct, frozen=True, kw_only=True):

@@ -105,7 +105,7 @@ class Study(Struct, frozen=True, omit_defaults=True):
         return (*self.looks, *self.experiments)
 
     def latest_jobs(self) -> dict[str, str]:
-        """The latest job of each experiment that has one."""
+        """Return the latest job of each experiment that has one."""
         return dict(self.jobs)
 
     def attempts_of(self, experiment: str) -> int:
@@ -113,7 +113,7 @@ class Study(Struct, frozen=True, omit_defaults=True):
 
 
 def check_options(options: StudyOptions) -> None:
-    """Raises UsageError for impossible options, and for texts that must not be in a script."""
+    """Raise UsageError for impossible options, and for texts that must not be in a script."""
     names = {
         "--partition-exclusive": options.partition_exclusive,
         "--partition-shared": options.partition_shared,
@@ -254,7 +254,7 @@ def _first_nodes(
 
 
 def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
-    """NUMA nodes with CPUs and memory, or the requested ones. Raises UsageError."""
+    """Return the NUMA nodes with CPUs and memory, or the requested ones. Raises UsageError."""
     nodes = bindable_nodes(host)
     bindable = CpuSet(node.index for node in nodes)
     for index in options.numa or ():
@@ -411,7 +411,7 @@ def job_name(study: str, experiment: str) -> str:
 
 
 def script_name(experiment: Experiment) -> str:
-    """The script's file, relative to the study's directory."""
+    """Return the script's file, relative to the study's directory."""
     return f"jobs/{experiment.id}.sbatch"
 
 
@@ -429,7 +429,7 @@ def _script_template() -> Template:
 
 
 def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
-    """The text of a job's script. It runs in the study's directory.
+    """Return the text of a job's script. It runs in the study's directory.
 
     The neighbours of all-reduces are those of a ring: each node is in two pairs, so that a slow
     link and a slow node can be distinguished.

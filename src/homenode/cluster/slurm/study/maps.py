@@ -152,10 +152,10 @@ SLOW = 0.10
 class Outlier(Struct, frozen=True, kw_only=True):
     """Copies of one cluster node that are slower than the same copies on other nodes."""
 
-    node: str  # of the cluster
+    node: str  # name of the cluster node
     part: str  # the GPU and the NUMA node, or how many of them
     metric: str
-    value: float  # of the slowest place, in the metric's unit
+    value: float  # value of the slowest place, in the metric's unit
     usual: float  # the median of that place on all nodes
 
 

@@ -159,7 +159,7 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
 
 
 def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
-    """The home of each GPU, by cluster node."""
+    """Return the home of each GPU, by cluster node."""
     nodes = {job.node for job in jobs}
     return {node: homes_of(member for member in jobs if member.node == node) for node in nodes}
 
@@ -189,7 +189,7 @@ def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
 
 
 def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
-    """Whole nodes first, by the number of the NUMA node."""
+    """Return the sort key: whole nodes first, by NUMA node."""
     label = _binding_of(job)
     return job.mode is not Sharing.EXCLUSIVE, len(label), label
 
@@ -378,13 +378,13 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     collective: Collective | None
     missing: tuple[str, ...]  # jobs without results, and why
     gaps: tuple[Gap, ...]
-    spreads: tuple[CopySpread, ...] = ()  # of copies, by how they were made
+    spreads: tuple[CopySpread, ...] = ()  # spread of copies, by how they were made
     setup: tuple[tuple[str, str], ...] = ()  # hardware and tools, (what, which)
     power: Mapping[str, Mapping[str, float]] = {}  # watts and joules by binding and test
 
 
 def study_report(source: str, sources: StudySources) -> StudyReport:
-    """The report of this evidence. source: the directory, in the user's words."""
+    """Return the report of this evidence. source: the directory, in the user's words."""
     jobs, collective = sources.jobs, sources.collective
     maps = matrices(jobs)
     notices = [job.replay_notice for job in jobs] + [collective.replayed if collective else None]

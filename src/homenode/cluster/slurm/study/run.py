@@ -247,7 +247,7 @@ class SlurmQueue:
 
 
 def _variant(experiment: str) -> str:
-    """An experiment without its round."""
+    """Return an experiment without its round."""
     return experiment.rpartition("-r")[0] or experiment
 
 

@@ -319,7 +319,7 @@ def _number(value: float, metric: str) -> str:
 
 
 def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
-    """Heat maps; those of one metric have the same colours."""
+    """Yield the heat maps; those of one metric have the same colours."""
     ends: dict[str, tuple[float, float]] = {}
     for matrix in matrices:
         values = [value for row in matrix.cells for value in row if value is not None]

@@ -68,7 +68,7 @@ class Job(Struct, frozen=True):
     name: str
     user: str | None  # None if not given
     state: str  # "RUNNING", ..
-    shares: tuple[NodeShare, ...]  # of a job that runs
+    shares: tuple[NodeShare, ...]  # resources of a running job, by node
     queue_wait_s: float | None = None  # from when it could have started; None if not known
     # why its record gives nothing but its id and its name; None if it can be read
     unreadable: str | None = None
@@ -89,7 +89,7 @@ MAX_GPUS = 4096
 
 
 def owned_gpus(text: str, source: str) -> OwnedGpus:
-    """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
+    """Return the GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
 
     >>> owned_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
     OwnedGpus(count=3, indices=(0, 1, 4), sliced=False, types=frozenset({'h100'}))
@@ -131,7 +131,7 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
 
 
 def _places(detail: str, source: str) -> tuple[int, ...] | None:
-    """The devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None if none are."""
+    """Return the devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None if none are."""
     numbers = detail.removeprefix("IDX:")
     if detail.startswith("IDX:") and numbers != "N/A":
         places = CpuSet.parse(numbers, source)
@@ -162,7 +162,7 @@ def gpu_types(text: str) -> dict[str, int]:
 
 
 def gpu_count(text: str) -> int | None:
-    """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None if it names none."""
+    """Return the GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None if it names none."""
     counts = gpu_types(text)
     return sum(counts.values()) if counts else None
 
@@ -223,7 +223,7 @@ class _Block(NamedTuple):
 def parse_scontrol_jobs(
     text: str, source: str = "scontrol show job -d", listed: Collection[str] | None = None
 ) -> tuple[Job, ...]:
-    """The jobs of a listing, in its order; () for "No jobs in the system".
+    """Return the jobs of a listing, in its order; () for "No jobs in the system".
 
     A job is unreadable if its record cannot be parsed, or may be text that another user wrote.
     listed: the ids of all jobs of squeue, if it was run: a record of any other job is text that a
@@ -327,7 +327,7 @@ class _Fields(NamedTuple):
         return self.matches[_STATE][0][1]
 
     def queue_wait_s(self) -> float | None:
-        """Seconds since its earliest start; both times are of the same time zone."""
+        """Return the seconds since its earliest start; both times are of the same time zone."""
         if _SUBMIT not in self.matches or _START not in self.matches:
             return None
         submitted, eligible = self.matches[_SUBMIT][0].groups()
@@ -342,7 +342,7 @@ _TIME = re.compile(r"([1-9]\d{3})-(0[1-9]|1[0-2])-(\d\d)T(\d\d):(\d\d):(\d\d)", 
 
 
 def _seconds(text: str) -> int | None:
-    """Seconds of a time, read as UTC."""
+    """Return the seconds of a time, read as UTC."""
     match = _TIME.fullmatch(text)
     return None if match is None else timegm((*map(int, match.groups()), 0, 0, 0)[:9])
 

@@ -33,7 +33,7 @@ _NUMBER_AT_END = re.compile(r"(.*?)([0-9]{1,9})\Z", re.DOTALL)
 def expand_hostlist(
     text: str, source: str = "host list", *, line: int | None = None, limit: int = MAX_NAMES
 ) -> tuple[str, ...]:
-    """The names of an expression, in its order.
+    """Return the names of an expression, in its order.
 
     >>> expand_hostlist("gpu[01-03,07],login")
     ('gpu01', 'gpu02', 'gpu03', 'gpu07', 'login')
@@ -62,7 +62,7 @@ class Hostlists:
 
 
 def compress_hostlist(names: Iterable[str]) -> str:
-    """The expression of names; runs of numbers of one width become ranges.
+    """Return the expression of names; runs of numbers of one width become ranges.
 
     >>> compress_hostlist(("gpu01", "gpu02", "gpu04", "login"))
     'gpu[01-02,04],login'
@@ -113,7 +113,7 @@ def _parts(text: str, source: str, line: int | None) -> Iterator[str]:
 
 
 def _expand(part: str, source: str, line: int | None, space: int) -> list[str]:
-    """All names of one expression; it may have several brackets."""
+    """Return all names of one expression; it may have several brackets."""
     names = [""]
     at = 0
     while at < len(part):
@@ -138,7 +138,7 @@ def _expand(part: str, source: str, line: int | None, space: int) -> list[str]:
 
 
 def _numbers(text: str, source: str, line: int | None, space: int) -> Iterator[str]:
-    """The numbers of a bracket, with the leading zeros that they have."""
+    """Yield the numbers of a bracket, with the leading zeros that they have."""
     for item in text.split(","):
         first, dash, last = item.partition("-")
         lowest, highest = (whole_number(end, 9) for end in (first, last if dash else first))
@@ -153,7 +153,7 @@ def _numbers(text: str, source: str, line: int | None, space: int) -> Iterator[s
 
 
 def plain_number(value: Any) -> int | None:
-    """A number of Slurm's JSON: plain, or of {"set", "infinite", "number"}; None if not set.
+    """Return a number of Slurm's JSON: plain, or of {"set", "infinite", "number"}; None if not set.
 
     >>> plain_number({"number": 7}), plain_number(10**400)
     (7, None)
@@ -283,7 +283,7 @@ _MARKS = "*~#!%$@^-+"
 
 
 def has_slices(text: str) -> bool:
-    """True if a node's Gres=, or a GPU's type, names MIG slices ("gpu:1g.10gb:7")."""
+    """Return whether a node's Gres=, or a GPU's type, names MIG slices ("gpu:1g.10gb:7")."""
     return _SLICE.search(text) is not None
 
 
@@ -328,9 +328,9 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
 
 
 def parse_shapes(text: str) -> dict[str, NodeShape]:
-    """Shapes by node name. Raises ParseError for a line that shows none.
+    """Return the shapes by node name. Raises ParseError for a line that shows none.
 
-    >>> str(parse_shapes("2|16|2|64|gpu:8|gpu01\\n2|16|2|64|gpu:8|gpu01\\n")["gpu01"])
+    >>> str(parse_shapes("2|16|2|64|gpu:8|gpu01\n2|16|2|64|gpu:8|gpu01\n")["gpu01"])
     '2 x 16 x 2'
     """
     shapes: dict[str, NodeShape] = {}

@@ -45,7 +45,7 @@ def json_command(names: Collection[str]) -> tuple[str, ...]:
 
 
 def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ...]:
-    """The jobs of a document, in its order; unreadable if a value has another type. Raises
+    """Return the jobs of a document, in its order; unreadable if a value has another type. Raises
     ParseError."""
     document = json_object(text, source)
     jobs = document.get("jobs")
@@ -124,7 +124,7 @@ def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
 
 
 def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:
-    """(node, its sockets) of either layout."""
+    """Yield (node, its sockets) of either layout."""
     nodes = owned.get("nodes")
     entries = nodes.get("allocation") if isinstance(nodes, dict) else owned.get("allocated_nodes")
     if entries is None:
@@ -141,7 +141,7 @@ def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]
 
 
 def _cores(sockets: Any) -> Iterator[tuple[int, int]]:
-    """(socket, core) of every core that is allocated."""
+    """Yield (socket, core) of every core that is allocated."""
     for socket, entry in _index_entries(sockets):
         cores = entry.get("cores") if isinstance(entry, dict) else None
         for core, status in _index_entries(cores):

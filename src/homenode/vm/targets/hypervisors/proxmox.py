@@ -235,7 +235,7 @@ def _write_hook(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
 
 
 def _read_pins(conf: Conf) -> Mapping[str, Any]:
-    """Proxmox starts QEMU under taskset: `affinity` holds for all of its threads."""
+    """Read `affinity`: Proxmox starts QEMU under taskset, so it holds for all threads."""
     affinity = conf.values.get("affinity")
     if affinity is None:
         return {"emulator_pus": None}
@@ -257,7 +257,7 @@ def _own_hook(writing: TargetEdit[Conf]) -> str:
 
 
 def _format_hostpci(writing: TargetEdit[Conf]) -> tuple[dict[str, str | None], list[Finding]]:
-    """hostpciN lines, without those of devices that args has; and devices that are left."""
+    """Return hostpciN lines of devices that `args` lacks, and findings on the others."""
     plan, conf = writing.plan, writing.file
     planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
     lines: dict[str, str | None] = {}
@@ -323,7 +323,7 @@ def _write_args(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
 
 
 def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
-    """Ours in `args`. before: the window for BARs that is there."""
+    """Yield homenode's words in `args`. before: the present window for BARs."""
     shape = plan.vm.cpu_topology
     if shape is not None and (shape.threads > 1 or shape.dies > 1):
         yield "-smp", f"{smp_text(plan)},maxcpus={plan.vm.vcpus}"

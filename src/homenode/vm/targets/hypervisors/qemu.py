@@ -72,7 +72,7 @@ class Script(NamedTuple):
         return self.words[0].endswith("aarch64")
 
     def value(self, option: str) -> str:
-        """The value of the last option of that name, or ""."""
+        """Return the value of the last option of that name, or ""."""
         return dict(self.options).get(option) or ""
 
 
@@ -121,7 +121,7 @@ def _render_script(writing: TargetEdit[Script], options: Mapping[str, Pairs]) ->
 
 
 def _qemu_array(words: tuple[str, ...]) -> str:
-    """The command as an array, an option with its value on each line."""
+    """Return the command as an array, an option with its value on each line."""
     lines = [quote_word(words[0])]
     remaining = list(words[1:])
     while remaining:
@@ -132,7 +132,7 @@ def _qemu_array(words: tuple[str, ...]) -> str:
 
 
 def _user_arguments(plan: Plan, guest: Vm) -> tuple[str, ...]:
-    """A disk, a NIC and a display as this command takes them, an option each."""
+    """Return a disk, a NIC and a display as this command takes them, an option each."""
     bus = f"bus={_find_root_bus(guest)}"
     thread = ",iothread=iothread1" if plan.iothread_pus else ""
     display = "virtio-gpu-pci" if guest.architecture == "aarch64" else "VGA"
@@ -147,7 +147,7 @@ def _user_arguments(plan: Plan, guest: Vm) -> tuple[str, ...]:
 
 
 def _find_root_bus(guest: Vm) -> str:
-    """The bus of the chipset."""
+    """Return the bus of the chipset."""
     return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
 
 
@@ -222,7 +222,7 @@ def _write_iothreads(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
 
 
 def _write_window(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
-    """The plan's window, or the file's."""
+    """Return the plan's window, or the file's."""
     window = {
         option: value
         for option, value in writing.file.options

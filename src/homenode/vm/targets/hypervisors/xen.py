@@ -269,7 +269,7 @@ def _write_cells(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
 
 
 def _list_devices(config: Config) -> dict[Bdf, str]:
-    """PCI_SPEC_STRINGs by their functions: [DDDD:]BB:DD.F[@VSLOT][,KEY=VALUE...]."""
+    """Return the PCI_SPEC_STRINGs by their functions: [DDDD:]BB:DD.F[@VSLOT][,KEY=VALUE...]."""
     spec_of = {}
     for spec in map(str, config.list("pci")):
         function = spec.partition(",")[0].partition("@")[0].removeprefix("bdf=")
@@ -282,7 +282,7 @@ def _read_devices(config: Config) -> Mapping[str, Any]:
 
 
 def _write_devices(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
-    """Each planned function; a present one keeps its options."""
+    """Return each planned function; a present one keeps its options."""
     specs = _list_devices(writing.file)
     planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.vm.hostdevs]
     return {"pci": "[" + ", ".join(planned) + "]" if planned else None}
@@ -294,7 +294,7 @@ def _read_siblings(config: Config) -> Mapping[str, Any]:
 
 
 def _write_siblings(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
-    """A comment of homenode's own, since vCPUs double only once."""
+    """Return a comment of homenode's own, since vCPUs double only once."""
     return {_RECORD: _EXPOSED if shows_siblings(writing.plan) else None}
 
 
@@ -368,7 +368,7 @@ def _reject_unsupported(writing: TargetEdit[Config]) -> None:
 
 
 def _find_losses(writing: TargetEdit[Config], lines: Mapping[str, str | None]) -> Iterator[Finding]:
-    """The choice that Xen alone gives to floating vCPUs, as XAPI does; and dom0's CPUs."""
+    """Yield the choice that Xen alone gives to floating vCPUs, as XAPI does; and dom0's CPUs."""
     plan, guest = writing.plan, writing.guest
     reason = "Xen requires it with vnuma or pci"
     sizes = {"maxmem": guest.memory_bytes // MIB, "maxvcpus": guest.vcpus}

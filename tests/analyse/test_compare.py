@@ -360,7 +360,7 @@ def test_figures_of_other_nodes_are_said_not_to_pair() -> None:
     (caveat,) = [one for one in comparison.caveats if one.id == "series-without-pair"]
     assert not comparison.effects and caveat.detail == "memory bandwidth: node 1 against node 0"
     assert [gap.reason for gap in find_unused_results(sides, [Objective.MEMORY_BANDWIDTH])] == [
-        f"node {node} alone decides nothing" for node in (1, 0)
+        f"node {node} alone is not enough for a decision" for node in (1, 0)
     ]
 
 

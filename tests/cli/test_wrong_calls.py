@@ -57,7 +57,7 @@ CALLS = (
     (f"{PLAN} --memory 64", 2, "--memory: unit missing in '64'"),
     (f"{PLAN} --memory 64QB", 2, "--memory: unknown unit 'QB'"),
     (f"{PLAN} --memory 8388608TiB", 2, "--memory: expected at most 9223372036854775807 bytes"),
-    (f"{PLAN} --layout A --layout B", 2, "--layout is given twice"),
+    (f"{PLAN} --layout A --layout B", 2, "--layout is repeated"),
     (f"{PLAN} --diff=yes", 2, "--diff takes no value"),
     (f"{PLAN} --gpu-profile A40-12Q", 2, "--gpu-profile requires --gpus N"),
     (f"{PLAN} --with-nics", 2, "--with-nics requires GPUs"),

@@ -86,7 +86,7 @@ def test_devices_are_named_or_addressed(tmp_path: Path) -> None:
         ('pins = ""', "vm[0].pins: expected the CPUs of each of its vCPUs"),
         ('pins = "0-3"\nvcpus = 3', "vm[0].pins: expected the CPUs of each of 3 vCPUs"),
         ('pins = "0-99"', "vm[0].pins: expected some of the online CPUs 0-15"),
-        ('pins = ["0", ""]', "a list of CPU lists, none of them empty"),
+        ('pins = ["0", ""]', "a list of nonempty CPU lists"),
         ("vcpus = 0", "vm[0].vcpus: expected int >= 1, found 0"),
         ("vcpus = 1\nnodes = 7", "vm[0].nodes: expected nodes of the host (0-1), found 7"),
         ('vcpus = 1\nmemory = { 7 = "1GiB" }', "vm[0].memory: expected nodes of the host (0-1)"),

@@ -448,7 +448,7 @@ def test_ports_virtual_functions_and_unknown_addresses_are_no_devices() -> None:
     host = sick()
     space = SimulatedConfig(host)
     port = planned(host, space).port
-    with pytest.raises(InputError, match="found the port above") as error:
+    with pytest.raises(InputError, match="found the port above it") as error:
         planned(host, space, device=port)
     assert str(GPU) in (error.value.hint or "")
     with pytest.raises(InputError, match="no such PCI function"):

@@ -131,7 +131,7 @@ def test_an_element_that_the_layout_changed_and_somebody_removed_is_a_conflict()
     )
     now = re.sub(rb"\s*<numatune>.*?</numatune>", b"", plan.document, flags=re.DOTALL)
     (conflict,) = merged(plan.original, plan.document, now).conflicts
-    assert conflict == "/domain/numatune: the layout changed it, now none"
+    assert conflict == "/domain/numatune: changed by the layout, removed since"
 
 
 def test_an_element_put_among_those_of_the_layout_stays() -> None:

@@ -113,7 +113,7 @@ def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
 @pytest.mark.parametrize(
     ("missing", "says"),
     [
-        ("kvm", ("is emulated (type='qemu'): its results would mean nothing", "virsh edit")),
+        ("kvm", ("is emulated (type='qemu'): its results would be meaningless", "virsh edit")),
         ("probe", ("homenode-probe-static not found", "make setup")),
         ("disk", ("needs 64 MiB of free disk, 1000 B free", "--results")),
         ("ssh", ("ssh: command not found", "apt install openssh-client")),
@@ -179,7 +179,7 @@ def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_pa
     left_behind(daemon, tmp_path)
     shown = trial("status")
     assert shown.exit_code == 0
-    assert shown.output.startswith(f"{NAME}: 0 of 3 boots measured, something is left to undo")
+    assert shown.output.startswith(f"{NAME}: 0 of 3 boots measured, some steps are not undone")
     assert "its guest may be running (boot 1)" in shown.output
     assert f"undo     homenode trial undo {UUID}" in shown.output
     assert daemon.definition() != ORIGINAL
@@ -187,8 +187,8 @@ def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_pa
     assert done.exit_code == 0, done.output
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
-    assert "nothing left to undo" in trial("status").output
-    assert "nothing left to undo" in trial("undo", "--", NAME).output
+    assert "no step to undo" in trial("status").output
+    assert "no step to undo" in trial("undo", "--", NAME).output
 
 
 def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: 
     assert known.head is not None
     with TrialJournal(tmp_path / "state", known.head.id).hold():
         shown = trial("status").output
-    assert "a homenode is at work on it now" in shown
+    assert "another homenode is running it now" in shown
     assert "trial undo" not in shown
-    assert "a homenode is at work on it now" not in trial("status").output
+    assert "another homenode is running it now" not in trial("status").output
 
 
 def test_status_of_one_name_shows_its_last_trial(daemon: StandIn, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_another_instance_that_somebody_started_is_left_alone(
     error = refusal("undo", "--shutdown-timeout", "0.2", "--", NAME)
     assert "it is running" in str(error)
     assert daemon.get("id") == "9"
-    assert "something is left to undo" in trial("status").output
+    assert "some steps are not undone" in trial("status").output
 
 
 def test_without_a_static_probe_it_says_how_to_make_one(daemon: StandIn, tmp_path: Path) -> None:

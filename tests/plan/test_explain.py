@@ -128,7 +128,7 @@ def test_a_refusal_has_a_line_for_each_kind_and_the_option_to_add(words: str) ->
     ("relaxation", "effect", "line"),
     [
         (Relaxation.MIXED_KINDS, "P and E cores are mixed", "one kind of"),
-        (Relaxation.HOST_CORE, "no core is left for the host", "a core for the host"),
+        (Relaxation.HOST_CORE, "no core remains for the host", "a core for the host"),
         (
             Relaxation.EMULATOR_CORE,
             "vCPUs share a core with QEMU's own threads of another VM",
@@ -136,7 +136,7 @@ def test_a_refusal_has_a_line_for_each_kind_and_the_option_to_add(words: str) ->
         ),
         (
             Relaxation.UNEVEN_MEMORY,
-            "each node gives what it has free",
+            "each node provides its free memory",
             "memory divided like the vCPUs",
         ),
         (Relaxation.MEMORY_ELSEWHERE, "some is on further nodes", "memory next to"),

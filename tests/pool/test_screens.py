@@ -64,7 +64,7 @@ critical  gres.conf:3, GPU 1 (0019:01:00.0, node 1)             gres-cores-wrong
             demo/samples/slurm.conf --host gh200x4 -o DIR
 
 info     2: gres-autodetect, slurm-binding-optional (--explain)
-unknown  cgroup.conf: not given (--cgroup FILE)
+unknown  cgroup.conf: not specified (--cgroup FILE)
 
 -NodeName=gh[01-16] Name=gpu Type=gh200 File=/dev/nvidia1 Cores=0-71
 +NodeName=gh[01-16] Name=gpu Type=gh200 File=/dev/nvidia1 Cores=72-143
@@ -139,7 +139,7 @@ next     the same command with -o tuned.xml
         5,
         """\
 nothing was checked: 1 allocation of GPU jobs with unknown facts
-unknown  job 7 on gpu01: no host is given for this node
+unknown  job 7 on gpu01: no host is specified for this node
 next     homenode capture --ssh root@NODE -o NODE.tar.gz
 """,
     ),

@@ -50,7 +50,7 @@ def test_a_host_may_be_that_of_some_nodes(run: Run) -> None:
     code, out, _ = run("audit", "--jobs", "jobs.txt", "--host", "gpu0[2-9]=gpu8.toml", "--json")
     found = json.loads(out)["findings"]
     assert code == 0 and [f["id"] for f in found] == ["job-unjudged"]
-    assert found[0]["observed"] == "no host is given for this node"
+    assert found[0]["observed"] == "no host is specified for this node"
     # Of two hosts a node's own counts.
     both = ("--host", "small-2n8c-2gpu", "--host", "gpu[01-02]=gpu8.toml")
     assert run("audit", "--jobs", "jobs.txt", *both)[0] == 1
@@ -259,11 +259,11 @@ def test_files_outside_the_directory_are_not_read(run: Run) -> None:
     code, out, _ = run(*files)
     out = " ".join(out.split())
     assert code == 1 and out.count(": it is outside the directory of") == 3
-    assert "Include gone.conf: there is no such file" in out
+    assert "Include gone.conf: no such file" in out
     Path("etc/gres.conf").write_text("Include ../s*t\nInclude conf.d/none*\n")
     stated = " ".join(run(*files)[1].split())
     assert "Include ../s*t: it is outside" in stated
-    assert "Include conf.d/none*: there is no such file" in stated
+    assert "Include conf.d/none*: no such file" in stated
     Path("etc/gres.conf").write_text("Include conf.d/gp*.conf\n")
     assert "gres-cores-wrong" in run(*files)[1]
     # A whole path into the directory is one of the directory.

@@ -67,7 +67,7 @@ def test_lines_of_an_included_file_stand_where_it_is_included() -> None:
 
     def include(name: str, neighbours: str) -> tuple[ConfigFile, ...] | str:
         asked.append((name, neighbours))
-        return (ConfigFile(name, files[name]),) if name in files else "there is no such file"
+        return (ConfigFile(name, files[name]),) if name in files else "no such file"
 
     asked: list[tuple[str, str]] = []
     text = "ClusterName=hpc\nA=1\nInclude %c-more.conf\nA=4\nInclude gone.conf\n"

@@ -182,7 +182,7 @@ def test_what_homenode_import_made_of_them_gives_the_same_table(
     assert first["remote"] == pytest.approx(88.6e9)
     assert found["recommendations"][0]["queue"] == "exclusive"
     two = [job for job in found["jobs"] if "2gpu" in job["name"]]
-    assert {job["reason"] for job in two} == {"nothing shows on which nodes its CPUs were"}
+    assert {job["reason"] for job in two} == {"the nodes of its CPUs are unknown"}
     pairs = {job["name"]: job["gpus"] for job in two}
     assert pairs == {"shared_array_2gpu, job 0": 2, "shared_array_2gpu, job 1": 2}
 

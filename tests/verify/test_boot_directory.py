@@ -232,7 +232,7 @@ echo 'no guest today' >&2; exit 1
 @pytest.mark.parametrize(
     ("uri", "why"),
     [
-        ("qemu:///system", "Operation not supported: its QEMU cannot be let in alone"),
+        ("qemu:///system", "Operation not supported: access cannot be limited to its QEMU"),
         ("qemu+ssh://gpu7/system", "on another machine than libvirt"),
     ],
 )

@@ -118,10 +118,7 @@ def to_undo(entries: Iterable[ChangeEntry]) -> tuple[ChangeEntry, ...]:
 
 KIND = "change"
 
-_FULL = (
-    "free some space; nothing is lost: homenode restore --list shows what is open and what can be "
-    "undone"
-)
+_FULL = "free some space; no data is lost: homenode restore --list shows the changes to undo"
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
@@ -346,7 +343,7 @@ def _find_holder() -> str:
 def _busy_error(path: Path, holder: str, longest_s: float) -> HostError:
     return HostError(
         f"{path}: this host is being changed by {holder} or its virsh, for {longest_s:g} s",
-        hint="wait for it to end, or answer what it asks; then run this again",
+        hint="wait until it ends, or answer its prompt; then run this command again",
     )
 
 

@@ -236,7 +236,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
     if not is_same and host.nodes_assumed:
         raise HostError(
             f"{host.name}: the NUMA nodes cannot be read",
-            hint="run it on the host itself, not in a container, or give a capture: --host",
+            hint="run it on the host itself, not in a container, or pass a capture: --host",
         )
     layout = record.layout
     shares = layout.pinning is Pinning.ALL_PUS and layout.siblings is Siblings.HIDDEN
@@ -394,7 +394,7 @@ def _move(
     name = moved.state.name
     count = plural(len(moved.after), "thread")
     if not moved.after:
-        _print_answer(arguments, f"{name}: every thread is where the plan has it")
+        _print_answer(arguments, f"{name}: every thread runs on its planned CPUs")
     elif not arguments.dry_run:
         _print_answer(arguments, f"{name}: {count} moved; its definition is as it was")
         if arguments.yes:
@@ -403,8 +403,8 @@ def _move(
         _print_answer(arguments, f"undo  {command_line(*undo)}")
     if moved.strangers:
         note(
-            f"warning: {name}: memory stays on node {moved.strangers}, where the plan has none: "
-            "shut the VM down and apply"
+            f"warning: {name}: memory stays on node {moved.strangers}, which the plan does "
+            "not use: shut the VM down and apply"
         )
     if arguments.json:
         threads = tuple(

@@ -164,7 +164,10 @@ def set_up(arguments: BenchSetupArguments) -> None:
         note(lack)
     if not plan.steps:
         if plan.lacks:
-            raise HostError("bench setup: nothing can be built", hint="install what is named above")
+            raise HostError(
+                "bench setup: nothing can be built",
+                hint="install the missing programs listed above",
+            )
         return
     if not arguments.apply:
         console().print(_script(plan), markup=False, highlight=False, soft_wrap=True)

@@ -157,7 +157,7 @@ def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]
             "--context host: expected bare metal, found a virtual machine",
             hint="omit it to measure as a guest, or add --force: the run is then marked",
         )
-    return ("measured in a virtual machine, and called a host (--context host --force)",)
+    return ("measured in a virtual machine that is recorded as a host (--context host --force)",)
 
 
 def _vantage(elsewhere: "Snapshot | None", *, has_plan: bool) -> Vantage:
@@ -289,7 +289,7 @@ def static_probe(path: Path | None) -> bytes:
     content = read_input(Path(probe), "the static probe")
     if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):
         raise UsageError(
-            f"--probe {probe}: expected a static program, found one that needs libraries",
+            f"--probe {probe}: expected a static program, found a dynamically linked program",
             hint="make -C native static",
         )
     return content

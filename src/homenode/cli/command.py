@@ -380,7 +380,7 @@ class _WordReader:
             return
         value = self.value(parameter, text, name)
         if self.values.get(parameter.path, value) != value:
-            raise self.refuse(f"{name} is given twice", f"{self.path} {name} {text}")
+            raise self.refuse(f"{name} is repeated", f"{self.path} {name} {text}")
         self.values[parameter.path] = value
 
     def value(self, parameter: Parameter, text: str, name: str) -> Any:

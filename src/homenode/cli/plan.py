@@ -119,7 +119,7 @@ def _read_source(arguments: PlanArguments) -> VmSource:
         if target is not None and kind != LIBVIRT:
             raise UsageError(
                 f"--target libvirt: {name} is a file of {kind}, not a domain XML",
-                hint=f"{hint}; or omit the file and give --vcpus, --memory and --gpus",
+                hint=f"{hint}; or omit the file and set --vcpus, --memory and --gpus",
             )
     if target is None and kind == LIBVIRT and shows_xen(arguments.host):
         kind = "xen"
@@ -214,7 +214,7 @@ def _reject_one_path(paths: Iterable[Path | None]) -> None:
         if path.resolve() in seen:
             raise UsageError(
                 f"{path}: two outputs for one file",
-                hint="give -o, --save-plan and --svg a file each",
+                hint="use a different file for each of -o, --save-plan and --svg",
             )
         seen.add(path.resolve())
 

@@ -198,7 +198,7 @@ def check_can_ask(*, asks: bool) -> None:
         from homenode.errors import UsageError
 
         raise UsageError(
-            "no terminal to ask on; nothing was changed",
+            "not a terminal; nothing was changed",
             hint="--yes, or --dry-run to see the change",
         )
 

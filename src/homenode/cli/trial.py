@@ -140,7 +140,7 @@ def begin_trial(arguments: TrialArguments) -> None:
     original = virsh.read_definition(state.uuid)
     if is_emulated(original) and EMULATED not in os.environ:
         raise UsageError(
-            f"{state.name} is emulated (type='qemu'): its results would mean nothing",
+            f"{state.name} is emulated (type='qemu'): its results would be meaningless",
             hint=f"{command_line('virsh', 'edit', state.argument)}, type='kvm'",
         )
     probe = static_probe(arguments.access.probe)
@@ -226,7 +226,7 @@ def rollback_trial(arguments: TrialUndoArguments) -> None:
     alone = domain_locked(default_root(), trial.head.source_uuid or trial.head.uuid)
     with alone, journal.hold():
         if not journal.load().state.to_undo:
-            note(f"{trial.head.source}: nothing left to undo of trial {trial.head.id}")
+            note(f"{trial.head.source}: no step to undo of trial {trial.head.id}")
         virsh = Virsh(trial.head.connect)
         stop_s = arguments.shutdown_timeout
         TrialDomain(virsh, trial.head, journal, default_root(), stop_s, note).undo()
@@ -362,7 +362,7 @@ def _conclude(
     steps = schedule_steps(head, trial.state)
     runs, directories = _runs(head, journal)
     if not runs:
-        say(f"{head.source}: nothing is decided: no boot was measured")
+        say(f"{head.source}: no conclusion: no boot was measured")
     else:
         begun = reopen(head, journal).config
 
@@ -465,7 +465,7 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Seq
     for candidate in short:
         note(f"{candidate.layout} does not fit: {'; '.join(candidate.against)}")
     if short:
-        note("nothing was booted; omit these layouts, or free what they need")
+        note("no VM was started; omit these layouts, or free the resources that they need")
         raise SystemExit(UNPLANNABLE)
 
 

@@ -132,7 +132,7 @@ def verify(arguments: VerifyArguments) -> None:
     if arguments.start:
         if not arguments.yes and not is_interactive():
             raise UsageError(
-                "no terminal to ask on; nothing was started",
+                "not a terminal; nothing was started",
                 hint=command_line("homenode", "verify", arguments.document, "--start", "--yes"),
             )
         _check_host(arguments)

@@ -20,7 +20,7 @@ _MUST_AGREE = frozenset("governor clock turbo throttling link driver tool microc
 _OF_COLLECTIVES = ("tool collective", "tool largest message", "tool nccl", "tool rccl")
 
 _OF_SWEEPS = (
-    "a sweep that stopped early, or was given another -e: short messages never reach the peak",
+    "a sweep that stopped early, or ran with another -e: short messages never reach the peak",
     "measure both again to the same largest message (-e of nccl-tests)",
 )
 """Cause and fix if sweeps end at different sizes."""

@@ -111,7 +111,7 @@ def compare_machines(
     if not by_machine:
         raise InputError(
             f"compare: expected two layouts of one machine, found one of each of {len(machines)}",
-            hint="homenode report shows several machines next to each other",
+            hint="homenode report shows several machines side by side",
         )
     first = next(iter(by_machine.values()))
     if len(machines) == 1:

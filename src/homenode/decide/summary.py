@@ -360,7 +360,7 @@ def find_unused_results(runs: Sequence[Run], objectives: Sequence[Objective]) ->
         for metric in METRICS.values():
             part = None if choose_headline(series, metric) else format_places(series, metric)
             if part and not set(objectives).isdisjoint((*metric.primary, *metric.stands_in)):
-                yield Gap(f"{name}: {metric.title}", f"{part} alone decides nothing")
+                yield Gap(f"{name}: {metric.title}", f"{part} alone is not enough for a decision")
 
 
 def _list_keys(run: Run) -> set[SeriesKey]:

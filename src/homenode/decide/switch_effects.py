@@ -102,7 +102,7 @@ def _is_headline(effect: Effect) -> bool:
 
 
 def file_effects(chosen: Sequence[Alternative]) -> tuple[Effect, ...]:
-    """Compare all-reduce with NCCL's topology file against without, in each layout that has both."""
+    """Compare all-reduce with and without NCCL's topology file, in layouts that have both."""
     effects: list[Effect] = []
     for alternative in chosen:
         sides: dict[str | None, dict[SeriesKey, Series]] = {None: {}, TOPOLOGY_FILE: {}}

@@ -88,7 +88,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
     """Return the answer for the trial's objective; without results on it, for the first answered
     objective. boots: requested boots of each layout."""
     if conclusion.emulated:
-        reason = "nothing is decided: the VM is emulated, and its results are meaningless"
+        reason = "no conclusion: the VM is emulated, so its results are meaningless"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
     commands = conclusion.commands
     answers = {answer.objective: answer for answer in conclusion.recommendations}
@@ -106,7 +106,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
         sentence = f"{head.source}: run {layout_named(answer)} for {objective}: {effect}"
         return TrialAnswer(sentence=sentence, command=commands[objective])
     if answer.is_blocked:
-        reason = f"nothing is decided for {objective}: {obstacle or format_sentence(answer)}"
+        reason = f"no conclusion for {objective}: {obstacle or format_sentence(answer)}"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
     undecided = "" if obstacle else _undecided_pair(answer)
     if not undecided and not obstacle and rests_on_rule_alone(answer):

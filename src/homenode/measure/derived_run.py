@@ -42,7 +42,7 @@ TEST_FAILED = "bench-test-failed"
 
 _EMULATION_UNKNOWN = Gap(
     "whether QEMU emulates this machine's processor (TCG)",
-    "unknown; results of an emulated machine mean nothing",
+    "unknown; results of an emulated machine are meaningless",
 )
 
 

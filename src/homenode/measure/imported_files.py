@@ -239,7 +239,7 @@ def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[Gap]]:
     read = {run.head.source for run in runs}
     skipped = list(sources.skipped)
     skipped += [
-        Gap(directory.path, "not a run of homenode's, nor the output of a tool that is read")
+        Gap(directory.path, "neither a run of homenode nor the output of a supported tool")
         for directory in sources.directories
         if directory.path not in read and not all(name.endswith(_PAGES) for name in directory.texts)
     ]

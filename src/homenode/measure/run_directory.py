@@ -251,7 +251,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
         output = content.decode("utf-8", "surrogateescape")
         if compute_digest(output) != record.sha256:
             raise InputError(
-                f"{path}: expected the output as it was written, found it changed",
+                f"{path}: the output was changed after the run wrote it",
                 hint="start a new run under another name",
             )
         return output

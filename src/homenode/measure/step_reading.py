@@ -168,7 +168,7 @@ def _reject_unknown_gpus(figures: MeasuredSamples, host: Host) -> MeasuredSample
     strange = sorted({s.device for s in figures.samples if s.device is not None} - addresses)
     if not strange:
         return figures
-    gap = Gap("GPU addresses", f"the tool gives {strange[0]}, which this machine does not show")
+    gap = Gap("GPU addresses", f"the tool reports {strange[0]}, which this machine does not show")
     return replace(figures, gaps=(*figures.gaps, gap))
 
 

@@ -171,7 +171,7 @@ def _check_overlaps(read: ReadTopology) -> Iterator[Finding]:
             yield finding(
                 "nccl-affinity-shared",
                 _format_cpu(node),
-                expected=f"other vCPUs than {_format_cpu(other)}",
+                expected=f"vCPUs that differ from those of {_format_cpu(other)}",
                 observed=f"vCPUs {mask & other_mask} in both",
             )
         owner_of |= {vcpu: (node, mask) for vcpu in mask if vcpu not in owner_of}
@@ -217,7 +217,7 @@ def _check_attributes(node: XmlNode) -> Iterator[Finding]:
             yield finding(
                 "nccl-spaces",
                 subject,
-                expected="one space between attributes, none before '/>'",
+                expected="one space between attributes, no space before '/>'",
                 observed="more",
             )
         elif key not in _KNOWN[node.name] | _OF_ANY:

@@ -290,7 +290,7 @@ def _reject_twice(addresses: Mapping[Bdf, Bdf], source: str) -> None:
     for bdf, address in addresses.items():
         if address in seen:
             raise InputError(
-                f"{source}: expected a bus id of its own for each device, found {address} for "
+                f"{source}: expected a different bus id for each device, found {address} for "
                 f"{seen[address]} and {bdf}",
                 hint="bus windows collide: homenode verify VM.xml",
             )

@@ -121,8 +121,8 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
             raise InputError(f"memory node {index}: expected a node of the host ({indices})")
         if node.memory_kind is MemoryKind.GPU:
             raise UsageError(
-                f"memory node {index}: its memory belongs to GPU {node.gpu or 'unknown'} and is "
-                "never given to a guest",
+                f"memory node {index}: it belongs to GPU {node.gpu or 'unknown'} and is "
+                "never assigned to a guest",
                 hint="omit --allow-memory-node for this node",
             )
         if index in attached or not attached:

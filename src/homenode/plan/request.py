@@ -293,7 +293,7 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
     if any(part.is_for_vms for part in parts):
         return
     raise InputError(
-        f"--gpu-profile {profile}: expected a profile of parts that VFIO can give to a VM, found "
+        f"--gpu-profile {profile}: expected a profile of parts that VFIO can assign to a VM, found "
         f"{'parts that only serve processes of the host' if parts else 'no such part'}; the host "
         f"has {profiles_text(host) if host else 'none'}",
         hint="create vGPUs: a MIG instance or an accelerator partition goes to a VM by a vGPU only",

@@ -52,7 +52,7 @@ def pdf_pages(html: str) -> bytes:
         raise missing_extra(error.name or "weasyprint") from None
     except OSError as error:  # Pango is a system library, loaded at import
         raise HostError(
-            f"report: expected the library Pango, found: {str(error).splitlines()[0]}",
+            f"report: the library Pango cannot be loaded: {str(error).splitlines()[0]}",
             hint="Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0; or write .html",
         ) from None
     logging.getLogger("weasyprint").setLevel(logging.ERROR)

@@ -60,7 +60,7 @@ _RELAXED = {  # a relaxation: (the goal, what the VM gets, findings with the sam
     ),
     Relaxation.UNEVEN_MEMORY: (
         "memory divided like the vCPUs",
-        "each node gives what it has free",
+        "each node provides its free memory",
         ("memory-uneven",),
     ),
     Relaxation.MEMORY_ELSEWHERE: (
@@ -221,7 +221,7 @@ def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str
     if relaxation is Relaxation.UNEQUAL_CELLS:
         return f"guest nodes of {_cell_sizes(plan)}"
     if relaxation is Relaxation.HOST_CORE:
-        return "no core is left for the host"
+        return "no core remains for the host"
     if relaxation is Relaxation.EMULATOR_CORE:
         return "vCPUs share a core with QEMU's own threads of another VM"
     return _RELAXED[relaxation][1]

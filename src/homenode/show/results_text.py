@@ -151,7 +151,7 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
             for name, answers in systems.items()
             if name != ANY_MACHINE
         )
-        hint = "next  name the results of one machine, or give --explain"
+        hint = "next  name the results of one machine, or add --explain"
         return Doc("", (*lines, *_skipped_lines(comparison), Text(hint, "dim")))
     parts: list[Part] = []
     is_shown = False

@@ -190,19 +190,19 @@ def status_text(
         detail = f": {entry.detail}" if entry.detail else ""
         rows["last"] = f"{entry.at}  {place}{entry.what}{detail}"
     if is_running:
-        answer += ", a homenode is at work on it now"
+        answer += ", another homenode is running it now"
     elif state.to_undo:
-        answer += ", something is left to undo"
+        answer += ", some steps are not undone"
         remains = {
             LAYOUT: f"{head.domain} may have a layout's definition",
             BOOT: f"its guest may be running (boot {(state.running or 0) + 1})",
-            COPY: f"the copy {head.domain} may be there",
+            COPY: f"the copy {head.domain} may exist",
         }
         rows["warning"] = "; ".join(remains[change.kind] for change in state.changes)
         rows["next"] = command_line("homenode", "trial", "resume", name)
         rows["undo"] = command_line("homenode", "trial", "undo", name)
     else:
-        answer += ", nothing left to undo"
+        answer += ", no step to undo"
         if measured < len(steps):
             rows["next"] = command_line("homenode", "trial", "resume", name)
     return Doc(answer, (outcomes_table(state, steps), *_label_lines(rows.items())))

@@ -83,7 +83,7 @@ def reject_tuned_for_other(vm: Vm, machine: Host) -> None:
     record = vm.record
     if record is not None and record.host is not None and not machine.has_fingerprint(record.host):
         raise InputError(
-            f"{vm.name} was planned for another host than {machine.name}, or for it before it "
+            f"{vm.name} was planned for a host other than {machine.name}, or for it before it "
             "changed; nothing was changed",
             hint=command_line("homenode", "apply", vm.name),
         )

@@ -61,7 +61,7 @@ _ROWS = {
         (Pinning.NONE, _KEPT, _ONE_NODE, _KEPT_PCIE, _UNBOUND),
     ),
     "pin": (
-        "each vCPU on a core of its own",
+        "each vCPU on a separate core",
         (_ONE_PER_CORE, _HIDDEN, _ONE_NODE, _KEPT_PCIE, _UNBOUND),
     ),
     "pin-bound": (
@@ -90,7 +90,7 @@ _ROWS = {
 PRESETS = {name: Layout(name, *switches) for name, (_, switches) in _ROWS.items()}
 SUMMARIES = {name: summary for name, (summary, _) in _ROWS.items()}
 
-AUTO_SUMMARY = "by what the VM is for, and on what host"
+AUTO_SUMMARY = "by the VM's purpose and its host"
 
 STUDY_NAMES = {
     "A": "pin",

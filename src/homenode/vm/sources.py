@@ -324,7 +324,7 @@ def _read_text(path: Path) -> str:
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise NotKnownError(
             f"{path}: expected {_KINDS}; found an empty file",
-            hint="was the command that should have filled it not found, or not run as root?",
+            hint="check that the command which wrote it is installed, and ran as root",
         )
     if b"\0" in data:
         raise InputError(

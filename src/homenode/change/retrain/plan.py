@@ -85,8 +85,7 @@ def plan_retrain(
     port = None if lower.parent is None else host.find_device(lower.parent)
     if port is None or port.bridge is None:
         raise InputError(
-            f"{device}: expected a device below a PCIe port, found one that is part of the root "
-            "complex",
+            f"{device}: expected a device below a PCIe port, found a device of the root complex",
             hint="it has no link to train",
         )
     if port.bridge.port_type not in (PortType.ROOT_PORT, PortType.SWITCH_DOWNSTREAM):
@@ -143,12 +142,12 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
         f"x{before.current_width}, port set to train to {target_speed or '?'} GT/s"
     ]
     if not plan.is_needed:
-        return (*lines, f"nothing to do: it has {plan.target_gt_per_s:g} GT/s")
+        return (*lines, f"nothing to do: the link runs at {plan.target_gt_per_s:g} GT/s")
     new = before.control_2 & ~TARGET_SPEED_MASK | plan.target_code
     trained = before.control | RETRAIN_LINK
     return (
         *lines,
-        f"would write to port {plan.port}, and to nothing else:",
+        f"would write only to port {plan.port}:",
         f"  Link Control 2 (CAP_EXP+0x30.w): {before.control_2:#06x} -> {new:#06x}, mask 0x000f: "
         f"target speed {plan.target_gt_per_s:g} GT/s",
         f"  Link Control (CAP_EXP+0x10.w): {before.control:#06x} -> {trained:#06x}, "
@@ -174,7 +173,7 @@ def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
     if is_lower_port:
         below = next((d.bdf for d in host.pci_devices if d.parent == bdf), None)
         raise InputError(
-            f"{bdf}: expected the device whose link is slow, found the port above",
+            f"{bdf}: expected the device whose link is slow, found the port above it",
             hint=f"name the device below it: {below}" if below else "nothing is below it",
         )
     return device

@@ -86,7 +86,9 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             "device-not-on-host" if shows_some else "devices-unknown",
             f"mediated device {uuid}",
             expected=f"a mediated device of {host.name}",
-            observed="none of that UUID" if shows_some else "no PCI functions in its source",
+            observed="no mediated device with this UUID"
+            if shows_some
+            else "no PCI functions in its source",
             case="mediated device",
         )
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
@@ -149,7 +151,7 @@ def _find_unbound(host: Host, hostdev: GuestHostdev, device: PciDevice) -> Itera
     yield finding(
         "not-bound-to-vfio",
         device.bdf,
-        expected="driver vfio-pci, because without managed='yes' that is left to you",
+        expected="driver vfio-pci: without managed='yes' libvirt does not bind the device",
         observed=f"driver {device.driver}" if device.driver else "no driver that is known",
         severity=None if device.driver else Severity.INCONCLUSIVE,
     )
@@ -205,8 +207,8 @@ def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> It
         yield finding(
             "iommu-off",
             f"{len(devices)} passed-through devices",
-            expected="an IOMMU that is on",
-            observed="none in /sys/class/iommu, and no IOMMU groups",
+            expected="an enabled IOMMU",
+            observed="no IOMMU in /sys/class/iommu, no IOMMU groups",
             source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
         )
     yield from _check_companions(host, devices, passed)

@@ -404,7 +404,7 @@ def _check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
             "floats-on-isolated",
             vcpus_subject(floating),
             expected="one CPU for each vCPU if CPUs are isolated",
-            observed=f"sets of isolated CPUs ({isolated}), over which the kernel balances nothing",
+            observed=f"sets of isolated CPUs ({isolated}): the kernel does not balance them",
         )
     emulator = facts.emulator_pus
     if emulator is not None and len(emulator & isolated) > 1:

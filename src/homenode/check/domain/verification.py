@@ -312,7 +312,7 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
             yield finding(
                 "scheduler-yields",
                 f"<{element.name}>",
-                expected="a scheduler that gives the VM its share",
+                expected="a scheduler that guarantees the VM's share",
                 observed=f"{scheduler}, after every other program",
             )
     yield from transfer_findings(document)

@@ -456,7 +456,7 @@ def _huge_pages(observed: Observation) -> Iterator[Check]:
             yield check(
                 "huge-pages",
                 f"the guest's huge pages of {format_bytes(size)}",
-                "some on every node, or none",
+                "huge pages on every node, or on no node",
                 ", ".join(f"node {node.index}: {count}" for node, count in pairs),
                 agree=all(counts),
             )

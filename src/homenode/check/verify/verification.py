@@ -166,7 +166,7 @@ class _Answer(Struct, kw_only=True):
         if module.words_of is None:
             can = (name for name in TARGETS if target_named(name).words_of is not None)
             raise InputError(
-                f"{source}: expected a file for {' or '.join(can)} to boot, found one for "
+                f"{source}: expected a file for {' or '.join(can)} to boot, found a file for "
                 f"{module.title}",
                 hint="verify it without --boot",
             )

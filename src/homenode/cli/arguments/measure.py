@@ -17,7 +17,7 @@ from homenode.vm.plan_options import PLACEMENT, PlanOptions
 SUITE = "What is measured"
 OWN = "Your own program"
 WHERE = "Where it is measured"
-ACCESS = "How the guest is reached"
+ACCESS = "Connection to the guest"
 
 WithinOption = Annotated[
     float | None,

@@ -81,7 +81,7 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     checked = [f"VMI {vmi.name}: CPU placement, guest nodes, memory, devices, hook"]
     unknown = []
     if host is None:
-        unknown.append("the node: not given (--host SOURCE)")
+        unknown.append("the node: not specified (--host SOURCE)")
     else:
         if host.pus:
             has_pages = subject.guest.page_bytes and _has_pools(host)
@@ -100,7 +100,7 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     if "homenode" not in sidecars and HOOKS[0] not in sidecars:
         unknown.append("whether the sidecar in the annotations is the hook of homenode")
     if cluster is None:
-        unknown.append("feature gates: not given (--kubevirt FILE)")
+        unknown.append("feature gates: not specified (--kubevirt FILE)")
     else:
         gates = f"KubeVirt: gates {', '.join(sorted(cluster.gates)) or 'none'}"
         if vmi.is_hooked and {"Sidecar", NATIVE_GATE} <= cluster.gates:

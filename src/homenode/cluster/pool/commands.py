@@ -96,7 +96,7 @@ def place(arguments: PoolPlaceArguments) -> None:
     if STANDARD_OUTPUT in (output, arguments.save_plan) and (
         arguments.json or output == arguments.save_plan
     ):
-        raise UsageError("-: expected one thing for standard output, found several")
+        raise UsageError("-: expected one output on standard output, found several")
     check_can_write(output, force=True)
     check_can_write(arguments.save_plan)
     check_tuned_output(output)

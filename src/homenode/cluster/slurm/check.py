@@ -123,7 +123,7 @@ def check(
     machine = f"{host.name}: {plural(len(gpus), 'GPU')} on "
     machine += f"{plural(len(nodes_with_cpus(host)), 'node')} with CPUs"
     if memory := gpu_memory_nodes(host):
-        machine += f"; {plural(len(memory), 'node')} of GPU memory, to which nothing is bound"
+        machine += f"; {plural(len(memory), 'node')} of GPU memory, to which no task is bound"
     subjects = ", ".join(group.subject for group in alike)
     checked = [machine, f"{gres.source} and {slurm.source}: {subjects}"] if groups else []
     not_checked = [] if groups else ["no node has GPUs in either file"]
@@ -136,7 +136,7 @@ def check(
         checked=tuple(checked),
         findings=sort_findings(findings),
         not_checked=tuple(not_checked),
-        unknown=() if cgroup else ("cgroup.conf: not given (--cgroup FILE)",),
+        unknown=() if cgroup else ("cgroup.conf: not specified (--cgroup FILE)",),
     )
 
 

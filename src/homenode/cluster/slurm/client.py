@@ -243,7 +243,7 @@ def read_config(path: Path) -> SlurmConfig:
             if not all(target.resolve().is_relative_to(top) for target in [other, *paths]):
                 return f"it is outside the directory of {path.name}"
             if not paths or not all(target.is_file() for target in paths):
-                return "there is no such file"
+                return "no such file"
             return tuple(ConfigFile(str(target), _included_text(top, target)) for target in paths)
         except OSError as error:
             return f"{error.strerror}"

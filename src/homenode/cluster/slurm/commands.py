@@ -201,7 +201,7 @@ def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
         if not named or "/" in names:
             names, source = "", option
         if not source or (named and not names):
-            raise UsageError(f"--host {option}: expected NODES=SOURCE, found one side")
+            raise UsageError(f"--host {option}: expected NODES=SOURCE, found no '='")
         for name in expand_hostlist(names, f"--host {option}") if names else ("",):
             if sources.setdefault(name, source) != source:
                 hosts_text = f"expected one host, found {sources[name]} and {source}"
@@ -225,14 +225,16 @@ def _write_hooks(directory: Path, spool: str) -> None:
 def check(arguments: SlurmCheckArguments) -> None:
     """Print the faults of the files, and the corrections."""
     if arguments.gres == arguments.slurm:
-        raise UsageError(f"{arguments.gres}: expected gres.conf and slurm.conf, found one file")
+        raise UsageError(
+            f"{arguments.gres}: expected two files, gres.conf and slurm.conf, found one"
+        )
     gres, slurm = read_config(arguments.gres), read_config(arguments.slurm)
     if is_slurm_conf(gres):
         gres, slurm = slurm, gres
     if is_slurm_conf(gres):
         raise UsageError(f"{gres.source}: expected gres.conf, found lines of slurm.conf")
     if arguments.gres.resolve() == arguments.slurm.resolve():
-        raise UsageError(f"{gres.source}: expected gres.conf and slurm.conf, found one file")
+        raise UsageError(f"{gres.source}: expected two files, gres.conf and slurm.conf, found one")
     if not slurm.text.strip():
         raise NotKnownError(f"nothing was checked: {slurm.source} is empty")
     cgroup = None if arguments.cgroup is None else read_config(arguments.cgroup)

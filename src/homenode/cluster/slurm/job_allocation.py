@@ -135,7 +135,7 @@ def allocation_on(
     if not share.gpus.count and share.gpus.indices is not None:
         return _allocation(job, share.node)
     if machine is None:
-        return unknown("no host is given for this node")
+        return unknown("no host is specified for this node")
     if shape is not None and not machine.order.fits(shape):
         return unknown(
             f"Slurm lists the node as {shape} (sockets x cores x threads), and the host "

@@ -431,7 +431,7 @@ def parse_links(file: HostDocument, tree: DescribedPci) -> tuple[DeviceLink, ...
     for table in file.link:
         kind, count = table.kind, table.count
         if (count is None) is (kind is LinkKind.NVLINK):
-            raise table.make_error("count", "a number with nvlink, and with nothing else", count)
+            raise table.make_error("count", "a number, only with nvlink", count)
         devices = _find_devices(table, tree)
         for device in devices:
             _check(table, kind, device)

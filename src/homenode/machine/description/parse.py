@@ -190,7 +190,7 @@ def _pu_lists(
 ) -> tuple[CpuSet, ...]:
     for pus in listed:
         if not _online_pus(table, key, pus, online):
-            raise table.make_error(key, "a list of CPU lists, none of them empty", "")
+            raise table.make_error(key, "a list of nonempty CPU lists", "")
     return tuple(listed)
 
 

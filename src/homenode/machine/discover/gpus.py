@@ -241,7 +241,7 @@ def _amd_links(
         # Partitions of one GPU have its address, and no link to each other.
         return [DeviceLink(LinkKind.XGMI, a, b) for a, b in sorted(pairs) if a != b]
     if not failures and len(gpus) > 1:
-        reason = "neither amd-smi topology nor rocm-smi --showtopo was there, or they failed"
+        reason = "amd-smi topology and rocm-smi --showtopo are missing or failed"
         failures = [Gap("xGMI links", reason)]
     gaps += failures
     return []

@@ -137,7 +137,7 @@ def _read(file: BinaryIO, source: str) -> ArchiveTree:
             raise _not_whole(source, compression, tar.members, error) from None
         raise
     if not tar.members:
-        raise InputError(f"{source}: expected a tar of a host's /sys, found one with no members")
+        raise InputError(f"{source}: expected a tar of a host's /sys, found an empty tar")
     return ArchiveTree(tar.files, tar.links, frozenset(tar.directories))
 
 
@@ -386,7 +386,7 @@ def _number(field: bytes) -> int:
     if not digits:
         return 0
     if digits.strip(b"01234567"):
-        raise _DamagedError(f"{digits!r} in place of an octal number")
+        raise _DamagedError(f"{digits!r} instead of an octal number")
     return int(digits, 8)
 
 
@@ -420,7 +420,7 @@ def _decode_text(content: bytes) -> str:
 def _too_much(source: str, expected: str, excess: str) -> InputError:
     return InputError(
         f"{source}: expected {expected}, found {excess}",
-        hint="unpack what is needed of it and name the directory",
+        hint="unpack the needed part and pass the directory",
     )
 
 
@@ -430,7 +430,7 @@ def _not_whole(
     kind = "tar" if compression is None else f"{compression.name} tar"
     if members or isinstance(error, EOFError):
         return InputError(
-            f"{source}: expected a whole {kind}, found one cut short or damaged after {members}"
+            f"{source}: expected a whole {kind}, found a truncated or damaged file after {members}"
             f" members: {error}",
             hint="copy it again",
         )

@@ -24,7 +24,7 @@ def parse_xml(text: str, root: str, source: str) -> etree._Element:
     # Drop the declaration: a decoded text has no encoding.
     body = _DECLARATION.sub("", text, count=1).strip()
     if "<!ENTITY" in body or "<?xml " in body:
-        raise ParseError(source, "XML without entities of its own", body)
+        raise ParseError(source, "XML without entity declarations", body)
     parser = etree.XMLParser(
         encoding="utf-8",
         resolve_entities=False,

@@ -354,7 +354,7 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
     if several:
         figures.add_gap("nodes", "CPU n of rocm-bandwidth-test counts as node n")
     if run.matrices and not address_of:
-        figures.add_gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept")
+        figures.add_gap("rocm-bandwidth-test devices", "no GPU addresses: its results are skipped")
     last = {(c.is_bidirectional, c.source, c.destination): c for c in run.copies}
     for copy in last.values():
         metric = _name_metric(

@@ -29,7 +29,7 @@ def _read_run_results(run: TorchRun) -> MeasuredSamples:
     if run.stalled is not None:
         gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
     if any(device.address is None for device in run.devices):
-        gaps.append(Gap("GPU addresses", "PyTorch reports none: results cannot be paired"))
+        gaps.append(Gap("GPU addresses", "PyTorch reports no addresses: results cannot be paired"))
     samples = tuple(figures for figure in run.results for figures in _list_samples(figure, run))
     gaps += [gap for figure in run.results for gap in _result_gaps(figure, run)]
     if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.results):

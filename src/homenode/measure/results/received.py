@@ -57,7 +57,7 @@ def _read(stream: BinaryIO) -> ArchiveTree:
             file.write(chunk)
         file.flush()
         if bytes_left == MAX_BYTES:
-            raise InputError(f"{_SOURCE}: expected a tar of the run, found nothing")
+            raise InputError(f"{_SOURCE}: expected a tar of the run, found no data")
         # Without a name, no other user puts another file in its place.
         return read_archive(Path(f"/proc/self/fd/{file.fileno()}"))
 

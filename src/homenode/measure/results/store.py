@@ -75,7 +75,7 @@ def _run_by_lines(text: bytes, source: str) -> Run:
     samples: list[Sample] = []
     for number, line in enumerate(lines[1:], start=2):
         if end is not None:
-            raise InputError(f"{source}:{number}: expected nothing after the end, found a line")
+            raise InputError(f"{source}:{number}: expected the end of the file, found another line")
         record = formats.decode_record(line, f"{source}:{number}")
         if "end" in record:
             end = formats.convert(record["end"], KIND, int, f"{source}:{number}")

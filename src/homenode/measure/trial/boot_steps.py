@@ -125,7 +125,9 @@ class TrialDomain(Struct, frozen=True):
         try:
             self.journal.changes.write(entry)
         except HostError as error:
-            self.notify(f"not written down that {entry.kind} is {entry.what}: {error.message}")
+            self.notify(
+                f"the journal could not record that {entry.kind} is {entry.what}: {error.message}"
+            )
 
 
 class CopyStep(Struct, frozen=True):
@@ -135,7 +137,7 @@ class CopyStep(Struct, frozen=True):
     prepared: PreparedCopy | None = None
 
     def do(self, note: Note) -> ChangeEntry:
-        assert self.prepared is not None, "what is to be made is known"
+        assert self.prepared is not None, "prepare comes first"
         copy = self.prepared.copy
         commands = [command_line("virsh", "undefine", copy.uuid)]
         commands += [command_line("rm", *copy.overlays)] if copy.overlays else []
@@ -209,13 +211,13 @@ class LayoutStep(Struct, frozen=True):
         first = saved_original(virsh, uuid, root)
         is_first = first is not None and same_definition(first, before)
         if first is None or (not is_first and same_definition(virsh.read_definition(uuid), before)):
-            return "nothing had been changed"
+            return "no change had been made"
         with self.on.host_locked():
             done = restore_definition(virsh, uuid, root)
             if not is_first:  # the user had applied a layout before the trial
                 apply_definition(virsh, uuid, before, done.definition, root)
         if not is_first:
-            return "as it was applied before the trial"
+            return "to the layout that was applied before the trial"
         return "byte for byte" if done.exact else "printed otherwise by this libvirt"
 
 

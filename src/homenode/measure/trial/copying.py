@@ -187,7 +187,7 @@ def _check_under(header: qcow2.Qcow2Header, path: str, subject: str, levels: int
     if not start.startswith(qcow2.MAGIC):
         raise InputError(
             f"{subject}: {path}: expected a backing file with a format, found {name[:200]!r} "
-            "without one: QEMU would guess it, and open what a file of that format names",
+            "without a format: QEMU would guess it, and open the files that such an image names",
             hint="if it is raw: qemu-img rebase -u -f qcow2 -F raw -b FILE IMAGE",
         )
     _check_under(

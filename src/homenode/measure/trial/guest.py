@@ -90,7 +90,7 @@ class GuestReach(Struct, frozen=True):
         if not addresses:
             raise ToolError(
                 "no address of the guest is known to libvirt",
-                hint="--address sets it; --guest-access agent needs none",
+                hint="--address sets it; --guest-access agent needs no address",
             )
         key = None if how.key is None else Path(how.key)
         return [SshChannel(ip, how.user, self.known_hosts, how.port, key, uuid) for ip in addresses]

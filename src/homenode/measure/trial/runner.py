@@ -138,7 +138,7 @@ def run_trial(trial: Trial, lock: int) -> None:
         try:
             trial.journal.note(EntryKind.INTERRUPTED)
         except HostError as error:
-            trial.notify(f"not written down that it was interrupted: {error.message}")
+            trial.notify(f"the journal could not record the interruption: {error.message}")
         raise
     finally:
         with held_interrupts(trial.notify):
@@ -321,10 +321,8 @@ def _reject_taken(trial: Trial, tuned: TunedCopy) -> None:
     against = no_longer_fits(tuned.document, trial.head.domain, tuned.plan, host)
     if against:
         raise InputError(
-            f"expected the host to have room as when the trial was planned, found: "
-            f"{'; '.join(against)}",
-            hint=format_command(trial.head.argument, "resume")
-            + " tries it again when that is free",
+            f"the host no longer has the resources of the trial's plan: {'; '.join(against)}",
+            hint=format_command(trial.head.argument, "resume") + " continues once they are free",
         )
 
 

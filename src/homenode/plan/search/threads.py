@@ -161,9 +161,9 @@ def _next_to_vcpus(
         pus = CpuSet.from_bits(siblings[0])
         return pus, (_on_siblings(pus),)
     if not vcpu_pus.bits & free.isolated.bits:
-        shares = "no CPU is left for QEMU's own threads, so they run on CPUs of vCPUs"
+        shares = "no CPU remains for QEMU's own threads, so they run on CPUs of vCPUs"
         return vcpu_pus, (finding("emulator-shares-vcpus", cpus_text(vcpu_pus), observed=shares),)
-    unpinned = "every CPU that is left is isolated, so QEMU's own threads are not pinned"
+    unpinned = "all remaining CPUs are isolated, so QEMU's own threads are not pinned"
     return None, (finding("emulator-not-pinned", "emulator", observed=unpinned),)
 
 

@@ -519,7 +519,7 @@ def reject_machine(guest: Vm, subject: str, hint: str) -> None:
         return
     name = guest.machine
     if name is None:
-        name = "none named, which libvirt treats as i440fx on x86_64"
+        name = "no machine type, which libvirt treats as i440fx on x86_64"
     elif guest.architecture == "x86_64" and not guest.is_q35:
         name = f"{name} (i440fx)" if name == "pc" or "i440fx" in name else name
     machine = {"x86_64": "q35", "aarch64": "virt"}.get(guest.architecture)

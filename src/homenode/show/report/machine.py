@@ -282,7 +282,7 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
     elif host is not None:
         svgs.append(("host", topology_map(host)))
     for label, guest in list(machine.guests.items())[: MAX_MAPS - len(svgs)]:
-        svgs.append((f"what the suite saw under {label}", topology_map(guest)))
+        svgs.append((f"what the suite detected under {label}", topology_map(guest)))
     hatches = next((match[0] for _, svg in svgs if (match := _HATCHES.search(svg))), "")
     return HostPart(
         maps=tuple(

@@ -37,7 +37,7 @@ MAX_HEAT_MAPS = 24
 """Limit of heat maps for one machine."""
 
 _ABOUT_SIZES = {
-    "memory-latency": "time of one dependent load, by the size of what it walks through",
+    "memory-latency": "time of one dependent load, by the size of its working set",
 }
 """Captions of curves that show something other than the metric's single result."""
 

@@ -267,7 +267,7 @@ def _limit_cells(document: Document, cells: int) -> Document:
     if len(set(map(page_bytes, pages))) > 1:
         raise InputError(
             f"{document.source}:{dangling[0].line}: expected huge pages of one size for cells "
-            f"that change, found several sizes, and cells {dangling[0].get('nodeset')} of which "
+            f"that change, found several sizes for cells {dangling[0].get('nodeset')}, of which "
             f"{cells} remain",
             hint="choose one size with --page-size",
         )

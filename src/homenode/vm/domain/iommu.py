@@ -145,7 +145,7 @@ def smmu_left_out(
         "smmuv3-omitted",
         "<iommu model='smmuv3'>",
         observed=f"an accelerated SMMUv3 for each bus with a Grace GPU was omitted: {reason}; "
-        "without it the GPU's driver in the guest has no address translation of its own",
+        "without it the GPU's driver in the guest has no address translation",
         case=case,
     )
 

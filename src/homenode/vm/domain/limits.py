@@ -68,7 +68,7 @@ def launch_findings(guest: Vm, plan: Plan) -> Iterator[Finding]:
         yield finding(
             "launch-measurement",
             f"launch security {kind}",
-            observed="the plan changes what the guest is launched with: " + ", ".join(changes),
+            observed="the plan changes the guest's launch measurement: " + ", ".join(changes),
             severity=Severity.WARNING if kind in _MEASURED else Severity.INFO,
         )
 
@@ -115,7 +115,7 @@ def check_vcpus(
     if vcpus <= _EVERY_TYPE_TAKES:
         return ()
     limit = most_vcpus(guest.machine, qemu)
-    machine = guest.machine or "none, which is libvirt's choice"
+    machine = guest.machine or "none, which libvirt chooses"
     if limit is None:
         return (
             finding(

@@ -247,7 +247,7 @@ class _Merge(Struct, frozen=True):
             child_count += not _is_removed(self.edits[before:], child)
         if current.name != "devices":  # a device that was detached stays detached
             self.conflicts.extend(
-                f"{place}/{child.tag}{_name_suffix(child)}: the layout changed it, now none"
+                f"{place}/{child.tag}{_name_suffix(child)}: changed by the layout, removed since"
                 for key, child in first.items()
                 if key[0] not in unchanged and key in second and key not in third
                 if not _is_same(child, second[key])

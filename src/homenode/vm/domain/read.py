@@ -57,14 +57,14 @@ def open_domain(xml: bytes, source: str) -> Document:
         inside = next((e for e in root.walk() if e.name == "domain"), None)
         hint = "try: virsh dumpxml --inactive NAME"
         if inside is not None:
-            hint = f"it holds a <domain> at line {inside.line}: give that part alone; {hint}"
+            hint = f"it holds a <domain> at line {inside.line}: pass only this element; {hint}"
         raise InputError(f"{source}:{root.line}: expected <domain>, found <{root.tag}>", hint=hint)
     hypervisor = _OTHER_HYPERVISORS.get((root.get("type") or "").strip())
     if hypervisor is not None:
         target = "--target xen " if hypervisor == "Xen" else ""
         raise InputError(
-            f"{source}:{root.line}: expected a domain of QEMU (type kvm or qemu), found one of "
-            f"{hypervisor} (type {(root.get('type') or '').strip()})",
+            f"{source}:{root.line}: expected a domain of QEMU (type kvm or qemu), found a "
+            f"domain of {hypervisor} (type {(root.get('type') or '').strip()})",
             hint=f"replace the file by {target}--vcpus N --memory SIZE",
         )
     for row in ROWS:

@@ -93,8 +93,8 @@ def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: st
 
 
 _SHARED_SLOT = (
-    "a passed-through device leaves the slot that it shares: delete the <address> of what is left "
-    "in it, so that libvirt finds it a slot of its own, or choose pin-numa, which moves no device"
+    "a passed-through device leaves the slot that it shares: delete the <address> of the remaining "
+    "function, so that libvirt assigns another slot, or choose pin-numa, which moves no device"
 )
 _WAYS_OUT = {"function-without-0": _SHARED_SLOT, "multifunction-off": _SHARED_SLOT}
 
@@ -149,7 +149,7 @@ def _reject_other_plans(guest: Vm, plan: Plan, source: str) -> None:
     if expanders and not (guest.is_q35 or guest.is_virt):
         raise InputError(
             f"{source}: expected machine type q35 (x86-64) or virt (aarch64) for expander buses, "
-            f"found {guest.machine or 'none, which libvirt takes for i440fx'}",
+            f"found {guest.machine or 'no machine type, which libvirt treats as i440fx'}",
             hint="choose a layout without -pci"
             + (", or change the machine type to q35" if guest.architecture == "x86_64" else ""),
         )

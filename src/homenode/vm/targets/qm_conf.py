@@ -83,7 +83,7 @@ class Conf(Struct, frozen=True, dict=True):
             *(device.uuid for device in vm["mediated"]),
         ]
         if len(set(names)) < len(names):
-            raise InputError(f"{source}: expected each host device once, found one twice")
+            raise InputError(f"{source}: a host device is listed twice")
         is_shaped = "cores" in values or "sockets" in values
         pages = parse_page_bytes(values, source)
         return vm | {

@@ -70,8 +70,8 @@ def recognize_kind(content: bytes, source: str, named: str | None = None) -> str
             hint=command_line("homenode", "kubevirt", "check", source),
         )
     raise InputError(
-        f"{source}: not a VM: neither libvirt's XML nor a configuration of qm or xl nor a script "
-        "of homenode",
+        f"{source}: not a VM: expected libvirt's domain XML, a configuration of qm or xl, or a "
+        "script of homenode",
         hint=_DUMP,
     )
 

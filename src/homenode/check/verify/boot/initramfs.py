@@ -211,7 +211,7 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
             "guest-bar-unplaced",
             f"device {name}",
             expected="space for its BARs in the guest's address space",
-            observed=f"the guest's kernel finds none for a BAR of {unplaced[name]:#x} bytes",
+            observed=f"the guest's kernel has no space for a BAR of {unplaced[name]:#x} bytes",
             source=source,
         )
     for topic, texts in other.items():

@@ -138,7 +138,7 @@ def boot_stand_in(
             try:
                 user = _let_in(directory, through)
             except OSError as error:
-                reason = f"{directory}: {error.strerror}: its QEMU cannot be let in alone"
+                reason = f"{directory}: {error.strerror}: access cannot be limited to its QEMU"
                 findings += (libvirt_boot.could_not_start(reason, through),)
                 through = None
         guests = []

@@ -427,8 +427,8 @@ def observe_running_domain(
         )
     if plan is not None and plan.vm.name != state.name:
         raise UsageError(
-            f"{state.name}: expected a plan for it, found one for {plan.vm.name}",
-            hint="omit --plan to compare it with its own definition",
+            f"{state.name}: expected a plan for this VM, found a plan for {plan.vm.name}",
+            hint="omit --plan to compare the VM with its own definition",
         )
     running = build_vm(
         open_domain(virsh.live_definition(state.uuid), f"the definition of {state.name}")

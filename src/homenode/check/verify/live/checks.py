@@ -228,7 +228,7 @@ def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             f"nice {limit.nice} more" if limit.nice > 0 else None
         )
         if policy is not None:
-            fair = "a scheduler that gives it its share"
+            fair = "a scheduler that guarantees its share"
             yield finding("live-scheduler", subject, fair, policy, vm.name)
         for directory, share in limit.quotas:
             is_thread = directory.rpartition("/")[2].startswith(("vcpu", "iothread", "emulator"))
@@ -269,7 +269,7 @@ def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             yield finding("live-io-limit", vm.name, "the devices' own rates", f"{text}, by {by}")
         elif limit.file == "cpu.weight" and value == "0":
             fair, idle = (
-                "a scheduler that gives it its share",
+                "a scheduler that guarantees its share",
                 f"cpu.idle of cgroup {limit.directory}",
             )
             yield finding("live-scheduler", vm.name, fair, idle, by)
@@ -350,7 +350,7 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             threads_text = f"{plural(other.threads, 'vCPU')} that may run anywhere"
             observed = f"{threads_text}, on {cpus_text(meeting)} too{load}"
         elif other.allowed <= cores and not other.floats:
-            name, planned = "live-pinned-process", "nothing else bound to the VM's cores"
+            name, planned = "live-pinned-process", "no other process bound to the VM's cores"
             allowed = cpus_text(other.allowed)
             observed = f"{plural(other.threads, 'thread')} allowed on {allowed} only{load}"
             values = {"process": other.process}

@@ -199,7 +199,7 @@ def _end(
         note(f"not measured: {plural(len(unmeasured) - _MAX_SHOWN, 'more job')}")
     note(f"next: homenode slurm report {shlex.quote(str(directory.path))}")
     if missing:
-        note("the same command continues what is missing")
+        note("run the same command again to continue")
     if missing or unmeasured:
         raise SystemExit(FINDINGS)
 

@@ -397,7 +397,7 @@ COPIES = ("gpu-bandwidth", "gpu-peer")
 """Tests of homenode bench that every job runs."""
 
 _ABOUT = {
-    Sharing.LOOK: "what {nodes} is: nothing is measured.",
+    Sharing.LOOK: "the hardware of {nodes}: nothing is measured.",
     Sharing.EXCLUSIVE: "the whole of {nodes}, bound to NUMA node {numa}: every GPU from there.",
     Sharing.ALONE: "one job of the shared queue on {nodes}, as Slurm places and binds it.",
     Sharing.TOGETHER: "{jobs} jobs of the shared queue on {nodes} that measure at the same time.",

@@ -126,7 +126,7 @@ def _combine(
     if answers:
         texts = (f"{source} shows {', '.join(map(str, shown[source]))}" for source in answers)
         return JobLocality.UNKNOWN, "; ".join(texts)
-    return JobLocality.UNKNOWN, "; ".join(reasons) or "nothing shows which GPUs it had"
+    return JobLocality.UNKNOWN, "; ".join(reasons) or "its GPUs are unknown"
 
 
 def _judge(
@@ -137,7 +137,7 @@ def _judge(
     cluster_node: str,
 ) -> Locality:
     if pus is None:
-        return JobLocality.UNKNOWN, "nothing shows on which nodes its CPUs were"
+        return JobLocality.UNKNOWN, "the nodes of its CPUs are unknown"
     nodes = run.head.nodes
     allocation = JobAllocation(
         job="",

@@ -301,7 +301,9 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
 
     runs = runs_by(jobs, label_of)
     if len({run.head.arrangement for run in runs}) < 2:
-        return _unknown_answer("copies between GPUs were measured under one binding, or none")
+        return _unknown_answer(
+            "copies between GPUs were measured with one binding or without results"
+        )
     recommendation = recommend("", group_runs(runs), Objective.MULTI_GPU)
     evidence = _evidence_of(recommendation)
     if recommendation.choice is None:

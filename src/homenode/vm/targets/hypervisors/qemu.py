@@ -382,7 +382,7 @@ ROWS = (
         says={
             Feature.VCPU_PINS: indirect_support(
                 "QEMU has no option: the script pins its threads by taskset after the start",
-                "vCPUs float for the first moments, and nothing pins threads that come later",
+                "vCPUs float for the first moments, and later threads are not pinned",
             ),
             Feature.EMULATOR_PINS: make_native("taskset around QEMU"),
         },

@@ -15,7 +15,7 @@ import pytest
 from homenode.cli import terminal
 from homenode.cli.arguments.place import ApplyArguments, RestoreArguments
 from homenode.cli.command import Command
-from homenode.cli.main import PROGRAM, code_of, run
+from homenode.cli.main import PROGRAM, run, run_and_report
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.privileges import hold_to_its_row
@@ -72,7 +72,7 @@ def homenode(
     out, err = _Stream(), _Stream()
     streams = sys.stdout, sys.stderr, sys.stdin
     content = input if isinstance(input, bytes) else input.encode()
-    terminal.console.cache_clear()
+    terminal.make_console.cache_clear()
     terminal.error_console.cache_clear()
     code, raised = 0, None
     given = [str(word) for word in words]
@@ -81,7 +81,7 @@ def homenode(
         sys.stdin = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
         try:
             if whole:
-                code = code_of(given)
+                code = run_and_report(given)
             else:
                 run(given)
         except SystemExit as end:
@@ -90,7 +90,7 @@ def homenode(
             code, raised = getattr(error, "exit_code", 1), error
         finally:
             sys.stdout, sys.stderr, sys.stdin = streams
-            terminal.console.cache_clear()
+            terminal.make_console.cache_clear()
             terminal.error_console.cache_clear()
     return Result(code, out.text(), err.text(), raised)
 

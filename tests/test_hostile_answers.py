@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from homenode.change.journal import ChangeHead
-from homenode.check.verify.live.capture import _bytes_of
+from homenode.check.verify.live.capture import _parse_bytes
 from homenode.cluster.kubevirt.arguments import parse_version
 from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
 from homenode.cluster.slurm.tools.squeue import parse_states
@@ -109,7 +109,7 @@ def test_a_number_that_int_refuses_is_none(number: str) -> None:
     assert job.task is None
     assert parse_states(f"{number}|1|RUNNING@name@None", "@") == ()
     assert parse_version(f"v1.{number}") is None
-    assert _bytes_of(f"Hugepagesize: {number} kB\n", "Hugepagesize") is None
+    assert _parse_bytes(f"Hugepagesize: {number} kB\n", "Hugepagesize") is None
 
 
 def test_deep_toml_is_a_message() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.initramfs import initramfs
+from homenode.check.verify.boot.initramfs import pack_initramfs
 from tests.lab.serial_agent import CHANNEL, LOOP
 
 UUID = "6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49"
@@ -60,7 +60,7 @@ _DOMAIN = """<domain type='qemu'>
 def trial_initrd(programs: Mapping[str, bytes]) -> bytes:
     """An archive with busybox and an init that answers at the second serial port. programs: as
     below."""
-    return initramfs(find_guest_files().busybox, _INIT + LOOP + _IDLE, programs)
+    return pack_initramfs(find_guest_files().busybox, _INIT + LOOP + _IDLE, programs)
 
 
 def trial_guest(

@@ -64,8 +64,8 @@ def plan_file(
     from homenode.plan.pipeline import plan_file as plan_document
     from homenode.vm.domain.read import read_vm
 
-    content, source = _document(domain)
-    machine = _host(host)
+    content, source = _read_document(domain)
+    machine = _read_host(host)
     requested = options or PlanOptions(AUTO)
     reject_objective(requested)
     chosen = resolve_layout(read_vm(content, source), requested, machine).options
@@ -79,11 +79,11 @@ def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) ->
     from homenode.vm.domain.read import open_domain
     from homenode.vm.domain.schema import parsed_by_libvirt, validate
 
-    document = open_domain(*_document(domain))
+    document = open_domain(*_read_document(domain))
     errors, gap = validate(document.to_bytes())
     parsed = parsed_by_libvirt(document) if errors else None
     verification = verify_document(
-        document, plan=plan, host=_host(host), schema_errors=errors, parsed=parsed
+        document, plan=plan, host=_read_host(host), schema_errors=errors, parsed=parsed
     )
     unchecked = (*([str(gap)] if gap else []), *verification.not_checked)
     return replace(
@@ -96,8 +96,8 @@ def diagnose(host: HostSource = None, domain: Domain | None = None) -> Findings:
     from homenode.check.doctor.diagnosis import diagnose as find
     from homenode.vm.domain.read import open_domain
 
-    document = None if domain is None else open_domain(*_document(domain))
-    return find(_host(host), document)
+    document = None if domain is None else open_domain(*_read_document(domain))
+    return find(_read_host(host), document)
 
 
 def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) -> Recommendation:
@@ -106,7 +106,7 @@ def decide(host: HostSource, objective: Objective, results: Sequence[str] = ()) 
     from homenode.decide.machine_facts import assign_runs, facts_of_host
     from homenode.decide.recommendation import decide as decide_on
 
-    machine = _host(host)
+    machine = _read_host(host)
     runs = assign_runs(load_results(*results), machine)
     return decide_on(runs, facts_of_host(machine), objective)
 
@@ -154,7 +154,7 @@ def to_json(value: Host | Plan | Findings | Comparison) -> str:
     return encode("findings" if isinstance(value, Findings) else "comparison", value)
 
 
-def _document(domain: Domain) -> tuple[bytes, str]:
+def _read_document(domain: Domain) -> tuple[bytes, str]:
     """Return a domain's definition, and its name in messages."""
     from homenode.safe.input_files import read_input
 
@@ -163,5 +163,5 @@ def _document(domain: Domain) -> tuple[bytes, str]:
     return read_input(domain, "a domain XML"), str(domain)
 
 
-def _host(source: HostSource) -> Host:
+def _read_host(source: HostSource) -> Host:
     return source if isinstance(source, Host) else load_host(source)

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from homenode.cli.command import find_call, option_helps
-from homenode.cli.help import format_option, help_lines, summary
+from homenode.cli.help import format_option, format_summary, help_lines
 from homenode.cli.main import PROGRAM
 from homenode.option import Arg
 from tests.command_line import every_command, homenode
@@ -41,7 +41,7 @@ def test_short_help_has_whole_clauses(words: tuple[str, ...]) -> None:
     """A sentence that is cut at a comma says something else: "Check whether a VM's CPUs"."""
     shown = " ".join(" ".join(_help(words, 79, whole=False)).split())
     for one in EVERY[words].commands:
-        first = re.split(r"[.;] ", summary(one))[0].rstrip(".")
+        first = re.split(r"[.;] ", format_summary(one))[0].rstrip(".")
         assert one.hidden or first in shown
 
 

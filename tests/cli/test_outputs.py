@@ -77,7 +77,7 @@ def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     terminal.error_console.cache_clear()
-    terminal.console.cache_clear()
+    terminal.make_console.cache_clear()
     done = homenode("pool", "place", DOCUMENT, "--pool", "hgx-h100*2", "--gpus", "99")
     (refused,) = [line for line in done.stderr.splitlines() if "99 GPUs needed" in line]
     assert refused.endswith("8 of 8 free")

@@ -9,7 +9,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.check.domain.verification import versions_on_host
 from homenode.cli.arguments.place import PlanArguments
-from homenode.cli.plan import with_versions
+from homenode.cli.plan import replace_versions
 from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
 from homenode.option import version
@@ -37,7 +37,7 @@ def on(libvirt: str | None, qemu: str | None, name: str = "hgx-h100") -> Host:
         libvirt=None if libvirt is None else version(libvirt, "--libvirt"),
         qemu=None if qemu is None else version(qemu, "--qemu"),
     )
-    return with_versions(load_host(name), asked)
+    return replace_versions(load_host(name), asked)
 
 
 def tuned(xml: bytes, libvirt: str | None, qemu: str | None = None) -> PlannedFile:

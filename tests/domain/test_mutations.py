@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.check.verify.boot.stand_in import choose_cpu, stand_in_of
-from homenode.check.verify.expectation import expectation_of, without_vcpus
+from homenode.check.verify.boot.stand_in import build_test_guest, choose_cpu
+from homenode.check.verify.expectation import build_expectation, remove_vcpus
 from homenode.errors import HostError, InputError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.document import MAX_ALIKE, MAX_DEVICES, MAX_ELEMENTS, parse_document
@@ -114,9 +114,9 @@ def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
         document = open_domain(xml, "mutated")
         facts = build_vm(document)
         findings_of(xml, host=small_host())
-        without_vcpus(expectation_of(facts), facts.offline_vcpus)
+        remove_vcpus(build_expectation(facts), facts.offline_vcpus)
         str((facts.pinned_pus, facts.memory_pieces))
-        stand_in_of(document, facts, choose_cpu(document, facts, kvm=False), "q35")
+        build_test_guest(document, facts, choose_cpu(document, facts, kvm=False), "q35")
     except (InputError, HostError) as error:
         assert NAMED.match(str(error)), error
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.check.verify.expectation import expectation_of
-from homenode.check.verify.guest_checks import view_of_stand_in
+from homenode.check.verify.expectation import build_expectation
+from homenode.check.verify.guest_checks import compare_test_guest
 from homenode.cluster.kubevirt.placing import place_devices
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import validate
@@ -126,7 +126,7 @@ def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
     facts = build_vm(opened)
     booted = boot_stand_in(opened, facts, BootOptions(connect="none", timeout_s=600))
     assert booted.guest is not None, booted.findings
-    seen = view_of_stand_in(expectation_of(facts), booted.stand_in, booted.guest)
+    seen = compare_test_guest(build_expectation(facts), booted.stand_in, booted.guest)
     node_of_gpu = {
         line.subject.removeprefix("device 0000:"): line.observed.partition(",")[0]
         for line in seen.checks

@@ -105,7 +105,7 @@ def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
         NAME,
     )
     assert done.exit_code == 4, done.output
-    assert "nothing was booted" in done.output
+    assert "no VM was started" in done.output
     assert known_trials(tmp_path / "state") == ()
 
 

@@ -105,7 +105,7 @@ homenode plan: gpu-vm does not fit hgx-h100: 4 TiB needed, 1.96 TiB free
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-    terminal.console.cache_clear()
+    terminal.make_console.cache_clear()
     terminal.error_console.cache_clear()
 
 

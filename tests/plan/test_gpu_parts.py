@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.check.domain.devices import devices_on_host
-from homenode.check.domain.verification import as_planned
+from homenode.check.domain.verification import compare_with_plan
 from homenode.errors import HomenodeError
 from homenode.machine.description.parse import load_shipped, parse_description
 from homenode.machine.discover.host import discover
@@ -131,7 +131,7 @@ def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> No
     again = plan_file(unassigned, "vm", PlanOptions(layout="pin-numa-pci"), divided())
     assert again.document == made.document != unassigned
     document = open_domain(made.document, "vm")
-    assert not list(as_planned(document, build_vm(document), made.plan))
+    assert not list(compare_with_plan(document, build_vm(document), made.plan))
 
 
 def test_gpus_of_a_profile_are_free_parts_of_it() -> None:

@@ -8,9 +8,9 @@ from lxml import etree
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.check.domain.devices import limits
-from homenode.check.domain.verification import as_planned
-from homenode.check.verify.expectation import expectation_of
+from homenode.check.domain.devices import find_limits
+from homenode.check.domain.verification import compare_with_plan
+from homenode.check.verify.expectation import build_expectation
 from homenode.cpuset import CpuSet
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.pci import DeviceKind
@@ -244,7 +244,7 @@ def test_a_mask_that_an_older_libvirt_takes_less_strictly_is_a_finding(
 
 def test_the_doctor_counts_memory_devices_in_what_a_vm_locks_and_maps() -> None:
     bare, with_dimm = (
-        limits(build_vm(parse_document(xml, "vm.xml")), [])
+        find_limits(build_vm(parse_document(xml, "vm.xml")), [])
         for xml in (document(256, 512, ""), document(128, 512, memory_device(256, 1)))
     )
     assert with_dimm == bare
@@ -316,8 +316,8 @@ def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:
     assert rewrite(tuned, plan) == tuned
     document = open_domain(tuned, "vm.xml")
     facts = build_vm(document)
-    assert not list(as_planned(document, facts, plan))
-    for expected in (expectation_of(plan.vm), expectation_of(facts)):
+    assert not list(compare_with_plan(document, facts, plan))
+    for expected in (build_expectation(plan.vm), build_expectation(facts)):
         assert [cell.id for cell in expected.cells] == [0]
         assert expected.distances in (None, ((10,),))
     assert nodesets(rewrite(tuned, plan_on(NEW, "pin"))) == []

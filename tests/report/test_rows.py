@@ -22,7 +22,7 @@ def test_csv_and_json_carry_the_same_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = full_results(tmp_path)
-    terminal.console.cache_clear()
+    terminal.make_console.cache_clear()
     assert report(results, "--csv") == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert report(results, "--json") == 0

@@ -45,7 +45,7 @@ class StandIn:
     def run(self, *options: str) -> tuple[int, str]:
         """The exit code, and all that the command says, in this process."""
         said = io.StringIO()
-        terminal.console.cache_clear()
+        terminal.make_console.cache_clear()
         code: object = 0
         with (
             patch.dict(os.environ, self.environment, clear=True),
@@ -57,7 +57,7 @@ class StandIn:
                 main.main()
             except SystemExit as end:
                 code = end.code
-        terminal.console.cache_clear()
+        terminal.make_console.cache_clear()
         return int(str(code or 0)), said.getvalue()
 
     def run_killed(self, when: str, *options: str) -> int:

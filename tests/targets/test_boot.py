@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_command
-from homenode.check.verify.expectation import expectation_of
-from homenode.check.verify.guest_checks import GuestView, view_of_guest, view_of_stand_in
+from homenode.check.verify.expectation import build_expectation
+from homenode.check.verify.guest_checks import GuestView, compare_test_guest, view_of_guest
 from homenode.check.verify.target_file import expectation_for_target
 from homenode.machine.pci import DeviceKind
 from homenode.plan.pipeline import plan_for_target
@@ -36,7 +36,7 @@ def _bootable() -> None:
 def seen(words: tuple[str, ...], plan: Plan) -> GuestView:
     booted = boot_command(words, "vm", BootOptions(timeout_s=500))
     assert booted.guest is not None, booted.findings
-    return view_of_stand_in(expectation_of(plan.vm), booted.stand_in, booted.guest)
+    return compare_test_guest(build_expectation(plan.vm), booted.stand_in, booted.guest)
 
 
 def wrong(view: GuestView) -> list[str]:

@@ -146,7 +146,7 @@ def test_the_published_query_of_eight_h100_is_read_whole() -> None:
         (QUERY.replace("</nvidia_smi_log>", ""), "well-formed XML"),
         (
             '<!DOCTYPE a [<!ENTITY b "c">]><nvidia_smi_log>&b;</nvidia_smi_log>',
-            "XML without entities",
+            "XML without entity declarations",
         ),
         (QUERY.replace("</gpu>", "</gpu><gpu id='0009:01:00.0'/>"), "each GPU once"),
     ],

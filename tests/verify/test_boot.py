@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.check.verify.boot.guest_files import kvm_works
-from homenode.check.verify.boot.initramfs import initramfs
+from homenode.check.verify.boot.initramfs import pack_initramfs
 from homenode.check.verify.boot.libvirt import find_uri
 from homenode.check.verify.boot.stand_in import TWO_GUESTS_TEXT
 from homenode.check.verify.boot.stand_in_boot import BootOptions, BootOutcome, boot_stand_in
-from homenode.check.verify.expectation import expectation_of
-from homenode.check.verify.guest_checks import GuestView, view_of_stand_in
+from homenode.check.verify.expectation import build_expectation
+from homenode.check.verify.guest_checks import GuestView, compare_test_guest
 from homenode.cpuset import CpuSet
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.process import run
@@ -108,8 +108,8 @@ def view(booted: dict[str, Future[BootOutcome]], name: str) -> GuestView:
     assert outcome.guest is not None, outcome.findings
     xml, plan = documents()[name]
     facts = build_vm(open_domain(xml, "vm.xml"))
-    expected = expectation_of(vm_as_it_runs(plan, facts), document=facts)
-    return view_of_stand_in(expected, outcome.stand_in, outcome.guest)
+    expected = build_expectation(vm_as_it_runs(plan, facts), document=facts)
+    return compare_test_guest(expected, outcome.stand_in, outcome.guest)
 
 
 def node_of_device(seen: GuestView) -> dict[str, str]:
@@ -208,8 +208,8 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
     options = BootOptions("none", timeout_s=600, keep=tmp_path)
     outcome = boot_stand_in(document, facts, options)
     assert outcome.guest is not None, outcome.findings
-    expected = expectation_of(vm_as_it_runs(right.plan, facts), document=facts)
-    seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
+    expected = build_expectation(vm_as_it_runs(right.plan, facts), document=facts)
+    seen = compare_test_guest(expected, outcome.stand_in, outcome.guest)
     assert named(seen) == {("guest-device-missing", f"device {DEVICES[0]}")}
     assert seen.observation.vcpus == CpuSet(range(4))
     if TWO_GUESTS_TEXT in outcome.stand_in.left_out:
@@ -251,7 +251,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = guest_files(fake_qemu=True)
-    kvm_works(files.kernel, initramfs(files.busybox))  # kept: the program below is not asked
+    kvm_works(files.kernel, pack_initramfs(files.busybox))  # kept: the program below is not asked
     program = tmp_path / "qemu-system-x86_64"
     program.write_text(ENDLESS)
     program.chmod(0o755)
@@ -281,10 +281,10 @@ def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
     assert outcome.guest is not None and outcome.how.startswith("QEMU without libvirt")
     (finding,) = outcome.findings
     assert finding.id == "libvirt-could-not-start" and "power off within 1 s" in finding.observed
-    expected = expectation_of(
+    expected = build_expectation(
         vm_as_it_runs(tuned("default").plan, build_vm(document)), document=build_vm(document)
     )
-    seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
+    seen = compare_test_guest(expected, outcome.stand_in, outcome.guest)
     assert node_of_device(seen) == dict.fromkeys(DEVICES, "numa_node -1") and not named(seen)
 
 
@@ -302,8 +302,8 @@ def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) ->
     if "libvirt-could-not-start" in said:
         pytest.skip(f"this libvirtd starts no guests: {said['libvirt-could-not-start']}")
     assert outcome.how.startswith("libvirt at") and outcome.guest is not None
-    expected = expectation_of(vm_as_it_runs(tuning.plan, facts), document=facts)
-    assert not named(view_of_stand_in(expected, outcome.stand_in, outcome.guest))
+    expected = build_expectation(vm_as_it_runs(tuning.plan, facts), document=facts)
+    assert not named(compare_test_guest(expected, outcome.stand_in, outcome.guest))
     name = ElementTree.parse(tmp_path / "kept" / "domain.xml").findtext("name")
     listed = run(("virsh", "-q", "-c", uri, "list", "--all", "--name"), 30).stdout
     assert name is not None and name not in listed.split()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from homenode.check.verify.boot import boot_directory as boot_directories
-from homenode.check.verify.boot.boot_directory import GuestOutput, boot_directory, let_qemu_in
+from homenode.check.verify.boot.boot_directory import GuestOutput, allow_qemu, boot_directory
 from homenode.check.verify.boot.libvirt import find_uri, user_of_capabilities
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HostError
@@ -60,10 +60,10 @@ def said(tmp_path: Path) -> Iterator[GuestOutput]:
 
 
 def test_what_the_guest_said_is_read_and_forgotten(said: GuestOutput) -> None:
-    assert said.content() == b"sound" and said.text() == "sound"
+    assert said.read_bytes() == b"sound" and said.read_text() == "sound"
     assert stat.S_IMODE(said.path.stat().st_mode) == 0o600
     said.clear()
-    assert said.content() == b""
+    assert said.read_bytes() == b""
 
 
 def _replaced(said: GuestOutput) -> None:
@@ -103,7 +103,7 @@ def test_a_report_that_another_user_could_have_written_is_none(
 ) -> None:
     change(said)
     with pytest.raises(HostError, match="is not trusted") as raised:
-        said.content()
+        said.read_bytes()
     assert found in raised.value.message and raised.value.exit_code == 3
 
 
@@ -112,7 +112,7 @@ def test_a_report_that_another_user_could_have_written_is_none(
 def test_a_report_of_another_user_is_none(said: GuestOutput) -> None:
     os.chown(said.path, ATTACKER, -1)
     with pytest.raises(HostError, match=f"belongs to user {ATTACKER}"):
-        said.content()
+        said.read_bytes()
 
 
 @pytest.mark.root
@@ -120,7 +120,7 @@ def test_a_report_of_another_user_is_none(said: GuestOutput) -> None:
 def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -> None:
     with boot_directory() as directory:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-        let_qemu_in(directory, QEMU)
+        allow_qemu(directory, QEMU)
         said = GuestOutput(directory / "report", QEMU)
         boot_directories.copy_for_qemu(directory / "kernel", b"kernel", QEMU)
         try:
@@ -144,7 +144,7 @@ def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path
                 'cat "$1/kernel"',
             ):
                 assert as_user(ATTACKER, attack, str(directory)).returncode, attack
-            assert said.text() == "booted\n"
+            assert said.read_text() == "booted\n"
         finally:
             said.close()
     assert not list(place.glob("homenode-boot-*"))
@@ -199,7 +199,7 @@ def test_others_rights_by_an_inherited_list_end_where_one_user_is_let_in(tmp_pat
     os.close(descriptor)
     directory = tmp_path / "boot"
     directory.mkdir(mode=0o700)
-    let_qemu_in(directory, QEMU)
+    allow_qemu(directory, QEMU)
     assert as_user(ATTACKER, 'echo x >"$1/y"', str(directory)).returncode
 
 
@@ -321,12 +321,12 @@ def test_an_attacker_at_every_moment_of_making_a_directory_gets_nothing(place: P
     with attacked(place) as won:
         for _ in range(200):
             with boot_directory() as directory:
-                let_qemu_in(directory, QEMU)
+                allow_qemu(directory, QEMU)
                 boot_directories.copy_for_qemu(directory / "kernel", b"kernel", QEMU)
                 said = GuestOutput(directory / "report", QEMU)
                 try:
                     time.sleep(0.001)
-                    assert said.content() == b""
+                    assert said.read_bytes() == b""
                     assert (directory / "kernel").read_bytes() == b"kernel"
                 finally:
                     said.close()

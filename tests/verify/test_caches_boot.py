@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.check.verify.boot.initramfs import initramfs
+from homenode.check.verify.boot.initramfs import pack_initramfs
 from homenode.check.verify.boot.stand_in_boot import kernel_command
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
@@ -67,7 +67,7 @@ class Seen:
 
 def booted(made: Plan, model: str, online: int, directory: Path) -> Seen:
     files = guest_files()
-    (directory / "initramfs").write_bytes(initramfs(files.busybox, INIT))
+    (directory / "initramfs").write_bytes(pack_initramfs(files.busybox, INIT))
     smp = smp_text(made).removeprefix(f"{made.vm.vcpus},")
     cells = (
         (

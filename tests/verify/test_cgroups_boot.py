@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.check.verify.boot.initramfs import initramfs
+from homenode.check.verify.boot.initramfs import pack_initramfs
 from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
 from homenode.check.verify.live.checks import group_findings, limit_findings
 from homenode.vm.domain.read import read_vm
@@ -77,7 +77,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]
     """The kernel's files by path, before and after limits were set."""
     files = guest_files()
     initrd = tmp_path_factory.mktemp("guest") / "initrd"
-    initrd.write_bytes(initramfs(files.busybox, INIT))
+    initrd.write_bytes(pack_initramfs(files.busybox, INIT))
     disk = ("-drive", "driver=null-co,size=1M,if=none,id=d", "-device", "nvme,drive=d,serial=1")
     words = (
         *("qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=single", "-smp", "2"),

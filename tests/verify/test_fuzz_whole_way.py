@@ -14,8 +14,8 @@ import pytest
 
 from homenode.check.domain.verification import verify_document
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.check.verify.expectation import expectation_of
-from homenode.check.verify.guest_checks import view_of_stand_in
+from homenode.check.verify.expectation import build_expectation
+from homenode.check.verify.guest_checks import compare_test_guest
 from homenode.findings import are_bad
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import PlannedFile, plan_file
@@ -110,10 +110,10 @@ def booted(case: Case) -> None:
     facts = build_vm(document)
     outcome = boot_stand_in(document, facts, BootOptions("none", timeout_s=900), case.host)
     assert outcome.guest is not None, f"seed {case.seed}: {outcome.findings}"
-    expected = expectation_of(
+    expected = build_expectation(
         vm_as_it_runs(case.tuning.plan, facts), document=facts, host=case.host
     )
-    seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
+    seen = compare_test_guest(expected, outcome.stand_in, outcome.guest)
     found = [one for one in (*outcome.findings, *seen.findings) if are_bad([one])]
     assert not found, f"seed {case.seed}: {found}"
 

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.check.verify.boot.initramfs import kernel_findings
-from homenode.check.verify.expectation import expectation_of, groups_of
+from homenode.check.verify.expectation import build_expectation, group_neighbours
 from homenode.check.verify.guest_checks import GuestView, view_of_guest
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
@@ -27,7 +27,7 @@ from tests.verify_guests import guest_host
 
 
 def seen(guest: Host, layout: str = "pin-numa-pci", plan: Plan | None = None) -> GuestView:
-    expected = expectation_of((plan or tuned(layout).plan).vm, host=small_host())
+    expected = build_expectation((plan or tuned(layout).plan).vm, host=small_host())
     return view_of_guest(expected, guest, small_host())
 
 
@@ -140,14 +140,14 @@ def test_a_device_without_an_address_is_inconclusive_where_its_kind_differs() ->
 
 def test_llcs_that_are_passed_through_are_those_of_the_pinned_pus() -> None:
     plan = with_vm(tuned("pin-numa-pci").plan, cpu_cache=GuestCache.PASSTHROUGH)
-    expected = expectation_of(plan.vm, host=small_host())
+    expected = build_expectation(plan.vm, host=small_host())
     assert expected.l3 == (CpuSet([0, 1]), CpuSet([2, 3]))
-    assert expectation_of(plan.vm).l3 is None
+    assert build_expectation(plan.vm).l3 is None
     first = plan.vcpu_pins[0]
     unknown = tuple(
         structs.replace(pu, llc=None) if pu.index in first else pu for pu in small_host().pus
     )
-    assert expectation_of(plan.vm, host=structs.replace(small_host(), pus=unknown)).l3 is None
+    assert build_expectation(plan.vm, host=structs.replace(small_host(), pus=unknown)).l3 is None
 
 
 def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
@@ -162,7 +162,7 @@ def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
     # AMD's siblings need topoext, with which Linux takes the socket for an L3.
     assert plan.vm.cpu_topology is not None
     siblings = with_vm(plan, cpu_topology=plan.vm.cpu_topology._replace(cores=1, threads=2))
-    assert expectation_of(siblings.vm).l3 is None
+    assert build_expectation(siblings.vm).l3 is None
 
 
 def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() -> None:
@@ -189,13 +189,13 @@ def test_the_document_says_where_devices_are_when_the_plan_does_not() -> None:
         hostdevs=tuple(structs.replace(d, address=None) for d in tuning.plan.vm.hostdevs),
     )
     facts = build_vm(open_domain(tuning.document, "vm.xml"))
-    expected = expectation_of(vm_as_it_runs(unplaced, facts), document=facts, host=small_host())
+    expected = build_expectation(vm_as_it_runs(unplaced, facts), document=facts, host=small_host())
     assert not view_of_guest(expected, guest_host(), small_host()).findings
 
 
 def test_a_document_alone_promises_what_it_says() -> None:
     facts = build_vm(open_domain(tuned("pin-numa-pci").document, "vm.xml"))
-    expected = expectation_of(facts)
+    expected = build_expectation(facts)
     assert not view_of_guest(expected, guest_host(), None).findings
     assert ids(view_of_guest(expected, guest_host(distance=42), None).findings) == {
         "guest-distances"
@@ -210,7 +210,7 @@ def test_distances_are_of_the_cells_that_the_guest_sees() -> None:
         for i, (size, row) in enumerate(zip((MIB, 0, MIB), rows, strict=True))
     )
     guest = Vm(name="vm", vcpus=1, memory_bytes=2 * MIB, cells=cells)
-    assert expectation_of(guest).distances == ((10, 30), (30, 10))
+    assert build_expectation(guest).distances == ((10, 30), (30, 10))
 
 
 def facts_of(*pairs: tuple[str, str]) -> Vm:
@@ -226,10 +226,10 @@ def test_vcpus_that_the_document_has_offline_are_not_missed() -> None:
     )
     facts = facts_of((">4</vcpu>", " current='2'>4</vcpu>"), ("<cputune>", states))
     assert facts.offline_vcpus == CpuSet((1, 3))
-    expected = expectation_of(facts)
+    expected = build_expectation(facts)
     view = view_of_guest(expected, guest_host(cores=1), None)
     assert not view.findings, view.findings
-    whole = expectation_of(structs.replace(facts, offline_vcpus=CpuSet()))
+    whole = build_expectation(structs.replace(facts, offline_vcpus=CpuSet()))
     assert "guest-vcpus" in ids(view_of_guest(whole, guest_host(cores=1), None).findings)
     plugged = view_of_guest(expected, guest_host(), None)  # by hand, since
     assert not plugged.findings, plugged.findings
@@ -241,7 +241,7 @@ def test_memory_devices_and_the_balloon_are_allowed_for() -> None:
         "</devices>"
     )
     facts = facts_of(("<memory unit='GiB'>4<", "<memory unit='GiB'>5<"), ("</devices>", dimm))
-    expected = expectation_of(facts)
+    expected = build_expectation(facts)
     guest = guest_host()
     grown = structs.replace(guest.nodes[1], memory_bytes=2980 * MIB)
     more = structs.replace(guest, nodes=(guest.nodes[0], grown))
@@ -255,11 +255,11 @@ def test_memory_devices_and_the_balloon_are_allowed_for() -> None:
     current = "</memory>\n  <currentMemory unit='MiB'>1500</currentMemory>"
     facts = facts_of(("</memory>", current))
     assert facts.ballooned_bytes == (4096 - 1500) * MIB
-    assert not view_of_guest(expectation_of(facts), small, None).findings
+    assert not view_of_guest(build_expectation(facts), small, None).findings
 
 
 def test_an_untuned_document_expects_a_flat_guest() -> None:
-    expected = expectation_of(build_vm(open_domain(PLAIN, "vm.xml")))
+    expected = build_expectation(build_vm(open_domain(PLAIN, "vm.xml")))
     assert [cell.vcpus for cell in expected.cells] == [CpuSet(range(4))]
     assert expected.distances is None and expected.vm.cpu_topology is None
 
@@ -296,7 +296,7 @@ def test_every_function_of_a_guest_has_one_path() -> None:
 
 def test_vcpus_are_dealt_in_runs() -> None:
     topology = GuestTopology(2, 1, 2, 2)
-    assert [len(group) for group in groups_of(topology.vcpus, topology.threads)] == [2] * 4
+    assert [len(group) for group in group_neighbours(topology.vcpus, topology.threads)] == [2] * 4
 
 
 GPU, PORT = "0000:81:00.0", "0000:80:00.0"

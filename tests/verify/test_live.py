@@ -15,7 +15,7 @@ from homenode.check.verify.live.procfs import (
     Neighbour,
     RunningVm,
     ThreadKind,
-    backends,
+    parse_backends,
     parse_numa_maps,
     parse_stat,
     parse_vfio_interrupts,
@@ -348,7 +348,7 @@ def test_backends_are_read_in_both_spellings() -> None:
     )
     new = '{"qom-type":"memory-backend-ram","id":"pc.ram","size":4096}'
     argv = ("qemu", "-object", old, "-object", new, "-object", "secret,id=x", "-object", "{bad")
-    assert [(b.name, b.size_bytes, str(b.host_nodes), b.policy) for b in backends(argv)] == [
+    assert [(b.name, b.size_bytes, str(b.host_nodes), b.policy) for b in parse_backends(argv)] == [
         ("ram-node1", MIB, "0-1,3", "bind"),
         ("pc.ram", 4096, "", None),
     ]

@@ -13,7 +13,7 @@ from homenode.check.verify.boot.forms import (
     stand_in_xml,
 )
 from homenode.check.verify.boot.guest_files import find_guest_files
-from homenode.check.verify.boot.initramfs import initramfs, is_static, refusal_finding
+from homenode.check.verify.boot.initramfs import is_static, pack_initramfs, refusal_finding
 from homenode.check.verify.boot.libvirt import daemon_trouble
 from homenode.check.verify.boot.stand_in import (
     MAX_BYTES,
@@ -21,11 +21,11 @@ from homenode.check.verify.boot.stand_in import (
     TWO_GUESTS_TEXT,
     CpuChoice,
     MinimalGuest,
+    build_test_guest,
     choose_cpu,
-    stand_in_of,
 )
 from homenode.check.verify.boot.stand_in_boot import COMMAND, kernel_command
-from homenode.check.verify.guest_checks import not_in_stand_in
+from homenode.check.verify.guest_checks import find_untested_parts
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity
@@ -52,7 +52,7 @@ def document(xml: bytes) -> Document:
 
 def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> MinimalGuest:
     opened = document(xml)
-    return stand_in_of(opened, build_vm(opened), cpu, machine)
+    return build_test_guest(opened, build_vm(opened), cpu, machine)
 
 
 def argv(xml: bytes) -> str:
@@ -104,7 +104,7 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
         ("<memory unit='GiB'>4<", "<memory unit='GiB'>5<"),
         ("</devices>", f"<iommu model='virtio'/>{dimm}</devices><launchSecurity type='tdx'/>"),
     )
-    found = list(not_in_stand_in(stand_in(xml), "vm.xml"))
+    found = list(find_untested_parts(stand_in(xml), "vm.xml"))
     assert [finding.subject for finding in found] == [
         "UEFI firmware (no image here: apt-get install ovmf)",
         "the devices' BARs and the address space for them (the devices' host is unknown)",
@@ -114,8 +114,8 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
     ]
     assert {finding.severity for finding in found} == {Severity.INCONCLUSIVE}
     opened = document(tuned("pin-numa-pci").document)
-    made = stand_in_of(opened, build_vm(opened), SKYLAKE, "q35", host=small_host())
-    assert not list(not_in_stand_in(made, "vm.xml"))
+    made = build_test_guest(opened, build_vm(opened), SKYLAKE, "q35", host=small_host())
+    assert not list(find_untested_parts(made, "vm.xml"))
 
 
 def test_a_file_that_is_no_kernel_is_refused_before_anything_boots(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_any_x86_document_has_a_stand_in(name: str) -> None:
     facts = build_vm(opened)
     if facts.architecture != "x86_64":
         with pytest.raises(HostError, match="expected an x86_64 guest"):
-            stand_in_of(opened, facts, SKYLAKE, "q35")
+            build_test_guest(opened, facts, SKYLAKE, "q35")
         return
-    made = stand_in_of(opened, facts, SKYLAKE, "q35" if facts.is_q35 else "pc")
+    made = build_test_guest(opened, facts, SKYLAKE, "q35" if facts.is_q35 else "pc")
     hostdevs = {hostdev.bdf for hostdev in facts.hostdevs}
     assert hostdevs <= {bdf for _, bdf in made.devices}
     assert len({address for address, _ in made.devices}) == len(made.devices)
@@ -266,7 +266,7 @@ def test_only_a_static_busybox_will_do() -> None:
     assert not is_static(elf(1).replace(bytes([62]), bytes([183]), 1))  # aarch64
     assert is_static(elf(1, 4)) and not is_static(elf(1, 3)) and not is_static(b"#!/bin/sh\n")
     with pytest.raises(HostError, match="statically linked") as caught:
-        initramfs(elf(3))
+        pack_initramfs(elf(3))
     assert "busybox-static" in (caught.value.hint or "")
 
 
@@ -287,8 +287,8 @@ def members(archive: bytes) -> dict[str, tuple[int, bytes]]:
 
 def test_the_initramfs_holds_busybox_the_collector_and_an_init() -> None:
     program = elf(1)
-    archive = initramfs(program)
-    assert archive == initramfs(program)
+    archive = pack_initramfs(program)
+    assert archive == pack_initramfs(program)
     inside = members(archive)
     assert list(inside)[-1] == "TRAILER!!!"
     assert inside["bin/busybox"] == (0o100755, program)
@@ -322,8 +322,8 @@ def test_settings_that_no_stand_in_has_are_listed_by_name() -> None:
         ("machine='q35'", "machine='pc-q35-42.0'"),
     )
     opened = document(xml)
-    made = stand_in_of(opened, build_vm(opened), SKYLAKE, "q35", host=small_host())
-    assert [finding.subject for finding in not_in_stand_in(made, "vm.xml")] == [
+    made = build_test_guest(opened, build_vm(opened), SKYLAKE, "q35", host=small_host())
+    assert [finding.subject for finding in find_untested_parts(made, "vm.xml")] == [
         "machine type pc-q35-42.0, which this QEMU lacks (q35 instead)",
         "the feature hyperv",
         "the feature hap",
@@ -376,7 +376,7 @@ def test_vcpus_that_are_offline_are_offline_in_the_stand_in(
 def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -> None:
     opened = document(users_vm("8 GPUs").document)
     facts, host = build_vm(opened), load_host("hgx-h100")
-    made = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=False)
+    made = build_test_guest(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=False)
     assert TWO_GUESTS_TEXT in made.left_out and made.needs_qemu
     vcpus, tree = made.guests
     assert (vcpus.vm.vcpus, vcpus.vm.cpu_topology, vcpus.vm.offline_vcpus) == (
@@ -395,12 +395,12 @@ def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -
     assert [cell.memory_bytes for cell in tree.vm.cells] == [192 * MIB] * 2
     words = shlex.join(stand_in_argv(tree, "n", FILES, "quiet", kvm=False))
     assert "-smp 2,sockets=2,dies=1,cores=1,threads=1" in words
-    with_kvm = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=True)
+    with_kvm = build_test_guest(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=True)
     assert with_kvm.guests == (with_kvm,)
-    named = stand_in_of(opened, facts, SKYLAKE, "q35", through_libvirt=True, kvm=False)
+    named = build_test_guest(opened, facts, SKYLAKE, "q35", through_libvirt=True, kvm=False)
     assert named.guests == (named,) and not named.needs_qemu
     few = document(users_vm("2 GPUs").document)
-    made = stand_in_of(few, build_vm(few), SKYLAKE, "q35", host=small_host(), kvm=False)
+    made = build_test_guest(few, build_vm(few), SKYLAKE, "q35", host=small_host(), kvm=False)
     assert made.guests == (made,)
 
 

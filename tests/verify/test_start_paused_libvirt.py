@@ -13,7 +13,7 @@ import pytest
 
 from homenode.change.journal import default_root
 from homenode.check.verify.boot.libvirt import SYSTEM, find_uri
-from homenode.check.verify.start import startable, verify_paused
+from homenode.check.verify.start import find_startable, verify_paused
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.process import ProgramResult, run
@@ -76,8 +76,8 @@ def test_a_paused_start_proves_the_placement_and_leaves_nothing(name: str) -> No
     before = sorted(files.iterdir())
     guest = read_vm(DOCUMENT.format(name=name).encode(), "vm.xml")
     wrong = with_vm(hand_plan(guest, "pin"), vcpu_pins=(CpuSet([1]), CpuSet([0])))
-    seen = verify_paused(startable(SYSTEM, name), None, None)
-    swapped = verify_paused(startable(SYSTEM, name), wrong, None)
+    seen = verify_paused(find_startable(SYSTEM, name), None, None)
+    swapped = verify_paused(find_startable(SYSTEM, name), wrong, None)
     assert (state(name), sorted(files.iterdir())) == ("shut off", before)
     of_neighbours = ("busy", "floating", "pinned-there", "shared-core")  # VMs of other tests
     assert not [
@@ -113,7 +113,7 @@ def log_of(name: str, added: str = SERIAL) -> Path:
 @pytest.mark.nightly
 def test_shared_memory_that_the_start_makes_is_removed(name: str) -> None:
     log_of(name, SHARED.replace("{}", name))
-    verify_paused(startable(SYSTEM, name), None, None)
+    verify_paused(find_startable(SYSTEM, name), None, None)
     assert not Path("/dev/shm", name).exists()
 
 
@@ -123,12 +123,12 @@ def test_a_log_that_the_start_makes_is_removed_and_one_that_it_would_empty_refus
     name: str, added: str
 ) -> None:
     log = log_of(name, added)
-    verify_paused(startable(SYSTEM, name), None, None)
+    verify_paused(find_startable(SYSTEM, name), None, None)
     assert not log.exists()
     try:
         log.write_text("what the guest said")
         with pytest.raises(UsageError, match="empties"):
-            startable(SYSTEM, name)
+            find_startable(SYSTEM, name)
     finally:
         log.unlink()
 
@@ -136,12 +136,12 @@ def test_a_log_that_the_start_makes_is_removed_and_one_that_it_would_empty_refus
 def test_a_vm_that_runs_is_refused(name: str) -> None:
     assert virsh("start", "--paused", name).returncode == 0
     with pytest.raises(UsageError, match="shut off"):
-        startable(SYSTEM, name)
+        find_startable(SYSTEM, name)
     assert state(name) == "paused"
 
 
 def test_a_start_that_libvirt_refuses_is_named_and_leaves_no_open_step(name: str) -> None:
-    look = startable(SYSTEM, name)
+    look = find_startable(SYSTEM, name)
     text = virsh("dumpxml", "--inactive", name).stdout
     gone = text.replace(
         "</devices>", "<serial type='dev'><source path='/dev/none'/></serial></devices>"

@@ -31,7 +31,7 @@ from homenode.cli.terminal import (
     ask,
     check_can_ask,
     check_can_write,
-    console,
+    make_console,
     note,
     note_written,
     print_diff,
@@ -138,7 +138,7 @@ def apply(arguments: ApplyArguments) -> None:
         if arguments.live_pins:
             _move(virsh, changes[0], arguments, tunings, screens)
         else:
-            _change(virsh, changes, arguments, tunings, screens)
+            _confirm_changes(virsh, changes, arguments, tunings, screens)
     if arguments.save_plan is not None and tunings:
         write_text(arguments.save_plan, encode_plan(tunings[0].plan))
         note_written(arguments.save_plan)
@@ -199,7 +199,9 @@ def tuned_together(
     chosen = {}
     for name, original in originals.items():
         guest = read_vm(original, name)
-        recorded = ResolvedLayout(options) if results else _as_recorded(guest, options, machine)
+        recorded = (
+            ResolvedLayout(options) if results else _use_recorded_layout(guest, options, machine)
+        )
         resolved = resolve_layout(guest, recorded.options, machine, choose)
         chosen[name] = replace(resolved, reasons=recorded.reasons or resolved.reasons)
     requests = [
@@ -226,7 +228,7 @@ def tuned_together(
     return tunings
 
 
-def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
+def _use_recorded_layout(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
     """Return the options with the VM's recorded layout, unless they name a layout or an objective.
     Raises HostError if it was planned for another host and this host's nodes cannot be read."""
     record = guest.record
@@ -260,7 +262,7 @@ def _as_recorded(guest: Vm, options: PlanOptions, host: Host) -> ResolvedLayout:
     return ResolvedLayout(options, (reason,))
 
 
-def _change(
+def _confirm_changes(
     virsh: Virsh,
     changes: Sequence[DomainChange],
     arguments: ApplyArguments,
@@ -324,7 +326,7 @@ def _print_answer(arguments: ApplyArguments, text: str) -> None:
 
 def _print_screens(screens: Sequence[Doc]) -> None:
     for screen in screens:
-        console().print(screen)
+        make_console().print(screen)
 
 
 def _show_change(
@@ -336,7 +338,7 @@ def _show_change(
         return
     hosts = [tuning.host for tuning in tunings if tuning.host is not None]
     gpus = frozenset(gpu.bdf for host in hosts for gpu in host.devices_of_kind(DeviceKind.GPU))
-    console().print(change_doc(name, change.original, change.tuned, gpus))
+    make_console().print(change_doc(name, change.original, change.tuned, gpus))
     if with_diff:
         print_diff(change.original, change.tuned, f"{name} (now)", f"{name} (tuned)")
 
@@ -384,7 +386,7 @@ def _move(
         moved = preview_live_pins(virsh, change.name, change.tuned)
         _print_screens(screens)
         if moved.after and not arguments.json:
-            console().print(_threads_doc(moved))
+            make_console().print(_threads_doc(moved))
         if arguments.dry_run:
             _print_answer(arguments, "dry run: nothing was changed")
         elif moved.after:

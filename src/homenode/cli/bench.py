@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from homenode.cli.arguments.measure import BenchArguments, BenchSetupArguments
 from homenode.cli.bench_options import bench_options, static_probe
 from homenode.cli.terminal import (
-    console,
     error_console,
     exit_if_bad,
     interruptible,
+    make_console,
     note,
     note_gaps,
     print_findings,
@@ -45,7 +45,7 @@ def bench(arguments: BenchArguments) -> None:
     layout = arguments.run.layout or "run"
     name = arguments.name or f"{layout}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     check_name(name)
-    with _machine(arguments, name) as machine:
+    with _open_machine(arguments, name) as machine:
         elsewhere = None if arguments.on is None else machine.snapshot()
         options = bench_options(
             name, arguments.suite, arguments.own, arguments.run, elsewhere=elsewhere
@@ -66,7 +66,7 @@ def bench(arguments: BenchArguments) -> None:
 
 
 @contextmanager
-def _machine(arguments: BenchArguments, name: str) -> "Iterator[Machine]":
+def _open_machine(arguments: BenchArguments, name: str) -> "Iterator[Machine]":
     """Yield the machine to measure. No files of homenode remain on it."""
     if arguments.on is None:
         yield LocalMachine()
@@ -121,7 +121,7 @@ def _print_steps(machine: "Machine", options: BenchOptions) -> None:
     from homenode.show.results_text import steps_text
 
     ready, _ = inspect(machine, options)
-    console().print(steps_text(ready.record))
+    make_console().print(steps_text(ready.record))
     note_gaps(ready.host.gaps)
     for finding in ready.mismatch:
         note(str(finding))
@@ -140,7 +140,7 @@ def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
     if not as_json:
         from homenode.show.results_text import bench_text
 
-        console().print(bench_text(outcome))
+        make_console().print(bench_text(outcome))
     print_findings(findings, "bench", as_json=as_json)
 
 
@@ -170,10 +170,10 @@ def set_up(arguments: BenchSetupArguments) -> None:
             )
         return
     if not arguments.apply:
-        console().print(_script(plan), markup=False, highlight=False, soft_wrap=True)
+        make_console().print(_format_script(plan), markup=False, highlight=False, soft_wrap=True)
         note("nothing was run; --apply runs these commands")
         return
-    for path in carry_out(plan, machine, default_root(), lambda step: note(_line(step))):
+    for path in carry_out(plan, machine, default_root(), lambda step: note(_format_step(step))):
         note(f"installed {path}")
     if any(path.endswith(f"/{TORCH_PYTHON}") for path in plan.installs):
         python = chosen / "bin" / TORCH_PYTHON
@@ -195,7 +195,7 @@ def _plan(machine: "Machine", prefix: str, architecture: str | None) -> "SetupPl
     from homenode.measure.tools_installed import ask_for_torch
 
     if architecture is None:
-        vendor, architectures = _gpus(machine)
+        vendor, architectures = _find_gpus(machine)
     else:
         architectures = parse_names(architecture)
         vendor = Vendor.AMD if architectures[0].startswith("gfx") else Vendor.NVIDIA
@@ -218,7 +218,7 @@ def _cuda_home() -> str | None:
     return str(home) if (home / "bin" / "nvcc").exists() else None
 
 
-def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
+def _find_gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
     """Return the GPU vendor and the architectures to build for. Raises HostError if unknown."""
     from homenode.machine.tools import gpu_architectures as tool
     from homenode.measure.tool_setup import Vendor
@@ -238,7 +238,7 @@ def _gpus(machine: "Machine") -> "tuple[Vendor, tuple[str, ...]]":
     )
 
 
-def _script(plan: "SetupPlan") -> str:
+def _format_script(plan: "SetupPlan") -> str:
     """Return the commands, to be run one by one."""
     lines = []
     tool = ""
@@ -246,11 +246,11 @@ def _script(plan: "SetupPlan") -> str:
         if step.tool != tool:
             lines += [f"# {step.tool}"]
             tool = step.tool
-        lines.append(_line(step))
+        lines.append(_format_step(step))
     return "\n".join(lines)
 
 
-def _line(step: "SetupStep") -> str:
+def _format_step(step: "SetupStep") -> str:
     command = shlex.join(step.argv)
     return command if step.input is None else f"echo {shlex.quote(step.input.strip())} | {command}"
 

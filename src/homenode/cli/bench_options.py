@@ -77,27 +77,27 @@ def bench_options(
         document = read_input(run.domain, "a domain XML")
     return BenchOptions(
         name=name,
-        suite=_suite(suite),
+        suite=_build_suite(suite),
         repeats=suite.repeat,
         seed=suite.seed,
-        switches=UNKNOWN_SWITCHES if run.layout is None else _switches(run.layout),
-        vantage=run.vantage or _vantage(elsewhere, has_plan=plan is not None),
+        switches=UNKNOWN_SWITCHES if run.layout is None else _parse_switches(run.layout),
+        vantage=run.vantage or _find_vantage(elsewhere, has_plan=plan is not None),
         plan=plan,
         domain_xml=document,
         boot=run.boot,
-        app=_app(app),
+        app=_build_app(app),
         pus=None if run.pus is None else CpuSet.parse(run.pus, "--cpus"),
         nodes=None if run.nodes is None else tuple(CpuSet.parse(run.nodes, "--nodes")),
         host_kind=run.host_kind,
         arrangement=run.arrangement,
         force=run.force,
-        marks=_marks(run, elsewhere),
+        marks=_list_marks(run, elsewhere),
         experiment=run.experiment,
         block=run.block,
     )
 
 
-def _suite(typed: SuiteArguments) -> SuiteOptions:
+def _build_suite(typed: SuiteArguments) -> SuiteOptions:
     if typed.quick and typed.full:
         raise exclusive("--quick", "--full")
     names = [] if typed.tests is None else [word.strip() for word in typed.tests.split(",")]
@@ -123,7 +123,7 @@ def _suite(typed: SuiteArguments) -> SuiteOptions:
     return SuiteOptions(groups, depth, largest, typed.python, topology)
 
 
-def _app(typed: AppArguments) -> AppOrder | None:
+def _build_app(typed: AppArguments) -> AppOrder | None:
     if (typed.app is None) != (typed.metric is None):
         option, other = ("--app", "--metric") if typed.metric is None else ("--metric", "--app")
         example = r"--app 'python3 train.py' --metric 'images/s: ([0-9.]+)'"
@@ -141,14 +141,14 @@ def _app(typed: AppArguments) -> AppOrder | None:
     )
 
 
-def _switches(layout: str) -> Switches:
+def _parse_switches(layout: str) -> Switches:
     preset = preset_named(layout)
     if preset is None:
         raise unknown_layout(layout)
     return Switches.from_layout(preset)
 
 
-def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]:
+def _list_marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]:
     """Raises UsageError for a virtual machine that is called a host, unless it is forced."""
     if typed.vantage is not Vantage.HOST or not _is_virtual(elsewhere):
         return ()
@@ -160,7 +160,7 @@ def _marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]
     return ("measured in a virtual machine that is recorded as a host (--context host --force)",)
 
 
-def _vantage(elsewhere: "Snapshot | None", *, has_plan: bool) -> Vantage:
+def _find_vantage(elsewhere: "Snapshot | None", *, has_plan: bool) -> Vantage:
     """Return the vantage: a guest of a plan, a Slurm job, a virtual machine, or a host."""
     if has_plan:
         return Vantage.GUEST
@@ -175,7 +175,7 @@ def _is_virtual(elsewhere: "Snapshot | None") -> bool:
     return is_virtual(elsewhere or LiveSnapshot())
 
 
-def layouts_of(arguments: TrialArguments) -> tuple[str, ...]:
+def list_layouts(arguments: TrialArguments) -> tuple[str, ...]:
     """The layouts to compare, the study's names as presets; unknown names are rejected later."""
     names = (name.strip() for name in (arguments.layouts or "").split(",") if name.strip())
     return tuple(name if (preset := preset_named(name)) is None else preset.name for name in names)
@@ -183,7 +183,7 @@ def layouts_of(arguments: TrialArguments) -> tuple[str, ...]:
 
 def check(arguments: TrialArguments) -> None:
     """Raise UsageError for options that do not go together."""
-    layouts = layouts_of(arguments)
+    layouts = list_layouts(arguments)
     if arguments.layouts is not None and not layouts:
         raise UsageError(
             "--layouts: missing A,B,...",
@@ -221,8 +221,10 @@ def trial_request(
 ) -> TrialRequest:
     """Return the requested trial. Its name contains the time unless the user gave one. layouts,
     objective: defaults if the user named none."""
-    layouts = layouts_of(arguments) or layouts
-    trial_id = arguments.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    layouts = list_layouts(arguments) or layouts
+    trial_id = (
+        arguments.id or f"{_clean_name(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    )
     run = bench_options(
         trial_id, arguments.suite, arguments.own, RunArguments(vantage=Vantage.GUEST)
     )
@@ -271,7 +273,7 @@ def _absolute_source(source: str) -> str:
     return str(Path(source).absolute()) if Path(source).exists() else source
 
 
-def _word(domain: str) -> str:
+def _clean_name(domain: str) -> str:
     """Return the domain's name as part of a directory name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", domain).strip("-.")[:60] or "vm"
 

@@ -91,7 +91,7 @@ class Parameter(NamedTuple):
         numbers = [n for n in (self.default, self.opt.ge) if isinstance(n, (int, float))]
         return self.opt.show(numbers[0]) if numbers else self.opt.metavar
 
-    def value(self, text: str, name: str) -> Any:
+    def parse_value(self, text: str, name: str) -> Any:
         """Return the value of a word. Raises UsageError, or the errors of the field's parser."""
         if self.opt.parse is not None:
             return self.opt.parse(text, name)
@@ -359,33 +359,33 @@ class _WordReader:
             return
         if isinstance(parameter.opt, Flag):
             if value is not None:
-                raise self.refuse(f"{name} takes no value: {value!r}", name)
+                raise self.make_error(f"{name} takes no value: {value!r}", name)
             self.values[parameter.path] = name not in self.off
             return
         if value is None:
             if not self.rest:
                 hint = f"{self.path} {name} {parameter.opt.metavar}"
-                raise self.refuse(f"{name}: missing {parameter.opt.metavar}", hint)
+                raise self.make_error(f"{name}: missing {parameter.opt.metavar}", hint)
             value = self.rest.pop(0)
-        self.give(parameter, value, name)
+        self.store_value(parameter, value, name)
 
-    def refuse(self, message: str, hint: str | None = None) -> WrongCall:
+    def make_error(self, message: str, hint: str | None = None) -> WrongCall:
         examples = self.command.examples
         return WrongCall(self.path, UsageError(message, hint=hint or next(iter(examples), None)))
 
-    def give(self, parameter: Parameter, text: str, name: str) -> None:
+    def store_value(self, parameter: Parameter, text: str, name: str) -> None:
         if parameter.many:
             values = self.values.get(parameter.path, ())
-            self.values[parameter.path] = (*values, self.value(parameter, text, name))
+            self.values[parameter.path] = (*values, self.parse_value(parameter, text, name))
             return
-        value = self.value(parameter, text, name)
+        value = self.parse_value(parameter, text, name)
         if self.values.get(parameter.path, value) != value:
-            raise self.refuse(f"{name} is repeated", f"{self.path} {name} {text}")
+            raise self.make_error(f"{name} is repeated", f"{self.path} {name} {text}")
         self.values[parameter.path] = value
 
-    def value(self, parameter: Parameter, text: str, name: str) -> Any:
+    def parse_value(self, parameter: Parameter, text: str, name: str) -> Any:
         try:
-            return parameter.value(text, name)
+            return parameter.parse_value(text, name)
         except UsageError as error:
             if parameter.opt.parse is not None:
                 raise
@@ -409,7 +409,7 @@ class _WordReader:
             after = sum(later.default is REQUIRED for later in arguments[number + 1 :])
             count = max(0, len(words) - after) if argument.many else 1
             for word in words[:count]:
-                self.give(argument, word, argument.opt.metavar)
+                self.store_value(argument, word, argument.opt.metavar)
             words = words[count:]
         if words:
             options = [
@@ -423,7 +423,7 @@ class _WordReader:
             hint = f"{before}{options[0]} {words[0]}" if is_host else None
             stem = f"--{words[0].partition('.')[0]}"
             hint = f"{stem} {words[0]}" if stem in self.named else hint
-            raise self.refuse(f"unexpected argument {words[0]!r}", hint)
+            raise self.make_error(f"unexpected argument {words[0]!r}", hint)
 
     def check_required(self) -> None:
         for parameter in self.parameters:

@@ -98,10 +98,10 @@ def doctor(arguments: DoctorArguments) -> None:
         loaded, rates = _under_load(loaded, rates, arguments.load_command)
     vms = [*map(_vm_of_file, files), *map(_vm_of_domain, domains)]
     findings = _diagnose_all(loaded, vms, rates, explain=arguments.explain or arguments.json)
-    findings = _with_matrices(findings, sources or [arguments.host] if arguments.host else sources)
+    findings = _add_matrices(findings, sources or [arguments.host] if arguments.host else sources)
     if arguments.expect is not None:
         shows_checked = arguments.explain or arguments.json
-        findings = _with_drift(findings, loaded, arguments.expect, shows_checked=shows_checked)
+        findings = _add_drift(findings, loaded, arguments.expect, shows_checked=shows_checked)
     # Without another question it is about this machine, whose VMs are a part of it.
     asks_vms = not (sources or vms or arguments.host or arguments.expect)
     findings = add_gaps(findings, loaded.gaps, asks_vms=asks_vms)
@@ -125,9 +125,7 @@ def doctor(arguments: DoctorArguments) -> None:
     exit_by(findings)
 
 
-def _with_drift(
-    findings: Findings, host: "Host", baseline: str, *, shows_checked: bool
-) -> Findings:
+def _add_drift(findings: Findings, host: "Host", baseline: str, *, shows_checked: bool) -> Findings:
     """Return the findings, and the differences of the host from a capture made earlier."""
     from homenode.check.doctor.baseline import drift, record_of
 
@@ -164,7 +162,7 @@ def _diagnose_all(
     return Findings(checked=tuple(lines), findings=findings)
 
 
-def _with_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
+def _add_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
     """Return the findings with those of `nvidia-smi topo -m` outputs: a host record has no GPUs
     without addresses."""
     matrices = read_matrices(sources)
@@ -265,9 +263,9 @@ def _parse_rates(h2d: Sequence[str], known_width: Sequence[str]) -> MeasuredRate
     for text in h2d:
         name, equals, value = text.rpartition("=")
         if equals:
-            rates[Bdf.parse(name, "--h2d")] = _gigabytes(value)
+            rates[Bdf.parse(name, "--h2d")] = _parse_rate(value)
         else:
-            everyone = _gigabytes(value)
+            everyone = _parse_rate(value)
     widths: dict[Bdf, int] = {}
     for text in known_width:
         name, _, lanes = text.partition("=")
@@ -293,7 +291,7 @@ def _check_addresses(rates: MeasuredRates, host: "Host") -> None:
                 )
 
 
-def _gigabytes(text: str) -> float:
+def _parse_rate(text: str) -> float:
     """Return the Bytes/s of --h2d, a number of GB/s."""
     try:
         value = float(text)
@@ -311,7 +309,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> No
     """Print differences of hosts from the majority of their kind; exit 1 if there are any."""
     from homenode.check.doctor.baseline import MIN_HOSTS, compare_fleet
 
-    hosts = _hosts(sources)
+    hosts = _read_hosts(sources)
     differences, kinds, names = compare_fleet(hosts)
     counts = ((kind, count) for kind, count in kinds.items() if count >= MIN_HOSTS)
     alone = f"{first_few(map(printable, names), 2)}: fewer than {MIN_HOSTS} of a kind"
@@ -325,7 +323,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> No
     exit_by(findings)
 
 
-def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
+def _read_hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
     from homenode.vm.host_sources import read_hosts
 
     with counting("reading hosts") as progress:

@@ -124,13 +124,13 @@ def _collect_sections(
     subcommands: dict[str, list[tuple[str, str]]] = {}
     for sub in command.commands:
         if not sub.hidden:
-            subcommands.setdefault(sub.panel, []).append((sub.name, summary(sub)))
+            subcommands.setdefault(sub.panel, []).append((sub.name, format_summary(sub)))
     if not options["Options"]:
         del options["Options"]
     return arguments | options | subcommands
 
 
-def summary(command: Command) -> str:
+def format_summary(command: Command) -> str:
     """Return the first sentence of a command's help."""
     return " ".join(command.help.strip().partition("\n\n")[0].split())
 
@@ -201,7 +201,7 @@ def answer_completion(request: str, program: Command) -> None:
     words = os.environ.get("COMP_WORDS", "").split("\n")
     at = whole_number(os.environ.get("COMP_CWORD")) or 0
     typed = words[at] if at < len(words) else ""
-    for name, about in _with_texts(find_candidates(program, words[1:at], typed)):
+    for name, about in _add_texts(find_candidates(program, words[1:at], typed)):
         if shell == "fish":
             say(f"{name}\t{about}" if about else name)
         elif shell == "zsh":
@@ -234,7 +234,7 @@ def find_candidates(program: Command, before: Sequence[str], typed: str) -> Cand
     if equals and option_name in takes_value:
         return [
             (f"{option_name}={text}", about)
-            for text, about in _with_texts(_find_values(takes_value[option_name], value))
+            for text, about in _add_texts(_find_values(takes_value[option_name], value))
         ]
     if typed.startswith("-"):
         names = [name for option in parameters for name in option.opt.names if len(name) > 2]
@@ -261,7 +261,7 @@ def _find_values(parameter: Parameter, typed: str) -> Candidates:
     ]
 
 
-def _with_texts(candidates: Candidates) -> Iterator[tuple[str, str]]:
+def _add_texts(candidates: Candidates) -> Iterator[tuple[str, str]]:
     for candidate in candidates:
         yield (candidate, "") if isinstance(candidate, str) else candidate
 

@@ -12,7 +12,7 @@ from homenode.cli.arguments.place import (
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
-    console,
+    make_console,
     note,
     note_gaps,
     note_written,
@@ -50,7 +50,7 @@ def show(arguments: ShowArguments) -> None:
     elif arguments.svg is None:
         from homenode.show.host_text import host_text, host_tree
 
-        console().print(host_tree(host) if arguments.explain else host_text(host))
+        make_console().print(host_tree(host) if arguments.explain else host_text(host))
 
 
 OVERVIEW = """
@@ -137,7 +137,7 @@ def layouts(arguments: LayoutsArguments) -> None:
     )
     heads = ("layout", "study", "pinning", "siblings", "guest nodes", "PCIe", "memory")
     title = f"{len(rows)} layouts; auto (the default) chooses by objective and machine"
-    console().print(Doc(title, (Table(heads=heads, rows=rows), Text(_SWITCH_VALUES))))
+    make_console().print(Doc(title, (Table(heads=heads, rows=rows), Text(_SWITCH_VALUES))))
 
 
 _SWITCH_VALUES = (
@@ -178,7 +178,7 @@ def hosts(arguments: HostsArguments) -> None:
         _print_rows([{"name": name, "about": about} for name, about in rows])
         return
     heads = ("name", "what it is")
-    console().print(Doc(title, (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
+    make_console().print(Doc(title, (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
 
 
 def findings(arguments: FindingsArguments) -> None:
@@ -188,25 +188,27 @@ def findings(arguments: FindingsArguments) -> None:
     if arguments.finding is None or group is not None:
         ids = page(arguments.finding) if arguments.finding else sorted(texts_by_id)
         if arguments.json:
-            _print_rows([{"id": key, "text": _page(key)} for key in ids])
+            _print_rows([{"id": key, "text": _format_page(key)} for key in ids])
         elif arguments.finding is None:
             title = f"{len(texts_by_id)} findings; homenode list findings GROUP lists their ids"
             rows = [(name, str(len(page(name))), about) for name, about in GROUPS.items()]
             heads = ("group", "findings", "about")
-            console().print(Doc(title, (Table(heads=heads, rows=tuple(rows), numeric=heads[1:2]),)))
+            make_console().print(
+                Doc(title, (Table(heads=heads, rows=tuple(rows), numeric=heads[1:2]),))
+            )
         else:
             title = f"{plural(len(ids), 'finding')}; homenode list findings ID explains one"
             say(f"{title}\n\n{_format_columns(list(ids))}")
         return
     if arguments.finding not in texts_by_id:
         raise unknown("finding", arguments.finding, texts_by_id, "homenode list findings")
-    text = _page(arguments.finding)
+    text = _format_page(arguments.finding)
     if arguments.json:
         _print_rows([{"id": arguments.finding, "text": text}])
-    elif console().is_terminal:
+    elif make_console().is_terminal:
         from rich.markdown import Markdown
 
-        console().print(Markdown(text))
+        make_console().print(Markdown(text))
     else:
         say(text.rstrip())
 
@@ -220,7 +222,7 @@ def _format_columns(names: Sequence[str]) -> str:
     for line_count in range(1, len(names) + 1):
         columns = [names[at : at + line_count] for at in range(0, len(names), line_count)]
         widths = [max(map(len, column)) + 2 for column in columns]
-        if sum(widths) - 2 <= min(_MAX_WIDTH, console().width):
+        if sum(widths) - 2 <= min(_MAX_WIDTH, make_console().width):
             break
     lines = zip_longest(*columns, fillvalue="")
     return "\n".join(
@@ -229,7 +231,7 @@ def _format_columns(names: Sequence[str]) -> str:
     )
 
 
-def _page(id: str) -> str:
+def _format_page(id: str) -> str:
     return find_texts(id).format_markdown(f"# {id}")
 
 

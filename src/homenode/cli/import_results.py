@@ -7,7 +7,7 @@ from statistics import median
 from msgspec import Struct
 
 from homenode.cli.arguments.measure import ImportArguments
-from homenode.cli.terminal import console, note, note_gaps, print_json
+from homenode.cli.terminal import make_console, note, note_gaps, print_json
 from homenode.decide.health import check_results
 from homenode.doc import Doc, Part, Table, Text
 from homenode.errors import HostError, InputError, UsageError
@@ -55,7 +55,7 @@ def import_results(arguments: ImportArguments) -> None:
         host_kind=arguments.host_kind or (None if host is None else host_kind(host)),
         host=None if host is None else host.fingerprint,
         vantage=arguments.vantage,
-        layouts=_layouts(arguments.layout),
+        layouts=_parse_layouts(arguments.layout),
         order=tuple(filter(None, (arguments.order or "").split(","))),
     )
     runs = imported_runs(sources.directories, options)
@@ -77,7 +77,7 @@ def import_results(arguments: ImportArguments) -> None:
         print_json(encode("imported-runs", _answer(runs, skipped, arguments, written=is_written)))
         note(head)
     else:
-        console().print(_screen(head, runs, skipped, everything=arguments.everything))
+        make_console().print(_build_screen(head, runs, skipped, everything=arguments.everything))
     note_gaps(() if host is None else host.gaps)
     if not with_figures:
         named = ", ".join(map(str, arguments.directories))
@@ -117,7 +117,7 @@ def _answer(
     )
 
 
-def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
+def _parse_layouts(texts: Sequence[str]) -> dict[str, Switches]:
     layouts = {}
     for text in texts:
         name, is_pair, layout = text.partition("=")
@@ -148,7 +148,7 @@ def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
             )
 
 
-def _screen(
+def _build_screen(
     head: str, runs: tuple[RunWithSources, ...], skipped: list[Gap], *, everything: bool
 ) -> Doc:
     rows = tuple(
@@ -172,7 +172,7 @@ def _screen(
     for gap in skipped:
         subjects_of.setdefault(gap.reason, []).append(gap.subject)
     labels = {
-        "by node": list(_by_node(runs)),
+        "by node": list(_format_node_results(runs)),
         "warning": [
             f"{problem.subject}: {problem.observed}; expected {problem.expected}"
             for problem in check_results([run.run for run in runs])
@@ -199,7 +199,7 @@ def _name(run: RunWithSources) -> str:
     return f"{run.run.head.system}/{run.run.head.name}"
 
 
-def _by_node(runs: tuple[RunWithSources, ...]) -> Iterator[str]:
+def _format_node_results(runs: tuple[RunWithSources, ...]) -> Iterator[str]:
     """Yield a line for each metric of a run that was measured from several nodes."""
     for run in runs:
         rates: dict[str, dict[int, list[float]]] = {}

@@ -156,10 +156,10 @@ def main() -> None:
 
         answer_completion(request, PROGRAM)
         sys.exit(0)
-    sys.exit(code_of(sys.argv[1:]))
+    sys.exit(run_and_report(sys.argv[1:]))
 
 
-def code_of(words: Sequence[str]) -> int:
+def run_and_report(words: Sequence[str]) -> int:
     """Return the exit code, and print the error."""
     try:
         check_streams()

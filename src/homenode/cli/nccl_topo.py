@@ -10,9 +10,9 @@ from homenode.check.verify.verification import load_guest
 from homenode.cli.arguments.place import NcclTopoArguments
 from homenode.cli.terminal import (
     check_can_write,
-    console,
     exit_by,
     exit_if_bad,
+    make_console,
     note,
     note_gaps,
     note_written,
@@ -111,11 +111,11 @@ def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFil
     side = guest_side(facts, loose, plan=plan, guest=guest)
     assembled = assemble_topology(host, side, flavour, source)
     findings = [*tuned_elsewhere(facts.record, host, source)]
-    findings += _fabric(assembled, host, arguments.nvidia_smi)
+    findings += _check_fabric(assembled, host, arguments.nvidia_smi)
     return replace(assembled, findings=(*assembled.findings, *findings), gaps=host.gaps)
 
 
-def _fabric(assembled: TopologyFile, host: "Host", path: Path | None) -> Iterator[Finding]:
+def _check_fabric(assembled: TopologyFile, host: "Host", path: Path | None) -> Iterator[Finding]:
     gpus = [placed.bdf for placed in assembled.devices if placed.kind is DeviceKind.GPU]
     devices = [device for bdf in gpus if (device := host.find_device(bdf)) is not None]
     # A virtual function has the NVLinks of its physical one.
@@ -138,7 +138,7 @@ def _write(assembled: TopologyFile, output: Path | None, cloud_init: Path | None
         note(f"wrote {cloud_init}")
 
 
-def _cpus(assembled: TopologyFile) -> Table:
+def _build_cpu_table(assembled: TopologyFile) -> Table:
     rows = tuple(
         (
             str(cpu.numa_id),
@@ -150,7 +150,7 @@ def _cpus(assembled: TopologyFile) -> Table:
     return Table(heads=("cpu", "vCPUs", "devices"), rows=rows, folds=("vCPUs",))
 
 
-def _devices(assembled: TopologyFile) -> Table:
+def _build_device_table(assembled: TopologyFile) -> Table:
     """Return every device with its two addresses and its switch."""
     heads = ("host BDF", "kind", "host node", "guest bus id", "switch")
     rows = tuple(
@@ -169,7 +169,9 @@ def _print_made(assembled: TopologyFile, output: Path | None, *, as_json: bool) 
     else:
         if output is not None:
             title = f"{output.name}: {_describe(assembled)}"
-            console().print(Doc(title, (_cpus(assembled), _devices(assembled))))
+            make_console().print(
+                Doc(title, (_build_cpu_table(assembled), _build_device_table(assembled)))
+            )
         for finding in findings:
             note(printable(str(finding)))
         note_gaps(assembled.gaps)

@@ -10,10 +10,10 @@ from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
-    console,
+    choose_permissions,
     error_console,
+    make_console,
     note,
-    permissions_of,
     print_diff,
     print_document,
     print_json,
@@ -243,7 +243,7 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         _reject_with_ranges(arguments)
         reject_auto(options)
         return plan_manually(content, source.name, options, arguments.manual, copy_name=name), ()
-    host = with_versions(load_host(arguments.host, lspci=arguments.lspci), arguments)
+    host = replace_versions(load_host(arguments.host, lspci=arguments.lspci), arguments)
     (host,) = hosts_after((host,), arguments.after)
     architecture = host.architecture
     if content is not None:
@@ -290,7 +290,7 @@ def _reject_with_ranges(arguments: PlanArguments) -> None:
             raise exclusive("--node-cpus", option)
 
 
-def with_versions(host: "Host", arguments: PlanArguments) -> "Host":
+def replace_versions(host: "Host", arguments: PlanArguments) -> "Host":
     """Return the host with the versions of --libvirt and --qemu instead of those found."""
     settings = host.settings
     return replace(
@@ -361,7 +361,7 @@ def _print(
         from homenode.show.explain import explain
 
         outputs = (arguments.output, arguments.save_plan, arguments.svg)
-        screen = error_console() if STANDARD_OUTPUT in outputs else console()
+        screen = error_console() if STANDARD_OUTPUT in outputs else make_console()
         step = f"the same command with -o tuned{_SUFFIXES[planned.target]}"
         if arguments.output is not None:
             step = _define_step(planned, source, arguments) if is_libvirt else ""
@@ -408,7 +408,7 @@ def _write(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> 
     lines = []
     if arguments.output is not None:
         original = source.content if planned.target == LIBVIRT else planned.original or None
-        mode = permissions_of(source.name)
+        mode = choose_permissions(source.name)
         lines += write_definition(planned, original, arguments.output, mode)
     lines += planned.notes
     if arguments.save_plan is not None:

@@ -12,7 +12,7 @@ from homenode.cli.arguments.measure import CompareArguments, ReportArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
-    console,
+    make_console,
     note,
     note_gaps,
     note_written,
@@ -79,7 +79,7 @@ def compare(arguments: CompareArguments) -> None:
     if arguments.json:
         print_json(encode("comparison", comparison))
     else:
-        console().print(comparison_text(comparison, everything=arguments.everything))
+        make_console().print(comparison_text(comparison, everything=arguments.everything))
     tells = any(effect.outcome is not Outcome.CANNOT_TELL for effect in comparison.effects)
     if not tells and not any(answer.tells for answer in answers):
         raise SystemExit(FINDINGS if any(answer.findings for answer in answers) else NOT_KNOWN)
@@ -120,7 +120,7 @@ def report(arguments: ReportArguments) -> None:
             raise missing("DIR", "homenode bench --results results")
         runs = [str(RESULTS)]
     if output is None and not (arguments.csv or arguments.json):
-        output = _neighbours(runs)
+        output = _find_default_path(runs)
     if arguments.csv and arguments.json:
         raise exclusive("--csv", "--json")
     check_can_write(output, force=arguments.force)
@@ -130,7 +130,7 @@ def report(arguments: ReportArguments) -> None:
         and output.suffix.lower() not in (".html", ".htm", ".pdf")
     ):
         raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
-    machines, skipped = _machines(runs, arguments.host)
+    machines, skipped = _read_machines(runs, arguments.host)
     if output is not None:
         _write(machines, skipped, arguments.title, output, appendix=arguments.appendix)
         if not (arguments.csv or arguments.json or output == STANDARD_OUTPUT):
@@ -147,7 +147,7 @@ def report(arguments: ReportArguments) -> None:
             print_json(json_text(rows, skipped))
 
 
-def _neighbours(runs: Sequence[str]) -> Path:
+def _find_default_path(runs: Sequence[str]) -> Path:
     """The default path of a page: in the first directory of results, else in the current one."""
     directories = (Path(run) for run in runs)
     return next((directory / PAGE for directory in directories if directory.is_dir()), Path(PAGE))
@@ -155,7 +155,7 @@ def _neighbours(runs: Sequence[str]) -> Path:
 
 def write_page(directories: list[str], host: str | None, title: str, output: Path) -> None:
     """Write the page of results of one host: a source, or this machine if the results name it."""
-    machines, skipped = _machines(directories, [host])
+    machines, skipped = _read_machines(directories, [host])
     _write(machines, skipped, title, output)
     note_written(output)
 
@@ -170,7 +170,7 @@ def _note_queues(machines: "tuple[ReportedMachine, ...]") -> None:
         note("jobs of Slurm's queues: homenode slurm report recommends queues")
 
 
-def _machines(
+def _read_machines(
     arguments: list[str], hosts: Sequence[str | None]
 ) -> "tuple[tuple[ReportedMachine, ...], tuple[Gap, ...]]":
     from homenode.show.report.inputs import gather
@@ -236,7 +236,7 @@ def _print_summary(machines: "tuple[ReportedMachine, ...]", output: Path) -> Non
     from homenode.show.report.answer import answer_text, counts_text
 
     note(f"wrote {output}: {counts_text(machines)}")
-    console().print(answer_text(machines))
+    make_console().print(answer_text(machines))
     runs = [run for machine in machines if not machine.is_published for run in machine.runs]
     for finding in check_results(runs):
         shown = f"{finding.subject}: {finding.observed}; expected {finding.expected}"

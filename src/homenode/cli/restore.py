@@ -22,7 +22,7 @@ from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import (
     ask,
     check_can_ask,
-    console,
+    make_console,
     note,
     note_error,
     print_diff,
@@ -69,7 +69,7 @@ def restore(arguments: RestoreArguments) -> None:
     if arguments.forget:
         if len(targets) > 1:
             raise UsageError(f"--forget: expected one domain, found {len(targets)}")
-        _forget(targets[0], arguments.connect or DEFAULT)
+        _delete_records(targets[0], arguments.connect or DEFAULT)
         return
     _restore_domains(arguments)
 
@@ -85,7 +85,7 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
     if arguments.dry_run or not arguments.yes:
         line = f"{path}: its original would be restored: {_change_text(before, preview.original)}"
         removals = (f"{script}: would be removed" for script in preview.scripts)
-        console().print(Doc("", tuple(Text(text, hang=2) for text in (line, *removals))))
+        make_console().print(Doc("", tuple(Text(text, hang=2) for text in (line, *removals))))
     if arguments.diff:
         print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
     if arguments.explain:
@@ -135,7 +135,7 @@ def _list_open() -> None:
         else:
             note_error(change)
     table = Table(heads=("change", "by", "state", "undo"), rows=tuple(rows))
-    console().print(Doc(f"{plural(len(rows), 'change')} can be undone", (table,)))
+    make_console().print(Doc(f"{plural(len(rows), 'change')} can be undone", (table,)))
 
 
 def _restore_domains(arguments: RestoreArguments) -> None:
@@ -146,10 +146,10 @@ def _restore_domains(arguments: RestoreArguments) -> None:
     states = [domain_to_restore(virsh, name, root) for name in arguments.targets]
     check_can_ask(asks=not (arguments.yes or dry_run))
     with changing_host("restore", arguments.targets, connect, dry_run=dry_run):
-        previews = [_preview(virsh, state, arguments) for state in states]
+        previews = [_list_changes(virsh, state, arguments) for state in states]
         if dry_run or not arguments.yes:
             for line in (line for preview in previews for line in preview):
-                console().print(Doc("", (Text(line, hang=2),)))
+                make_console().print(Doc("", (Text(line, hang=2),)))
         if dry_run:
             say("dry run: nothing was changed")
             return
@@ -161,7 +161,7 @@ def _restore_domains(arguments: RestoreArguments) -> None:
             _restore_domain(virsh, state, keep_edits=arguments.keep_edits)
 
 
-def _preview(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> tuple[str, ...]:
+def _list_changes(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> tuple[str, ...]:
     """Return the changes of a restore, a line each; () if none. Raises like a restore."""
     root, name = journal.default_root(), state.name
     if paused_journal(root, virsh, state.uuid, name).to_undo():
@@ -209,7 +209,7 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
         say(f"{name}: restored, {equal}; its next start uses it")
 
 
-def _forget(name: str, connect: str) -> None:
+def _delete_records(name: str, connect: str) -> None:
     virsh, root = Virsh(connect), journal.default_root()
     state = domain_to_restore(virsh, name, root)
     old = forget_original(virsh, state.uuid, root)

@@ -58,12 +58,12 @@ def retrain(arguments: RetrainArguments) -> None:
     if arguments.target is not None and arguments.target not in SPEED_OF_CODE:
         raise out_of_range("--target", str(arguments.target), 1, max(SPEED_OF_CODE))
     if arguments.print_hook:
-        print_file(libvirt_hook(_program(), arguments.target))
+        print_file(libvirt_hook(_find_program(), arguments.target))
         return
     if not devices:
         raise missing("BDF", "homenode doctor retrain 41:00.0")
     if arguments.print_unit:
-        print_file(systemd_unit(devices, _program(), arguments.target))
+        print_file(systemd_unit(devices, _find_program(), arguments.target))
         return
     host = _this_machine()
     findings: list[Finding] = []
@@ -95,12 +95,14 @@ def hook(arguments: RetrainHookArguments) -> None:
     try:
         if len(arguments.words) != 2:
             raise UsageError(f"hook: expected DOMAIN and start or started, found {arguments.words}")
-        _hook(*arguments.words, read_input("-", "the definition of the domain"), arguments.target)
+        _run_hook(
+            *arguments.words, read_input("-", "the definition of the domain"), arguments.target
+        )
     except HomenodeError as error:
         say(f"homenode: {error}")
 
 
-def _hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
+def _run_hook(domain: str, operation: str, xml: bytes, target: int | None) -> None:
     if operation not in (START, STARTED) or not has_devices(xml):
         return
     host = _this_machine()
@@ -161,7 +163,7 @@ def _this_machine() -> "Host":
     return discover(QuietSnapshot())
 
 
-def _program() -> str:
+def _find_program() -> str:
     """Return the program as it was called, for a unit or a hook that root runs; else the program
     next to the running Python, because `python -c` and a debugger cannot be installed. Raises
     InputError if another user than root can change it, its Python or its modules."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def console(name: str = "stdout") -> "Console":
+def make_console(name: str = "stdout") -> "Console":
     """Return the standard output for people: colours only on a terminal, never wider than it or 100
     columns. Piped output is not wrapped, unless COLUMNS sets its width. name: also "stderr"."""
     from homenode.show.terminal_text import PrintableConsole
@@ -46,7 +46,7 @@ def console(name: str = "stdout") -> "Console":
 @cache
 def error_console() -> "Console":
     """Return the standard error, likewise."""
-    return console("stderr")
+    return make_console("stderr")
 
 
 _PIPED_COLUMNS = 10_000
@@ -112,7 +112,7 @@ class _WithoutPadding:
 
 def say(text: str) -> None:
     """Lines to standard output."""
-    print(_plain(text))
+    print(_remove_colour(text))
 
 
 def print_own(text: str) -> None:
@@ -181,7 +181,7 @@ def update(text: str) -> None:
     print(f"\r{printable(text)}\r", end="", file=sys.stderr, flush=True)
 
 
-def _plain(text: str) -> str:
+def _remove_colour(text: str) -> str:
     from homenode.text import printable_lines  # the way to --help loads as little as it can
 
     return printable_lines(text)
@@ -206,7 +206,7 @@ def check_can_ask(*, asks: bool) -> None:
 def ask(question: str) -> None:
     """Ask on the terminal before a change; exits unless the answer is yes."""
     try:
-        print(f"{_plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+        print(f"{_remove_colour(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline()
     except KeyboardInterrupt:
         note("")
@@ -228,7 +228,7 @@ def working(task: str) -> Iterator[None]:
 
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=error_console(), transient=True) as shown:
-        shown.add_task(_plain(task), total=None)
+        shown.add_task(_remove_colour(task), total=None)
         yield
 
 
@@ -284,7 +284,7 @@ def print_findings(
     text = findings_text(
         findings, subject, answer=answer, explain=explain, table=table, labels=labels
     )
-    console().print(text)
+    make_console().print(text)
 
 
 def exit_if_bad(findings: "Iterable[Finding]") -> None:
@@ -305,7 +305,7 @@ def exit_by(findings: "Findings") -> None:
 
 def print_file(text: str) -> None:
     """Print a file's content: unescaped if standard output is not a terminal."""
-    sys.stdout.write(_plain(text) if sys.stdout.isatty() else text)
+    sys.stdout.write(_remove_colour(text) if sys.stdout.isatty() else text)
 
 
 def print_document(content: bytes) -> None:
@@ -330,16 +330,18 @@ def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -
         lineterm="",
     )
     colours = {"+": "green", "-": "red", "@": "cyan"}
-    for line in map(_plain, lines):
+    for line in map(_remove_colour, lines):
         header = line.startswith(("+++", "---"))
         style = "bold" if header else colours.get(line[:1], "")
-        if console().is_terminal:
-            console().print(Text(line, style=style), overflow="ignore", no_wrap=True, crop=False)
+        if make_console().is_terminal:
+            make_console().print(
+                Text(line, style=style), overflow="ignore", no_wrap=True, crop=False
+            )
         else:
             print(line)
 
 
-def permissions_of(document: str) -> int:
+def choose_permissions(document: str) -> int:
     """Return permissions for output made from a definition: those of its file; owner only if it was
     not a regular file, because `virsh dumpxml --security-info` may be piped in."""
     from homenode.safe.durable import PRIVATE

@@ -25,8 +25,8 @@ from homenode.cli.terminal import (
     ask,
     check_can_ask,
     check_can_write,
-    console,
     interruptible,
+    make_console,
     note,
     note_error,
     note_gaps,
@@ -159,7 +159,7 @@ def begin_trial(arguments: TrialArguments) -> None:
         _show(checked, Pace(boot_s), diagnose(host, document).findings, host.gaps)
         tunings = [layout.tuning for layout in checked.fitted if layout.tuning is not None]
         for tuning in tunings if arguments.explain else ():
-            console().print(explain(tuning.plan_to_show, host))
+            make_console().print(explain(tuning.plan_to_show, host))
         if arguments.dry_run:
             say("dry run: nothing was started")
             return
@@ -252,7 +252,7 @@ def show_status(arguments: TrialStatusArguments) -> None:
             continue
         steps = schedule_steps(trial.head, trial.state)
         is_running = TrialJournal(default_root(), trial.head.id).is_locked
-        console().print(status_text(trial, steps, _name_of(trial), is_running=is_running))
+        make_console().print(status_text(trial, steps, _name_of(trial), is_running=is_running))
     if name is not None and len(trials) > 1:
         earlier = ", ".join(trial.directory.name for trial in trials[:-1])
         note(f"earlier: {earlier} (homenode trial status ID shows one)")
@@ -360,7 +360,7 @@ def _conclude(
     trial = journal.load()
     code = outcome_code(trial.state)
     steps = schedule_steps(head, trial.state)
-    runs, directories = _runs(head, journal)
+    runs, directories = _read_runs(head, journal)
     if not runs:
         say(f"{head.source}: no conclusion: no boot was measured")
     else:
@@ -375,7 +375,7 @@ def _conclude(
             machine=machine,
         )
         answer = answer_of(conclusion, head, trial.state.boots or head.boots)
-        console().print(Doc("", (Text(answer.sentence, hang=2),)))
+        make_console().print(Doc("", (Text(answer.sentence, hang=2),)))
         page = report or journal.path / "report.html"
         written = _report(directories, head, host, page)
         for label, text in (("next", answer.command), ("report", page if written else None)):
@@ -387,7 +387,7 @@ def _conclude(
     outcomes = trial.state.outcomes
     unmeasured = [step for step in steps if not _is_measured(outcomes.get(step.number))]
     if unmeasured:
-        console().print(Doc("", (outcomes_table(trial.state, unmeasured),)))
+        make_console().print(Doc("", (outcomes_table(trial.state, unmeasured),)))
     raise SystemExit(code)
 
 
@@ -407,7 +407,7 @@ def _report(directories: list[str], head: TrialHead, host: str | None, path: Pat
     return True
 
 
-def _runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]:
+def _read_runs(head: TrialHead, journal: TrialJournal) -> tuple[list[Run], list[str]]:
     """Return the measured boots, by layout in the order of the head, and their directories."""
     state = journal.load().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
@@ -447,7 +447,7 @@ def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Seq
     steps = schedule_steps(checked.head)
     seconds = pace.seconds_for(step.variant for step in steps)
     bad = [finding for finding in sort_findings(findings) if finding.is_bad]
-    console().print(schedule_text(checked, steps, seconds, bad[:_MAX_FINDINGS]))
+    make_console().print(schedule_text(checked, steps, seconds, bad[:_MAX_FINDINGS]))
     if len(bad) > _MAX_FINDINGS:
         count_text = plural(len(bad) - _MAX_FINDINGS, "more finding")
         note(f"{count_text}: virsh dumpxml, then homenode doctor")

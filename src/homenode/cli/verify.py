@@ -168,11 +168,11 @@ def _check_host(arguments: VerifyArguments) -> None:
 
 def _start_paused(verified: Verification, request: VerifyRequest, *, yes: bool) -> Verification:
     """Add the result of a paused start; unchanged if the VM could not start."""
-    from homenode.check.verify.start import startable, verify_paused
+    from homenode.check.verify.start import find_startable, verify_paused
     from homenode.cli.restore import changing_host
 
     assert request.domain is not None, "only a domain is started"
-    look = startable(request.connect, request.domain)
+    look = find_startable(request.connect, request.domain)
     name, before = look.state.name, verified.findings
     if not yes:
         ask(f"Start {name} paused, with its real devices and libvirt's hooks, and end it at once?")
@@ -211,7 +211,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
         labels["equal"] = (
             f"{equal} facts" if are_bad(f for v in verified.views for f in v.findings) else ""
         )
-        findings = findings if arguments.json else _without_table_rows(findings, checks)
+        findings = findings if arguments.json else _drop_table_rows(findings, checks)
     elif plan is not None:
         layout = f"layout {plan.layout.name} on {plan.host_name}"
         answer = f"{subject} matches the plan: {layout}, 0 differences"
@@ -227,7 +227,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
     )
 
 
-def _without_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings:
+def _drop_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings:
     """Return the findings without unknown facts of the guest, which the table has."""
     shown = {check.finding.id for check in checks if check.finding is not None}
     return structs.replace(

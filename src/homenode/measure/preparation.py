@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.links import link_health
-from homenode.check.verify.expectation import Expectation, expectation_of
+from homenode.check.verify.expectation import Expectation, build_expectation
 from homenode.check.verify.guest_checks import view_of_guest
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
@@ -74,7 +74,7 @@ def prepare_run(
     expected = None
     if orders.plan is not None and orders.vantage is Vantage.GUEST:
         vm = vm_as_it_runs(orders.plan, facts)
-        expected = expectation_of(vm, document=facts)
+        expected = build_expectation(vm, document=facts)
     mismatch: tuple[Finding, ...] = ()
     if expected is not None:
         mismatch = tuple(

@@ -8,8 +8,8 @@ nohz_full= alone by itself.
 
 from collections.abc import Iterator
 
-from homenode.check.domain.pins import nodes_of, vcpus_subject
-from homenode.check.verify.expectation import groups_of
+from homenode.check.domain.pins import find_nodes, vcpus_subject
+from homenode.check.verify.expectation import group_neighbours
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, Subject, finding
@@ -51,19 +51,19 @@ def topology_findings(facts: Vm, document: Document | None, host: Host) -> Itera
     sockets, dies, cores, threads = topology
     if sockets * dies * cores * threads != facts.vcpus:
         return  # libvirt rejects it, and verify reports that
-    yield from _sockets(facts, dies * cores * threads)
+    yield from _check_sockets(facts, dies * cores * threads)
     if threads > 1:
-        yield from _threads(facts, host, threads)
+        yield from _check_threads(facts, host, threads)
         if document is not None:
             yield from _check_topoext(facts, host)
     yield from _check_cache(facts, host)
 
 
-def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
+def _check_sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
     for cell in facts.cells:
         cut = [
             number
-            for number, socket in enumerate(groups_of(facts.vcpus, per_socket))
+            for number, socket in enumerate(group_neighbours(facts.vcpus, per_socket))
             if not socket.isdisjoint(cell.vcpus)
             and not socket <= cell.vcpus
             and not cell.vcpus <= socket
@@ -77,9 +77,9 @@ def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
             )
 
 
-def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
+def _check_threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
     lying: list[int] = []
-    for group in groups_of(facts.vcpus, threads):
+    for group in group_neighbours(facts.vcpus, threads):
         pins = [facts.vcpu_pins[vcpu] for vcpu in group]
         if any(pin is None for pin in pins):
             continue
@@ -373,7 +373,7 @@ def _interrupts_text(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
 
 def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     """Find passed-through devices whose interrupts are all handled by another package."""
-    nodes = nodes_of(ours, host)
+    nodes = find_nodes(ours, host)
     packages = {node.package for node in host.nodes if node.index in nodes} - {None}
     near_pus = CpuSet(
         pu for package in host.packages if package.index in packages for pu in package.pus

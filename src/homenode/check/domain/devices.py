@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.check.domain.pins import neighbour, severity_of_neighbour
+from homenode.check.domain.pins import name_neighbour, severity_of_neighbour
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
@@ -102,7 +102,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
                 observed="none there" if device is None else "a bridge",
             )
             continue
-        yield from _in_use(facts, host, hostdev.uuid or hostdev.bdf)
+        yield from _check_use(facts, host, hostdev.uuid or hostdev.bdf)
         if hostdev.uuid is None:
             yield from _find_unbound(host, hostdev, device)
             yield from _group(host, device, passed)
@@ -131,7 +131,7 @@ def _find_split(facts: Vm, host: Host) -> Iterator[Finding]:
             return
 
 
-def _in_use(facts: Vm, host: Host, device: Bdf | str) -> Iterator[Finding]:
+def _check_use(facts: Vm, host: Host, device: Bdf | str) -> Iterator[Finding]:
     for domain in host.domains:
         has_it = device in domain.devices or device in domain.mediated
         if domain.running and domain.name != facts.name and has_it:
@@ -139,7 +139,7 @@ def _in_use(facts: Vm, host: Host, device: Bdf | str) -> Iterator[Finding]:
                 "device-in-use",
                 device,
                 expected="a device that no other VM has",
-                observed=f"{neighbour(domain)} has it",
+                observed=f"{name_neighbour(domain)} has it",
                 severity=severity_of_neighbour(domain),
             )
 
@@ -304,7 +304,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     address_bits: int  # to address all that
 
 
-def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
+def find_limits(facts: Vm, devices: list[PciDevice]) -> Limits:
     """The needs of a domain with these devices."""
     factor = len(devices) if facts.has_iommu and devices else 1
     bars = sum(
@@ -351,7 +351,7 @@ def limit_findings(facts: Vm, document: Document | None, host: Host) -> Iterator
     devices = passed_devices(facts, host)
     if not devices:
         return
-    needs = limits(facts, devices)
+    needs = find_limits(facts, devices)
     limit = host.settings.dma_entry_limit or DMA_ENTRY_LIMIT
     if needs.dma_entries > limit and (document is None or not has_iommufd(document)):
         yield finding(

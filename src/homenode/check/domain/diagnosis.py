@@ -16,16 +16,16 @@ from homenode.check.domain.devices import (
     describe_limits,
     devices_alone,
     devices_on_host,
+    find_limits,
     limit_findings,
-    limits,
     passed_devices,
     passthrough_findings,
 )
 from homenode.check.domain.memory import memory_alone, memory_findings, memory_on_host
 from homenode.check.domain.pins import (
+    find_nodes,
     has_floating_vcpus,
     is_flat_by_evidence,
-    nodes_of,
     pin_findings,
     pins_alone,
     pins_on_host,
@@ -98,12 +98,12 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
     ]
     pus = facts.pinned_pus
     if has_floating_vcpus(facts) and host.pus:
-        lines[0] += f"; its vCPUs float over {cpus_text(pus)}, {nodes_text(nodes_of(pus, host))}"
+        lines[0] += f"; its vCPUs float over {cpus_text(pus)}, {nodes_text(find_nodes(pus, host))}"
     devices = passed_devices(facts, host)
     if devices:
-        lines.append(describe_limits(limits(facts, devices), len(devices)))
+        lines.append(describe_limits(find_limits(facts, devices), len(devices)))
     if is_flat_by_evidence(facts, host):
-        nodes = nodes_text(nodes_of(facts.pinned_pus, host))
+        nodes = nodes_text(find_nodes(facts.pinned_pus, host))
         objective = "" if facts.record is None else facts.record.objective
         lines.append(f"flat over {nodes}, as the table of layouts has it for {objective}")
     return lines

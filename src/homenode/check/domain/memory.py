@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.check.domain.pins import nodes_of
+from homenode.check.domain.pins import find_nodes
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, Subject, finding
 from homenode.machine.pci import DeviceKind
@@ -57,11 +57,11 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """Check the memory and its binding against this host's nodes."""
     node_at = {int(node.index): node for node in host.nodes}
     all_nodes = CpuSet(i for i, node in node_at.items() if node.memory_kind is not MemoryKind.GPU)
-    demands = [*_demands(facts), *(_unbound_demands(facts, all_nodes) if all_nodes else ())]
+    demands = [*_list_demands(facts), *(_unbound_demands(facts, all_nodes) if all_nodes else ())]
     for demand in (*demands, *_binding_with_cells(facts, demands)):
         yield from _nodes_exist(demand, node_at, host, facts.source)
     yield from _check_qemu_memory(facts, demands, [node_at[i].memory_bytes for i in all_nodes])
-    running = _runs(facts, host)
+    running = _is_running(facts, host)
     if any(demand.page_bytes == 0 for demand in demands):
         default = default_huge_page_bytes(host)
         demands = [replace(d, page_bytes=default) if d.page_bytes == 0 else d for d in demands]
@@ -92,7 +92,7 @@ def _check_qemu_memory(
         )
 
 
-def _runs(facts: Vm, host: Host) -> bool | None:
+def _is_running(facts: Vm, host: Host) -> bool | None:
     """Return whether the VM runs on the host now; None if a running domain's name is redacted."""
     names = [domain for domain in host.domains if domain.running]
     if any(domain.name == facts.name for domain in names):
@@ -100,7 +100,7 @@ def _runs(facts: Vm, host: Host) -> bool | None:
     return None if any(domain.has_pseudonym for domain in names) else False
 
 
-def _demands(facts: Vm) -> Iterator[_Demand]:
+def _list_demands(facts: Vm) -> Iterator[_Demand]:
     if facts.cells:
         for cell in facts.cells:
             if cell.nodes:
@@ -171,7 +171,7 @@ def _nodes_exist(
         )
 
 
-def _shortages(
+def _find_shortages(
     demands: list[_Demand], space: dict[int, int | None]
 ) -> Iterator[tuple[CpuSet, int, int]]:
     """Yield (nodes, needed, available) of each set of nodes with too little memory. Unknown amounts
@@ -186,7 +186,7 @@ def _shortages(
                 yield nodes, needed, sum(sizes)
 
 
-def _short_of(
+def _find_memory_shortages(
     demands: list[_Demand],
     free: dict[int, int | None],
     total: dict[int, int | None],
@@ -195,16 +195,17 @@ def _short_of(
     """Yield (nodes, needed, room, severity); None = the usual one. A running VM has its memory
     already, so only the nodes' size can be too small. If it is unknown whether it runs, free memory
     is not judged."""
-    for nodes, needed, space in _shortages(demands, total if running else free):
+    for nodes, needed, space in _find_shortages(demands, total if running else free):
         doubtful = running is None and (nodes, needed) not in {
-            (short_nodes, short_bytes) for short_nodes, short_bytes, _ in _shortages(demands, total)
+            (short_nodes, short_bytes)
+            for short_nodes, short_bytes, _ in _find_shortages(demands, total)
         }
         hard = any(d.mode in ("strict", "restrictive") for d in demands if d.nodes <= nodes)
         severity = None if hard else Severity.WARNING
         yield nodes, needed, space, Severity.INCONCLUSIVE if doubtful else severity
 
 
-def _places(nodes: CpuSet, node_at: Iterable[int]) -> str:
+def _format_nodes(nodes: CpuSet, node_at: Iterable[int]) -> str:
     return "all nodes" if nodes == CpuSet(node_at) and len(nodes) > 1 else f"node {nodes}"
 
 
@@ -225,10 +226,10 @@ def _check_ordinary_pages(
         known_free = node.memory_free_bytes
         free[index] = total[index] if known_free is None else known_free
     host_bytes = sum(size or 0 for size in total.values())
-    for nodes, needed, space, severity in _short_of(demands, free, total, running):
+    for nodes, needed, space, severity in _find_memory_shortages(demands, free, total, running):
         yield finding(
             "memory-short",
-            _places(nodes, node_at),
+            _format_nodes(nodes, node_at),
             expected=f"{format_bytes(needed)} free for the VM",
             observed=_free_memory(format_bytes(space), severity),
             severity=None if needed > host_bytes else severity,
@@ -276,11 +277,11 @@ def _check_huge_pages(
         for pool in node.page_pools:
             if pool.page_bytes == page:
                 free[index], total[index] = page * pool.free_pages, page * pool.total_pages
-    for nodes, needed, space, severity in _short_of(demands, free, total, running):
+    for nodes, needed, space, severity in _find_memory_shortages(demands, free, total, running):
         missing = -(-(needed - space) // page)
         yield finding(
             "huge-pages-short",
-            _places(nodes, node_at),
+            _format_nodes(nodes, node_at),
             expected=f"{plural(-(-needed // page), 'free page')} of {format_bytes(page)}",
             observed=_free_memory(str(space // page), severity),
             severity=severity,
@@ -311,7 +312,7 @@ def memory_findings(facts: Vm, document: Document | None, host: Host) -> Iterato
 def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
-    vcpu_nodes = nodes_of(facts.pinned_pus, host)
+    vcpu_nodes = find_nodes(facts.pinned_pus, host)
     unbound = [cell.id for cell in facts.cells if not cell.nodes]
     if len(facts.cells) > 1 and unbound:
         yield finding(
@@ -382,7 +383,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find devices in packages without vCPUs and memory of the VM."""
     if not facts.is_pinned:
         return
-    vm_nodes = nodes_of(facts.pinned_pus, host) | facts.memory_nodes
+    vm_nodes = find_nodes(facts.pinned_pus, host) | facts.memory_nodes
     passed = (host.find_device(hostdev.bdf) for hostdev in facts.hostdevs)
     pulling = [
         device

@@ -58,7 +58,7 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """Check vCPUs and pins against this host's CPUs, cores, nodes and other VMs."""
     yield from _check_pin_counts(facts, host)
     yield from _check_existence(facts, host)
-    yield from _cores(facts, host)
+    yield from _check_cores(facts, host)
     yield from _cells_at_home(facts, host)
     yield from _helpers_at_home(facts, host)
     yield from _other_vms(facts, host)
@@ -81,7 +81,7 @@ def has_floating_vcpus(facts: Vm) -> bool:
     return bool(facts.vcpu_pins) and all(pin and len(pin) > 1 for pin in facts.vcpu_pins)
 
 
-def _threads(facts: Vm) -> Iterator[tuple[str | Subject, CpuSet]]:
+def _list_threads(facts: Vm) -> Iterator[tuple[str | Subject, CpuSet]]:
     for vcpu, pin in enumerate(facts.vcpu_pins):
         if pin is not None:
             yield Subject(f"vCPU {vcpu}", "vcpupin", vcpu), pin
@@ -95,7 +95,7 @@ def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
     online = host.online_pus
     allowed = CpuSet(pu.index for pu in host.pus if pu.allowed)
-    for who, pin in _threads(facts):
+    for who, pin in _list_threads(facts):
         if not pin <= present:
             yield finding(
                 "pin-unknown-cpu",
@@ -129,7 +129,7 @@ def _check_existence(facts: Vm, host: Host) -> Iterator[Finding]:
             )
 
 
-def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_cores(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find two vCPUs on siblings of one core that are two cores in the guest."""
     if facts.threads_per_core > 1:
         return
@@ -178,7 +178,7 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     record = facts.record
     if record is not None and record.host is not None and host.has_fingerprint(record.host):
         return
-    nodes = facts.memory_nodes or nodes_of(facts.pinned_pus, host)
+    nodes = facts.memory_nodes or find_nodes(facts.pinned_pus, host)
     near_pus = CpuSet.union(node.pus for node in host.nodes if node.index in nodes)
     present = CpuSet(pu.index for pu in host.pus)
 
@@ -199,7 +199,7 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
                 "pin-off-node",
                 subject,
                 expected=f"CPUs of node {nodes} ({near_pus}), where {place}",
-                observed=f"{cpus_text(pus)} of {nodes_text(nodes_of(pus, host))}",
+                observed=f"{cpus_text(pus)} of {nodes_text(find_nodes(pus, host))}",
                 severity=None if subject is threads else Severity.INFO,
                 case="threads of QEMU",
             )
@@ -218,12 +218,12 @@ def _other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
                 "core-taken",
                 cpus_text(shared),
                 expected="cores without other VMs",
-                observed=f"vCPUs of {neighbour(domain)}",
+                observed=f"vCPUs of {name_neighbour(domain)}",
                 severity=severity_of_neighbour(domain),
             )
 
 
-def neighbour(domain: RunningDomain) -> str:
+def name_neighbour(domain: RunningDomain) -> str:
     """Name a running domain; if its name is redacted, it may be the VM itself."""
     doubt = " (name redacted: it may be this very VM)" if domain.has_pseudonym else ""
     return f"running domain {domain.name!r}{doubt}"
@@ -249,7 +249,7 @@ def pin_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     yield from _check_isolation(facts, host)
 
 
-def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
+def find_nodes(pus: CpuSet, host: Host) -> CpuSet:
     """Return the nodes that have any of these CPUs."""
     return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
 
@@ -343,7 +343,7 @@ def is_flat_by_evidence(facts: Vm, host: Host) -> bool:
         and record.objective is not None
         and record.host is not None
         and len(facts.cells) < 2
-        and len(nodes_of(facts.pinned_pus, host)) > 1
+        and len(find_nodes(facts.pinned_pus, host)) > 1
         and host.has_fingerprint(record.host) is True
     )
 
@@ -351,7 +351,7 @@ def is_flat_by_evidence(facts: Vm, host: Host) -> bool:
 def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     if facts.cells and len(facts.cells) > 1:
         return
-    nodes = nodes_of(facts.pinned_pus, host)
+    nodes = find_nodes(facts.pinned_pus, host)
     if len(nodes) < 2:
         return
     devices = (host.find_device(hostdev.bdf) for hostdev in facts.hostdevs)

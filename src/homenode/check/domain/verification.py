@@ -60,7 +60,9 @@ def verify_document(
         checked.append(f"{parts}devices of {host.name}")
     if plan is not None:
         acpi = any(finding.id == "acpi-missing" for finding in findings)
-        findings += as_planned(document, facts, plan, frozenset(("has_acpi",) if acpi else ()))
+        findings += compare_with_plan(
+            document, facts, plan, frozenset(("has_acpi",) if acpi else ())
+        )
         checked.append("every element of the layout")
         if plan.layout.cells == "host" and plan.layout.pcie == "keep":
             findings = [finding for finding in findings if finding.id != "device-without-cell"]
@@ -175,7 +177,7 @@ _Part = tuple[str, str, str]
 """(path of local names, name as written, text) of an element by itself."""
 
 
-def as_planned(
+def compare_with_plan(
     document: Document, vm: Vm, plan: Plan, extra_ignored: frozenset[str] = frozenset()
 ) -> Iterator[Finding]:
     """Yield a finding for each different fact, each group of other elements that the plan would
@@ -193,7 +195,7 @@ def as_planned(
     reported = {path for path, field in _FIELD_OF_PATH.items() if field in named}
     reported_tags = {path.rpartition("/")[2] for path in reported}
     for step in STEPS:
-        added, removed = _difference(document, plan, step)
+        added, removed = _compare_elements(document, plan, step)
         parts = [*added, *removed]
         new = {path for path, _, _ in parts if not _is_named(path, named)} - reported
         if not new:
@@ -254,7 +256,7 @@ def changed_settings(
         yield finding("plan-setting", about, _first_texts(gone), _first_texts(new), source)
 
 
-def _difference(
+def _compare_elements(
     document: Document, plan: Plan, step: Callable[[Document, Plan], Document]
 ) -> tuple[list[_Part], list[_Part]]:
     """Return the elements that the step would add, and those that it would remove."""
@@ -267,11 +269,14 @@ def _difference(
         return [(path, tag, "a definition that accepts the plan")], [(path, tag, error.message)]
     if after.text == document.text:
         return [], []
-    before, later = Counter(_parts(document.root, "")), Counter(_parts(after.root, ""))
+    before, later = (
+        Counter(_list_elements(document.root, "")),
+        Counter(_list_elements(after.root, "")),
+    )
     return list((later - before).elements()), list((before - later).elements())
 
 
-def _parts(element: Element, above: str) -> Iterator[_Part]:
+def _list_elements(element: Element, above: str) -> Iterator[_Part]:
     """Yield each element of a tree without its children."""
     attributes = "".join(f" {name}='{value}'" for name, value in sorted(element.attributes))
     text, name = element.text.strip(), element.tag
@@ -279,7 +284,7 @@ def _parts(element: Element, above: str) -> Iterator[_Part]:
     text_of_element = f"<{name}{attributes}>{text}</{name}>" if text else f"<{name}{attributes}/>"
     yield path, name, text_of_element
     for child in element.children:
-        yield from _parts(child, path)
+        yield from _list_elements(child, path)
 
 
 def _first_texts(texts: list[str]) -> str:
@@ -320,11 +325,11 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
 
 def _check_quotas(document: Document, tune: Element) -> Iterator[Finding]:
     for quota, period, subject in _QUOTAS:
-        share = _share(tune, quota, period)
+        share = _compute_share(tune, quota, period)
         if share is not None and share < 1:
             yield _quota_finding(subject, share, f"<{quota}>")
     vcpus = _number(document.root.value("vcpu")) or 1
-    share = _share(tune, "global_quota", "global_period")
+    share = _compute_share(tune, "global_quota", "global_period")
     if share is not None and share < vcpus:
         yield _quota_finding(f"all {vcpus} vCPUs together", share, "<global_quota>")
 
@@ -338,7 +343,7 @@ def _quota_finding(subject: str, share: float, element: str) -> Finding:
     )
 
 
-def _share(tune: Element, quota: str, period: str) -> float | None:
+def _compute_share(tune: Element, quota: str, period: str) -> float | None:
     """The share of a CPU that the quota allows; None if nothing limits it."""
     quota_us = _number(tune.value(quota))
     if not quota_us:

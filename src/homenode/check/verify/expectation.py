@@ -49,13 +49,13 @@ class Expectation(Struct, frozen=True):
             return None
         return tuple(tuple(cell.distances[o.id] for o in self.cells) for cell in self.cells)
 
-    def runs_of(self, size: int) -> tuple[CpuSet, ...]:
+    def group_vcpus(self, size: int) -> tuple[CpuSet, ...]:
         """Return the vCPUs of each core, socket, ... that has `size` of them if none is absent."""
-        everyone = groups_of(self.vm.vcpus + len(self.absent), size)
+        everyone = group_neighbours(self.vm.vcpus + len(self.absent), size)
         return _renumber(everyone, self.absent)
 
 
-def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
+def remove_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
     """Return the expectation for a guest with vCPUs offline from the start."""
     cells = tuple(
         replace(cell, vcpus=next(iter(_renumber((cell.vcpus,), absent)), CpuSet()))
@@ -75,7 +75,9 @@ def _renumber(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
     return tuple(group for group in renumbered if group)
 
 
-def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = None) -> Expectation:
+def build_expectation(
+    vm: Vm, *, host: Host | None = None, document: Vm | None = None
+) -> Expectation:
     """Return the expected state of the guest of a plan's or definition's VM. A definition expects a
     device on the cell of its expander bus; the check of the definition judges whether this cell
     matches its host node. document: of a plan's VM, where each device really is plugged in. host:
@@ -91,10 +93,10 @@ def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = No
         ids = (None, None) if real is None else (real.vendor_id, real.device_id)
         return ExpectedDevice(hostdev.bdf, cell, path, *ids)
 
-    return Expectation(vm, tuple(map(device, vm.hostdevs)), _l3(vm, host))
+    return Expectation(vm, tuple(map(device, vm.hostdevs)), _find_l3_groups(vm, host))
 
 
-def groups_of(vcpus: int, size: int) -> tuple[CpuSet, ...]:
+def group_neighbours(vcpus: int, size: int) -> tuple[CpuSet, ...]:
     """Runs of `size` neighbouring vCPUs: how QEMU deals vCPUs to threads, cores, dies, sockets.
 
     >>> groups_of(4, 2)
@@ -103,7 +105,7 @@ def groups_of(vcpus: int, size: int) -> tuple[CpuSet, ...]:
     return tuple(CpuSet(range(i, min(i + size, vcpus))) for i in range(0, vcpus, size))
 
 
-def _l3(vm: Vm, host: Host | None) -> tuple[CpuSet, ...] | None:
+def _find_l3_groups(vm: Vm, host: Host | None) -> tuple[CpuSet, ...] | None:
     """Return the host's LLCs under the vCPUs: layouts show LLCs only if they match the host."""
     if vm.record is None:
         return None
@@ -111,7 +113,7 @@ def _l3(vm: Vm, host: Host | None) -> tuple[CpuSet, ...] | None:
     if mode == "disable":
         return None if topology is not None and topology[3] > 1 else ()
     if mode == "emulate" and topology is not None:
-        return groups_of(vm.vcpus, topology[2] * topology[3])
+        return group_neighbours(vm.vcpus, topology[2] * topology[3])
     if mode in ("emulate", "passthrough"):
         shared = shared_llcs(host, vm.vcpu_pins)
         return None if shared is None else shared.groups

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from homenode.check.verify.boot.stand_in import MinimalGuest
-from homenode.check.verify.expectation import Expectation, ExpectedDevice, without_vcpus
+from homenode.check.verify.expectation import Expectation, ExpectedDevice, remove_vcpus
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, add_source, finding
 from homenode.machine.pci import PciDevice
@@ -75,12 +75,14 @@ _KERNEL_FACTS = (
         values=lambda vm: list_cell_values(vm, lambda cell: f"vCPUs {cell.vcpus or 'none'}"),
         nothing=_NO_NODE,
     ),
-    VmFact(id="distances", values=lambda vm: list_cell_values(vm, _row, "distances from ")),
+    VmFact(
+        id="distances", values=lambda vm: list_cell_values(vm, _format_distances, "distances from ")
+    ),
 )
 """Facts that a guest's kernel reports, except memory: rows as in vm/facts.py."""
 
 
-def _memory(kernel_bytes: int) -> VmFact:
+def _memory_row(kernel_bytes: int) -> VmFact:
     """Return the row of each node's memory, of which the kernel may reserve a part."""
 
     def room(vm: Vm) -> FactValues:
@@ -126,7 +128,7 @@ def _promised_vm(expected: Expectation) -> Vm:
     return replace(expected.vm, cells=cells, offline_vcpus=CpuSet())
 
 
-def _row(cell: VmCell) -> str | None:
+def _format_distances(cell: VmCell) -> str | None:
     return " ".join(map(str, cell.distances)) or None
 
 
@@ -142,17 +144,17 @@ class GuestComparison(Struct, frozen=True):
     def node_of_cell(self) -> Mapping[int, NumaNode]:
         return match_nodes(self.expected, self.observed)
 
-    def lines(self) -> Iterator[Check]:
+    def list_checks(self) -> Iterator[Check]:
         """Yield every line except those of devices, the most interesting first."""
         nodes = self.node_of_cell.items()
         unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
-        facts = (*_KERNEL_FACTS, _memory(self.kernel_bytes))
+        facts = (*_KERNEL_FACTS, _memory_row(self.kernel_bytes))
         for comparison in compare(_promised_vm(self.expected), self._shown_vm(), facts):
             if comparison.title in unknown:
                 comparison = replace(comparison, observed="not given", agree=False)
-                yield _line(comparison, Severity.INCONCLUSIVE)
+                yield _make_check(comparison, Severity.INCONCLUSIVE)
             elif comparison.fact.id != "node-memory" or comparison.found_value is not None:
-                yield _line(comparison)
+                yield _make_check(comparison)
         yield from self._cpu_groups()
 
     def _shown_vm(self) -> Vm:
@@ -185,16 +187,16 @@ class GuestComparison(Struct, frozen=True):
         expected, guest = self.expected, self.observed.guest
         if expected.vm.cpu_topology is not None:
             _, dies, per_die, threads = expected.vm.cpu_topology
-            sockets = expected.runs_of(dies * per_die * threads)
+            sockets = expected.group_vcpus(dies * per_die * threads)
             packages = tuple(package.pus for package in guest.packages) or None
             yield _groups("sockets", "sockets", sockets, packages, None)
             cores = tuple(core.pus for core in guest.cores) or None
-            cores_planned = expected.runs_of(threads)
+            cores_planned = expected.group_vcpus(threads)
             yield _groups("siblings", "siblings", cores_planned, cores, self.substituted)
         if expected.l3 is not None:
             yield _groups("llcs", "L3 caches", expected.l3, self.observed.l3, self.substituted)
 
-    def devices(self, host: Host | None = None) -> Iterator[Check]:
+    def check_devices(self, host: Host | None = None) -> Iterator[Check]:
         """Yield a line for each device's node, and for its link if the host of the devices is
         given.
 
@@ -203,13 +205,13 @@ class GuestComparison(Struct, frozen=True):
         nodes.
         """
         for device in self.expected.devices:
-            yield self._by_ids(device) if device.path is None else self._by_path(device)
+            yield self._check_by_ids(device) if device.path is None else self._check_by_path(device)
             if host is not None:
                 yield from self._link(device, host)
 
-    def _by_path(self, device: ExpectedDevice) -> Check:
+    def _check_by_path(self, device: ExpectedDevice) -> Check:
         subject, home = f"device {device.bdf}", self._home_text(device)
-        function = self._function_of(device)
+        function = self._find_function(device)
         if function is None:
             place = f"{home}, at {device.path}"
             return check("device-missing", subject, place, "no function there")
@@ -217,11 +219,11 @@ class GuestComparison(Struct, frozen=True):
             ids = f"{device.vendor_id:04x}:{device.device_id:04x} at {device.path}"
             other = f"{function.vendor_id:04x}:{function.device_id:04x}"
             return check("device-other", subject, ids, other)
-        node_text = f"{_node(function.reported_node)}, as {function.bdf}"
+        node_text = f"{_format_node(function.reported_node)}, as {function.bdf}"
         agree = self._is_on_cell_node(device, function.reported_node)
         return check("device-node", subject, home, node_text, agree=agree)
 
-    def _function_of(self, device: ExpectedDevice) -> PciDevice | None:
+    def _find_function(self, device: ExpectedDevice) -> PciDevice | None:
         return None if device.path is None else self.observed.find_device(device.path)
 
     def _home_text(self, device: ExpectedDevice) -> str:
@@ -239,7 +241,7 @@ class GuestComparison(Struct, frozen=True):
         home = self.node_of_cell.get(device.cell)
         return home is not None and node == home.index
 
-    def _by_ids(self, device: ExpectedDevice) -> Check:
+    def _check_by_ids(self, device: ExpectedDevice) -> Check:
         """Compare by ids if the address is unknown: several devices of a kind look the same."""
         subject, home = f"device {device.bdf}", self._home_text(device)
         ids = (device.vendor_id, device.device_id)
@@ -252,7 +254,7 @@ class GuestComparison(Struct, frozen=True):
             text = f"{len(peers)} of its kind, where {len(kind)} are planned"
             return check("device-missing", subject, home, text)
         is_one_node = len({peer.reported_node for peer in peers}) == 1
-        text = f"{_node(peers[0].reported_node)}, as all {len(peers)} of its kind"
+        text = f"{_format_node(peers[0].reported_node)}, as all {len(peers)} of its kind"
         if not self.expected.has_device_cells:
             text = text if is_one_node else f"one of {len(peers)} of its kind"
             return check("device-node", subject, home, text, agree=True)
@@ -282,16 +284,18 @@ class GuestComparison(Struct, frozen=True):
         )
 
     def _link(self, device: ExpectedDevice, host: Host) -> Iterator[Check]:
-        real, function = host.find_device(device.bdf), self._function_of(device)
+        real, function = host.find_device(device.bdf), self._find_function(device)
         if real is None or real.link is None or function is None or _is_other(device, function):
             return
-        host_rate = _rate(real.link.max_gt_per_s, real.link.max_width)
+        host_rate = _compute_rate(real.link.max_gt_per_s, real.link.max_width)
         rates = (
-            [_rate(function.link.max_gt_per_s, function.link.max_width)] if function.link else []
+            [_compute_rate(function.link.max_gt_per_s, function.link.max_width)]
+            if function.link
+            else []
         )
         # NCCL and others take the slowest link on the way for the device's.
         ports = self.observed.port_links(function)
-        rates += [_rate(port.current_gt_per_s, port.current_width) for port in ports]
+        rates += [_compute_rate(port.current_gt_per_s, port.current_width) for port in ports]
         known_rates = [rate for rate in rates if rate is not None]
         if host_rate is not None and known_rates:
             yield check(
@@ -358,15 +362,15 @@ def _is_other(device: ExpectedDevice, function: PciDevice) -> bool:
     )
 
 
-def _node(node: int | None) -> str:
+def _format_node(node: int | None) -> str:
     return f"numa_node {-1 if node is None else node}"
 
 
-def _rate(gt_per_s: float | None, width: int | None) -> float | None:
+def _compute_rate(gt_per_s: float | None, width: int | None) -> float | None:
     return None if gt_per_s is None or width is None else gt_per_s * width
 
 
-def _line(comparison: VmComparison, severity: Severity | None = None) -> Check:
+def _make_check(comparison: VmComparison, severity: Severity | None = None) -> Check:
     return check(
         comparison.fact.id,
         comparison.title,
@@ -392,14 +396,14 @@ class GuestView(Struct, frozen=True):
         return add_source(findings, self.observation.source)
 
 
-def view_of_stand_in(expected: Expectation, stand_in: MinimalGuest, guest: Host) -> GuestView:
+def compare_test_guest(expected: Expectation, stand_in: MinimalGuest, guest: Host) -> GuestView:
     """Compare a booted test guest: memory is scaled, links are not compared."""
     observation = Observation(guest)
     if stand_in.vm.offline_vcpus:
-        expected = without_vcpus(expected, stand_in.vm.offline_vcpus)
+        expected = remove_vcpus(expected, stand_in.vm.offline_vcpus)
     scaled = stand_in_expectation(expected, stand_in)
     both = GuestComparison(scaled, observation, STAND_IN_KERNEL_BYTES, stand_in.cpu.substituted)
-    return GuestView("the test guest", (*both.lines(), *both.devices()), observation)
+    return GuestView("the test guest", (*both.list_checks(), *both.check_devices()), observation)
 
 
 def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
@@ -408,13 +412,13 @@ def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> Gues
     observation = Observation(guest)
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:
-        expected = without_vcpus(expected, offline)
+        expected = remove_vcpus(expected, offline)
     both = GuestComparison(expected, observation)
-    lines = (*both.lines(), *_huge_pages(observation), *both.devices(host))
+    lines = (*both.list_checks(), *_huge_pages(observation), *both.check_devices(host))
     return GuestView("the guest", lines, observation)
 
 
-def not_in_stand_in(stand_in: MinimalGuest, source: str) -> Iterator[Finding]:
+def find_untested_parts(stand_in: MinimalGuest, source: str) -> Iterator[Finding]:
     """Yield the parts of the definition that a test guest lacks, each by name."""
     for part in stand_in.left_out:
         yield finding("not-in-test-guest", part, "the test guest to have it", "omitted", source)

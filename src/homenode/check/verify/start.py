@@ -50,7 +50,7 @@ class PausedLook(Struct, frozen=True, kw_only=True):
     document: Document  # the definition that the start will use
 
 
-def startable(connect: str, name: str) -> PausedLook:
+def find_startable(connect: str, name: str) -> PausedLook:
     """Return the domain to start. Raises UsageError if it runs, has saved memory or is remote."""
     if not is_local(connect):
         raise UsageError(f"--start with --connect {connect}: expected a daemon on this machine")
@@ -278,12 +278,12 @@ def view_findings(expected: Vm, view: MonitorView, host: Host | None) -> Iterato
     """Compare QEMU's answers with the plan. host: None = BARs are not compared."""
     if view.status == "running":
         yield finding("start-ran", expected.name, "a guest that is paused", "it runs")
-    yield from _memory(expected, view)
+    yield from _check_memory(expected, view)
     yield from _check_cpus(expected, view)
-    yield from _devices(expected, view, host)
+    yield from _check_devices(expected, view, host)
 
 
-def _memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
+def _check_memory(expected: Vm, view: MonitorView) -> Iterator[Finding]:
     backends = {backend.id: backend for backend in view.backends}
     for cell in expected.cells_or_whole:
         if not cell.memory_bytes:
@@ -336,7 +336,7 @@ def _check_cpus(expected: Vm, view: MonitorView) -> Iterator[Finding]:
             yield finding("start-cpus", subject, f"cell {planned_cell}", observed)
 
 
-def _devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
+def _check_devices(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
     device_of = {seen.host: seen for seen in view.devices if seen.host is not None}
     for hostdev in expected.hostdevs:
         if hostdev.uuid is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from msgspec.structs import replace
 
 from homenode.check.domain.verification import changed_settings
-from homenode.check.verify.expectation import Expectation, expectation_of
+from homenode.check.verify.expectation import Expectation, build_expectation
 from homenode.errors import InputError
 from homenode.findings import (
     Finding,
@@ -56,14 +56,14 @@ def verify_target(
     lost = lost_features(module, plan)
     skipped = _unsaid_facts(plan, vm, module, lost)
     findings = [
-        _difference(
+        _make_finding(
             difference.title, difference.expected, difference.observed, source, difference.fact.id
         )
         for difference in diff(visible_vm(plan.vm, lost), vm, skipped)
     ]
     written = _written_again(content, source, target, plan, host)
     if module.hook_suffix is not None:
-        findings += _hook(hook, plan, source, written, module.hook_suffix)
+        findings += _check_hook(hook, plan, source, written, module.hook_suffix)
     if not findings and written is not None:
         findings += _missing_lines(content, written.document, source)
     if not findings and plan.kept is not None and plan.kept_of == target:
@@ -117,11 +117,11 @@ def _missing_lines(content: bytes, written: bytes, source: str) -> Iterator[Find
     for line in planned_lines:
         if line and not line.startswith(b"#") and not count_of[line]:
             text = printable(line.decode("utf-8", "replace"))
-            yield _difference("line of the plan", text, "no such line", source)
+            yield _make_finding("line of the plan", text, "no such line", source)
         count_of[line] -= 1
 
 
-def _difference(
+def _make_finding(
     subject: str, expected: object, observed: object, source: str, fact: str = "target"
 ) -> Finding:
     return finding(
@@ -144,7 +144,7 @@ def _unsaid_facts(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature])
     return facts
 
 
-def _hook(
+def _check_hook(
     hook: bytes | None, plan: Plan, source: str, written: Rendering | None, suffix: str
 ) -> Iterator[Finding]:
     """Yield the script next to the file: it has the pins of single vCPUs, and binds devices."""
@@ -158,9 +158,9 @@ def _hook(
         return
     vcpus, emulator, _ = parse_pins(hook.decode("utf-8", "replace"))
     if vcpus != plan.vcpu_pins:
-        yield _difference("hook script: CPUs of vCPUs", "as in the plan", "others", source)
+        yield _make_finding("hook script: CPUs of vCPUs", "as in the plan", "others", source)
     if emulator != plan.vm.emulator_pus:
-        yield _difference("hook script: emulator's CPUs", plan.vm.emulator_pus, emulator, source)
+        yield _make_finding("hook script: emulator's CPUs", plan.vm.emulator_pus, emulator, source)
     planned = None if written is None else dict(written.companions).get(suffix)
     if vcpus == plan.vcpu_pins and emulator == plan.vm.emulator_pus and planned is not None:
         yield from _missing_lines(hook, planned, f"{source}: hook script")
@@ -183,7 +183,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     hidden = lost | ({Feature.TOPOLOGY} if Feature.THREADS in lost else set())
     # A target that cannot express the cells of devices chooses the devices' slots itself.
     vm = visible_vm(plan.vm, hidden if shows_cells else hidden | {Feature.DEVICE_CELLS})
-    return replace(expectation_of(vm, host=host), has_device_cells=shows_cells)
+    return replace(build_expectation(vm, host=host), has_device_cells=shows_cells)
 
 
 def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:

@@ -18,12 +18,12 @@ from homenode.cli.plan import (
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
-    console,
+    choose_permissions,
     counting,
     error_console,
+    make_console,
     note,
     note_written,
-    permissions_of,
     print_json,
     write_text,
 )
@@ -85,7 +85,7 @@ def show(arguments: PoolShowArguments) -> None:
         print_json(encode("pool", pool))
         _note_unread(named)
     else:
-        console().print(pool_text(pool, by_node=arguments.explain))
+        make_console().print(pool_text(pool, by_node=arguments.explain))
     _exit_with_unread(named)
 
 
@@ -133,7 +133,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         raise SystemExit(NOT_KNOWN if NOT_KNOWN in codes else UNPLANNABLE)
     lines = []
     if output is not None:
-        lines += write_definition(tuning, original, output, permissions_of(document))
+        lines += write_definition(tuning, original, output, choose_permissions(document))
     if arguments.save_plan is not None:
         write_text(arguments.save_plan, encode_plan(tuning.plan))
         note_written(arguments.save_plan)
@@ -173,7 +173,7 @@ def _print_places(
     if everything:
         planned += explain_sections(tuning.plan_to_show, host)
     to_stdout = STANDARD_OUTPUT in (arguments.output, arguments.save_plan)
-    screen = error_console() if to_stdout else console()
+    screen = error_console() if to_stdout else make_console()
     screen.print(places_text(ranking, tuning.plan, planned, everything=everything))
 
 

@@ -64,7 +64,7 @@ class GuestOutput:
         """Discard the output before another guest is started."""
         os.ftruncate(self._descriptor, 0)
 
-    def content(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """Return the output so far. Raises HostError if another user could have written it."""
         reason = self._reason_for_doubt()
         if reason is not None:
@@ -84,8 +84,8 @@ class GuestOutput:
             at += len(piece)
         return b"".join(pieces)
 
-    def text(self) -> str:
-        return self.content().decode("utf-8", "replace")
+    def read_text(self) -> str:
+        return self.read_bytes().decode("utf-8", "replace")
 
     def _reason_for_doubt(self) -> str | None:
         opened = os.fstat(self._descriptor)
@@ -125,7 +125,7 @@ def boot_directory(uri: str | None = None) -> Iterator[Path]:
         yield directory
 
 
-def let_qemu_in(directory: Path, user: int) -> None:
+def allow_qemu(directory: Path, user: int) -> None:
     """Let QEMU's user enter a boot's directory, but not list it. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -53,14 +53,14 @@ def stand_in_xml(
     stand_in: MinimalGuest, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> str:
     """Return the document of a transient domain. command: the kernel's command line."""
-    switches = (f"<{n} state='{_switch(is_on)}'/>" for n, is_on in stand_in.switches)
+    switches = (f"<{n} state='{_format_switch(is_on)}'/>" for n, is_on in stand_in.switches)
     acpi = "<acpi/>" if stand_in.vm.has_acpi else ""
     lines = [
         f"<domain type={quoteattr('kvm' if kvm else 'qemu')}>",
         f"  <name>{escape(name)}</name>",
         f"  <memory unit='MiB'>{stand_in.vm.memory_bytes // MIB}</memory>",
         *([_SHARED] if stand_in.is_shared else []),
-        *_vcpus(stand_in),
+        *_format_vcpus(stand_in),
         "  <os>",
         f"    <type arch='x86_64' machine={quoteattr(stand_in.machine)}>hvm</type>",
         f"    <kernel>{escape(files.kernel)}</kernel>",
@@ -68,16 +68,16 @@ def stand_in_xml(
         f"    <cmdline>{escape(command)}</cmdline>",
         "  </os>",
         f"  <features>{acpi}<apic/>{''.join(switches)}</features>",
-        *_cpu(stand_in),
+        *_format_cpu_element(stand_in),
         "  <on_poweroff>destroy</on_poweroff>",
         "  <on_reboot>destroy</on_reboot>",
         "  <on_crash>destroy</on_crash>",
         "  <devices>",
         "    <controller type='usb' model='none'/>",
-        *_controllers(stand_in),
-        *_devices(stand_in),
-        *_serial(0, files.console),
-        *_serial(1, files.report),
+        *_format_controllers(stand_in),
+        *_format_devices(stand_in),
+        *_format_serial(0, files.console),
+        *_format_serial(1, files.report),
         "    <memballoon model='none'/>",
         "  </devices>",
         "</domain>",
@@ -88,7 +88,7 @@ def stand_in_xml(
 _SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
 
 
-def _vcpus(stand_in: MinimalGuest) -> list[str]:
+def _format_vcpus(stand_in: MinimalGuest) -> list[str]:
     """<vcpu>: offline vCPUs, and all vCPUs after the first offline one, can be plugged later."""
     if not stand_in.vm.offline_vcpus:
         return [f"  <vcpu placement='static'>{stand_in.vm.vcpus}</vcpu>"]
@@ -108,7 +108,7 @@ def _vcpus(stand_in: MinimalGuest) -> list[str]:
     return [*lines, "  </vcpus>"]
 
 
-def _cpu(stand_in: MinimalGuest) -> list[str]:
+def _format_cpu_element(stand_in: MinimalGuest) -> list[str]:
     match = " match='exact'" if stand_in.cpu.mode == "custom" else ""
     lines = [f"  <cpu mode='{stand_in.cpu.mode}'{match} check='none'>"]
     if stand_in.cpu.model is not None:
@@ -143,7 +143,7 @@ def _cpu(stand_in: MinimalGuest) -> list[str]:
     return [*lines, "  </cpu>"]
 
 
-def _controllers(stand_in: MinimalGuest) -> list[str]:
+def _format_controllers(stand_in: MinimalGuest) -> list[str]:
     root = "pcie-root" if "q35" in stand_in.machine else "pci-root"
     lines = [f"    <controller type='pci' index='0' model='{root}'/>"]
     for controller in stand_in.vm.controllers:
@@ -154,23 +154,23 @@ def _controllers(stand_in: MinimalGuest) -> list[str]:
             node = f"<node>{controller.cell}</node>" if controller.cell is not None else ""
             lines.append(f"      <target busNr='{controller.bus_nr}'>{node}</target>")
         if controller.address is not None:
-            lines.append(f"      {_address(stand_in, controller.address)}")
+            lines.append(f"      {_format_address(stand_in, controller.address)}")
         lines.append("    </controller>")
     return lines
 
 
-def _devices(stand_in: MinimalGuest) -> list[str]:
+def _format_devices(stand_in: MinimalGuest) -> list[str]:
     lines = []
     for number, (address, _) in enumerate(stand_in.devices):
         lines += [
             f"    <controller type='virtio-serial' index='{number}'>",
-            f"      {_address(stand_in, address)}",
+            f"      {_format_address(stand_in, address)}",
             "    </controller>",
         ]
     return lines
 
 
-def _address(stand_in: MinimalGuest, address: GuestAddress) -> str:
+def _format_address(stand_in: MinimalGuest, address: GuestAddress) -> str:
     attributes = " ".join(
         f"{name}='{value}'" for name, value in address_attributes(address).items()
     )
@@ -178,7 +178,7 @@ def _address(stand_in: MinimalGuest, address: GuestAddress) -> str:
     return f"<address type='pci' {attributes}{' multifunction=' + repr('on') if shared else ''}/>"
 
 
-def _serial(port: int, path: str) -> list[str]:
+def _format_serial(port: int, path: str) -> list[str]:
     return [
         "    <serial type='file'>",
         f"      <source path={quoteattr(path)} append='on'/>",
@@ -201,13 +201,13 @@ def stand_in_argv(
     return (
         PROGRAM,
         *("-name", name),
-        *("-machine", _machine(stand_in, kvm=kvm)),
+        *("-machine", _format_machine(stand_in, kvm=kvm)),
         *("-cpu", _format_cpu(stand_in)),
-        *("-m", _memory(stand_in)),
+        *("-m", _format_memory(stand_in)),
         *("-smp", _format_smp(stand_in)),
         *_format_numa(stand_in),
         *_later_vcpus(stand_in),
-        *_firmware(stand_in, files),
+        *_format_firmware(stand_in, files),
         *([] if iommu is None else ["-device", ",".join(("intel-iommu", *iommu))]),
         *(word for c in stand_in.vm.controllers for word in ("-device", tree.format_controller(c))),
         *(
@@ -234,10 +234,12 @@ def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[st
     )
 
 
-def _machine(stand_in: MinimalGuest, *, kvm: bool) -> str:
+def _format_machine(stand_in: MinimalGuest, *, kvm: bool) -> str:
     words = [stand_in.machine]
     words += [] if stand_in.vm.has_acpi else ["acpi=off"]
-    words += [f"{n}={_switch(is_on)}" for n, is_on in stand_in.switches if n in ("vmport", "smm")]
+    words += [
+        f"{n}={_format_switch(is_on)}" for n, is_on in stand_in.switches if n in ("vmport", "smm")
+    ]
     if stand_in.iommu is not None and kvm:
         words.append("kernel-irqchip=split")
     if stand_in.is_shared and not stand_in.vm.cells:
@@ -245,11 +247,11 @@ def _machine(stand_in: MinimalGuest, *, kvm: bool) -> str:
     return ",".join(words)
 
 
-def _switch(is_on: bool) -> str:
+def _format_switch(is_on: bool) -> str:
     return "on" if is_on else "off"
 
 
-def _memory(stand_in: MinimalGuest) -> str:
+def _format_memory(stand_in: MinimalGuest) -> str:
     """Return the memory options; maxmem moves the PCI window to its place in the real guest."""
     size = f"{stand_in.vm.memory_bytes // MIB}M"
     if stand_in.space is None or stand_in.space.memory_bytes <= stand_in.vm.memory_bytes:
@@ -257,7 +259,7 @@ def _memory(stand_in: MinimalGuest) -> str:
     return f"{size},slots=1,maxmem={stand_in.space.memory_bytes // MIB}M"
 
 
-def _firmware(stand_in: MinimalGuest, files: BootFiles) -> list[str]:
+def _format_firmware(stand_in: MinimalGuest, files: BootFiles) -> list[str]:
     words = []
     if stand_in.uefi:
         for unit, path in enumerate((files.ovmf, files.ovmf_variables)):
@@ -300,8 +302,8 @@ def _format_endpoint(stand_in: MinimalGuest, bdf: Bdf | None) -> str:
 def _format_cpu(stand_in: MinimalGuest) -> str:
     cpu = stand_in.cpu
     words = [cpu.model or {"host-passthrough": "host"}.get(cpu.mode, "max")]
-    words += [f"{name}={_switch(is_on)}" for name, is_on in cpu.features]
-    words += [f"pmu={_switch(is_on)}" for name, is_on in stand_in.switches if name == "pmu"]
+    words += [f"{name}={_format_switch(is_on)}" for name, is_on in cpu.features]
+    words += [f"pmu={_format_switch(is_on)}" for name, is_on in stand_in.switches if name == "pmu"]
     words += CACHE_WORDS.get(cpu.l3, ())
     return ",".join(words)
 

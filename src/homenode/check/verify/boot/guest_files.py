@@ -57,7 +57,7 @@ def find_guest_files(kernel: Path | None = None) -> GuestFiles:
             "kernel for the test guest: no /boot/vmlinuz-*, and apt-get cannot fetch it",
             hint=_HINT,
         )
-    return GuestFiles(image, _busybox(), image.name.replace("vmlinuz-", "Linux "))
+    return GuestFiles(image, _read_busybox(), image.name.replace("vmlinuz-", "Linux "))
 
 
 def find_ovmf() -> tuple[Path, Path] | None:
@@ -96,14 +96,14 @@ def _kernel_here() -> Path | None:
     return next((path for path in candidates if _path_if_readable(path) is not None), None)
 
 
-def _busybox() -> bytes:
+def _read_busybox() -> bytes:
     places = [Path(place) for place in (find_program("busybox"), "/bin/busybox") if place]
     for path in places:
-        program = _program(path)
+        program = _read_program(path)
         if program is not None:
             return program
     fetched = _fetch("busybox", ("busybox-static",), "./*bin/busybox", "**/busybox")
-    program = None if fetched is None else _program(fetched)
+    program = None if fetched is None else _read_program(fetched)
     if program is None:
         raise HostError(
             "busybox (static): not installed, and apt-get cannot fetch it",
@@ -112,7 +112,7 @@ def _busybox() -> bytes:
     return program
 
 
-def _program(path: Path) -> bytes | None:
+def _read_program(path: Path) -> bytes | None:
     try:
         content = read_plain(path, MAX_BOOT_FILE_BYTES)
     except OSError:
@@ -133,7 +133,7 @@ def _fetch(kind: str, packages: tuple[str, ...], member: str, pattern: str) -> P
     except OSError as error:
         raise HostError(f"{directory}: cannot write: {error.strerror}") from None
     for package in packages:
-        for real in _dependencies(package) if kind == "vmlinuz" else (package,):
+        for real in _list_dependencies(package) if kind == "vmlinuz" else (package,):
             # Download next to it, then rename: another homenode may read it meanwhile.
             with private_directory(".fetched-", directory.parent) as fetch_directory:
                 run(("sh", "-c", _FETCH, "sh", str(fetch_directory), real), _FETCH_S)
@@ -162,7 +162,7 @@ def _check_unchanged(path: Path) -> Path:
     )
 
 
-def _dependencies(package: str) -> tuple[str, ...]:
+def _list_dependencies(package: str) -> tuple[str, ...]:
     """Return the packages of kernels that a package without files of its own depends on."""
     try:
         listed = run(("apt-cache", "depends", package), 60)
@@ -199,7 +199,7 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
         noted = []
     if boot and noted[:1] == [boot] and len(noted) == 2:
         return noted[1] == "works"
-    works = _boots(kernel, initramfs)
+    works = _can_boot(kernel, initramfs)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         replace_file(note, f"{boot} {'works' if works else 'fails'}\n".encode(), synced=False)
@@ -208,7 +208,7 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
     return works
 
 
-def _boots(kernel: Path, initramfs: bytes) -> bool:
+def _can_boot(kernel: Path, initramfs: bytes) -> bool:
     with private_directory("homenode-kvm-") as directory:
         image, console = directory / "initramfs", directory / "console"
         create_file(image, initramfs)

@@ -55,7 +55,9 @@ class ArchiveMember(Struct, frozen=True):
     device: tuple[int, int] = (0, 0)  # (major, minor) of a device node
 
 
-def initramfs(busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] = _NOTHING) -> bytes:
+def pack_initramfs(
+    busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] = _NOTHING
+) -> bytes:
     """The archive, not compressed. Raises HostError if busybox needs a loader that is not there.
 
     busybox: the program, statically linked for x86-64. init: the first script. programs: further
@@ -74,9 +76,9 @@ def initramfs(busybox: bytes, init: str = _INIT, programs: Mapping[str, bytes] =
         *(ArchiveMember(f"bin/{name}", _FILE, content) for name, content in programs.items()),
         ArchiveMember("init", _FILE, init.encode()),
     )
-    return b"".join(_member(number, entry) for number, entry in enumerate(entries, start=1)) + (
-        _member(0, ArchiveMember(_TRAILER, 0))
-    )
+    return b"".join(
+        _pack_member(number, entry) for number, entry in enumerate(entries, start=1)
+    ) + (_pack_member(0, ArchiveMember(_TRAILER, 0)))
 
 
 def is_static(program: bytes) -> bool:
@@ -92,7 +94,7 @@ def is_static(program: bytes) -> bool:
     return _PT_INTERP not in kinds
 
 
-def _member(number: int, entry: ArchiveMember) -> bytes:
+def _pack_member(number: int, entry: ArchiveMember) -> bytes:
     """A header of 13 numbers of 8 hexadecimal digits, the name, the content; padded to 4 bytes."""
     name = entry.path.encode() + b"\0"
     major, minor = entry.device
@@ -193,7 +195,7 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
     warnings. bdf_of: the guest's function -> its name on the host."""
     unplaced: dict[str, int] = {}
     other: dict[str, list[str]] = {}
-    for level, text in _lines(log):
+    for level, text in _split_log(log):
         match = _UNPLACED.match(text)
         if match is not None:
             address = match[1] or match[4]
@@ -225,7 +227,7 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
         )
 
 
-def _lines(log: str) -> Iterator[tuple[int, str]]:
+def _split_log(log: str) -> Iterator[tuple[int, str]]:
     """Yield (level, text); the facility, in the bits above 2, is dropped."""
     for line in log.splitlines():
         match = _LINE.match(line)

@@ -62,9 +62,9 @@ def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
     emulated = facts.domain_type == "qemu"
     if mode == "custom" and model is not None and _SAFE.match(model):
         if kvm or emulated or model.startswith(INTEL_MODELS):
-            return CpuChoice(mode, model, features, _of_any_model(l3), None)
+            return CpuChoice(mode, model, features, _find_cpu_reason(l3), None)
         reason = f"its CPU model is {SUBSTITUTE_CPU_MODEL}: {model} shows no siblings without KVM"
-        return _substitute(l3, reason)
+        return _substitute_cpu(l3, reason)
     if kvm and mode in ("host-passthrough", "host-model", "maximum"):
         return CpuChoice("host-passthrough", None, features, l3, None)
     if emulated and mode == "maximum":
@@ -73,14 +73,14 @@ def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
     reason = f"its CPU model is {SUBSTITUTE_CPU_MODEL}" + (
         f" for {name}" if kvm else " without KVM"
     )
-    return _substitute(l3, reason)
+    return _substitute_cpu(l3, reason)
 
 
-def _substitute(l3: str | None, reason: str) -> CpuChoice:
-    return CpuChoice("custom", SUBSTITUTE_CPU_MODEL, (), _of_any_model(l3), reason)
+def _substitute_cpu(l3: str | None, reason: str) -> CpuChoice:
+    return CpuChoice("custom", SUBSTITUTE_CPU_MODEL, (), _find_cpu_reason(l3), reason)
 
 
-def _of_any_model(l3: str | None) -> str | None:
+def _find_cpu_reason(l3: str | None) -> str | None:
     """The host's caches are passed through with host-passthrough only."""
     return None if l3 == "passthrough" else l3
 
@@ -252,7 +252,7 @@ class MinimalGuest(Struct, frozen=True, kw_only=True, gc=False):
         return slots_shared(places)
 
 
-def stand_in_of(
+def build_test_guest(
     document: Document,
     facts: Vm,
     cpu: CpuChoice,
@@ -279,7 +279,7 @@ def stand_in_of(
             hint="verify the definition alone, and the real guest with --guest",
         )
     ratio = memory_ratio([c.memory_bytes for c in facts.cells] or [facts.memory_bytes])
-    controllers, devices = _tree(document, facts)
+    controllers, devices = _build_tree(document, facts)
     direct = not through_libvirt
     wants_uefi = facts.firmware is not None and facts.firmware != "bios"
     space = address_map(document, facts, host) if direct and host is not None else None
@@ -388,7 +388,7 @@ def _list_omissions(
         yield "<qemu:commandline>"
 
 
-def _tree(
+def _build_tree(
     document: Document, facts: Vm
 ) -> tuple[tuple[GuestPciController, ...], tuple[tuple[GuestAddress, Bdf | None], ...]]:
     """Return controllers and endpoints; those without an address get one on the root bus."""

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from homenode.check.verify.boot import libvirt as libvirt_boot
 from homenode.check.verify.boot.boot_directory import (
     GuestOutput,
+    allow_qemu,
     boot_directory,
     copy_for_qemu,
     domain_name,
-    let_qemu_in,
 )
 from homenode.check.verify.boot.forms import (
     PROGRAM,
@@ -41,13 +41,13 @@ from homenode.check.verify.boot.initramfs import (
     LOG,
     crash_finding,
     has_booted,
-    initramfs,
     kernel_findings,
+    pack_initramfs,
     partial_report_error,
     refusal_finding,
     silence_error,
 )
-from homenode.check.verify.boot.stand_in import MinimalGuest, choose_cpu, stand_in_of
+from homenode.check.verify.boot.stand_in import MinimalGuest, build_test_guest, choose_cpu
 from homenode.errors import HostError
 from homenode.findings import Finding
 from homenode.machine.discover.host import discover
@@ -111,16 +111,16 @@ def boot_stand_in(
     # Long because libvirt's attempt, QEMU's after it, and their end share one directory.
     _check_can_keep(options.keep)
     uri = None if options.connect == "none" else libvirt_boot.find_uri(options.connect)
-    program = _qemu()
+    program = _find_qemu()
     files = find_guest_files(options.kernel)
-    image = initramfs(files.busybox)
+    image = pack_initramfs(files.busybox)
     kvm = kvm_works(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
     ovmf = find_ovmf()
-    stand_in = stand_in_of(
+    stand_in = build_test_guest(
         document,
         facts,
         choose_cpu(document, facts, kvm=kvm),
-        _machine(program, facts.machine),
+        _choose_machine(program, facts.machine),
         host=host,
         has_ovmf=ovmf is not None,
         through_libvirt=uri is not None and options.connect is not None,
@@ -136,20 +136,20 @@ def boot_stand_in(
         user = os.geteuid()
         if through is not None:
             try:
-                user = _let_in(directory, through)
+                user = _allow_qemu(directory, through)
             except OSError as error:
                 reason = f"{directory}: {error.strerror}: access cannot be limited to its QEMU"
                 findings += (libvirt_boot.could_not_start(reason, through),)
                 through = None
         guests = []
-        for part_guest, part, source in _parts(stand_in, facts.source):
+        for part_guest, part, source in _split_guest(stand_in, facts.source):
             part_directory = directory / part
             laid = _lay_out(
                 part_directory, files.kernel, image, ovmf if part_guest.uefi else None, user
             )
             command = kernel_command(part_guest.vm.vcpus, kvm=kvm)
             argv = (program, *stand_in_argv(part_guest, name, laid, command, kvm=kvm)[1:])
-            guests.append(_guest(part_guest, source, part_directory, argv, user, ends))
+            guests.append(_open_guest(part_guest, source, part_directory, argv, user, ends))
         if through is not None:
             xml = directory / "domain.xml"
             text = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
@@ -190,7 +190,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     words: program first, for x86_64. QEMU runs it emulated. Raises like boot_stand_in, and
     ParseError for a command line that cannot be read."""
     _check_can_keep(options.keep)
-    program = _qemu()
+    program = _find_qemu()
     if not words or not words[0].endswith(PROGRAM):
         raise HostError(
             f"{source}: expected a command line of {PROGRAM} to boot, found "
@@ -201,15 +201,15 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
         v for name, v in parse_options(words[1:], source) if name == "machine" and v is not None
     ]
     machine = types[-1].partition(",")[0] if types else None
-    stand_in, rendered = stand_in_of_command(words, source, _machine(program, machine))
+    stand_in, rendered = stand_in_of_command(words, source, _choose_machine(program, machine))
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
     started = time.monotonic()
     with boot_directory() as directory, contextlib.ExitStack() as ends:
         user = os.geteuid()
-        laid = _lay_out(directory, files.kernel, initramfs(files.busybox), None, user)
+        laid = _lay_out(directory, files.kernel, pack_initramfs(files.busybox), None, user)
         command = kernel_command(stand_in.vm.vcpus, kvm=False)
         argv = (program, *rendered, *boot_words(laid, command))
-        guest = _guest(stand_in, source, directory, argv, user, ends)
+        guest = _open_guest(stand_in, source, directory, argv, user, ends)
         refused = _run_qemu([guest], limit_s)
         seen, log_findings = _read_all([guest], refused, source, options.keep)
     how = f"QEMU without libvirt, TCG, {files.kernel_name}"
@@ -225,7 +225,7 @@ class _Guest(Struct, frozen=True):
     report: GuestOutput  # what it says
 
 
-def _guest(
+def _open_guest(
     stand_in: MinimalGuest,
     source: str,
     directory: Path,
@@ -240,18 +240,18 @@ def _guest(
     return _Guest(stand_in, source, directory, argv, console, report)
 
 
-def _let_in(directory: Path, uri: str) -> int:
+def _allow_qemu(directory: Path, uri: str) -> int:
     """Give the user of a libvirt's QEMU access to the directory, and return it. Raises OSError."""
     if not is_local(uri):
         raise OSError(errno.EREMOTE, "on another machine than libvirt")
     user = libvirt_boot.qemu_user(uri)
     if user in (None, os.geteuid()):
         return os.geteuid()
-    let_qemu_in(directory, user)
+    allow_qemu(directory, user)
     return user
 
 
-def _parts(stand_in: MinimalGuest, source: str) -> Iterator[tuple[MinimalGuest, str, str]]:
+def _split_guest(stand_in: MinimalGuest, source: str) -> Iterator[tuple[MinimalGuest, str, str]]:
     """Yield (guest, its directory, its name in findings) of each guest to boot."""
     if len(stand_in.guests) == 1:
         yield stand_in, "", source
@@ -261,7 +261,7 @@ def _parts(stand_in: MinimalGuest, source: str) -> Iterator[tuple[MinimalGuest, 
     yield tree, "pcie", f"{source}, in the test guest of its PCIe tree"
 
 
-def _qemu() -> str:
+def _find_qemu() -> str:
     program = qemu_program()
     if program is None:
         raise ToolMissingError(PROGRAM)
@@ -293,7 +293,7 @@ def _lay_out(
     return BootFiles(*(str(directory / name) for name in names))
 
 
-def _machine(program: str, machine: str | None) -> str:
+def _choose_machine(program: str, machine: str | None) -> str:
     """Return the definition's machine type if this QEMU has it, else the newest of its kind."""
     kind = "q35" if machine is not None and "q35" in machine else "pc"
     listed = run((program, "-machine", "help"), 60).stdout.splitlines()
@@ -332,7 +332,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                 except ToolTimeoutError:
                     late.append(guest)
                     continue
-                if done.returncode and not has_booted(guest.console.text()):
+                if done.returncode and not has_booted(guest.console.read_text()):
                     lines = done.stderr.splitlines()
                     message = next((line for line in lines if "warning:" not in line), "")
                     findings.append(
@@ -342,13 +342,13 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
             stop.set()
     if late and not findings:
         ended = [guest for guest in guests if guest not in late]
-        texts = [(late_guest.console.text(), late_guest.source) for late_guest in ended]
+        texts = [(late_guest.console.read_text(), late_guest.source) for late_guest in ended]
         findings += [
             crash_finding(console, source) for console, source in texts if not has_booted(console)
         ]
     if late and not findings:
         silent = next((late_guest for late_guest in late if _report(late_guest) is None), late[0])
-        raise silence_error(silent.console.text(), limit_s, silent.source)
+        raise silence_error(silent.console.read_text(), limit_s, silent.source)
     return tuple(findings)
 
 
@@ -393,7 +393,7 @@ def _read_all(
 def _report(guest: _Guest) -> str | None:
     """The complete report, else None. Raises HostError if another user than QEMU's wrote it."""
     # OVMF clears the screen of every serial port first.
-    packed = guest.report.content()
+    packed = guest.report.read_bytes()
     unpacker = zlib.decompressobj(wbits=31)
     try:
         text = unpacker.decompress(packed[max(0, packed.find(_GZIP)) :], _MAX_REPORT)
@@ -405,10 +405,10 @@ def _report(guest: _Guest) -> str | None:
 def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
     text = _report(guest)
     if text is None:
-        console = guest.console.text()
+        console = guest.console.read_text()
         if not has_booted(console):
             return None, (crash_finding(console, guest.source),)
-        raise partial_report_error(len(guest.report.content()), guest.source)
+        raise partial_report_error(len(guest.report.read_bytes()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
     create_file(guest.directory / "kernel-log", log.encode())
     host = discover(parse_collected(report, f"stand-in of {name}"))

@@ -31,9 +31,9 @@ from homenode.check.verify.live.procfs import (
     ThreadKind,
     ThreadLimit,
     VmThread,
-    backends,
-    cgroups_of,
     domain_name,
+    list_cgroups,
+    parse_backends,
     parse_maps,
     parse_numa_maps,
     parse_stat,
@@ -80,30 +80,30 @@ def capture_running_vm(
     process, argv = _process_of(proc, uuid)
     gaps: list[Gap] = []
     host = proc.places
-    objects = backends(argv)
-    status = proc.text(f"/proc/{process}/status") or ""
+    objects = parse_backends(argv)
+    status = proc.read_text(f"/proc/{process}/status") or ""
     devices = tuple(hostdev.bdf for hostdev in expected.hostdevs)
-    nodes = ((bdf, proc.text(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in devices)
+    nodes = ((bdf, proc.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in devices)
     return RunningVm(
         name=domain_name(argv) or uuid,
         uuid=uuid,
         process=process,
-        threads=tuple(_threads(proc, process)),
+        threads=tuple(_list_threads(proc, process)),
         backends=objects,
-        areas=_areas(proc, process, objects, expected, gaps),
-        swapped_bytes=_bytes_of(status, "VmSwap"),
-        default_huge_bytes=_bytes_of(proc.text("/proc/meminfo") or "", "Hugepagesize"),
-        interrupts=tuple(_interrupts(proc, devices, gaps)),
+        areas=_read_areas(proc, process, objects, expected, gaps),
+        swapped_bytes=_parse_bytes(status, "VmSwap"),
+        default_huge_bytes=_parse_bytes(proc.read_text("/proc/meminfo") or "", "Hugepagesize"),
+        interrupts=tuple(_list_interrupts(proc, devices, gaps)),
         node_of_device=tuple(
             (bdf, NodeIndex(node))
             for bdf, text in nodes
             if text is not None and (node := whole_number(text.strip())) is not None
         ),
-        neighbours=_neighbours(proc, process, expected.pinned_pus, watched_s),
+        neighbours=_find_neighbours(proc, process, expected.pinned_pus, watched_s),
         watched_s=watched_s,
         host=host,
         gaps=tuple(gaps),
-        limits=tuple(_limits(proc, process)),
+        limits=tuple(_list_limits(proc, process)),
         group_limits=tuple(dict.fromkeys(_group_limits(proc, process))),
     )
 
@@ -115,7 +115,7 @@ class ProcFiles:
         self._root = root.rstrip("/")
         self._texts: dict[str, str | None] = {}
 
-    def text(self, path: str) -> str | None:
+    def read_text(self, path: str) -> str | None:
         """Return the text, or None if the file is absent or not readable: processes come and go."""
         if path not in self._texts:
             self._texts[path] = self.text_now(path)
@@ -125,7 +125,7 @@ class ProcFiles:
         content = read_kernel_file(self._root + path)
         return None if content is None else content.decode("utf-8", "replace")
 
-    def numbers(self, path: str, prefix: str = "") -> tuple[int, ...]:
+    def list_numbers(self, path: str, prefix: str = "") -> tuple[int, ...]:
         """Return the numbers N of names prefixN in a directory, ascending."""
         try:
             names = [entry.name for entry in Path(self._root + path).iterdir()]
@@ -135,37 +135,37 @@ class ProcFiles:
         numbers = map(whole_number, ends)
         return tuple(sorted(number for number in numbers if number is not None))
 
-    def ourselves(self) -> tuple[int, ...]:
+    def find_own_processes(self) -> tuple[int, ...]:
         """Return our own process; () below another root, where the number may be another."""
         return () if self._root else (os.getpid(),)
 
     @cached_property
     def places(self) -> HostPlaces:
-        return _places(self)
+        return _read_places(self)
 
     @cached_property
     def tasks(self) -> "tuple[_Task, ...]":
         """Threads of every process except the kernel's and homenode's."""
-        ours = self.ourselves()
+        ours = self.find_own_processes()
         return tuple(
             task
-            for process in self.numbers("/proc")
+            for process in self.list_numbers("/proc")
             if process not in ours
-            for task in _tasks(self, process)
+            for task in _list_tasks(self, process)
         )
 
-    def argv(self, process: int) -> tuple[str, ...]:
-        text = self.text(f"/proc/{process}/cmdline")
+    def read_argv(self, process: int) -> tuple[str, ...]:
+        text = self.read_text(f"/proc/{process}/cmdline")
         return () if not text else tuple(text.rstrip("\0").split("\0"))
 
 
 def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
     candidates = []
-    for process in proc.numbers("/proc"):
-        argv = proc.argv(process)
+    for process in proc.list_numbers("/proc"):
+        argv = proc.read_argv(process)
         if uuid in arguments_after(argv, "-uuid"):
             # A process can set any name; QEMU also has vCPU threads.
-            kinds = {thread.kind for thread in _threads(proc, process)}
+            kinds = {thread.kind for thread in _list_threads(proc, process)}
             candidates.append((bool(kinds - {ThreadKind.EMULATOR}), process, argv))
     best = [(process, argv) for is_vm, process, argv in candidates if is_vm] or [
         (process, argv) for _, process, argv in candidates
@@ -182,39 +182,39 @@ def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
     )
 
 
-def _threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
-    for task in proc.numbers(f"/proc/{process}/task"):
-        if (thread := _thread(proc, process, task, with_cgroup=True)) is not None:
+def _list_threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
+    for task in proc.list_numbers(f"/proc/{process}/task"):
+        if (thread := _read_thread(proc, process, task, with_cgroup=True)) is not None:
             yield thread
 
 
-def _thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> VmThread | None:
+def _read_thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> VmThread | None:
     directory = f"/proc/{process}/task/{task}"
-    listed = status_field(proc.text(f"{directory}/status") or "", "Cpus_allowed_list")
+    listed = status_field(proc.read_text(f"{directory}/status") or "", "Cpus_allowed_list")
     if listed is None:
         return None
     allowed = CpuSet.parse(listed, f"{directory}/status")
-    name = (proc.text(f"{directory}/comm") or "").rstrip("\n")
-    cgroup = proc.text(f"{directory}/cgroup") if with_cgroup else None
+    name = (proc.read_text(f"{directory}/comm") or "").rstrip("\n")
+    cgroup = proc.read_text(f"{directory}/cgroup") if with_cgroup else None
     kind, number = thread_kind(name, cgroup or "")
     return VmThread(task, name, kind, number, allowed)
 
 
-def _limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
+def _list_limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
     """Yield scheduler and cgroup quotas of the vCPUs, IOThreads and the main thread."""
     quota_of: dict[str, float | None] = {}
-    main = _times(proc.text, process, process)
-    for thread in _threads(proc, process):
+    main = _read_times(proc.read_text, process, process)
+    for thread in _list_threads(proc, process):
         if thread.kind is ThreadKind.EMULATOR and thread.id != process:
             continue
-        times = _times(proc.text, process, thread.id)
+        times = _read_times(proc.read_text, process, thread.id)
         if times is None or main is None:
             continue  # it ended meanwhile
-        cgroup = proc.text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
+        cgroup = proc.read_text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
         quotas = []
-        for directory in cgroups_of(cgroup):
+        for directory in list_cgroups(cgroup):
             if directory not in quota_of:
-                quota_of[directory] = _quota(proc, directory)
+                quota_of[directory] = _read_quota(proc, directory)
             if (share := quota_of[directory]) is not None:
                 quotas.append((directory, share))
         yield ThreadLimit(
@@ -232,15 +232,15 @@ _CGROUPS = "/sys/fs/cgroup"
 _QUOTA = ("quota", "period")
 
 
-def _quota(proc: ProcFiles, directory: str) -> float | None:
+def _read_quota(proc: ProcFiles, directory: str) -> float | None:
     """A cgroup's share of CPUs, 1.0 = one; None if nothing limits it. Of version 2, then 1."""
     for root in (_CGROUPS, f"{_CGROUPS}/unified"):
-        words = (proc.text(f"{root}{directory}/cpu.max") or "").split()
+        words = (proc.read_text(f"{root}{directory}/cpu.max") or "").split()
         match [whole_number(word) for word in words]:
             case [int(quota), int(period)]:
                 return quota / max(1, period)
     for root in (f"{_CGROUPS}/cpu", f"{_CGROUPS}/cpu,cpuacct"):
-        texts = (proc.text(f"{root}{directory}/cpu.cfs_{name}_us") or "" for name in _QUOTA)
+        texts = (proc.read_text(f"{root}{directory}/cpu.cfs_{name}_us") or "" for name in _QUOTA)
         match [whole_number(text.strip()) for text in texts]:
             case [int(quota), int(period)]:
                 return quota / max(1, period)
@@ -248,27 +248,29 @@ def _quota(proc: ProcFiles, directory: str) -> float | None:
 
 
 def _group_limits(proc: ProcFiles, process: int) -> Iterator[GroupLimit]:
-    tasks = (f"/{process}/task/{task}" for task in proc.numbers(f"/proc/{process}/task"))
-    cgroups = {proc.text(f"/proc{path}/cgroup") or "": None for path in (f"/{process}", *tasks)}
+    tasks = (f"/{process}/task/{task}" for task in proc.list_numbers(f"/proc/{process}/task"))
+    cgroups = {
+        proc.read_text(f"/proc{path}/cgroup") or "": None for path in (f"/{process}", *tasks)
+    }
     for controller, files in GROUP_FILES:
         for directory in dict.fromkeys(
-            path for text in cgroups for path in cgroups_of(text, controller)
+            path for text in cgroups for path in list_cgroups(text, controller)
         ):
             for root in (_CGROUPS, f"{_CGROUPS}/unified", f"{_CGROUPS}/{controller}"):
                 for file in files:
-                    if text := (proc.text(f"{root}{directory}/{file}") or "").strip():
+                    if text := (proc.read_text(f"{root}{directory}/{file}") or "").strip():
                         yield GroupLimit(directory, file, text)
 
 
-def _areas(
+def _read_areas(
     proc: ProcFiles,
     process: int,
     objects: tuple[BackendObject, ...],
     expected: Vm,
     gaps: list[Gap],
 ) -> tuple[RamArea, ...]:
-    maps = proc.text(f"/proc/{process}/maps")
-    numa_maps = proc.text(f"/proc/{process}/numa_maps")
+    maps = proc.read_text(f"/proc/{process}/maps")
+    numa_maps = proc.read_text(f"/proc/{process}/numa_maps")
     if not maps or not numa_maps:
         gaps.append(Gap("memory by node", f"/proc/{process}/maps and numa_maps cannot be read"))
         return ()
@@ -291,23 +293,23 @@ def _is_memory(area: Area, policy: MappedMemory, sizes: Iterable[int]) -> bool:
     return any(0 <= area.end - area.start - size < slack for size in sizes)
 
 
-def _bytes_of(text: str, label: str) -> int | None:
+def _parse_bytes(text: str, label: str) -> int | None:
     kib = (status_field(text, label) or "").removesuffix(" kB").strip()
     number = whole_number(kib)
     return None if number is None else number * KIB
 
 
-def _interrupts(
+def _list_interrupts(
     proc: ProcFiles, devices: tuple[Bdf, ...], gaps: list[Gap]
 ) -> Iterator[DeviceInterrupt]:
-    listed = proc.text("/proc/interrupts")
+    listed = proc.read_text("/proc/interrupts")
     if devices and listed is None:
         gaps.append(Gap("interrupts", "/proc/interrupts: not there"))
     unread: dict[Bdf, int] = {}
     for bdf, irq, name in parse_vfio_interrupts(listed or ""):
         if bdf in devices:
             lists = [
-                proc.text(f"/proc/irq/{irq}/{file}")
+                proc.read_text(f"/proc/irq/{irq}/{file}")
                 for file in ("smp_affinity_list", "effective_affinity_list")
             ]
             allowed, effective = (
@@ -323,12 +325,17 @@ def _interrupts(
         )
 
 
-def _places(proc: ProcFiles) -> HostPlaces:
+def _read_places(proc: ProcFiles) -> HostPlaces:
     node_directory, cpu_directory = "/sys/devices/system/node", "/sys/devices/system/cpu"
-    online = CpuSet.parse(proc.text(f"{cpu_directory}/online") or "")
-    indices, pus = proc.numbers(node_directory, "node"), proc.numbers(cpu_directory, "cpu")
-    nodes = ((NodeIndex(n), proc.text(f"{node_directory}/node{n}/cpulist")) for n in indices)
-    siblings = (proc.text(f"{cpu_directory}/cpu{pu}/topology/thread_siblings_list") for pu in pus)
+    online = CpuSet.parse(proc.read_text(f"{cpu_directory}/online") or "")
+    indices, pus = (
+        proc.list_numbers(node_directory, "node"),
+        proc.list_numbers(cpu_directory, "cpu"),
+    )
+    nodes = ((NodeIndex(n), proc.read_text(f"{node_directory}/node{n}/cpulist")) for n in indices)
+    siblings = (
+        proc.read_text(f"{cpu_directory}/cpu{pu}/topology/thread_siblings_list") for pu in pus
+    )
     cores = {CpuSet.parse(text) for text in siblings if text}
     return HostPlaces(
         online,
@@ -337,12 +344,12 @@ def _places(proc: ProcFiles) -> HostPlaces:
     )
 
 
-def _neighbours(
+def _find_neighbours(
     proc: ProcFiles, vm_process: int, pus: CpuSet, watched_s: float
 ) -> tuple[Neighbour, ...]:
     """Return processes that may run on the VM's cores, except homenode's and the kernel's."""
     host = proc.places
-    cores = host.cores_of(pus)
+    cores = host.add_siblings(pus)
     if not cores:
         return ()
     tasks = (task for task in proc.tasks if task.process != vm_process)
@@ -352,7 +359,7 @@ def _neighbours(
     grouped: dict[tuple[int, bool, CpuSet], list[tuple[_Task, float]]] = {}
     for task in before:
         allowed = task.thread.allowed
-        now = _times(proc.text_now, task.process, task.thread.id) if watched_s else None
+        now = _read_times(proc.text_now, task.process, task.thread.id) if watched_s else None
         spent = 0 if now is None or now.pu not in pus else now.ticks - task.times.ticks
         busy_ratio = spent / ticks_per_s / watched_s if watched_s else 0.0
         if task.is_vcpu or allowed <= cores or busy_ratio > 0:
@@ -364,7 +371,9 @@ def _neighbours(
         Neighbour(
             process=process,
             name=members[0][0].thread.name,
-            domain=domain_name(proc.argv(process)) if "-uuid" in proc.argv(process) else None,
+            domain=domain_name(proc.read_argv(process))
+            if "-uuid" in proc.read_argv(process)
+            else None,
             threads=len(members),
             allowed=CpuSet.union(task.thread.allowed for task, _ in members),
             is_vcpu=is_vcpu,
@@ -375,17 +384,17 @@ def _neighbours(
     )
 
 
-def _tasks(proc: ProcFiles, process: int) -> Iterator[_Task]:
-    for task in proc.numbers(f"/proc/{process}/task"):
-        times = _times(proc.text, process, task)
+def _list_tasks(proc: ProcFiles, process: int) -> Iterator[_Task]:
+    for task in proc.list_numbers(f"/proc/{process}/task"):
+        times = _read_times(proc.read_text, process, task)
         if times is None or times.flags & KERNEL_THREAD:
             return
-        thread = _thread(proc, process, task, with_cgroup=False)
+        thread = _read_thread(proc, process, task, with_cgroup=False)
         if thread is not None:
             yield _Task(process, thread, times)
 
 
-def _times(read: Callable[[str], str | None], process: int, task: int) -> TaskTimes | None:
+def _read_times(read: Callable[[str], str | None], process: int, task: int) -> TaskTimes | None:
     source = f"/proc/{process}/task/{task}/stat"
     text = read(source)
     try:

@@ -31,7 +31,7 @@ class _Threads(NamedTuple):
 
     pus: tuple[CpuSet, ...]
 
-    def strays(self, home: "_Threads") -> CpuSet:
+    def find_strays(self, home: "_Threads") -> CpuSet:
         return CpuSet.union(pus for pus in self.pus if not pus <= home.pus[0])
 
 
@@ -47,7 +47,7 @@ def _read_vcpus(vm: Vm) -> FactValues:
 def _describe_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, str]:
     if seen is None:
         return "", f"a thread on {cpus_text(home.pus[0])}", "no such thread"
-    strays = seen.strays(home)
+    strays = seen.find_strays(home)
     return "", cpus_text(home.pus[0]), cpus_text(strays) if strays else "none"
 
 
@@ -133,7 +133,7 @@ def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find threads and memory that are not on their planned CPUs and nodes."""
     lost = set() if vm.areas else set(_OF_MEMORY)
     is_single = any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads)
-    if expected.is_pinned and (is_single or not vm.threads_of(ThreadKind.VCPU)):
+    if expected.is_pinned and (is_single or not vm.list_threads(ThreadKind.VCPU)):
         lost.add("live-vcpu")
         reason = (
             "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup distinguishes them"
@@ -150,13 +150,13 @@ def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     for difference in diff(_promised_vm(expected, shown, vm), shown, lost, _LIVE_FACTS):
         file = _OF_MEMORY.get(difference.fact.id)
         source = expected.source if file is None else f"/proc/{vm.process}/{file}"
-        name, details = _case(difference, vm)
+        name, details = _choose_finding(difference, vm)
         yield finding(
             name, difference.subject, difference.expected, difference.observed, source, **details
         )
 
 
-def _case(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
+def _choose_finding(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[str, Any]]:
     """Return the id of a difference's finding, and the arguments of its case."""
     name, home, seen = difference.fact.id, difference.planned_value, difference.found_value
     if isinstance(home, _Threads):
@@ -182,7 +182,7 @@ def _promised_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
     pins = enumerate(expected.vcpu_pins)
     names = () if apart is None else [name for name, _ in shown.emulator_threads]
     return replace(
-        _with_pieces(
+        _replace_pieces(
             expected,
             {
                 subject: {"page_bytes": vm.default_huge_bytes}
@@ -196,7 +196,7 @@ def _promised_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
     )
 
 
-def _with_pieces(vm: Vm, changed: Mapping[str, Mapping[str, Any]]) -> Vm:
+def _replace_pieces(vm: Vm, changed: Mapping[str, Mapping[str, Any]]) -> Vm:
     """Return the VM with replaced pieces of its memory, by their subjects."""
     pieces = {
         subject: replace(piece, **changed.get(subject, {}))
@@ -331,7 +331,7 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find other VMs and processes on the cores of the VM's vCPUs. On most hosts every process may
     run everywhere: that alone is not a finding. Processes pinned to these cores, other VMs' vCPUs,
     and busy processes are."""
-    cores = vm.host.cores_of(expected.pinned_pus)
+    cores = vm.host.add_siblings(expected.pinned_pus)
     busiest: list[tuple[float, str]] = []
     for other in vm.neighbours:
         meeting = other.allowed & cores
@@ -402,16 +402,17 @@ def _checked_lines(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
         node, bytes_by_node = f"node {piece.nodes}", shown[subject].bytes_by_node
         pages = "not found" if bytes_by_node is None else _stated_pages(bytes_by_node)
         lines.append(f"{subject} ({node if piece.nodes else 'not bound'}): {pages}")
+    watched = vm.host.add_siblings(expected.pinned_pus) or "none"
     lines.append(
-        f"{plural(len(vm.interrupts), 'interrupt')} of passed-through devices; other processes on "
-        f"CPUs {vm.host.cores_of(expected.pinned_pus) or 'none'}, watched for {vm.watched_s:g} s"
+        f"{plural(len(vm.interrupts), 'interrupt')} of passed-through devices; "
+        f"other processes on CPUs {watched}, watched for {vm.watched_s:g} s"
     )
     return tuple(lines)
 
 
 def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
     """Return the VM that its process shows: threads' CPUs and pages by node; None = not shown."""
-    vcpus, iothreads = vm.threads_of(ThreadKind.VCPU), vm.threads_of(ThreadKind.IOTHREAD)
+    vcpus, iothreads = vm.list_threads(ThreadKind.VCPU), vm.list_threads(ThreadKind.IOTHREAD)
     pins = {n: thread for n, thread in iothreads.items() if n is not None}
     count = max((n + 1 for n in vcpus if n is not None), default=0)
     emulator_pus: dict[str, list[CpuSet]] = {}
@@ -419,7 +420,7 @@ def _vm_shown(expected: Vm, vm: RunningVm) -> Vm:
         if thread.kind is ThreadKind.EMULATOR and thread.name != _KVMS_OWN:
             emulator_pus.setdefault(thread.name, []).append(thread.allowed)
     return replace(
-        _with_pieces(expected, dict(_shown_pieces(expected, vm))),
+        _replace_pieces(expected, dict(_shown_pieces(expected, vm))),
         name=vm.name,
         source=f"/proc/{vm.process}",
         vcpus=count,
@@ -437,7 +438,7 @@ def _shown_pieces(expected: Vm, vm: RunningVm) -> Iterator[tuple[str, dict[str, 
     pieces = expected.memory_pieces
     alone = sum(isinstance(piece, VmCell) for piece in pieces.values()) == 1
     for subject, piece in pieces.items():
-        backend = _backend(vm, piece, alone=alone)
+        backend = _find_backend(vm, piece, alone=alone)
         size = piece.memory_bytes if backend is None else backend.size_bytes
         # Without its own nodes it is bound with the whole process, or not bound: its pages show it.
         nodes = CpuSet() if backend is None else backend.host_nodes
@@ -464,7 +465,7 @@ def _is_of_size(area: RamArea, memory_bytes: int) -> bool:
     return 0 <= area.size_bytes - memory_bytes < max(area.policy.page_bytes, 64 * KIB)
 
 
-def _backend(vm: RunningVm, piece: Piece, *, alone: bool) -> BackendObject | None:
+def _find_backend(vm: RunningVm, piece: Piece, *, alone: bool) -> BackendObject | None:
     # libvirt's names. Source: qemuBuildMemoryCellBackendStr and qemuBuildMemoryDimmBackendStr.
     name = f"ram-node{piece.id}" if isinstance(piece, VmCell) else f"mem{piece.alias}"
     named = next((b for b in vm.backends if b.name == name), None)

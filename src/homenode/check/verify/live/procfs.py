@@ -134,7 +134,7 @@ class HostPlaces(Struct, frozen=True):
     def pus_of_node(self, node: NodeIndex) -> CpuSet:
         return next((pus for index, pus in self.nodes if index == node), CpuSet())
 
-    def cores_of(self, pus: CpuSet) -> CpuSet:
+    def add_siblings(self, pus: CpuSet) -> CpuSet:
         """Return the CPUs and their siblings."""
         return CpuSet.from_bits(
             pus.bits | sum(core.bits for core in self.siblings if not core.isdisjoint(pus))
@@ -160,7 +160,7 @@ class RunningVm(Struct, frozen=True):
     limits: tuple[ThreadLimit, ...] = ()  # limits of vCPUs and IOThreads
     group_limits: tuple[GroupLimit, ...] = ()  # limits of its process's cgroups
 
-    def threads_of(self, kind: ThreadKind) -> dict[int | None, VmThread]:
+    def list_threads(self, kind: ThreadKind) -> dict[int | None, VmThread]:
         return {thread.number: thread for thread in self.threads if thread.kind is kind}
 
 
@@ -229,7 +229,7 @@ def status_field(text: str, label: str) -> str | None:
     return None
 
 
-def cgroups_of(text: str, controller: str = "cpu") -> Iterator[str]:
+def list_cgroups(text: str, controller: str = "cpu") -> Iterator[str]:
     """Yield the cgroup that limits a task's CPU time and its parents, from the lowest up, without
     the root.
 
@@ -267,10 +267,10 @@ def parse_maps(text: str) -> tuple[Area, ...]:
 def parse_numa_maps(text: str) -> tuple[MappedMemory, ...]:
     """Return the mappings in /proc/PID/numa_maps, in its order. An unknown policy of a newer kernel
     keeps its name. Raises ParseError."""
-    return tuple(_policy(line) for line in text.splitlines() if line.strip())
+    return tuple(_parse_policy(line) for line in text.splitlines() if line.strip())
 
 
-def _policy(line: str) -> MappedMemory:
+def _parse_policy(line: str) -> MappedMemory:
     source, match = "numa_maps", _POLICY.match(line)
     if match is None:
         raise ParseError(source, "an address and a memory policy", line)
@@ -304,7 +304,7 @@ def domain_name(argv: Sequence[str]) -> str | None:
     return None
 
 
-def backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
+def parse_backends(argv: Sequence[str]) -> tuple[BackendObject, ...]:
     """Return the memory backends of a QEMU command line."""
     objects = []
     for value in arguments_after(argv, "-object"):

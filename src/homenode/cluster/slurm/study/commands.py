@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from homenode import __version__
 from homenode.cli.bench import shown_progress
-from homenode.cli.terminal import check_can_write, console, note, print_json, say, write_text
+from homenode.cli.terminal import check_can_write, make_console, note, print_json, say, write_text
 from homenode.cluster.slurm import client
 from homenode.cluster.slurm.arguments import (
     SharedJobShape,
@@ -275,6 +275,6 @@ def report(arguments: SlurmReportArguments) -> None:
         print_json(encode("slurm-report", result))
     elif not arguments.explain:
         words = ("homenode", "slurm", "report", *arguments.directories, "--explain")
-        console().print(slurm_study_summary(result, command_line(*words)))
+        make_console().print(slurm_study_summary(result, command_line(*words)))
     else:
-        console().print(slurm_study_text(result))
+        make_console().print(slurm_study_text(result))

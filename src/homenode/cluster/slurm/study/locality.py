@@ -171,8 +171,8 @@ def place_by_homes(
     cpu_nodes = set(cpus)
     is_known = bool(devices) and devices <= homes.keys()
     if not is_known or not cpu_nodes:
-        subject = "its CPUs were" if is_known else "its GPUs are"
-        return JobLocality.UNKNOWN, f"nothing shows on which nodes {subject}"
+        subject = "its CPUs" if is_known else "its GPUs"
+        return JobLocality.UNKNOWN, f"the nodes of {subject} are unknown"
     if not gpu_nodes <= cpu_nodes:
         return JobLocality.LOST, f"CPUs on node {_words(cpu_nodes)}, GPUs on {_words(gpu_nodes)}"
     if memory and set(memory) <= gpu_nodes:

@@ -11,12 +11,12 @@ from homenode.check.verify.boot.stand_in_boot import (
     boot_command,
     boot_stand_in,
 )
-from homenode.check.verify.expectation import Expectation, expectation_of
+from homenode.check.verify.expectation import Expectation, build_expectation
 from homenode.check.verify.guest_checks import (
     GuestView,
-    not_in_stand_in,
+    compare_test_guest,
+    find_untested_parts,
     view_of_guest,
-    view_of_stand_in,
 )
 from homenode.check.verify.target_file import expectation_for_target, lost_in_guest, verify_target
 from homenode.errors import InputError, UsageError
@@ -90,7 +90,7 @@ def verify(request: VerifyRequest) -> Verification:
     plan = None
     if request.plan is not None:
         plan = read_plan(read_input(request.plan, "a saved plan"), str(request.plan))
-    host, skipped = _host(request, plan, facts)
+    host, skipped = _choose_host(request, plan, facts)
     answer = _Answer(request=request, plan=plan, host=host, not_checked=[*skipped])
     if document is not None:
         answer.add_document(document)
@@ -144,7 +144,7 @@ class _Answer(Struct, kw_only=True):
         if self.request.boot is not None:
             facts = build_vm(document)
             booted = boot_stand_in(document, facts, self.request.boot, self.host)
-            self._add_boot(booted, _expectation(self.plan, facts, self.host), document.source)
+            self._add_boot(booted, _build_expectation(self.plan, facts, self.host), document.source)
 
     def add_target_file(self, content: bytes, source: str) -> None:
         """A file of another hypervisor than libvirt. Raises UsageError without a plan, InputError
@@ -172,7 +172,7 @@ class _Answer(Struct, kw_only=True):
             )
         words = tuple(module.words_of(content, source))
         booted = boot_command(words, source, self.request.boot)
-        self._add_boot(booted, expectation_of(plan.vm, host=self.host), source)
+        self._add_boot(booted, build_expectation(plan.vm, host=self.host), source)
         self.findings = [*findings_for(target, self.findings)]
 
     def add_guest(self, source: str, facts: Vm | None) -> None:
@@ -183,7 +183,7 @@ class _Answer(Struct, kw_only=True):
             self.findings += lost_in_guest(plan, target, guest.name)
             self.checked.append(f"the view of guest {guest.name} of {target}")
         else:
-            expected = _expectation(plan, facts, host)
+            expected = _build_expectation(plan, facts, host)
             self.checked.append(f"the view of guest {guest.name}")
         reject_unshown(guest, "CPUs", "memory")
         if expected.devices:
@@ -196,10 +196,10 @@ class _Answer(Struct, kw_only=True):
         self.not_checked += findings.not_checked
 
     def _add_boot(self, booted: BootOutcome, expected: Expectation, source: str) -> None:
-        self.findings += [*booted.findings, *not_in_stand_in(booted.stand_in, source)]
+        self.findings += [*booted.findings, *find_untested_parts(booted.stand_in, source)]
         self.how = f"{booted.how}, {booted.seconds:.1f} s"
         if booted.guest is not None:
-            self.views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
+            self.views.append(compare_test_guest(expected, booted.stand_in, booted.guest))
 
 
 def load_guest(source: str) -> Host:
@@ -214,7 +214,7 @@ def load_guest(source: str) -> Host:
     return discover(collect_over_ssh(host))
 
 
-def _host(
+def _choose_host(
     request: VerifyRequest, plan: Plan | None, facts: Vm | None
 ) -> tuple[Host | None, tuple[str, ...]]:
     """Return the host to compare with, and what is not checked if it is for another machine."""
@@ -237,7 +237,7 @@ def _host(
     return None, (f"the host: the {planned} is for {name}: add --host SOURCE",)
 
 
-def _expectation(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
+def _build_expectation(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
     vm = facts if plan is None else vm_as_it_runs(plan, facts)
     assert vm is not None, "it names a definition or a plan"
-    return expectation_of(vm, host=host, document=facts)
+    return build_expectation(vm, host=host, document=facts)

@@ -80,7 +80,7 @@ def correct(
 def shared_lines(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
 ) -> dict[GresLine, tuple[str, ...]]:
-    """The gres.conf lines that also name nodes of other machines or outside `nodes`."""
+    """Return the gres.conf lines that also name nodes of other machines or outside `nodes`."""
     groups = groups_like(node_classes(gres, slurm, nodes), host)
     names = {name for group in groups for name in group.names}
     every = [name for group in node_classes(gres, slurm) for name in group.names]
@@ -151,7 +151,7 @@ def _with_gpus(
 
 
 def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int] | None:
-    """A device file's name before its number, and the number of GPU 0, if all agree."""
+    """Return a device file's name before its number, and the number of GPU 0, if all agree."""
     stems = set()
     for _, file, number in placed:
         stem = (file or "").rstrip("0123456789")

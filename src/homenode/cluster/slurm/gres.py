@@ -57,7 +57,7 @@ class GresLine(Struct, frozen=True, eq=False):
 
 
 def gres_lines(config: SlurmConfig) -> tuple[GresLine, ...]:
-    """The lines of a gres.conf. Raises ParseError that names the line."""
+    """Return the lines of a gres.conf. Raises ParseError that names the line."""
     reject_misspelt_keys(config.lines, GRES_KEYS)
     lists = Hostlists()
     return tuple(_gres_line(line, line.source, lists) for line in config.lines)
@@ -83,14 +83,14 @@ def lines_by_node(lines: tuple[GresLine, ...], nodes: int) -> Callable[[str], tu
 
 
 def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
-    """The lines about the GPUs of one node, in their order."""
+    """Return the lines about the GPUs of one node, in their order."""
     return tuple(
         line for line in lines if line.name == "gpu" and (line.nodes is None or node in line.nodes)
     )
 
 
 def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
-    """The detector of the node's GPUs: its own setting, else that of all nodes; or None."""
+    """Return the detector of the node's GPUs: its own setting, else that of all nodes; or None."""
     of_all: str | None = None
     for line in lines:
         if line.autodetect is None:
@@ -154,7 +154,7 @@ _FIRST_RENDER_NODE = 128
 
 
 def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None, int], ...]:
-    """(line, device file, the GPU's number) of each GPU that the lines list, in their order.
+    """Return (line, device file, the GPU's number) of each GPU that the lines list, in their order.
 
     /dev/nvidia3 is GPU 3 and /dev/dri/renderD129 GPU 1; any other file is the next one. Drivers
     number by address; a line with Count= alone has no files. The files of MultipleFiles= are one
@@ -184,7 +184,7 @@ class DeviceOrder(Struct, frozen=True):
     lines: tuple[GresLine, ...]
 
     def numbers(self, node: str, *, sliced: bool = False) -> tuple[int, ...] | None:
-        """The driver's number of the GPU at each place of a node's list.
+        """Return the driver's number of the GPU at each place of a node's list.
 
         A MIG slice (MultipleFiles) is at its GPU's number; sliced: the job has slices. None if
         the lines give no order, and () where slurm.conf gives it: of several types, Slurm lists the
@@ -237,7 +237,7 @@ class NodeDefinition(Struct, frozen=True):
 
 
 def node_definitions(config: SlurmConfig) -> tuple[NodeDefinition, ...]:
-    """The nodes of a slurm.conf. Raises ParseError that names the line."""
+    """Return the nodes of a slurm.conf. Raises ParseError that names the line."""
     defaults: dict[str, str] = {}
     definitions = []
     lists = Hostlists()
@@ -259,7 +259,7 @@ class NodeClass(Struct, frozen=True):
     """Nodes with equal entries in both files."""
 
     names: tuple[str, ...]  # () if the files name no nodes
-    lines: tuple[GresLine, ...]  # of gres.conf, about their GPUs
+    lines: tuple[GresLine, ...]  # lines of gres.conf about their GPUs
     autodetect: str | None  # what detects their GPUs
     definition: NodeDefinition | None  # their line of slurm.conf
 
@@ -283,8 +283,8 @@ class NodeClass(Struct, frozen=True):
 def node_classes(
     gres: SlurmConfig, slurm: SlurmConfig, nodes: Sequence[str] = ()
 ) -> tuple[NodeClass, ...]:
-    """The GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all nodes.
-    Raises ParseError that names a line, InputError for a node that is in neither file."""
+    """Return the GPU nodes of both files. nodes: only these; () = all nodes with GPUs, else all
+    nodes. Raises ParseError that names a line, InputError for a node that is in neither file."""
     lines = gres_lines(gres)
     defined = {name: node for node in node_definitions(slurm) for name in node.names}
     named = [name for name, node in defined.items() if node.gpu_types]

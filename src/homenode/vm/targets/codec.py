@@ -44,7 +44,7 @@ class TargetEdit(Struct, Generic[File], frozen=True, kw_only=True):
         return whole_mib(self.plan.vm.memory_bytes, "memory", self.target)
 
     def count_mib(self, cell: VmCell) -> int:
-        """A cell's memory. Raises like `memory_mib`."""
+        """Return a cell's memory. Raises like `memory_mib`."""
         return whole_mib(cell.memory_bytes, f"memory of cell {cell.id}", self.target)
 
 
@@ -64,7 +64,7 @@ class Row(Struct, frozen=True, kw_only=True):
 class Codec(Struct, frozen=True, kw_only=True):
     """Rows of a format, read and written."""
 
-    name: str  # of the target
+    name: str  # name of the target
     rows: Sequence[Row]
     parse: Callable[[bytes, str], Any]
     new: Callable[[Vm, Plan], str]  # the text of a file without a plan
@@ -85,7 +85,7 @@ class Codec(Struct, frozen=True, kw_only=True):
         return tuple(key for key in keys if not re.fullmatch(self.placed, key))
 
     def read_vm(self, content: bytes, source: str) -> Vm:
-        """The VM of a file. Raises ParseError or InputError."""
+        """Return the VM of a file. Raises ParseError or InputError."""
         file = self.parse(content, source)
         fields: dict[str, Any] = {"cpu_mode": "host-passthrough"}
         for row in self.rows:
@@ -121,7 +121,7 @@ class Codec(Struct, frozen=True, kw_only=True):
         return Rendering(text.encode(), companions, tuple(self.findings(writing, values)))
 
     def build_target(self, **more: Any) -> Target:
-        """The target of this format. more: the other fields of a Target."""
+        """Return the target of this format. more: the other fields of a Target."""
         unread = (row for row in self.rows if row.read is None or not row.is_compared)
         return Target(
             support={
@@ -180,8 +180,8 @@ def replace_entries(
     values_of_key: Mapping[str, Sequence[tuple[Any, str]]],
     joint: str = " = ",
 ) -> str:
-    """The text with the (value, text) pairs of each key: changed in place, removed with lines that
-    hold nothing else, or added at the end."""
+    """Return the text with the (value, text) pairs of each key: changed in place, removed with
+    lines that hold nothing else, or added at the end."""
     line_end = "\r\n" if "\r\n" in text else "\n"
     edits, added = [], ""
     for key, values in values_of_key.items():

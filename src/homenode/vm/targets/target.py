@@ -166,12 +166,12 @@ _TEXTS = toml.decode(package_text("vm", "targets", "support.toml"), type=_Texts)
 
 
 def list_lost(target: str) -> dict[Feature, Support]:
-    """Features that a target lacks."""
+    """Return the features that a target lacks."""
     return {Feature[name]: lost_feature(*texts) for name, texts in _TEXTS.lost[target].items()}
 
 
 def list_indirect(target: str) -> dict[Feature, Support]:
-    """Features that a target provides at a price."""
+    """Return the features that a target provides at a price."""
     texts = _TEXTS.indirect[target]
     return {Feature[name]: indirect_support(how, loses) for name, (how, loses) in texts.items()}
 
@@ -253,9 +253,9 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def list_settings(target: Target, content: bytes) -> tuple[str, ...]:
-    """The settings of a file that are homenode's: lines without blanks, quotes, comments, sections
-    and `users_own`, each behind the less indented ones above it, in a script behind the one before.
-    """
+    """Return the settings of a file that are homenode's: lines without blanks, quotes, comments,
+    sections and `users_own`, each behind the less indented ones above it, in a script behind the
+    one before."""
     settings, above, section = [], list[tuple[int, str]](), ""
     for line in content.decode("utf-8", "replace").splitlines():
         text = "".join(line.split()).rstrip(",\\").translate(_NO_QUOTES)
@@ -285,13 +285,13 @@ def list_features(plan: Plan) -> frozenset[Feature]:
 
 
 def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
-    """Features that the plan needs and the target lacks."""
+    """Return the features that the plan needs and the target lacks."""
     return frozenset(f for f in list_features(plan) if target.support[f].level is SupportLevel.LOST)
 
 
 def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
-    """The VM as a file without these features can show it: cores for dies, no cells of a GPU's own
-    memory without initiators, strict binding without modes."""
+    """Return the VM as a file without these features can show it: cores for dies, no cells of a
+    GPU's own memory without initiators, strict binding without modes."""
     if Feature.TOPOLOGY in lost:
         vm = replace(vm, cpu_topology=None)
     if Feature.DIES in lost and vm.cpu_topology is not None:
@@ -313,7 +313,7 @@ def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
 
 
 def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:
-    """Features of the plan that the target lacks, or has at a price."""
+    """Return the features of the plan that the target lacks, or has at a price."""
     planned = list_features(plan)
     findings = []
     for feature in Feature:
@@ -332,7 +332,7 @@ def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:
 
 
 def default_machine(architecture: str) -> str:
-    """The machine type that has a PCIe tree."""
+    """Return the machine type that has a PCIe tree."""
     return "virt" if architecture == "aarch64" else "q35"
 
 
@@ -352,7 +352,7 @@ def passed_through(
 
 
 def reject_arm(guest: Vm, target: str, purpose: str) -> None:
-    """Raises InputError for a guest that is not an x86_64 guest."""
+    """Raise InputError for a guest that is not an x86_64 guest."""
     if guest.architecture != "x86_64":
         raise InputError(
             f"{target}: expected a guest of x86_64 for {purpose}, found {guest.architecture}",
@@ -366,7 +366,7 @@ def shows_siblings(plan: Plan) -> bool:
 
 
 def shape_of_siblings(vcpus: int) -> GuestTopology:
-    """The topology of a guest whose file only records that it shows siblings."""
+    """Return the topology of a guest whose file only records that it shows siblings."""
     return GuestTopology(1, 1, max(1, vcpus // 2), 2)
 
 
@@ -381,7 +381,7 @@ def reject_unsafe_name(name: str, source: str) -> str:
 
 
 def whole_mib(size_bytes: int, meaning: str, target: str) -> int:
-    """A size in MiB, in which targets count. Raises InputError if it is not whole."""
+    """Return a size in MiB, in which targets count. Raises InputError if it is not whole."""
     count, remainder = divmod(size_bytes, MIB)
     if remainder:
         raise InputError(
@@ -392,7 +392,7 @@ def whole_mib(size_bytes: int, meaning: str, target: str) -> int:
 
 
 def one_node_each(plan: Plan, target: str) -> tuple[int, ...]:
-    """The one host node of each cell. Raises InputError if a cell's memory spans several."""
+    """Return the one host node of each cell. Raises InputError if a cell's memory spans several."""
     for cell in plan.cells:
         if len(cell.host_nodes) > 1 and cell.memory_bytes:
             raise InputError(

@@ -60,10 +60,10 @@ def said(tmp_path: Path) -> Iterator[GuestOutput]:
 
 
 def test_what_the_guest_said_is_read_and_forgotten(said: GuestOutput) -> None:
-    assert said.read_bytes() == b"sound" and said.read_text() == "sound"
+    assert said.read_output() == b"sound" and said.decode_output() == "sound"
     assert stat.S_IMODE(said.path.stat().st_mode) == 0o600
     said.clear()
-    assert said.read_bytes() == b""
+    assert said.read_output() == b""
 
 
 def _replaced(said: GuestOutput) -> None:
@@ -103,7 +103,7 @@ def test_a_report_that_another_user_could_have_written_is_none(
 ) -> None:
     change(said)
     with pytest.raises(HostError, match="is not trusted") as raised:
-        said.read_bytes()
+        said.read_output()
     assert found in raised.value.message and raised.value.exit_code == 3
 
 
@@ -112,7 +112,7 @@ def test_a_report_that_another_user_could_have_written_is_none(
 def test_a_report_of_another_user_is_none(said: GuestOutput) -> None:
     os.chown(said.path, ATTACKER, -1)
     with pytest.raises(HostError, match=f"belongs to user {ATTACKER}"):
-        said.read_bytes()
+        said.read_output()
 
 
 @pytest.mark.root
@@ -144,7 +144,7 @@ def test_a_directory_that_qemu_may_enter_is_closed_to_everybody_else(place: Path
                 'cat "$1/kernel"',
             ):
                 assert as_user(ATTACKER, attack, str(directory)).returncode, attack
-            assert said.read_text() == "booted\n"
+            assert said.decode_output() == "booted\n"
         finally:
             said.close()
     assert not list(place.glob("homenode-boot-*"))
@@ -326,7 +326,7 @@ def test_an_attacker_at_every_moment_of_making_a_directory_gets_nothing(place: P
                 said = GuestOutput(directory / "report", QEMU)
                 try:
                     time.sleep(0.001)
-                    assert said.read_bytes() == b""
+                    assert said.read_output() == b""
                     assert (directory / "kernel").read_bytes() == b"kernel"
                 finally:
                     said.close()

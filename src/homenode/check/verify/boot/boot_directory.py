@@ -64,7 +64,7 @@ class GuestOutput:
         """Discard the output before another guest is started."""
         os.ftruncate(self._descriptor, 0)
 
-    def read_bytes(self) -> bytes:
+    def read_output(self) -> bytes:
         """Return the output so far. Raises HostError if another user could have written it."""
         reason = self._reason_for_doubt()
         if reason is not None:
@@ -84,8 +84,8 @@ class GuestOutput:
             at += len(piece)
         return b"".join(pieces)
 
-    def read_text(self) -> str:
-        return self.read_bytes().decode("utf-8", "replace")
+    def decode_output(self) -> str:
+        return self.read_output().decode("utf-8", "replace")
 
     def _reason_for_doubt(self) -> str | None:
         opened = os.fstat(self._descriptor)

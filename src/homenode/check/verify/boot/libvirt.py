@@ -87,7 +87,7 @@ def boot(
             return (refusal_finding("libvirt", message, source),)
         while _is_there(uri, name):
             if time.monotonic() > deadline:
-                raise silence_error(console.read_text(), limit_s, source)
+                raise silence_error(console.decode_output(), limit_s, source)
             time.sleep(_STEP_S)
         return ()
     finally:

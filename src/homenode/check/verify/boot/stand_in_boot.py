@@ -332,7 +332,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                 except ToolTimeoutError:
                     late.append(guest)
                     continue
-                if done.returncode and not has_booted(guest.console.read_text()):
+                if done.returncode and not has_booted(guest.console.decode_output()):
                     lines = done.stderr.splitlines()
                     message = next((line for line in lines if "warning:" not in line), "")
                     findings.append(
@@ -342,13 +342,13 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
             stop.set()
     if late and not findings:
         ended = [guest for guest in guests if guest not in late]
-        texts = [(late_guest.console.read_text(), late_guest.source) for late_guest in ended]
+        texts = [(late_guest.console.decode_output(), late_guest.source) for late_guest in ended]
         findings += [
             crash_finding(console, source) for console, source in texts if not has_booted(console)
         ]
     if late and not findings:
         silent = next((late_guest for late_guest in late if _report(late_guest) is None), late[0])
-        raise silence_error(silent.console.read_text(), limit_s, silent.source)
+        raise silence_error(silent.console.decode_output(), limit_s, silent.source)
     return tuple(findings)
 
 
@@ -393,7 +393,7 @@ def _read_all(
 def _report(guest: _Guest) -> str | None:
     """The complete report, else None. Raises HostError if another user than QEMU's wrote it."""
     # OVMF clears the screen of every serial port first.
-    packed = guest.report.read_bytes()
+    packed = guest.report.read_output()
     unpacker = zlib.decompressobj(wbits=31)
     try:
         text = unpacker.decompress(packed[max(0, packed.find(_GZIP)) :], _MAX_REPORT)
@@ -405,10 +405,10 @@ def _report(guest: _Guest) -> str | None:
 def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
     text = _report(guest)
     if text is None:
-        console = guest.console.read_text()
+        console = guest.console.decode_output()
         if not has_booted(console):
             return None, (crash_finding(console, guest.source),)
-        raise partial_report_error(len(guest.report.read_bytes()), guest.source)
+        raise partial_report_error(len(guest.report.read_output()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
     create_file(guest.directory / "kernel-log", log.encode())
     host = discover(parse_collected(report, f"stand-in of {name}"))

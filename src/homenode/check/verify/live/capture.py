@@ -81,9 +81,9 @@ def capture_running_vm(
     gaps: list[Gap] = []
     host = proc.places
     objects = parse_backends(argv)
-    status = proc.read_text(f"/proc/{process}/status") or ""
+    status = proc.read(f"/proc/{process}/status") or ""
     devices = tuple(hostdev.bdf for hostdev in expected.hostdevs)
-    nodes = ((bdf, proc.read_text(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in devices)
+    nodes = ((bdf, proc.read(f"/sys/bus/pci/devices/{bdf}/numa_node")) for bdf in devices)
     return RunningVm(
         name=domain_name(argv) or uuid,
         uuid=uuid,
@@ -92,7 +92,7 @@ def capture_running_vm(
         backends=objects,
         areas=_read_areas(proc, process, objects, expected, gaps),
         swapped_bytes=_parse_bytes(status, "VmSwap"),
-        default_huge_bytes=_parse_bytes(proc.read_text("/proc/meminfo") or "", "Hugepagesize"),
+        default_huge_bytes=_parse_bytes(proc.read("/proc/meminfo") or "", "Hugepagesize"),
         interrupts=tuple(_list_interrupts(proc, devices, gaps)),
         node_of_device=tuple(
             (bdf, NodeIndex(node))
@@ -115,7 +115,7 @@ class ProcFiles:
         self._root = root.rstrip("/")
         self._texts: dict[str, str | None] = {}
 
-    def read_text(self, path: str) -> str | None:
+    def read(self, path: str) -> str | None:
         """Return the text, or None if the file is absent or not readable: processes come and go."""
         if path not in self._texts:
             self._texts[path] = self.text_now(path)
@@ -155,7 +155,7 @@ class ProcFiles:
         )
 
     def read_argv(self, process: int) -> tuple[str, ...]:
-        text = self.read_text(f"/proc/{process}/cmdline")
+        text = self.read(f"/proc/{process}/cmdline")
         return () if not text else tuple(text.rstrip("\0").split("\0"))
 
 
@@ -190,12 +190,12 @@ def _list_threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
 
 def _read_thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool) -> VmThread | None:
     directory = f"/proc/{process}/task/{task}"
-    listed = status_field(proc.read_text(f"{directory}/status") or "", "Cpus_allowed_list")
+    listed = status_field(proc.read(f"{directory}/status") or "", "Cpus_allowed_list")
     if listed is None:
         return None
     allowed = CpuSet.parse(listed, f"{directory}/status")
-    name = (proc.read_text(f"{directory}/comm") or "").rstrip("\n")
-    cgroup = proc.read_text(f"{directory}/cgroup") if with_cgroup else None
+    name = (proc.read(f"{directory}/comm") or "").rstrip("\n")
+    cgroup = proc.read(f"{directory}/cgroup") if with_cgroup else None
     kind, number = thread_kind(name, cgroup or "")
     return VmThread(task, name, kind, number, allowed)
 
@@ -203,14 +203,14 @@ def _read_thread(proc: ProcFiles, process: int, task: int, *, with_cgroup: bool)
 def _list_limits(proc: ProcFiles, process: int) -> Iterator[ThreadLimit]:
     """Yield scheduler and cgroup quotas of the vCPUs, IOThreads and the main thread."""
     quota_of: dict[str, float | None] = {}
-    main = _read_times(proc.read_text, process, process)
+    main = _read_times(proc.read, process, process)
     for thread in _list_threads(proc, process):
         if thread.kind is ThreadKind.EMULATOR and thread.id != process:
             continue
-        times = _read_times(proc.read_text, process, thread.id)
+        times = _read_times(proc.read, process, thread.id)
         if times is None or main is None:
             continue  # it ended meanwhile
-        cgroup = proc.read_text(f"/proc/{process}/task/{thread.id}/cgroup") or ""
+        cgroup = proc.read(f"/proc/{process}/task/{thread.id}/cgroup") or ""
         quotas = []
         for directory in list_cgroups(cgroup):
             if directory not in quota_of:
@@ -235,12 +235,12 @@ _QUOTA = ("quota", "period")
 def _read_quota(proc: ProcFiles, directory: str) -> float | None:
     """A cgroup's share of CPUs, 1.0 = one; None if nothing limits it. Of version 2, then 1."""
     for root in (_CGROUPS, f"{_CGROUPS}/unified"):
-        words = (proc.read_text(f"{root}{directory}/cpu.max") or "").split()
+        words = (proc.read(f"{root}{directory}/cpu.max") or "").split()
         match [whole_number(word) for word in words]:
             case [int(quota), int(period)]:
                 return quota / max(1, period)
     for root in (f"{_CGROUPS}/cpu", f"{_CGROUPS}/cpu,cpuacct"):
-        texts = (proc.read_text(f"{root}{directory}/cpu.cfs_{name}_us") or "" for name in _QUOTA)
+        texts = (proc.read(f"{root}{directory}/cpu.cfs_{name}_us") or "" for name in _QUOTA)
         match [whole_number(text.strip()) for text in texts]:
             case [int(quota), int(period)]:
                 return quota / max(1, period)
@@ -249,16 +249,14 @@ def _read_quota(proc: ProcFiles, directory: str) -> float | None:
 
 def _group_limits(proc: ProcFiles, process: int) -> Iterator[GroupLimit]:
     tasks = (f"/{process}/task/{task}" for task in proc.list_numbers(f"/proc/{process}/task"))
-    cgroups = {
-        proc.read_text(f"/proc{path}/cgroup") or "": None for path in (f"/{process}", *tasks)
-    }
+    cgroups = {proc.read(f"/proc{path}/cgroup") or "": None for path in (f"/{process}", *tasks)}
     for controller, files in GROUP_FILES:
         for directory in dict.fromkeys(
             path for text in cgroups for path in list_cgroups(text, controller)
         ):
             for root in (_CGROUPS, f"{_CGROUPS}/unified", f"{_CGROUPS}/{controller}"):
                 for file in files:
-                    if text := (proc.read_text(f"{root}{directory}/{file}") or "").strip():
+                    if text := (proc.read(f"{root}{directory}/{file}") or "").strip():
                         yield GroupLimit(directory, file, text)
 
 
@@ -269,8 +267,8 @@ def _read_areas(
     expected: Vm,
     gaps: list[Gap],
 ) -> tuple[RamArea, ...]:
-    maps = proc.read_text(f"/proc/{process}/maps")
-    numa_maps = proc.read_text(f"/proc/{process}/numa_maps")
+    maps = proc.read(f"/proc/{process}/maps")
+    numa_maps = proc.read(f"/proc/{process}/numa_maps")
     if not maps or not numa_maps:
         gaps.append(Gap("memory by node", f"/proc/{process}/maps and numa_maps cannot be read"))
         return ()
@@ -302,14 +300,14 @@ def _parse_bytes(text: str, label: str) -> int | None:
 def _list_interrupts(
     proc: ProcFiles, devices: tuple[Bdf, ...], gaps: list[Gap]
 ) -> Iterator[DeviceInterrupt]:
-    listed = proc.read_text("/proc/interrupts")
+    listed = proc.read("/proc/interrupts")
     if devices and listed is None:
         gaps.append(Gap("interrupts", "/proc/interrupts: not there"))
     unread: dict[Bdf, int] = {}
     for bdf, irq, name in parse_vfio_interrupts(listed or ""):
         if bdf in devices:
             lists = [
-                proc.read_text(f"/proc/irq/{irq}/{file}")
+                proc.read(f"/proc/irq/{irq}/{file}")
                 for file in ("smp_affinity_list", "effective_affinity_list")
             ]
             allowed, effective = (
@@ -327,15 +325,13 @@ def _list_interrupts(
 
 def _read_places(proc: ProcFiles) -> HostPlaces:
     node_directory, cpu_directory = "/sys/devices/system/node", "/sys/devices/system/cpu"
-    online = CpuSet.parse(proc.read_text(f"{cpu_directory}/online") or "")
+    online = CpuSet.parse(proc.read(f"{cpu_directory}/online") or "")
     indices, pus = (
         proc.list_numbers(node_directory, "node"),
         proc.list_numbers(cpu_directory, "cpu"),
     )
-    nodes = ((NodeIndex(n), proc.read_text(f"{node_directory}/node{n}/cpulist")) for n in indices)
-    siblings = (
-        proc.read_text(f"{cpu_directory}/cpu{pu}/topology/thread_siblings_list") for pu in pus
-    )
+    nodes = ((NodeIndex(n), proc.read(f"{node_directory}/node{n}/cpulist")) for n in indices)
+    siblings = (proc.read(f"{cpu_directory}/cpu{pu}/topology/thread_siblings_list") for pu in pus)
     cores = {CpuSet.parse(text) for text in siblings if text}
     return HostPlaces(
         online,
@@ -386,7 +382,7 @@ def _find_neighbours(
 
 def _list_tasks(proc: ProcFiles, process: int) -> Iterator[_Task]:
     for task in proc.list_numbers(f"/proc/{process}/task"):
-        times = _read_times(proc.read_text, process, task)
+        times = _read_times(proc.read, process, task)
         if times is None or times.flags & KERNEL_THREAD:
             return
         thread = _read_thread(proc, process, task, with_cgroup=False)

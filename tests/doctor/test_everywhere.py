@@ -1,6 +1,7 @@
 """The doctor on every machine and document at hand, and for each finding one that nearly has it."""
 
 import ast
+import json
 import re
 from itertools import product
 from pathlib import Path
@@ -19,14 +20,14 @@ from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
-from homenode.vm.targets.registry import TARGETS, read_vm
+from homenode.vm.targets.registry import TARGETS
 from tests import source_trees
+from tests.command_line import homenode
 from tests.doctor_cases import HEALTH_CASES, HOST_CASES, QUIET_CASES
 from tests.doctor_domains import NAME, domain, gpus, host
 from tests.doctor_guest_cases import GUEST_CASES
 from tests.seeds import THOROUGH, part
 from tests.shared_data import needs_shared, shared
-from tests.targets.written import written
 
 DOMAINS = Path(__file__).parents[1] / "domains"
 
@@ -70,15 +71,21 @@ def test_findings_on_a_targets_vm_name_nothing_of_libvirt(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("layout", ["default", "pin", "pin-bound", "pin-numa"])
-def test_a_file_of_a_target_gives_no_alarm_on_its_own_plan(target: str, layout: str) -> None:
-    options = PlanOptions(layout, vcpus=4, memory_bytes=4 * GIB)
-    content = written(target, "hgx-h100", options).rendering.document
-    vm = read_vm(content, "vm").guest
-    findings = diagnose(host("hgx-h100"), None, None, vm, target).findings
-    # Only libvirt's definition has a record of layouts that leave memory unbound.
-    expected = {"memory-unbound"} if layout == "pin" and target != "xen" else set()
-    assert {finding.id for finding in findings if finding.is_bad} == expected
+@pytest.mark.parametrize("layout", ["pin", "pin-bound", "pin-numa", "pin-numa-pci-smt", "auto"])
+def test_a_file_of_a_target_gives_no_alarm_on_its_own_plan(
+    target: str, layout: str, tmp_path: Path
+) -> None:
+    """A VM of two nodes; the pins of each vCPU may be in a script next to the file."""
+    size = "--vcpus 80 --memory 1100GiB --gpus 8 --with-nvswitches --host hgx-h100".split()
+    words = ("--target", target, "--layout", layout, "-o", tmp_path / "vm")
+    assert homenode("plan", *size, *words).exit_code == 0
+    done = homenode("doctor", tmp_path / "vm", "--host", "hgx-h100", "--json")
+    bad = {f["id"] for f in json.loads(done.stdout)["findings"] if f["severity"] != "info"}
+    assert bad == ({"device-without-cell"} if layout == "pin-numa" and target != "xen" else set())
+    if target == "proxmox" and layout == "pin-numa":
+        (tmp_path / "vm.hook.sh").unlink()
+        done = homenode("doctor", tmp_path / "vm", "--host", "hgx-h100")
+        assert "vm.hook.sh is missing" in done.stdout and "pin-off-node" not in done.stdout
 
 
 @pytest.mark.parametrize("name", shipped_hosts())

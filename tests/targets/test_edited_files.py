@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
 from homenode.plan.pipeline import plan_for_target
 from homenode.units import GIB, MIB
@@ -17,7 +18,13 @@ from homenode.vm.layout import Pinning
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.targets import qm_conf
 from homenode.vm.targets.hypervisors import qemu, xen
-from homenode.vm.targets.registry import TARGETS, read_vm, recognize_kind, target_named
+from homenode.vm.targets.registry import (
+    TARGETS,
+    add_host_facts,
+    read_vm,
+    recognize_kind,
+    target_named,
+)
 from tests.command_line import homenode
 from tests.targets.examples import EXAMPLES, FILES
 from tests.targets.written import again, edited, host_named, options, written
@@ -226,6 +233,25 @@ def test_a_limit_that_the_plan_changes_is_named(
     planned = edited(content, HOST, plain(layout))
     texts = [f.observed.partition(":")[0] for f in planned.findings if f.id == "target-not-carried"]
     assert texts == ([changed] if changed else [])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "first", "last"),
+    [
+        (b'cpus="all"', None, None),
+        (b'cpus="0-7,^3"', "0-2,4-7", "0-2,4-7"),
+        (b'cpus=["node:1", "0"]', "56-111,168-223", None),
+        (b'cpus="all,^nodes:0"', "56-111,168-223", "56-111,168-223"),
+        (b'cpus_soft=["0", "1", "2", "3", "4", "5", "6", "7", "8"]', "0", "7"),
+    ],
+)
+def test_cpus_of_xl_are_read_as_xl_reads_them(
+    cpus: bytes, first: str | None, last: str | None
+) -> None:
+    vm = read_vm(XL.replace(b"memory = 32768", b'memory = "32768"') + cpus + b"\n", "vm.cfg")
+    pins = add_host_facts(vm, host_named(HOST)).guest.vcpu_pins
+    expected = [None if pus is None else CpuSet.parse(pus) for pus in (first, last)]
+    assert len(pins) == 8 and [pins[0], pins[-1]] == expected
 
 
 BROKEN = [

@@ -39,7 +39,7 @@ from homenode.findings import (
 )
 from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
-from homenode.safe.input_files import read_subject
+from homenode.safe.input_files import read_input, read_subject
 from homenode.text import command_line, first_few, plural, printable
 from homenode.vm.domain.read import open_domain
 from homenode.vm.sources import (
@@ -51,7 +51,8 @@ from homenode.vm.sources import (
     split_sources,
 )
 from homenode.vm.targets.qemu_command import read_command_line
-from homenode.vm.targets.registry import read_vm, recognize_target
+from homenode.vm.targets.registry import add_host_facts, read_vm, recognize_target, target_named
+from homenode.vm.targets.script import parse_pins
 
 if TYPE_CHECKING:
     from homenode.machine.topology import Host
@@ -64,6 +65,7 @@ class _VmSource(Struct, frozen=True):
     document: "Document | None"  # libvirt's definition; None for another hypervisor
     vm: "Vm | None"  # VM of another hypervisor
     target: str = "qemu"  # that hypervisor
+    unread: str = ""  # the script with the CPUs of each vCPU, if it is not next to the file
 
 
 def doctor(arguments: DoctorArguments) -> None:
@@ -96,7 +98,7 @@ def doctor(arguments: DoctorArguments) -> None:
         if sources or arguments.host is not None or arguments.lspci is not None:
             raise exclusive("--under-load", "another host", _LOAD)
         loaded, rates = _under_load(loaded, rates, arguments.load_command)
-    vms = [*map(_vm_of_file, files), *map(_vm_of_domain, domains)]
+    vms = [*(_vm_of_file(name, loaded) for name in files), *map(_vm_of_domain, domains)]
     findings = _diagnose_all(loaded, vms, rates, explain=arguments.explain or arguments.json)
     findings = _add_matrices(findings, sources or [arguments.host] if arguments.host else sources)
     if arguments.expect is not None:
@@ -145,9 +147,7 @@ def _diagnose_all(
     host: "Host", vms: Sequence[_VmSource], rates: MeasuredRates, *, explain: bool
 ) -> Findings:
     """The findings on the host and each VM on it; without `explain` a line per checked fact."""
-    answers = [diagnose(host, vm.document, rates, vm.vm, vm.target) for vm in vms] or [
-        diagnose(host, None, rates)
-    ]
+    answers = [_diagnose_vm(host, vm, rates) for vm in vms] or [diagnose(host, None, rates)]
     findings = sort_findings(
         dict.fromkeys(finding for answer in answers for finding in answer.findings)
     )
@@ -159,7 +159,21 @@ def _diagnose_all(
         )
     shown = None if explain else 2 if vms else 1
     lines = dict.fromkeys(line for answer in answers for line in answer.checked[:shown])
-    return Findings(checked=tuple(lines), findings=findings)
+    not_checked = tuple(line for answer in answers for line in answer.not_checked)
+    return Findings(checked=tuple(lines), findings=findings, not_checked=not_checked)
+
+
+def _diagnose_vm(host: "Host", vm: _VmSource, rates: MeasuredRates) -> Findings:
+    answer = diagnose(host, vm.document, rates, vm.vm, vm.target)
+    if not vm.unread:
+        return answer
+    findings = tuple(f for f in answer.findings if f.id not in _OF_EACH_VCPU)
+    not_checked = (f"CPUs of each vCPU of {vm.name}: {vm.unread} is missing",)
+    return structs.replace(answer, findings=findings, not_checked=not_checked)
+
+
+_OF_EACH_VCPU = ("pin-off-node", "threads-not-siblings")
+"""Findings that need more than the CPUs of all threads together."""
 
 
 def _add_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
@@ -224,23 +238,33 @@ def _vm_of_domain(name: str) -> _VmSource:
     return _VmSource(name, open_domain(content, name), None)
 
 
-def _vm_of_file(name: str) -> _VmSource:
-    """Raises InputError for a file that is neither a VM's nor a host's."""
+def _vm_of_file(name: str, host: "Host") -> _VmSource:
+    """Return the VM of a file, on its host. Raises InputError for a file that is neither a VM's nor
+    a host's."""
     content = read_subject(name, "a file of a VM or a host")
     if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
         return _VmSource(name, open_domain(content, name), None)
     target = recognize_target(content)
     if target is not None:
-        return _VmSource(name, None, read_vm(content, name).guest, target)
-    vm = read_command_line(content.decode(errors="replace"), name)
-    if vm is None:
+        vm, script = add_host_facts(read_vm(content, name), host).guest, ""
+        suffix = target_named(target).hook_suffix
+        if suffix is not None and b"\nhookscript:" in content:
+            script = f"{name}{suffix}"
+        if script and Path(script).is_file():
+            text = read_input(script, "a hook script").decode("utf-8", "replace")
+            pins, emulator, _ = parse_pins(text)
+            vm = structs.replace(vm, vcpu_pins=pins or vm.vcpu_pins, emulator_pus=emulator)
+            script = ""
+        return _VmSource(name, None, vm, target, script)
+    command = read_command_line(content.decode(errors="replace"), name)
+    if command is None:
         raise InputError(
             f"{name}: neither a VM (libvirt's XML, a configuration of qm or xl, a command line of "
             "QEMU) nor a host (a capture, a tree of /sys, hwloc's XML, host.toml, host.json, "
             "output of lspci -vvv, numactl -H, lscpu -e, xl info -n or nvidia-smi topo -m)",
             hint="virsh dumpxml --inactive NAME > VM.xml",
         )
-    return _VmSource(name, None, vm)
+    return _VmSource(name, None, command)
 
 
 _POOL = "homenode doctor --pool captures/"

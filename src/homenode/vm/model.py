@@ -359,6 +359,8 @@ def expander_above(
 
 
 def cell_of_hostdev(guest: Vm, hostdev: GuestHostdev) -> int | None:
-    """Return the guest cell of a device's expander bus; None on pcie.0."""
+    """Return the guest cell of a device, or of its expander bus; None on pcie.0."""
+    if hostdev.cell is not None:
+        return hostdev.cell
     above = None if hostdev.address is None else guest.expander_above(hostdev.address.bus)
     return None if above is None else above.cell

@@ -1,9 +1,9 @@
 """Diagnosis: every finding about a host, and about a domain on it if a domain is given."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.copies import copy_findings, error_findings
@@ -16,8 +16,9 @@ from homenode.check.doctor.links import (
     unknown_link_findings,
 )
 from homenode.check.doctor.peer_paths import peer_findings
-from homenode.findings import Findings, sort_findings
+from homenode.findings import Finding, Findings, Severity, sort_findings
 from homenode.machine.link_path import describe_paths
+from homenode.machine.pci import DeviceKind
 from homenode.machine.settings import HostSettings
 from homenode.machine.topology import Host
 
@@ -80,11 +81,24 @@ def diagnose(
     assert facts is not None
     of_vm = domain_findings(facts, document, host)
     of_vm += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
-    findings += of_vm if document is not None else findings_for(target, of_vm)
+    findings += of_vm if document is not None else findings_for(target, _weigh(of_vm, facts, host))
     findings += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     checked[1:1] = domain_checked(facts, host)
     answer = findings if document is None else locate(findings, document)
     return Findings(checked=tuple(checked), findings=sort_findings(answer))
+
+
+def _weigh(findings: Sequence[Finding], facts: "Vm", host: Host) -> list[Finding]:
+    """Return the findings on a file without a record of its layout: with several GPUs, `auto` plans
+    a flat guest over nodes as well."""
+    gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+    is_multi_gpu = sum(device.bdf in gpus for device in facts.hostdevs) > 1
+    return [
+        structs.replace(f, severity=Severity.INFO)
+        if is_multi_gpu and f.id == "flat-over-nodes"
+        else f
+        for f in findings
+    ]
 
 
 def judged_areas(host: Host) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ def build_expectation(
     def device(hostdev: GuestHostdev) -> ExpectedDevice:
         address = address_of[hostdev.bdf]
         path = None if address is None else path_of_address(address, really.controllers)
-        cell = cell_of_hostdev(vm, hostdev) if hostdev.cell is None else hostdev.cell
+        cell = cell_of_hostdev(vm, hostdev)
         real = None if host is None else host.find_device(hostdev.bdf)
         ids = (None, None) if real is None else (real.vendor_id, real.device_id)
         return ExpectedDevice(hostdev.bdf, cell, path, *ids)

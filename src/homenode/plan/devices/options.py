@@ -462,7 +462,7 @@ def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     if bdf in absent and gpus:
         size = f"--vcpus {guest.vcpus} --memory {guest.memory_bytes // MIB}MiB"
         count = request.options.gpu_count or len(absent)
-        hint = f"remove its <hostdev>, or replace the file by {size} --gpus {count}"
+        hint = f"remove the device there, or replace the file by {size} --gpus {count}"
     return InputError(
         f"device {bdf}: expected a PCI function of host {host.name!r}, which has "
         + (f"no function at that address; nearest: {nearest}" if nearest else "no PCI functions"),

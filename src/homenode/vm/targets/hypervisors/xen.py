@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.findings import Finding, finding
+from homenode.machine.topology import Host
 from homenode.units import MIB, whole_number
 from homenode.vm.layout import Pinning
 from homenode.vm.model import Vm, VmCell
@@ -47,6 +50,7 @@ _TOKEN = re.compile(
 _MAX_DEPTH = 8
 _MAX_VCPUS = 128
 """Limit without an IOMMU that remaps interrupts, which xl does not have."""
+_NODES = re.compile(r"nodes?:([0-9-]{1,20})", re.ASCII)
 _EXPOSED = "# homenode: vCPUs are pairs of siblings"
 _RECORD = "#siblings"
 
@@ -176,9 +180,10 @@ def _read_name(config: Config) -> Mapping[str, Any]:
 
 def _count(config: Config, key: str, default: int) -> int:
     value = config.values.get(key, default)
-    if not isinstance(value, int) or not 0 < value < 1 << 40:
+    count = None if isinstance(value, list) else whole_number(str(value), digits=12)
+    if not count:
         raise ParseError(f"{config.source}: {key}", "a number above 0", str(value)[:60])
-    return value
+    return count
 
 
 def _read_size(config: Config) -> Mapping[str, Any]:
@@ -202,15 +207,43 @@ def _write_size(writing: TargetEdit[Config]) -> Mapping[str, str]:
 
 
 def _read_pins(config: Config) -> Mapping[str, Any]:
-    values, place = config.values, f"{config.source}: cpus"
-    cpus = values.get("cpus", values.get("cpus_soft", []))
+    return {"vcpu_pins": _pins(config, None)}
+
+
+def _with_named_pus(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
+    """The VM with the CPUs that `cpus` names by nodes of the host."""
+    return replace(vm, vcpu_pins=_pins(parse(content, source), host))
+
+
+def _pins(config: Config, host: Host | None) -> tuple[CpuSet | None, ...]:
+    """Return the CPUs of each vCPU; None if it floats, or if only a host shows them."""
     vcpus = _count(config, "vcpus", 1)
+    cpus = config.values.get("cpus", config.values.get("cpus_soft", []))
+    place = f"{config.source}: cpus"
     if isinstance(cpus, list):
-        pins = [CpuSet.parse(str(pus), place) for pus in cpus[:vcpus]]
-        return {"vcpu_pins": (*pins, *(None,) * (vcpus - len(pins)))}
-    if re.match(r"[0-9,-]+\Z", str(cpus)):
-        return {"vcpu_pins": (CpuSet.parse(str(cpus), place),) * vcpus}
-    return {}
+        pins = [_named_pus(str(pus), place, host) for pus in cpus[:vcpus]]
+        return (*pins, *(None,) * (vcpus - len(pins)))
+    return (_named_pus(str(cpus), place, host),) * vcpus
+
+
+def _named_pus(text: str, place: str, host: Host | None) -> CpuSet | None:
+    """Return the CPUs of a list such as "0-3,node:1,^5"; None for all, or without a host."""
+    included, excluded = CpuSet(), CpuSet()
+    for term in text.replace(" ", "").split(","):
+        name = term.removeprefix("^")
+        node_list = _NODES.fullmatch(name)
+        if name != "all" and node_list is None:
+            pus = CpuSet.parse(name, place)
+        elif host is None:
+            return None
+        else:
+            nodes = CpuSet.parse(node_list[1], place) if node_list else None
+            pus = CpuSet.union(n.pus for n in host.nodes if nodes is None or n.index in nodes)
+        included, excluded = (
+            (included | pus, excluded) if name == term else (included, excluded | pus)
+        )
+    everything = None if host is None else CpuSet(pu.index for pu in host.pus)
+    return None if included - excluded == everything else included - excluded
 
 
 def _is_soft(writing: TargetEdit[Config]) -> bool:
@@ -405,4 +438,5 @@ TARGET = CODEC.build_target(
     users_own=r"(name|uuid|disk|vif|boot|serial|vnc\w*|sdl|spice\w*|usb\w*|on_\w+|keymap|stdvga|vga"
     r"|videoram|localtime|rtc_timeoffset|vfb|channel|vtpm|p9)=",
     architecture_of_host=True,
+    on_host=_with_named_pus,
 )

@@ -20,7 +20,7 @@ from homenode.cluster.kubevirt.manifests import (
 )
 from homenode.errors import UsageError
 
-OPTIONS = ManifestOptions(image="r.example/h:1", node="node-7")
+OPTIONS = ManifestOptions(image="r.example/h:1")
 
 
 @pytest.mark.parametrize("version", HookVersion)
@@ -163,9 +163,7 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not here"
     )
-    odd = ManifestOptions(
-        image="1.5", vm="on", namespace="1e3", gpu="0x10", gpu_id="10de:2330", node="null"
-    )
+    odd = ManifestOptions(image="1.5", vm="on", namespace="1e3", gpu="0x10", gpu_id="10de:2330")
     for options in (OPTIONS, odd):
         files = manifests(options)
         claim = results_claim(options)

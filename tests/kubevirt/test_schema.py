@@ -42,9 +42,7 @@ def errors(kind: str, document: Mapping[str, Any]) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in found]
 
 
-@pytest.mark.parametrize(
-    "options", [ManifestOptions(), ManifestOptions(gpus=1, vm="on", node="n.x")]
-)
+@pytest.mark.parametrize("options", [ManifestOptions(), ManifestOptions(gpus=1, vm="on")])
 def test_the_vm_is_what_kubevirt_s_schema_says_a_vm_is(options: ManifestOptions) -> None:
     assert errors("V1VirtualMachine", virtual_machine(options)) == []
 
@@ -98,7 +96,6 @@ def test_the_templates_make_patches_of_a_cr_that_the_schema_takes(
         {"kubevirt": "v1\nUSER root"},
         {"guest": "-oProxyCommand=x@h"},
         {"guest": "gpu-vm"},
-        {"node": "n/7"},
         {"gpu": "a: b"},
     ],
 )

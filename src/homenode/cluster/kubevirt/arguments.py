@@ -78,7 +78,6 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
       kubevirt: KubeVirt's version in the cluster, v1.6 or newer. From v1.8 on, the steps also name
         the feature gate PCINUMAAwareTopology.
       guest: The guest to measure in, over ssh. Default: cloud@, and the name of --vm.
-      node: The node to measure on. Default: any.
     """
 
     image: Annotated[str | None, Opt("--image", "IMAGE")] = None
@@ -97,7 +96,6 @@ class ManifestOptions(Struct, frozen=True, kw_only=True):
     hook_version: Annotated[HookVersion, Opt("--hook-version", "NAME")] = HookVersion.V1ALPHA3
     kubevirt: Annotated[str, Opt("--kubevirt", "VERSION")] = "v1.6.0"
     guest: Annotated[str | None, Opt("--guest", "USER@HOST")] = None
-    node: Annotated[str | None, Opt("--node", "NAME")] = None
 
 
 class OnDefineDomainArguments(Struct, frozen=True, kw_only=True):

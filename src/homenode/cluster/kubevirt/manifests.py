@@ -63,7 +63,6 @@ _SPELLINGS = {
         "a version from v1.6 on, such as v1.6.0",
     ),
     "--guest": (r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.:-]{0,252}", "user@host"),
-    "--node": (rf"{_LABEL}(\.{_LABEL})*", "a node's name"),
 }
 """Options end up in shell scripts and a Containerfile, where another text could be more."""
 

@@ -97,6 +97,7 @@ def test_one_job_is_audited(run: Run) -> None:
         ("audit", "--jobs", "none.txt"),
         ("audit", "--records", "none"),
         ("audit", "--records", ".", "--jobs", "jobs.txt"),
+        ("audit", "--records", ".", "--host", "gpu8.toml"),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu01="),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu[1-=gpu8.toml"),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu8.toml", "--host", "gh200x4"),

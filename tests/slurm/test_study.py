@@ -156,6 +156,9 @@ def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
         StudyOptions(tests=("steram",)),
         StudyOptions(app=("a",)),
         StudyOptions(app=("a",), metric="no group"),
+        StudyOptions(between_nodes=True),
+        StudyOptions(nodes=2, mpi="pmix"),
+        StudyOptions(lower_is_better=True),
     ],
 )
 def test_what_must_not_stand_in_a_script_is_refused(options: StudyOptions) -> None:

@@ -74,9 +74,9 @@ def audit(arguments: SlurmAuditArguments) -> None:
     if arguments.look and (arguments.records is not None or arguments.jobs_file is not None):
         raise exclusive("--look", "--jobs or --records", "--look reads running jobs")
     if arguments.records is not None and (
-        arguments.jobs_file is not None or arguments.nodes_file is not None
+        arguments.jobs_file is not None or arguments.nodes_file is not None or arguments.host
     ):
-        raise exclusive("--records", "--jobs or --nodes")
+        raise exclusive("--records", "--jobs, --nodes or --host")
     judged: dict[str, str] = {}  # the job of each allocation
     with working("reading the jobs"):
         if arguments.records is not None:

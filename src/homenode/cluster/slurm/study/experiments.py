@@ -21,7 +21,7 @@ from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.numbering import bindable_nodes, gpu_memory_nodes
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet, NodeIndex
-from homenode.errors import UsageError, out_of_range, unknown
+from homenode.errors import UsageError, out_of_range, requires, unknown
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.experiment import seeded_order
@@ -144,6 +144,14 @@ def check_options(options: StudyOptions) -> None:
             raise unknown("test", name, _TESTS, hint, "--tests: ")
     if options.metric is not None:
         check_metric(options.metric)
+    is_alone = max(options.nodes, len(options.node_list)) < 2
+    for option, is_without, other in (
+        ("--between-nodes", options.between_nodes and is_alone, "--nodes 2 or more"),
+        ("--mpi", options.mpi is not None and not options.between_nodes, "--between-nodes"),
+        ("--lower-is-better", options.lower_is_better and not options.app, "--app"),
+    ):
+        if is_without:
+            raise requires(option, other)
     if bool(options.app) != (options.metric is not None):
         hint = '--app "gmx mdrun -s bench.tpr" --metric "Performance: +([0-9.]+)"'
         raise UsageError("--app and --metric require each other", hint=hint)

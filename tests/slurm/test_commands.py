@@ -78,7 +78,7 @@ def test_a_whole_gpu_of_a_node_with_slices_is_not_counted_by_address(run: Run) -
 def test_one_job_is_audited(run: Run) -> None:
     assert run("audit", "8", "--jobs", "jobs.json", "--host", "gpu8.toml")[0] == 0
     code, _, err = run("audit", "9", "--jobs", "jobs.txt", "--host", "gpu8.toml")
-    assert code == 2 and "job 9: not running (PENDING)" in err
+    assert code == 2 and "job 9: not running (PENDING)" in err and "records" not in err
     array = scontrol_text([JOBS[1], JOBS[2]]).replace(
         "JobId=9 ", "JobId=9 ArrayJobId=8 ArrayTaskId=2 "
     )

@@ -136,10 +136,9 @@ def _jobs_to_audit(
         # An array may run in part.
         if matches and not any(job.runs or job.unreadable is not None for job in matches):
             states = ", ".join(sorted({job.state for job in matches}))
-            raise UsageError(
-                f"job {name}: not running ({states})",
-                hint="only records of ended jobs remain: read them with --records DIR",
-            )
+            hint = "only records of ended jobs remain: read them with --records DIR"
+            waits = any(job.state == "PENDING" for job in matches)
+            raise UsageError(f"job {name}: not running ({states})", hint=None if waits else hint)
     return jobs, open_questions
 
 

@@ -58,9 +58,9 @@ def restore(arguments: RestoreArguments) -> None:
             options = "--connect, --forget or --keep-edits"
             hint = command_line("homenode", "restore", targets[0])
             if arguments.keep_edits:
-                hint = command_line(
-                    "homenode", "plan", targets[0], *"--layout default -o NEW.xml".split()
-                )
+                output = f"NEW{Path(targets[0]).suffix}"
+                words = ("--layout", "default", "-o", output)
+                hint = command_line("homenode", "plan", targets[0], *words)
             raise exclusive(targets[0], options, hint)
         _restore_file(targets[0], arguments)
         return

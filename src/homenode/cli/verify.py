@@ -36,8 +36,9 @@ from homenode.vm.daemon_host import (
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.vm.plan import Plan
+from homenode.vm.plan import LIBVIRT, Plan
 from homenode.vm.sources import names_domain
+from homenode.vm.targets.registry import target_named
 
 
 class Rule(NamedTuple):
@@ -215,7 +216,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
     elif plan is not None:
         layout = f"layout {plan.layout.name} on {plan.host_name}"
         answer = f"{subject} matches the plan: {layout}, 0 differences"
-        labels["next"] = "" if are_bad(findings.findings) else _boot_command(arguments)
+        labels["next"] = "" if are_bad(findings.findings) else _next_command(arguments, plan)
     print_findings(
         findings,
         subject,
@@ -240,10 +241,15 @@ def _drop_table_rows(findings: Findings, checks: Sequence[Check]) -> Findings:
     )
 
 
-def _boot_command(arguments: VerifyArguments) -> str:
-    """Return the next command; "" if no test guest can be booted."""
+def _next_command(arguments: VerifyArguments, plan: Plan) -> str:
+    """Return the command that boots a test guest, or compares the guest of a target for which none
+    boots; "" after either."""
     if arguments.document is None or arguments.start:
         return ""
+    target = plan.kept_of
+    if target != LIBVIRT and target_named(target).words_of is None:
+        words = f"--target {target} --guest ssh:HOST".split()
+        return command_line("homenode", "verify", "--plan", arguments.plan, *words)
     call = (word for words in _call_of_vm(arguments) for word in words)
     return command_line("homenode", "verify", *call, "--boot")
 

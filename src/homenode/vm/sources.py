@@ -63,7 +63,8 @@ def _overlay_lspci(host: Host, lspci: Path | None = None) -> Host:
         return host
     from homenode.machine.discover.lspci import overlay_lspci
 
-    return overlay_lspci(host, _read_text(lspci), lspci.name)
+    text = _read_text(lspci, "lspci -D -nn -vvv > lspci.txt")
+    return overlay_lspci(host, text, lspci.name)
 
 
 def _this_machine() -> Host:
@@ -319,8 +320,8 @@ def shipped_host(name: str) -> Host:
     return load_shipped(name).host
 
 
-def _read_text(path: Path) -> str:
-    data = read_file(path, "the host", max_bytes=_MAX_TEXT_BYTES)
+def _read_text(path: Path, hint: str | None = None) -> str:
+    data = read_file(path, "the host", max_bytes=_MAX_TEXT_BYTES, hint=hint)
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise NotKnownError(
             f"{path}: expected {_KINDS}; found an empty file",

@@ -146,7 +146,7 @@ class RestoreArguments(Struct, frozen=True, kw_only=True):
     """Restore the original of a definition file or domain, byte for byte.
 
     If the tuned definition or its saved original was edited, nothing is changed. A TARGET is a file
-    if it contains a slash, ends in .xml, or has a saved original.
+    if it contains a slash, ends in .xml, .conf or .cfg, or has a saved original.
 
     Options:
       targets: A definition that homenode plan -o wrote, or domains that homenode apply defined;

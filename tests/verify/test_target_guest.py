@@ -1,5 +1,6 @@
 """A guest of any hypervisor is compared with its plan, as far as that hypervisor can say it."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from homenode.vm.plan import Plan, with_vm
 from homenode.vm.plan_options import Policy
 from homenode.vm.targets.registry import TARGETS, target_named
 from homenode.vm.targets.target import Feature, SupportLevel
+from tests.command_line import homenode
 from tests.targets.written import options, written
 from tests.verify.test_command import ends
 from tests.verify_documents import DEVICES, SMALL, small_host
@@ -170,3 +172,17 @@ def test_a_target_that_says_nothing_is_refused(
     names = dict(zip(("PLAN", "GUEST"), saved, strict=True))
     code, said = ends(*(names.get(word, word) for word in words))
     assert code == 2 and refused in said, said
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_next_command_of_a_verified_file_is_taken(target: str, tmp_path: Path) -> None:
+    file, plan = str(tmp_path / "vm"), str(tmp_path / "p.json")
+    size = ("--vcpus", "4", "--memory", "4GiB", "--host", SMALL)
+    homenode("plan", *size, "--target", target, "-o", file, "--save-plan", plan)
+    output = homenode("verify", file, "--plan", plan, "--host", SMALL).stdout
+    (line,) = (line for line in output.splitlines() if line.startswith("next"))
+    words = shlex.split(line)[2:]
+    boots = "--boot" in words
+    assert boots is (target_named(target).words_of is not None)
+    if not boots:
+        assert homenode(*(SMALL if word == "ssh:HOST" else word for word in words)).exit_code < 2

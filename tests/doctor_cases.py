@@ -10,7 +10,7 @@ from homenode.bdf import Bdf
 from homenode.change.retrain.execution import explain_interrupted
 from homenode.change.retrain.install import dropped_links
 from homenode.change.retrain.plan import plan_retrain
-from homenode.check.doctor.baseline import drift, record_of
+from homenode.check.doctor.baseline import find_drift, record_of
 from homenode.check.doctor.devices import matrix_findings
 from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
 from homenode.cpuset import CpuSet
@@ -121,7 +121,7 @@ def _interrupted(cut_at: int | None) -> Sequence[Finding]:
 
 
 def _drifted(now: Host) -> list[Finding]:
-    return list(drift(record_of(host(DESKTOP)), now, "host.json"))
+    return list(find_drift(record_of(host(DESKTOP)), now, "host.json"))
 
 
 def _h2d(rate: float) -> MeasuredRates:
@@ -136,7 +136,7 @@ def _with_pages(reserved: int, free: int) -> list[Finding]:
         made = host(DESKTOP)
         return replace(made, nodes=tuple(replace(node, page_pools=pools) for node in made.nodes))
 
-    return list(drift(record_of(there(64, 64)), there(reserved, free), "host.json"))
+    return list(find_drift(record_of(there(64, 64)), there(reserved, free), "host.json"))
 
 
 def _with_memory(factor: float) -> Host:
@@ -302,7 +302,7 @@ HOST_CASES: dict[str, Case] = {
     "drift-host": Case(
         "rtx4080-i9-14900k whose IOMMU is off now",
         lambda: list(
-            drift(
+            find_drift(
                 record_of(settings(host(DESKTOP), iommus=("dmar0",))),
                 settings(host(DESKTOP), iommus=()),
                 "host.json",

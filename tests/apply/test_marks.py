@@ -14,7 +14,7 @@ from homenode.formats import encode
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
 from homenode.machine.snapshot.redact import redact_domains
 from homenode.machine.topology import DomainMark, Host, RunningDomain
-from homenode.plan.allocations import allocations
+from homenode.plan.allocations import find_allocations
 from homenode.plan.pipeline import plan_file
 from homenode.plan.request import request_for
 from homenode.vm.domain.copy import copy_domain
@@ -49,7 +49,7 @@ def taken(domain: RunningDomain, **options: object) -> tuple[bool, int]:
     other = read_vm(ORIGINAL.replace(UUID.encode(), UUID[:-1].encode() + b"0"), "other")
     other = replace(other, name="other")
     request = request_for(other, PlanOptions("pin", **options), host)  # type: ignore[arg-type]
-    found = allocations(host, request)
+    found = find_allocations(host, request)
     return bool(found.vcpu_cores), len(found.gaps)
 
 
@@ -92,7 +92,7 @@ def test_a_vm_that_is_planned_again_does_not_count_itself() -> None:
     host = replace(load_host(HOST), domains=(domain_of(PLACED),))
     for name in (NAME, "renamed"):
         vm = replace(read_vm(ORIGINAL, "vm"), name=name)
-        found = allocations(host, request_for(vm, PlanOptions("pin"), host))
+        found = find_allocations(host, request_for(vm, PlanOptions("pin"), host))
         assert not found.vcpu_cores, name
     assert not taken(domain_of(PLACED), replaces=(NAME,))[0]
 

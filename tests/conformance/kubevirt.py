@@ -11,7 +11,7 @@ import pytest
 
 from homenode.cluster.kubevirt.check import check
 from homenode.cluster.kubevirt.object import read_cluster
-from homenode.cluster.kubevirt.vmi import vmi_of
+from homenode.cluster.kubevirt.vmi import build_vmi
 from homenode.errors import ParseError
 from tests.conformance.builds import absent, directory
 from tests.conformance.judge import Answer, Judge
@@ -51,7 +51,7 @@ def refusals(case: Case) -> list[str]:
     cr = {"kind": "KubeVirt", "spec": {"configuration": case["config"]}}
     cluster = read_cluster(json.dumps(cr).encode(), "cr")
     try:
-        findings = check(vmi_of(case["vmi"], "vmi"), None, cluster).findings
+        findings = check(build_vmi(case["vmi"], "vmi"), None, cluster).findings
     except ParseError as error:  # a quantity that is none
         return [error.message]
     return [

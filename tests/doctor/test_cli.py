@@ -14,7 +14,7 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.config_registers import SysfsConfigSpace
-from homenode.check.doctor.baseline import drift, record_of
+from homenode.check.doctor.baseline import find_drift, record_of
 from homenode.cli import retrain
 from homenode.cli import retrain as retrain_command
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
@@ -143,10 +143,10 @@ def test_a_link_that_is_lost_since_is_not_mistaken_for_the_slot_above_it() -> No
     """The GPU of an HGX host has no lanes any more; its switch's uplink is as fast as ever."""
     gpu = gpus("hgx-h100", 1)[0]
     lost = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(None, None, 32.0, 16))
-    (finding,) = drift(HGX, lost, "host.json")
+    (finding,) = find_drift(HGX, lost, "host.json")
     assert (finding.id, finding.severity) == ("drift-link", Severity.INCONCLUSIVE)
     slow = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(8.0, 16, 32.0, 16))
-    (finding,) = drift(HGX, slow, "host.json")
+    (finding,) = find_drift(HGX, slow, "host.json")
     assert finding.severity is Severity.CRITICAL
 
 
@@ -156,13 +156,13 @@ def test_an_idle_link_drifts_by_its_lanes_and_hides_no_slow_uplink() -> None:
     def idle(width: int) -> Host:
         return changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(2.5, width, 32.0, 16))
 
-    assert list(drift(HGX, idle(16), "host.json")) == []
-    (narrow,) = drift(HGX, idle(8), "host.json")
+    assert list(find_drift(HGX, idle(16), "host.json")) == []
+    (narrow,) = find_drift(HGX, idle(8), "host.json")
     assert narrow.severity is Severity.INCONCLUSIVE
     assert "32 GT/s x8" in narrow.observed and "idles at 2.5 GT/s x8" in narrow.observed
     uplink = host("hgx-h100").switch_above(gpu)
     slow = changed(idle(16), lambda d: d.bdf == uplink, link=PciLink(8.0, 16, 32.0, 16))
-    found = {f.subject: f for f in drift(HGX, slow, "host.json")}
+    found = {f.subject: f for f in find_drift(HGX, slow, "host.json")}
     assert found[f"gpu {gpu}"].severity is Severity.CRITICAL
     assert found[f"gpu {gpu}"].observed == "8 GT/s x16 (15.8 GB/s)"
 
@@ -172,25 +172,25 @@ def test_a_redacted_value_of_the_kernel_command_line_stands_for_any() -> None:
     for now, count in (("mitigations=auto,x mem=2", 0), ("mitigations=off mem=2", 1), ("", 1)):
         live = settings(host("hgx-h100"), kernel_command_line=now)
         for was, there in ((captured, live), (live, captured)):
-            assert len(list(drift(record_of(was), there, "host.tar.gz"))) == count
+            assert len(list(find_drift(record_of(was), there, "host.tar.gz"))) == count
 
 
 @needs_shared
 def test_what_a_source_does_not_tell_is_neither_recorded_nor_drift() -> None:
     path = str(shared("machines/lspci/gpud-hgx-h100x8-lspci-vvv.txt"))
     listed = load_host(path)
-    assert list(drift(record_of(listed), listed, path)) == []
-    found = {one.subject: one for one in drift(HGX, listed, "host.json")}
+    assert list(find_drift(record_of(listed), listed, path)) == []
+    found = {one.subject: one for one in find_drift(HGX, listed, "host.json")}
     (untold,) = (one for one in found.values() if one.id == "drift-topology" and not one.is_bad)
     assert "packages" in untold.subject and untold.severity is Severity.INCONCLUSIVE
     sized = host(SOUND)
     unsized = structs.replace(
         sized, nodes=tuple(structs.replace(n, memory_bytes=None) for n in sized.nodes)
     )
-    (memory,) = drift(record_of(sized), unsized, "host.json")
+    (memory,) = find_drift(record_of(sized), unsized, "host.json")
     assert (memory.subject, memory.severity) == ("memory", Severity.INCONCLUSIVE)
     bare = structs.replace(host(SOUND), pci_devices=())
-    found_bare = tuple(drift(record_of(host(SOUND)), bare, "host.json"))
+    found_bare = tuple(find_drift(record_of(host(SOUND)), bare, "host.json"))
     assert {one.severity for one in found_bare} == {Severity.INCONCLUSIVE}
 
 

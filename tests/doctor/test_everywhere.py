@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.doctor.baseline import drift, record_of
+from homenode.check.doctor.baseline import find_drift, record_of
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity, catalogue
@@ -90,7 +90,7 @@ def test_a_file_of_a_target_gives_no_alarm_on_its_own_plan(
 
 @pytest.mark.parametrize("name", shipped_hosts())
 def test_no_host_drifts_from_its_own_record(name: str) -> None:
-    assert list(drift(record_of(host(name)), host(name), "host.json")) == []
+    assert list(find_drift(record_of(host(name)), host(name), "host.json")) == []
 
 
 WARNED = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.doctor.baseline import compare_fleet, drift, majority, record_of
+from homenode.check.doctor.baseline import compare_fleet, find_drift, find_majority, record_of
 from homenode.findings import Severity
 from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
@@ -73,9 +73,9 @@ def test_kinds_are_compared_apart() -> None:
 
 
 def test_the_majority_is_field_by_field() -> None:
-    common = majority(record_of(one) for one in (slow(0), slow(1), slow(2)))
-    assert list(drift(common, host(HGX), "HGX")) == []
-    assert [one.id for one in drift(common, slow(0), "HGX")] == ["drift-link"]
+    common = find_majority(record_of(one) for one in (slow(0), slow(1), slow(2)))
+    assert list(find_drift(common, host(HGX), "HGX")) == []
+    assert [one.id for one in find_drift(common, slow(0), "HGX")] == ["drift-link"]
 
 
 def test_the_commands_read_a_directory_of_hosts(

@@ -23,7 +23,7 @@ from homenode.measure.results.model import Run
 from homenode.measure.results.store import write_run
 from homenode.objective import Objective
 from homenode.plan import auto
-from homenode.plan.request import layout_for
+from homenode.plan.request import build_layout
 from homenode.plan.stored import read_plan
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import build_machines
@@ -65,7 +65,7 @@ def planned(host: Host, runs: Sequence[Run]) -> Iterator[tuple[Objective, tuple[
     for objective in Objective:
         wanted = PlanOptions("auto", objective=objective)
         made = auto.resolve_layout(guest, wanted, host, choose_by_results(runs)).options
-        yield objective, (layout_for(made), made.keep_vcpus)
+        yield objective, (build_layout(made), made.keep_vcpus)
 
 
 def expected_plan(made: Recommendation, host: Host) -> tuple[object, ...]:
@@ -73,7 +73,7 @@ def expected_plan(made: Recommendation, host: Host) -> tuple[object, ...]:
     if made.level in (EvidenceLevel.MEASURED, EvidenceLevel.PROVISIONAL):
         return layout_of(made), made.keeps_vcpus
     inputs = replace(auto.host_inputs(host), has_gpus=False)
-    choice = auto.layout_for(made.objective, inputs)
+    choice = auto.choose_layout(made.objective, inputs)
     return PRESETS[choice.layout], choice.keep_vcpus
 
 
@@ -172,7 +172,7 @@ def check_commands(system: str, objectives: tuple[Objective, ...], directory: Pa
     document.write_bytes(small)
     inputs = replace(auto.host_inputs(host_of(system)), has_gpus=False)
     for command, objective in zip(COMMANDS, objectives, strict=True):
-        layout = PRESETS[auto.layout_for(objective, inputs).layout]
+        layout = PRESETS[auto.choose_layout(objective, inputs).layout]
         assert placed_with(command, document, system, objective) == layout, command
 
 

@@ -20,7 +20,7 @@ from homenode.cluster.kubevirt.object import (
     read_manifest,
     yaml_text,
 )
-from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, guest_of, read_vmi, vmi_of
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, build_guest, build_vmi, read_vmi
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.machine.topology import Host, PagePool
@@ -238,7 +238,7 @@ def test_a_vm_whose_cpus_are_in_its_instance_type_is_not_checked() -> None:
     document = json.loads(vmi(kind="VirtualMachine"))
     document["spec"]["instancetype"] = {"name": "u1.large"}
     with pytest.raises(InputError, match="found an instance type") as raised:
-        vmi_of(document, "v", needs_domain=True)
+        build_vmi(document, "v", needs_domain=True)
     assert raised.value.hint == "virtctl expand --vm v"
 
 
@@ -416,7 +416,7 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 def test_quantities_beyond_what_a_node_has_are_read_as_kubernetes_reads_them() -> None:
     assert parse_quantity("999999999999999999E", "memory") == 2**63 - 1
     resources = {"limits": {"cpu": "0"}}
-    assert guest_of(vmi_of({"spec": {"domain": {"resources": resources}}}, "vmi")).vcpus == 1
+    assert build_guest(build_vmi({"spec": {"domain": {"resources": resources}}}, "vmi")).vcpus == 1
     with pytest.raises(InputError, match=r"pageSize.*expected a size such as 2Mi"):
         ids(vmi(memory={"hugepages": {"pageSize": "0"}}), with_pages(1))
 
@@ -443,7 +443,7 @@ def test_what_the_api_server_would_not_take_is_refused(path: str, value: Any) ->
         at = at.setdefault(name, {})
     at[last] = value
     with pytest.raises(InputError):
-        vmi_of(document, "vmi", needs_domain=True)
+        build_vmi(document, "vmi", needs_domain=True)
 
 
 def test_bytes_that_are_not_utf8_are_no_manifest() -> None:
@@ -458,7 +458,7 @@ def test_a_key_that_a_manifest_has_twice_is_refused() -> None:
 
 def test_a_manifest_whose_keys_are_numbers_is_no_vmi() -> None:
     with pytest.raises(InputError, match="found 0, 1"):
-        vmi_of(read_manifest(b"0: 1\n1: 2", "vm.yaml", "a VMI"), "vm.yaml", needs_domain=True)
+        build_vmi(read_manifest(b"0: 1\n1: 2", "vm.yaml", "a VMI"), "vm.yaml", needs_domain=True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.cluster.kubevirt.arguments import ManifestOptions
-from homenode.cluster.kubevirt.manifests import manifests
+from homenode.cluster.kubevirt.manifests import render_manifests
 from homenode.cluster.kubevirt.object import yaml_text
 from homenode.errors import UsageError
 from tests.hostile_names import ENCODED, NAMES
@@ -31,10 +31,10 @@ def test_any_text_is_the_same_in_yaml(text: str) -> None:
     ["vm", "namespace", "image", "bench_image", "gpu", "gpu_id", "kubevirt", "guest", "node"],
 )
 def test_manifests_hold_names_that_are_no_more_than_names(field: str) -> None:
-    plain = manifests(ManifestOptions(image="r.example/h:1"))
+    plain = render_manifests(ManifestOptions(image="r.example/h:1"))
     for name in NAMES:
         try:
-            found = manifests(ManifestOptions(**{"image": "r.example/h:1", field: name}))  # type: ignore[arg-type]
+            found = render_manifests(ManifestOptions(**{"image": "r.example/h:1", field: name}))  # type: ignore[arg-type]
         except UsageError:
             continue
         assert shlex.quote(name) == name and not name.startswith("-")

@@ -12,8 +12,8 @@ from homenode.cluster.kubevirt.manifests import (
     hook_annotation,
     hook_configmap,
     hyperconverged_patch,
-    manifests,
     next_steps,
+    render_manifests,
     results_claim,
     untested_parts,
     virtual_machine,
@@ -50,7 +50,7 @@ def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
 def test_a_grace_gpu_needs_the_image_and_an_arm_vm_without_siblings() -> None:
     gpu = {"gpu": "nvidia.com/GH200", "gpu_id": "10de:2342"}
     with pytest.raises(UsageError, match="only the hook's image"):
-        manifests(ManifestOptions(**gpu))  # type: ignore[arg-type]
+        render_manifests(ManifestOptions(**gpu))  # type: ignore[arg-type]
     options = ManifestOptions(image="r.example/h:1", **gpu)  # type: ignore[arg-type]
     spec = virtual_machine(options)["spec"]["template"]["spec"]
     assert (spec["architecture"], spec["domain"]["machine"]["type"]) == ("arm64", "virt")
@@ -65,7 +65,7 @@ def test_the_operator_s_annotation_adds_to_the_gates_that_there_are() -> None:
 
 
 def test_the_sidecars_image_is_kubevirts_with_the_hook_in_it() -> None:
-    files = manifests(OPTIONS)
+    files = render_manifests(OPTIONS)
     lines = [line for line in files["Containerfile"].splitlines() if not line.startswith("#")]
     assert "FROM quay.io/kubevirt/sidecar-shim:${KUBEVIRT} AS shim" in lines
     assert "COPY --from=shim /sidecar-shim /sidecar-shim" in lines
@@ -76,7 +76,7 @@ def test_the_sidecars_image_is_kubevirts_with_the_hook_in_it() -> None:
 
 
 def test_the_jobs_image_installs_by_hash_what_it_runs_with() -> None:
-    lines = manifests(OPTIONS)["bench.Containerfile"].splitlines()
+    lines = render_manifests(OPTIONS)["bench.Containerfile"].splitlines()
     assert any(line.startswith("RUN pip install") and "--require-hashes" in line for line in lines)
     assert any("pip install" in line and "--no-deps --no-index" in line for line in lines)
     assert not any(line.startswith("USER root") for line in lines)
@@ -86,7 +86,7 @@ def test_the_jobs_image_installs_by_hash_what_it_runs_with() -> None:
 
 def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
     options = ManifestOptions(namespace="gpu", vm="big")
-    files = manifests(options)
+    files = render_manifests(options)
     assert "Containerfile" not in files and "onDefineDomain" not in files
     (sidecar,) = json.loads(hook_annotation(options))
     configmap = hook_configmap(options)
@@ -106,7 +106,9 @@ def test_every_step_names_a_file_that_is_written_from_where_the_command_was_run(
     for options in (OPTIONS, ManifestOptions(kubevirt="v1.9.0", namespace="gpu")):
         steps = [text for _, text in next_steps(options, "my cluster/")]
         named = {
-            name for name in manifests(options) if any(f"my cluster/{name}" in s for s in steps)
+            name
+            for name in render_manifests(options)
+            if any(f"my cluster/{name}" in s for s in steps)
         }
         assert {"kubevirt-gates.tpl", "permitted-devices.tpl", "vm.yaml"} <= named
         assert "vm-hook.yaml" in named, "a VM that exists"
@@ -117,15 +119,15 @@ def test_every_step_names_a_file_that_is_written_from_where_the_command_was_run(
 
 def test_a_gpu_of_another_kind_needs_its_own_pci_id() -> None:
     with pytest.raises(UsageError, match="missing option --gpu-id"):
-        manifests(ManifestOptions(gpu="nvidia.com/GH100"))
-    files = manifests(ManifestOptions(gpu="nvidia.com/GH100", gpu_id="10de:2330"))
+        render_manifests(ManifestOptions(gpu="nvidia.com/GH100"))
+    files = render_manifests(ManifestOptions(gpu="nvidia.com/GH100", gpu_id="10de:2330"))
     assert "10DE:2330" in files["permitted-devices.tpl"]
 
 
 @pytest.mark.parametrize("version", ["latest", "v2", "v1.5.0"])
 def test_a_version_that_has_not_the_hooks_interface_is_a_usage_error(version: str) -> None:
     with pytest.raises(UsageError, match="--kubevirt: expected a version"):
-        manifests(ManifestOptions(kubevirt=version))
+        render_manifests(ManifestOptions(kubevirt=version))
 
 
 @pytest.mark.parametrize(
@@ -146,16 +148,16 @@ def test_untested_versions_and_uneven_vcpus_are_warnings(
 
 
 def test_the_operator_s_patch_has_the_gate_that_replaces_the_hook() -> None:
-    files = manifests(ManifestOptions(kubevirt="v1.8.0"))
+    files = render_manifests(ManifestOptions(kubevirt="v1.8.0"))
     assert "PCINUMAAwareTopology" in files["hyperconverged-native.yaml"]
     assert "Sidecar" not in files["hyperconverged-native.yaml"]
-    assert "hyperconverged-native.yaml" not in manifests(ManifestOptions(kubevirt="v1.7.0"))
+    assert "hyperconverged-native.yaml" not in render_manifests(ManifestOptions(kubevirt="v1.7.0"))
 
 
 @pytest.mark.parametrize("options", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
 def test_counts_that_no_vm_has_are_a_usage_error(options: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="is out of range"):
-        manifests(ManifestOptions(**options))  # type: ignore[arg-type]
+        render_manifests(ManifestOptions(**options))  # type: ignore[arg-type]
 
 
 def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
@@ -165,7 +167,7 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
     )
     odd = ManifestOptions(image="1.5", vm="on", namespace="1e3", gpu="0x10", gpu_id="10de:2330")
     for options in (OPTIONS, odd):
-        files = manifests(options)
+        files = render_manifests(options)
         claim = results_claim(options)
         expected = {
             "vm.yaml": [virtual_machine(options)],
@@ -194,5 +196,5 @@ def test_the_job_has_no_rights_beyond_its_volume() -> None:
 def test_every_file_is_named_in_the_documentation() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "commands" / "kubevirt.md"
     text = page.read_text(encoding="utf-8")
-    names = manifests(OPTIONS).keys() | manifests(ManifestOptions())
+    names = render_manifests(OPTIONS).keys() | render_manifests(ManifestOptions())
     assert not [name for name in names if f"`{name}`" not in text]

@@ -13,7 +13,12 @@ import pytest
 
 from homenode.cli.main import BENCH
 from homenode.cluster.kubevirt.arguments import ManifestOptions
-from homenode.cluster.kubevirt.manifests import GATES, GUEST_SCRIPT, manifests, virtual_machine
+from homenode.cluster.kubevirt.manifests import (
+    GATES,
+    GUEST_SCRIPT,
+    render_manifests,
+    virtual_machine,
+)
 from homenode.errors import UsageError
 from homenode.measure.results.store import run_text
 from tests.command_line import homenode
@@ -72,7 +77,7 @@ def test_the_templates_make_patches_of_a_cr_that_the_schema_takes(
     }
     (tmp_path / "cr.json").write_text(json.dumps(cr))
     patches = {}
-    for name, text in manifests(ManifestOptions(kubevirt="v1.8.4")).items():
+    for name, text in render_manifests(ManifestOptions(kubevirt="v1.8.4")).items():
         if name.endswith(".tpl"):
             (tmp_path / name).write_text(text)
             argv = ["kubectl", "annotate", "--local", "-f", f"{tmp_path}/cr.json", "a=b"]
@@ -102,7 +107,7 @@ def test_the_templates_make_patches_of_a_cr_that_the_schema_takes(
 def test_names_that_are_more_than_names_are_refused_by_option(options: dict[str, str]) -> None:
     (option,) = options
     with pytest.raises(UsageError, match=f"--{option}: expected"):
-        manifests(ManifestOptions(**options))  # type: ignore[arg-type]
+        render_manifests(ManifestOptions(**options))  # type: ignore[arg-type]
 
 
 def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from homenode.nccl.assemble import check_fabric
 from homenode.plan.devices.fabric import (
     PARTITIONS,
     Board,
-    board_of,
+    find_board,
     is_partition,
     partitions_of_size,
 )
@@ -57,8 +57,8 @@ def test_pairs_differ_from_board_to_board() -> None:
     ],
 )
 def test_the_board_follows_from_the_gpus_name(name: str | None, board: Board | None) -> None:
-    assert board_of([name] * 8) is board
-    assert board_of([name, "NVIDIA Tesla"]) is None
+    assert find_board([name] * 8) is board
+    assert find_board([name, "NVIDIA Tesla"]) is None
 
 
 def query(modules: tuple[int | None, ...], name: str = "NVIDIA H100 80GB HBM3") -> NvidiaQuery:

@@ -13,11 +13,11 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.machine.snapshot.redact import Identities, redact
 from homenode.machine.topology import Host
-from homenode.plan.allocations import allocations
+from homenode.plan.allocations import find_allocations
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.shape.assemble import assemble
-from homenode.plan.stored import domain_of_plan, encode_plan, read_plan, with_planned
+from homenode.plan.stored import add_planned, domain_of_plan, encode_plan, read_plan
 from homenode.units import GIB
 from homenode.vm.domain.read import read_running_domain
 from homenode.vm.layout import PRESETS
@@ -89,32 +89,32 @@ def test_preferred_memory_may_spill_and_a_vm_without_pins_may_lie_anywhere() -> 
 
 def test_each_host_of_several_gets_its_own_plans() -> None:
     other = even_host(2, 1, 1, 4, 1)
-    found = with_planned([HOST, other], [("a.json", plan_of("a")), ("b.json", plan_of("b"))])
+    found = add_planned([HOST, other], [("a.json", plan_of("a")), ("b.json", plan_of("b"))])
     assert [[one.name for one in host.domains] for host in found] == [["a", "b"], []]
 
 
 def test_the_plan_of_another_host_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"a\.json: .*even"):
-        with_planned([even_host(2, 1, 1, 4, 1)], [("a.json", plan_of("a"))])
+        add_planned([even_host(2, 1, 1, 4, 1)], [("a.json", plan_of("a"))])
 
 
 def test_a_vm_that_runs_already_counts_once_and_as_it_runs() -> None:
     running = pinned_domain("4-7", name="a")
     shut_off = pinned_domain("8-9", name="b", running=False)
     host = structs.replace(HOST, domains=(running, shut_off))
-    (found,) = with_planned([host], [("a", plan_of("a")), ("b", plan_of("b"))])
+    (found,) = add_planned([host], [("a", plan_of("a")), ("b", plan_of("b"))])
     assert found.domains == (running, domain_of_plan(plan_of("b")))
 
 
 def test_two_plans_of_one_vm_or_of_one_device_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^2: .* a "):
-        with_planned([HOST], [("1", plan_of("a")), ("2", plan_of("a"))])
+        add_planned([HOST], [("1", plan_of("a")), ("2", plan_of("a"))])
     host = hgx_host()
     request = small_request(4, 8 * GIB, devices=["19:00.0"])
     placement = placed((2, 2), devices=bdfs("19:00.0"))
     plans = [(name, assemble(host, named(request, name), placement)) for name in ("a", "b")]
     with pytest.raises(UsageError, match=r"0000:19:00\.0"):
-        with_planned([host], plans)
+        add_planned([host], plans)
 
 
 def test_plans_are_read_from_their_files(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_vm_that_replaces_a_domain_gets_its_pus_and_devices() -> None:
     request = request_for(
         small_guest(name="train"), PlanOptions(layout="pin", replaces=("redacted/vm-1",)), host
     )
-    in_use = allocations(host, request)
+    in_use = find_allocations(host, request)
     assert {holder for _, holder in in_use.devices} == {"redacted/vm-2"}
     assert [one.domain for one in in_use.by_domain] == ["redacted/vm-2"]
     assert not any("--ignore-domain" in gap.reason for gap in in_use.gaps)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import DomainMark, RunningDomain
-from homenode.plan.allocations import allocations, own_domains
+from homenode.plan.allocations import find_allocations, own_domains
 from tests.small_hosts import even_host, floating_domain, pinned_domain, small_guest, small_request
 
 RANGE = CpuSet.parse("0-3")
@@ -25,7 +25,7 @@ def test_a_domain_of_the_same_name_is_the_vm_itself_unless_captures_gave_both_th
 @pytest.mark.parametrize(("emulator", "service"), [("2-3", "2-3,6-7"), ("0-7", "")])
 def test_an_emulator_that_may_run_on_every_cpu_takes_no_core(emulator: str, service: str) -> None:
     host = even_host(1, domains=[pinned_domain("0", emulator=emulator)])
-    assert allocations(host, small_request()).service_cores == CpuSet.parse(service)
+    assert find_allocations(host, small_request()).service_cores == CpuSet.parse(service)
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,19 @@ def test_what_floats_and_memory_that_nothing_binds_are_gaps(
     domain: RunningDomain, subjects: list[str]
 ) -> None:
     host = even_host(1, domains=[replace(domain, name="d")])
-    assert [gap.subject for gap in allocations(host, small_request()).gaps] == subjects
+    assert [gap.subject for gap in find_allocations(host, small_request()).gaps] == subjects
 
 
 def test_vcpus_that_float_over_a_range_have_as_many_cores_at_its_end() -> None:
     ranges = replace(pinned_domain("0,3"), vcpu_pins=(RANGE, RANGE))
     host = even_host(1, domains=[pinned_domain("3", name="pinned"), ranges])
-    found = allocations(host, small_request())
+    found = find_allocations(host, small_request())
     assert str(found.vcpu_cores) == "1-3,5-7" and not found.service_cores
 
 
 def test_vms_that_are_shut_off_and_hold_their_place_are_named() -> None:
     own = replace(COPY, mark=DomainMark.OWN)
     domains = own, replace(own, name="planned", planned=True), pinned_domain("1", name="runs")
-    found = allocations(even_host(1, domains=domains), small_request())
+    found = find_allocations(even_host(1, domains=domains), small_request())
     assert found.shut_off == {"other"}
     assert [cores.domain for cores in found.by_domain] == ["other", "planned", "runs"]

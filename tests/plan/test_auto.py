@@ -22,11 +22,11 @@ from homenode.machine.description.parse import shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host, PagePool
 from homenode.objective import Objective
+from homenode.plan.auto import choose_layout as table_layout
 from homenode.plan.auto import host_inputs, resolve_layout
-from homenode.plan.auto import layout_for as table_layout
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.plan.planner import plan
-from homenode.plan.request import layout_for, request_for
+from homenode.plan.request import build_layout, request_for
 from homenode.units import GIB
 from homenode.vm.domain.memory import read_binding
 from homenode.vm.domain.metadata import read_record
@@ -175,7 +175,7 @@ def test_every_answer_binds_memory_and_shows_the_guest_what_the_table_chose(name
     host = host_named(name)
     for objective in Objective:
         inputs = replace(host_inputs(host), has_gpus=False)
-        layout = layout_for(auto(host, PlanOptions("auto", objective=objective)))
+        layout = build_layout(auto(host, PlanOptions("auto", objective=objective)))
         assert layout.memory is not MemoryBinding.KEEP
         assert layout.pinning is not Pinning.NONE
         assert seen(layout) == seen(PRESETS[table_layout(objective, inputs).layout])
@@ -240,7 +240,7 @@ def test_a_switch_of_the_user_wins_and_the_others_follow() -> None:
     host = host_named("hgx-h100")
 
     def switched(**switches: object) -> Layout:
-        return layout_for(auto(host, PlanOptions("auto", gpu_count=2, **switches)))  # type: ignore[arg-type]
+        return build_layout(auto(host, PlanOptions("auto", gpu_count=2, **switches)))  # type: ignore[arg-type]
 
     assert switched() == PRESETS["pin-bound"]
     assert switched(memory_binding=MemoryBinding.KEEP) == PRESETS["pin"]
@@ -276,7 +276,7 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     assert (made.memory_mode, made.memory_nodes) == (MemoryMode.STRICT, (0,))
     fixed = replace(wanted, pinning=Pinning.NONE)
     pinned = resolve_layout(guest, fixed, host, choose_by_results(runs)).options
-    assert layout_for(pinned).pinning is Pinning.NONE
+    assert build_layout(pinned).pinning is Pinning.NONE
     other = resolve_layout(guest, wanted, host_named("hgx-h200"), choose_by_results(runs))
     assert other.options == auto(host_named("hgx-h200"), wanted)
     assert other.reasons[0].startswith("pin-bound (auto, throughput)")

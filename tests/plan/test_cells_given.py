@@ -10,7 +10,7 @@ from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.gpu_choice import NearestGpus
-from homenode.plan.search.ladder import fallbacks
+from homenode.plan.search.ladder import list_fallbacks
 from homenode.plan.search.place import search_for
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.split import pages_within, splits_of_cells
@@ -24,7 +24,7 @@ GPU_ON_NODE_1 = [DeviceSpec("01:00.0", 1)]
 
 def problem_of(host: Host, request: GuestRequest) -> SearchProblem:
     search = search_for(host, request)
-    return Attempt(search, next(fallbacks(request, search.free[1]))).problem
+    return Attempt(search, next(list_fallbacks(request, search.free[1]))).problem
 
 
 def test_cells_that_name_no_node_get_those_of_gpus_first() -> None:

@@ -12,7 +12,7 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.topology import HostReserve
 from homenode.objective import Objective
 from homenode.plan.planner import plan
-from homenode.plan.request import layout_for, request_for
+from homenode.plan.request import build_layout, request_for
 from homenode.units import GIB, KIB, MIB
 from homenode.vm.layout import (
     PRESETS,
@@ -59,16 +59,16 @@ def guest(machine: str = "q35", gpus: int = 0, page_bytes: int | None = None) ->
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_itself(name: str) -> None:
-    assert layout_for(PlanOptions(name)) == PRESETS[name]
+    assert build_layout(PlanOptions(name)) == PRESETS[name]
 
 
 def test_switches_that_make_another_preset_take_its_name() -> None:
-    layout = layout_for(PlanOptions("pin-numa", pcie=GuestPcie.HOST))
+    layout = build_layout(PlanOptions("pin-numa", pcie=GuestPcie.HOST))
     assert layout == PRESETS["pin-numa-pci"]
 
 
 def test_switches_that_make_no_preset_are_called_custom() -> None:
-    layout = layout_for(PlanOptions("pin-numa", memory_binding=MemoryBinding.BOUND))
+    layout = build_layout(PlanOptions("pin-numa", memory_binding=MemoryBinding.BOUND))
     assert layout.name == "custom"
     assert layout.memory is MemoryBinding.BOUND
 
@@ -90,7 +90,7 @@ def test_switches_that_make_no_preset_are_called_custom() -> None:
 )
 def test_contradictions_are_refused_by_name(options: PlanOptions, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        layout_for(options)
+        build_layout(options)
 
 
 def test_an_objective_only_goes_with_auto() -> None:
@@ -111,7 +111,7 @@ def test_an_objective_only_goes_with_auto() -> None:
     ],
 )
 def test_the_studys_names_are_layouts(name: str, preset: str) -> None:
-    assert layout_for(PlanOptions(name)) == PRESETS[preset]
+    assert build_layout(PlanOptions(name)) == PRESETS[preset]
 
 
 def test_a_request_takes_the_documents_own_values() -> None:

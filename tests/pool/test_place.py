@@ -11,12 +11,12 @@ from homenode.cluster.pool.fits import (
     DEFAULT_SIZES,
     VmSize,
     blank_vm,
+    compute_share,
     count_fits,
     examine_pool,
     free_by_node,
+    parse_size,
     passable_gpus,
-    share_of,
-    size_of,
     sum_of,
 )
 from homenode.cluster.pool.place import PoolRanking, rank_hosts
@@ -248,7 +248,7 @@ def test_a_host_without_gpus_has_no_answer_for_shares_of_gpus() -> None:
     assert count_fits(host, GPU1) is None
     assert count_fits(host, VmSize(vcpus=16, memory_bytes=64 * GIB)) == 6
     with pytest.raises(InputError):
-        share_of(host, 1)
+        compute_share(host, 1)
 
 
 def test_counting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,10 +308,10 @@ def test_shares_of_an_idle_host_are_of_its_free_memory() -> None:
 
 def test_a_gpus_share_leaves_the_host_and_the_emulators_their_cores() -> None:
     host = shipped("hgx-h100")
-    vcpus, memory_bytes = share_of(host, 2)
+    vcpus, memory_bytes = compute_share(host, 2)
     assert vcpus <= 2 * (112 - 8) // 8
     assert memory_bytes <= 2 * (2 << 40) // 8
-    assert share_of(host, 4) == (2 * vcpus, 2 * memory_bytes)
+    assert compute_share(host, 4) == (2 * vcpus, 2 * memory_bytes)
 
 
 def test_parts_of_a_divided_gpu_are_not_counted_as_a_gpu() -> None:
@@ -370,13 +370,13 @@ def test_a_pool_counts_each_host_and_plans_those_that_are_alike_once(
 
 
 def test_a_size_is_read_as_it_is_typed() -> None:
-    assert size_of("gpus=2") == VmSize(gpus=2)
-    assert size_of("vcpus=16,memory=64GiB") == VmSize(vcpus=16, memory_bytes=64 * GIB)
-    assert str(size_of("gpus=1,vcpus=8")) == "1 GPU, 8 vCPUs"
+    assert parse_size("gpus=2") == VmSize(gpus=2)
+    assert parse_size("vcpus=16,memory=64GiB") == VmSize(vcpus=16, memory_bytes=64 * GIB)
+    assert str(parse_size("gpus=1,vcpus=8")) == "1 GPU, 8 vCPUs"
     for text, hint in (("gpus=2,memory=64", "memory=64GiB"), ("gpus=2,cpus=4", "vcpus=4")):
         with pytest.raises(UsageError) as raised:
-            size_of(text)
+            parse_size(text)
         assert raised.value.hint == hint
     for text in ("", "gpus=0", "vcpus=4", "gpus=x", "cores=4", "gpus=1,vcpus=999999"):
         with pytest.raises(UsageError):
-            size_of(text)
+            parse_size(text)

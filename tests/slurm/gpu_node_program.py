@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a program, not by pytest
 
 from homenode.cli import bench, main
-from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
+from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
 from homenode.cluster.slurm.study import commands as slurm_study
 from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.machine.description.parse import parse_description
@@ -85,7 +85,7 @@ def allowed_pus() -> str:
         ).stdout
         (one,) = parse_scontrol_jobs(said, "scontrol")
         machine = node_machine(load_host(str(DESCRIPTION)))
-        pus = allocation_on(one, one.shares[0], machine, None).pus
+        pus = build_allocation(one, one.shares[0], machine, None).pus
         return "0-63" if pus is None else str(pus)
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return "0-63"
@@ -93,5 +93,5 @@ def allowed_pus() -> str:
 
 if __name__ == "__main__":
     vars(bench)["LocalMachine"] = GpuNode
-    slurm_study._program = lambda: os.environ["STAND_IN_HOMENODE"]
+    slurm_study._find_program = lambda: os.environ["STAND_IN_HOMENODE"]
     main.main()

@@ -12,11 +12,11 @@ from homenode.cluster.slurm.gres import device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     allocation_by_gres,
-    allocation_on,
+    build_allocation,
     node_machine,
 )
 from homenode.cluster.slurm.numbering import core_order
-from homenode.cluster.slurm.record import look_command, parse_look, with_tasks
+from homenode.cluster.slurm.record import add_tasks, look_command, parse_look
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
@@ -55,7 +55,7 @@ LAYOUTS: dict[str, Callable[[Iterable[Listed]], tuple[Job, ...]]] = {
 
 def owned(jobs: Iterable[Job], host: Host, shape: NodeShape | None = SHAPE) -> list[JobAllocation]:
     there = node_machine(host)
-    return [allocation_on(job, share, there, shape) for job in jobs for share in job.shares]
+    return [build_allocation(job, share, there, shape) for job in jobs for share in job.shares]
 
 
 def found(*listed: Listed, host: str = TESTBED, shape: NodeShape | None = SHAPE) -> list[Finding]:
@@ -280,7 +280,7 @@ def placed(listed: Listed, gres: str) -> list[Finding]:
     order = device_order(parse_config(gres, "gres.conf"))
     there = node_machine(machine(TESTBED))
     (job,) = LAYOUTS["scontrol"]([listed])
-    found = [allocation_on(job, s, there, SHAPE, order.numbers(s.node)) for s in job.shares]
+    found = [build_allocation(job, s, there, SHAPE, order.list_numbers(s.node)) for s in job.shares]
     return list(audit(found).findings)
 
 
@@ -317,7 +317,7 @@ def test_cores_of_gres_conf_decide_where_no_machine_is_given() -> None:
     place = allocation_by_gres(job, job.shares[0], SHAPE, beyond)
     assert place is not None and "core 99" in str(place.unknown)
     (other,) = LAYOUTS["scontrol"]([replace(PLANTED, gpus=())])
-    without = allocation_on(other, other.shares[0], None, SHAPE)
+    without = build_allocation(other, other.shares[0], None, SHAPE)
     assert "unknown facts" in audit([without, place]).not_checked[0], "the first is the reason"
     detected = device_order(parse_config(f"AutoDetect=nvml\n{text}", "gres.conf"))
     assert allocation_by_gres(job, job.shares[0], SHAPE, detected) is None
@@ -327,7 +327,7 @@ def test_a_file_that_says_nothing_of_gpus_orders_none() -> None:
     for text in ("", "NodeName=n Gres=gpu:8\n", "Include gpus.conf\n"):
         with pytest.raises(InputError, match="no line with Name=gpu"):
             device_order(parse_config(text, "gres.conf"))
-    assert device_order(parse_config("AutoDetect=nvml\n", "gres.conf")).numbers("n") is None
+    assert device_order(parse_config("AutoDetect=nvml\n", "gres.conf")).list_numbers("n") is None
 
 
 def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
@@ -340,15 +340,15 @@ def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
     text = scontrol_text([Listed(1, ["gpu01"], range(4), (2,))]).replace("h100", "1g.10gb")
     (job,) = parse_scontrol_jobs(text)
     there = node_machine(machine(TESTBED))
-    alone = allocation_on(job, job.shares[0], there, SHAPE)
+    alone = build_allocation(job, job.shares[0], there, SHAPE)
     (finding,) = audit([alone]).findings
     assert finding.id == "job-unjudged" and "--gres" in str(finding.fix)
-    order = device_order(parse_config(slices, "gres.conf")).numbers("gpu01")
+    order = device_order(parse_config(slices, "gres.conf")).list_numbers("gpu01")
     assert order == (0, 0, 7, 7)
-    (finding,) = audit([allocation_on(job, job.shares[0], there, SHAPE, order)]).findings
+    (finding,) = audit([build_allocation(job, job.shares[0], there, SHAPE, order)]).findings
     assert finding.id == "job-gpu-far" and "7 (" in finding.expected
     whole = device_order(parse_config("Name=gpu File=/dev/nvidia[0-7]\n", "gres.conf"))
-    assert whole.numbers("gpu01", sliced=True) is None
+    assert whole.list_numbers("gpu01", sliced=True) is None
 
 
 def test_gpus_of_several_types_have_the_order_of_slurm_conf() -> None:
@@ -360,8 +360,8 @@ def test_gpus_of_several_types_have_the_order_of_slurm_conf() -> None:
     order = device_order(parse_config(lines, "gres.conf"))
     (job,) = parse_scontrol_jobs(scontrol_text([Listed(1, ["gpu01"], range(4), (2,))]))
     there = node_machine(machine(TESTBED))
-    alone = allocation_on(job, job.shares[0], there, SHAPE, order.numbers("gpu01"))
-    assert "slurm.conf" in str(alone.unknown) and order.cores("gpu01") == ()
+    alone = build_allocation(job, job.shares[0], there, SHAPE, order.list_numbers("gpu01"))
+    assert "slurm.conf" in str(alone.unknown) and order.list_cores("gpu01") == ()
 
 
 def test_sockets_of_a_listing_alone_may_be_packages_or_nodes() -> None:
@@ -382,10 +382,10 @@ task 0.200 0-3 0-1 bind:0 150
 
 def findings(answer: str, unknown: bool = False) -> list[str]:
     job = parse_scontrol_jobs(scontrol_text([Listed(7, ["n"], range(4), (0, 1))]))[0]
-    owned = allocation_on(
+    owned = build_allocation(
         job, job.shares[0], None if unknown else node_machine(machine(TESTBED)), None
     )
-    return [f.id for f in audit([with_tasks(owned, parse_look(answer, "job 7"))]).findings]
+    return [f.id for f in audit([add_tasks(owned, parse_look(answer, "job 7"))]).findings]
 
 
 def test_a_shell_that_starts_what_is_bound_does_not_count() -> None:

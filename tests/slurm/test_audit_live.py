@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cluster.slurm.client import ask_jobs, ask_tasks
-from homenode.cluster.slurm.record import hooks, parse_record
+from homenode.cluster.slurm.record import parse_record, render_hooks
 from homenode.cluster.slurm.tools.scontrol import parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import SHAPES_COMMAND, parse_shapes, shown_shapes
 from homenode.cluster.slurm.tools.squeue import parse_squeue_jobs
@@ -86,7 +86,7 @@ def test_its_files_are_found_good_but_for_what_a_testbed_lacks(slurm: Testbed) -
 def test_the_hooks_keep_what_a_job_had(slurm: Testbed) -> None:
     spool, directory = slurm.base / "records", slurm.base / "hooks"
     directory.mkdir()
-    for name, text in hooks(str(spool), str(directory)).items():
+    for name, text in render_hooks(str(spool), str(directory)).items():
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
     with (slurm.base / "slurm.conf").open("a") as file:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from homenode.cluster.slurm.config import ConfigFile, parse_config
 from homenode.cluster.slurm.gres import (
-    autodetect_for,
+    find_autodetect,
+    find_lines,
     gres_lines,
-    lines_for,
     node_classes,
     node_definitions,
 )
@@ -53,7 +53,7 @@ def test_the_last_value_of_the_cluster_holds_and_those_of_nodes_do_not() -> None
     config = parse_config(
         "TaskPlugin=none\nTaskPlugin=affinity\nNodeName=a TaskPlugin=x\n", "slurm.conf"
     )
-    found = config.last("taskplugin")
+    found = config.find_last("taskplugin")
     assert found is not None and found[0] == "affinity" and found[1].first == 2
 
 
@@ -84,7 +84,7 @@ def test_lines_of_an_included_file_stand_where_it_is_included() -> None:
     assert asked[:2] == [("hpc-more.conf", "slurm.conf"), ("deep.conf", "hpc-more.conf")]
     assert [file.source for file in config.included] == ["hpc-more.conf", "deep.conf"]
     assert [other.path for other in config.not_read] == ["gone.conf"]
-    assert config.rows(config.lines[4]) == ["B=1"]
+    assert config.find_rows(config.lines[4]) == ["B=1"]
     assert parse_config("Include %c.conf\n", "s", include).not_read[0].path == "%c.conf"
 
 
@@ -113,11 +113,11 @@ def test_a_word_that_is_none_is_named_with_its_line(text: str, line: int) -> Non
 
 def test_gres_lines_tell_nodes_files_and_cores() -> None:
     lines = gres_lines(parse_config(GRES, "gres.conf"))
-    assert [line.devices for line in lines_for(lines, "node01")] == [4, 1]
-    assert [line.devices for line in lines_for(lines, "node03")] == [4]
+    assert [line.devices for line in find_lines(lines, "node01")] == [4, 1]
+    assert [line.devices for line in find_lines(lines, "node03")] == [4]
     assert str(lines[-1].cores) == "16-31"
-    assert autodetect_for(lines, "node01") == "nvml"
-    assert autodetect_for(lines, "node03") is None
+    assert find_autodetect(lines, "node01") == "nvml"
+    assert find_autodetect(lines, "node03") is None
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
-from homenode.cluster.slurm.config import config_word, parse_config, with_words
+from homenode.cluster.slurm.config import config_word, parse_config, replace_words
 from homenode.cluster.slurm.gres import gres_lines
-from homenode.cluster.slurm.record import hooks
+from homenode.cluster.slurm.record import render_hooks
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Sharing,
     check_options,
     choose_nodes,
-    script_of,
+    render_script,
 )
 from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
 from homenode.errors import InputError, UsageError
@@ -28,7 +28,7 @@ from tests.hostile_names import NAMES, SHELL_NAMES, run_shell, stub
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_the_hooks_of_slurm_take_a_plain_directory_alone(name: str) -> None:
     try:
-        written_hooks = hooks(f"/{name}")
+        written_hooks = render_hooks(f"/{name}")
     except UsageError:
         return
     assert f"spool=/{name}\n" in written_hooks["prolog.sh"]
@@ -64,7 +64,7 @@ def test_a_studys_script_passes_on_words_as_they_are(tmp_path: Path) -> None:
     app = StudyOptions(
         tests=(), app=words, metric="".join(words), app_directory=str(tmp_path), homenode="homenode"
     )
-    text = script_of(ALONE, app, "abc")
+    text = render_script(ALONE, app, "abc")
     assert len([line for line in text.split("\n") if line.startswith("#SBATCH")]) == 12
     script = tmp_path / "script"
     script.write_text(text.replace("$PWD", str(tmp_path)))
@@ -119,7 +119,7 @@ def test_words_of_a_line_are_replaced_by_their_place(
     text = f"NodeName=a {''.join(pieces)}{comment}"
     (line,) = parse_config(text, "slurm.conf").lines
     wanted = {"Sockets": "4", "Gres": "gpu:8 x" if is_quoted else "gpu:8"}
-    edited = "\n".join(with_words(text.split("\n"), wanted))
+    edited = "\n".join(replace_words(text.split("\n"), wanted))
     (after,) = parse_config(edited, "slurm.conf").lines
     lower = {key.lower(): value for key, value in wanted.items()}
     kept = tuple((key, lower.get(key, value)) for key, value in line.words)

@@ -13,7 +13,7 @@ from homenode.cluster.slurm.check import check
 from homenode.cluster.slurm.config import parse_config
 from homenode.cluster.slurm.correction import correct
 from homenode.cluster.slurm.gres import gres_lines, node_definitions
-from homenode.cluster.slurm.job_allocation import allocation_on, node_machine
+from homenode.cluster.slurm.job_allocation import build_allocation, node_machine
 from homenode.cluster.slurm.record import parse_record, recorded_allocation
 from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import shown_shapes
@@ -301,7 +301,7 @@ def audited(parse: Callable[[str], tuple[Job, ...]]) -> Callable[[str], object]:
     def audit_of(text: str) -> object:
         shapes = shown_shapes(NODES, "nodes")
         return audit(
-            allocation_on(job, share, there, shapes.get(share.node))
+            build_allocation(job, share, there, shapes.get(share.node))
             for job in parse(text)
             for share in job.shares
         )

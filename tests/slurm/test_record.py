@@ -9,7 +9,7 @@ import pytest
 
 from homenode.cluster.slurm.audit import audit
 from homenode.cluster.slurm.client import read_records
-from homenode.cluster.slurm.record import hooks, parse_record, recorded_allocation
+from homenode.cluster.slurm.record import parse_record, recorded_allocation, render_hooks
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Finding
 
@@ -106,8 +106,8 @@ def test_a_bad_record_is_refused_with_its_line(old: str, new: str, line: int) ->
 def test_hooks_take_only_plain_paths() -> None:
     for path in ("relative", "/a b", "/a;b", "/a$(b)", ""):
         with pytest.raises(UsageError):
-            hooks(path)
-    assert all("/srv/spool" in text for text in hooks("/srv/spool").values())
+            render_hooks(path)
+    assert all("/srv/spool" in text for text in render_hooks("/srv/spool").values())
 
 
 def fake_machine(root: Path) -> None:
@@ -137,7 +137,7 @@ def run_hook(
     waits_s: instead of its own limit, within which a busy machine may not get it done.
     """
     script = directory / name
-    text = hooks(str(directory / "spool"))[name].replace(
+    text = render_hooks(str(directory / "spool"))[name].replace(
         "\nroot=\n", f"\nroot={directory / 'root'}\n"
     )
     assert name == "task_prolog.sh" or text.count("    sleep 5 &\n") == 1
@@ -258,7 +258,7 @@ def test_no_job_waits_for_a_driver_that_hangs(tmp_path: Path) -> None:
 
 
 def test_a_task_never_wipes_what_another_wrote(tmp_path: Path) -> None:
-    assert '>"$tasks"' not in hooks()["task_prolog.sh"].replace('>>"$tasks"', "")
+    assert '>"$tasks"' not in render_hooks()["task_prolog.sh"].replace('>>"$tasks"', "")
 
 
 def test_a_mig_slice_is_on_the_node_of_its_gpu(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_the_hooks_are_plain_posix_shell() -> None:
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")
-    for name, text in hooks().items():
+    for name, text in render_hooks().items():
         if name.endswith(".sh"):
             done = subprocess.run(
                 [shellcheck, "-s", "sh", "-"], input=text, text=True, capture_output=True

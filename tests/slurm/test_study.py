@@ -19,14 +19,14 @@ from homenode.cluster.slurm.study.experiments import (
     Sharing,
     Study,
     check_options,
+    choose_bound_nodes,
     choose_nodes,
-    experiments_for,
     job_name,
-    nodes_to_bind_to,
+    plan_experiments,
+    render_script,
     script_name,
-    script_of,
 )
-from homenode.cluster.slurm.study.run import find_unrecorded, statuses
+from homenode.cluster.slurm.study.run import find_unrecorded, list_statuses
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode, parse_nodes
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody, parse_states
 from homenode.errors import UsageError
@@ -48,7 +48,7 @@ OPTIONS = StudyOptions(partition_shared="gh200_shared", nodes=3, rounds=1)
 def planned(options: StudyOptions = OPTIONS) -> tuple[Experiment, ...]:
     whole, shared = choose_nodes(GH200, options)
     hosts = dict.fromkeys((node.name for node in whole), load_host("gh200x4"))
-    return experiments_for(whole, shared, hosts, options)
+    return plan_experiments(whole, shared, hosts, options)
 
 
 def study(options: StudyOptions = OPTIONS) -> Study:
@@ -67,11 +67,11 @@ def test_a_gh200_node_of_36_numa_nodes_gets_four_exclusive_jobs() -> None:
 def test_binding_to_gpu_memory_is_refused_with_the_right_nodes() -> None:
     host = load_host("gh200x4")
     with pytest.raises(UsageError) as refused:
-        nodes_to_bind_to(host, StudyOptions(numa=(0, 12)))
+        choose_bound_nodes(host, StudyOptions(numa=(0, 12)))
     assert "--numa 12: gh200x4 has CPUs and memory on nodes 0-3" in refused.value.message
     assert "node 12 is memory of GPU 0019:01:00.0" in refused.value.message
     with pytest.raises(UsageError, match="--numa 99"):
-        nodes_to_bind_to(host, StudyOptions(numa=(99,)))
+        choose_bound_nodes(host, StudyOptions(numa=(99,)))
 
 
 def test_shared_jobs_run_alone_and_together_one_after_the_other() -> None:
@@ -117,7 +117,7 @@ def test_mig_slices_are_shared_jobs_of_their_own() -> None:
         "shared-1slice-1g.10gb-gh01-alone-r1",
         "shared-1slice-1g.10gb-gh01-together-r1",
     }
-    assert "#SBATCH --gres=gpu:1g.10gb:1" in script_of(found[0], OPTIONS, "x")
+    assert "#SBATCH --gres=gpu:1g.10gb:1" in render_script(found[0], OPTIONS, "x")
 
 
 def test_nodes_of_both_queues_and_idle_ones_come_first() -> None:
@@ -171,7 +171,7 @@ def test_a_shared_partition_of_slices_alone_is_studied_by_slice() -> None:
     slices = (SharedJobShape(1, 4), SharedJobShape(1, 4, "gpu:1g.10gb"))
     options = StudyOptions(partition_shared="slices", rounds=1, shapes=slices)
     whole, shared = choose_nodes(nodes, options)
-    found = experiments_for(whole, shared, {"gh01": load_host("gh200x4")}, options)
+    found = plan_experiments(whole, shared, {"gh01": load_host("gh200x4")}, options)
     assert {one.id for one in found if one.nodes == ("m1",)} == {
         "shared-1slice-1g.10gb-m1-alone-r1",
         "shared-1slice-1g.10gb-m1-together-r1",
@@ -197,7 +197,7 @@ HOSTILE = StudyOptions(
     "one", {one.mode: one for one in planned(HOSTILE)}.values(), ids=lambda one: one.id
 )
 def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> None:
-    text = script_of(one, HOSTILE, "abc123")
+    text = render_script(one, HOSTILE, "abc123")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert text.startswith("#!/bin/bash\n# " + one.id)
     assert "\nset -u\n" in text
@@ -236,7 +236,7 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
 
 def test_the_collective_job_goes_round_a_ring_of_its_nodes() -> None:
     (one,) = [one for one in planned(HOSTILE) if one.mode is Sharing.COLLECTIVE]
-    text = script_of(one, HOSTILE, "x")
+    text = render_script(one, HOSTILE, "x")
     steps = [line for line in text.splitlines() if line.startswith("all_reduce ")]
     assert [step.split()[-1] for step in steps] == [
         "gh01",
@@ -276,8 +276,8 @@ def test_nodes_of_sinfo_are_read_and_odd_names_left_out() -> None:
         shapes=(SharedJobShape(1, 2), SharedJobShape(1, 4, "gpu:1g.10gb")),
     )
     whole, shared = choose_nodes(nodes, options)
-    planned = experiments_for(whole, shared, {"mig01": load_host("hgx-h100")}, options)
-    texts = [script_of(one, options, "x") for one in planned]
+    planned = plan_experiments(whole, shared, {"mig01": load_host("hgx-h100")}, options)
+    texts = [render_script(one, options, "x") for one in planned]
     asked = [line for text in texts for line in text.splitlines() if "--gres=" in line]
     assert sorted(asked, reverse=True) == [
         *["#SBATCH --gres=gpu:a100:6"] * 2,
@@ -341,7 +341,7 @@ def progress_of(
     done: Collection[tuple[str, int]] = (),
     exits: Mapping[tuple[str, int], str] | None = None,
 ) -> Progress:
-    return Progress(tuple(statuses(made, rows, done, exits or {})))
+    return Progress(tuple(list_statuses(made, rows, done, exits or {})))
 
 
 def test_files_count_more_than_what_the_queue_says() -> None:

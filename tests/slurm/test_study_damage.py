@@ -11,7 +11,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources
-from homenode.cluster.slurm.study.experiments import Study, experiments_for
+from homenode.cluster.slurm.study.experiments import Study, plan_experiments
 from homenode.cluster.slurm.study.report import StudyReport, study_report
 from homenode.cluster.slurm.study.text import slurm_study_text
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
@@ -59,7 +59,7 @@ def a_study(directory: Path) -> Study:
         nodes=2, rounds=1, between_nodes=True, shapes=(SharedJobShape(1, 1), SharedJobShape(2, 2))
     )
     host = load_host(GPU_NODE)
-    planned = experiments_for(nodes, nodes, {"n1": host, "n2": host}, options)
+    planned = plan_experiments(nodes, nodes, {"n1": host, "n2": host}, options)
     made = Study("abc", options, nodes, nodes, GPU_NODE, (), planned)
     owned = StudyDirectory(directory)
     owned.create(made)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import asdict, replace
 
-from homenode.cluster.slurm.study.directory import StudyDirectory, StudyEntry, _Hosts, attempts
+from homenode.cluster.slurm.study.directory import StudyDirectory, StudyEntry, _Hosts, find_attempts
 from homenode.errors import HostError, InputError
 from homenode.safe import durable
 from homenode.vm.sources import load_host
@@ -37,7 +37,7 @@ def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
         loaded = again.note(loaded, entry)
     again.close()
     assert StudyDirectory(tmp_path / "study").study() == loaded
-    assert (loaded.jobs, loaded.attempts_of("collective")) == ((), 1)
+    assert (loaded.jobs, loaded.count_attempts("collective")) == ((), 1)
     script = tmp_path / "study/jobs/exclusive-gh01-numa0-r1.sbatch"
     assert script.stat().st_mode & stat.S_IXUSR
 
@@ -124,7 +124,7 @@ def test_files_of_any_name_next_to_attempts_are_passed_over(tmp_path: Path) -> N
     for name in ("10.0", "9.1", "12", "12.", "\u00b2.0", "\u0663.0", "x"):
         (root / name).mkdir(parents=True)
     (root / "13.0").write_text("a file")
-    assert [path.name for path in attempts(tmp_path, "e", 0)] == ["9.1", "10.0"]
+    assert [path.name for path in find_attempts(tmp_path, "e", 0)] == ["9.1", "10.0"]
 
 
 def test_a_directory_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: Path) -> None:

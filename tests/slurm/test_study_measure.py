@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_study
-from homenode.cluster.slurm.study.evidence import StudySources, collective_of, parse_record
-from homenode.cluster.slurm.study.experiments import Experiment, Sharing, Study, script_of
+from homenode.cluster.slurm.study.evidence import StudySources, parse_collective, parse_record
+from homenode.cluster.slurm.study.experiments import Experiment, Sharing, Study, render_script
 from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
 from homenode.cluster.slurm.study.maps import StudyMatrix, slow_copies
 from homenode.cluster.slurm.study.report import study_report
@@ -72,7 +72,7 @@ def run_job(
         "STAND_IN_HOMENODE": str(homenode),
         **variables,
     }
-    script = script_of(one, replace(options, homenode=str(homenode)), "abc")
+    script = render_script(one, replace(options, homenode=str(homenode)), "abc")
     done = subprocess.run(
         ["bash", "-c", script], cwd=directory, env=environment, capture_output=True, timeout=300
     )
@@ -257,6 +257,6 @@ def test_of_two_nodes_that_have_a_gpu_nothing_says_which_is_slow() -> None:
 
 
 def test_an_all_reduce_that_failed_is_a_gap() -> None:
-    found = collective_of({"node-a.txt": "srun: error\n", "node-a.err": "exit status 1\n"})
+    found = parse_collective({"node-a.txt": "srun: error\n", "node-a.err": "exit status 1\n"})
     assert found.nodes == ()
     assert len(found.gaps) == 2

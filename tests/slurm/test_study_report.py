@@ -19,19 +19,19 @@ from homenode.cluster.slurm.study.evidence import (
     AttemptRecord,
     JobEvidence,
     StudySources,
-    collective_of,
-    evidence_of,
+    build_evidence,
+    parse_collective,
     parse_record,
 )
 from homenode.cluster.slurm.study.experiments import Experiment, Sharing
 from homenode.cluster.slurm.study.locality import JobLocality
-from homenode.cluster.slurm.study.maps import matrices
+from homenode.cluster.slurm.study.maps import build_study_matrices
 from homenode.cluster.slurm.study.report import (
     FAR,
     NEAR,
     Queue,
     StudyReport,
-    comparisons,
+    compare_jobs,
     copies_as_runs,
     study_report,
 )
@@ -219,7 +219,7 @@ def run_of(name: str, *samples: Sample, **fields: object) -> Run:
 
 def judged(run: Run, texts: dict[str, str], *, known: bool = True) -> JobEvidence:
     host = GPU_NODE.host if known else None
-    return evidence_of(ALONE, run, parse_record(texts, 6), host, GPU_NODE if known else None)
+    return build_evidence(ALONE, run, parse_record(texts, 6), host, GPU_NODE if known else None)
 
 
 def test_a_job_away_from_its_gpus_by_slurms_word_has_lost_locality() -> None:
@@ -437,7 +437,7 @@ def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
         job(Sharing.TOGETHER, 50e9),
         job(Sharing.TOGETHER, 12e9, gres="gpu:1g.10gb"),
     )
-    (one,) = comparisons(jobs)
+    (one,) = compare_jobs(jobs)
     assert (one.baseline, one.alternatives) == (
         NEAR,
         ("1 GPU, together", "slice gpu:1g.10gb, together"),
@@ -468,7 +468,7 @@ def test_the_own_programs_time_is_shown_in_seconds() -> None:
 
 
 def test_the_job_of_all_nodes_counts_its_gpu_hours() -> None:
-    found = collective_of({"started": "1000\n", "ended": "2800\n"}, gpus=24)
+    found = parse_collective({"started": "1000\n", "ended": "2800\n"}, gpus=24)
     assert found.gpu_hours == 12.0
     report = study_report("x", StudySources(jobs=(job(Sharing.EXCLUSIVE, 50e9),), collective=found))
     assert "12.00 GPU-hours" in text_of(report)
@@ -489,10 +489,10 @@ def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
         )
         for node, rate in ((0, 50e9), (1, 48e9))
     )
-    (matrix,) = matrices(jobs)
+    (matrix,) = build_study_matrices(jobs)
     assert (matrix.homes, matrix.homes_measured) == ((None,), False)
     assert matrix.local is None
-    assert list(comparisons(jobs)) == []
+    assert list(compare_jobs(jobs)) == []
 
 
 def test_a_directory_without_a_study_is_refused(tmp_path: Path) -> None:

@@ -129,14 +129,14 @@ def doctor(arguments: DoctorArguments) -> None:
 
 def _add_drift(findings: Findings, host: "Host", baseline: str, *, shows_checked: bool) -> Findings:
     """Return the findings, and the differences of the host from a capture made earlier."""
-    from homenode.check.doctor.baseline import drift, record_of
+    from homenode.check.doctor.baseline import find_drift, record_of
 
     record, present = record_of(load_host(baseline)), record_of(host)
     areas = (f"{baseline}: topology, devices, links and settings",) if shows_checked else ()
     findings = structs.replace(
         findings,
         checked=(*findings.checked, *areas),
-        findings=sort_findings((*findings.findings, *drift(record, host, baseline))),
+        findings=sort_findings((*findings.findings, *find_drift(record, host, baseline))),
     )
     if all(record[fact] is None or present.get(fact) is None for fact in record):
         return structs.replace(findings, checked=(), not_checked=(baseline,))
@@ -339,7 +339,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> No
     alone = f"{first_few(map(printable, names), 2)}: fewer than {MIN_HOSTS} of a kind"
     findings = Findings(
         checked=tuple(f"{plural(count, 'host')}: {kind}" for kind, count in counts),
-        findings=tuple(difference.as_finding() for difference in differences),
+        findings=tuple(difference.make_finding() for difference in differences),
         not_checked=(alone,) if names else (),
         unknown=shared_gap_lines((name, host.gaps) for name, host in hosts),
     )

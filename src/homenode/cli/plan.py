@@ -31,7 +31,7 @@ from homenode.plan.pipeline import (
     size_of_options,
     vm_of_options,
 )
-from homenode.plan.stored import encode_plan, encode_refusal, read_plan, with_planned
+from homenode.plan.stored import add_planned, encode_plan, encode_refusal, read_plan
 from homenode.process import ToolMissingError
 from homenode.safe.input_files import read_input
 from homenode.text import command_line
@@ -308,7 +308,7 @@ def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host
     hint = "homenode plan --save-plan writes one"
     texts = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
     saved = [(source, read_plan(text, source)) for source, text in texts]
-    return with_planned(hosts, saved) if saved else hosts
+    return add_planned(hosts, saved) if saved else hosts
 
 
 def choose_by(results: Sequence[str]) -> "Choose | None":

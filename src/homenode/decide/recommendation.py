@@ -29,7 +29,7 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.metrics import list_primaries
 from homenode.objective import Objective
-from homenode.plan.auto import LAYOUTS, LayoutInputs, layout_for, needed_layout
+from homenode.plan.auto import LAYOUTS, LayoutInputs, choose_layout, needed_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 
@@ -327,7 +327,7 @@ def _choose(
 
 
 def _name_rule(objective: Objective, inputs: LayoutInputs | None) -> str:
-    return LAYOUTS[objective][0] if inputs is None else layout_for(objective, inputs).layout
+    return LAYOUTS[objective][0] if inputs is None else choose_layout(objective, inputs).layout
 
 
 def _find_blocking_reasons(runs: Sequence[Run]) -> Iterator[Reason]:
@@ -533,7 +533,7 @@ def _recommend_by_rule(
     machine: MachineFacts, objective: Objective, inputs: LayoutInputs
 ) -> Recommendation:
     """Return the answer of the table in plan/auto, if no results decide."""
-    rule = layout_for(objective, inputs)
+    rule = choose_layout(objective, inputs)
     measure = objective in _OF_GPUS and machine.nodes != 1 and (machine.gpus or 0) > 0
     measure = measure and inputs.expander_buses and rule.layout != "pin-numa-pci"
     return Recommendation(

@@ -14,7 +14,7 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
 from homenode.metrics import METRICS, format_titles
 from homenode.objective import Objective
-from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, layout_for
+from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, choose_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS
 
@@ -290,7 +290,7 @@ def choose_by_results(runs: Sequence[Run]) -> Choose:
             if answer.results or answer.layout is None:
                 silent.append(format_sentence(answer))
             lines = tuple(f"The results do not decide: {line}." for line in silent)
-            rule = layout_for(objective, inputs)
+            rule = choose_layout(objective, inputs)
             if answer.layout in (None, rule.layout):
                 return structs.replace(rule, caveats=(*lines, *caveats))
             caveats = (*lines, *caveats)

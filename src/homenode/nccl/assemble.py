@@ -24,8 +24,8 @@ from homenode.nccl.topology import (
 )
 from homenode.plan.devices.fabric import (
     Board,
-    board_of,
     board_of_host,
+    find_board,
     is_partition,
     modules_of_host,
     partitions_of_size,
@@ -43,7 +43,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
     NVSwitches have no partitions, so no finding.
     """
     bdfs = tuple(sorted(gpus))
-    board = board_of(gpu.name for gpu in query.gpus)
+    board = find_board(gpu.name for gpu in query.gpus)
     if board is None or not bdfs:
         return
     modules = {gpu.bdf: gpu.module_id for gpu in query.gpus}

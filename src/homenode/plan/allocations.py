@@ -51,7 +51,7 @@ class Allocations(Struct, frozen=True):
             return repr(domain)
         return f"{domain!r} (shut off; {command_line('--ignore-domain', domain)})"
 
-    def holder(self, device: Bdf | str) -> str | None:
+    def find_holder(self, device: Bdf | str) -> str | None:
         """The domain that has the function, or the mediated device of that UUID; None if free."""
         return next(
             (name for part, name in (*self.devices, *self.mediated) if part == device), None
@@ -107,7 +107,7 @@ def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
     )
 
 
-def allocations(host: Host, request: GuestRequest) -> Allocations:
+def find_allocations(host: Host, request: GuestRequest) -> Allocations:
     """Return the resources of the other domains of the host."""
     # Long because seven sums are taken in one pass over the VMs.
     cores = [pus for pus, *_ in host.core_places]
@@ -120,7 +120,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     if unknown is not None:
         gaps.append(unknown)
     counted = list(other_domains(host, request))
-    gaps += _copies(host, request, counted)
+    gaps += _find_copies(host, request, counted)
     of_vcpus, of_threads, ranges = 0, 0, []
     for domain in counted:
         devices += [(bdf, domain.name) for bdf in domain.devices]
@@ -177,7 +177,9 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     )
 
 
-def _copies(host: Host, request: GuestRequest, counted: Sequence[RunningDomain]) -> Iterator[Gap]:
+def _find_copies(
+    host: Host, request: GuestRequest, counted: Sequence[RunningDomain]
+) -> Iterator[Gap]:
     """Yield a gap for each copy of a placed domain; a copy holds nothing."""
     for domain in host.domains:
         is_copy = domain.mark is DomainMark.COPY

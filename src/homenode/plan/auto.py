@@ -83,7 +83,7 @@ class ResolvedLayout(Struct, frozen=True):
 Choose = Callable[[Host, Objective, LayoutInputs], LayoutChoice]
 
 
-def layout_for(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
+def choose_layout(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
     layout, reason = LAYOUTS[objective]
     if objective is Objective.DENSITY:
         if not inputs.has_siblings:
@@ -155,11 +155,11 @@ def resolve_layout(
         expander_buses=expander_buses and (guest.is_q35 or guest.is_virt),
         private_memory=guest.has_private_memory,
     )
-    choice = layout_for(objective, inputs) if choose is None else choose(host, objective, inputs)
-    chosen = _with_choice(options, choice, objective, has_pairs=has_pairs)
+    choice = choose_layout(objective, inputs) if choose is None else choose(host, objective, inputs)
+    chosen = _apply_choice(options, choice, objective, has_pairs=has_pairs)
     if chosen.cells is GuestCells.HOST and options.cells is None and options.pcie is None:
         for_flat = structs.replace(choice, layout=FLAT, keep_vcpus=False)
-        flat = _with_choice(options, for_flat, objective)
+        flat = _apply_choice(options, for_flat, objective)
         reason = _reason_for_flat(guest, chosen, flat, host)
         if reason is not None:
             chosen, choice = flat, structs.replace(for_flat, reason=reason)
@@ -244,7 +244,7 @@ def _takes_host_memory(plan: Plan) -> bool:
     return Relaxation.HOST_MEMORY in plan.relaxations
 
 
-def _with_choice(
+def _apply_choice(
     options: PlanOptions, choice: LayoutChoice, objective: Objective, *, has_pairs: bool = False
 ) -> PlanOptions:
     """Return the options with the layout. A switch that the user gives is kept, and the others

@@ -25,7 +25,7 @@ def device_findings(
     mediated = dict(request.mediated)
     for bdf in devices:
         device = mediated.get(bdf, bdf)
-        holder = allocations.holder(device)
+        holder = allocations.find_holder(device)
         if holder is not None:
             yield finding(
                 "device-in-use",
@@ -71,7 +71,7 @@ def _nics_without_gpu(
         nic.bdf
         for nic in host.devices_of_kind(DeviceKind.NIC)
         if nic.physical_function is None
-        and allocations.holder(nic.bdf) is None
+        and allocations.find_holder(nic.bdf) is None
         and nic not in nics
         and any(are_paired(gpu, nic) for gpu in gpus)
     ]
@@ -117,7 +117,9 @@ def _check_companions(
         if gpu.kind is not DeviceKind.GPU or any(are_paired(gpu, nic) for nic in nics):
             continue
         pairs = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
-        users = [f"{nic.bdf} by {who!r}" for nic in pairs if (who := allocations.holder(nic.bdf))]
+        users = [
+            f"{nic.bdf} by {who!r}" for nic in pairs if (who := allocations.find_holder(nic.bdf))
+        ]
         text = f"in use: {', '.join(users)}" if users else "no NIC is on its switch or root complex"
         yield finding(
             "gpu-without-nic",
@@ -133,7 +135,7 @@ def _nvswitches_left_out(
     the NVSwitches, it runs Fabric Manager."""
     for board in () if request.options.without_nvlink else switched_gpus(host):
         missing = board.left_out(devices)
-        if missing and all(allocations.holder(bdf) is None for bdf in board.switches):
+        if missing and all(allocations.find_holder(bdf) is None for bdf in board.switches):
             yield finding(
                 "nvswitches-omitted",
                 f"{plural(len(missing), 'NVSwitch', 'NVSwitches')} "
@@ -151,10 +153,10 @@ def _parts_of_gpus(
     mediated = dict(request.mediated)
     for gpu in host.whole_gpus:
         functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
-        yield from _without_vgpu(host, gpu, devices, mediated)
+        yield from _check_unused_functions(host, gpu, devices, mediated)
         parts = [bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)]
         holders = (
-            allocations.holder(device)
+            allocations.find_holder(device)
             for part in gpu.parts
             for device in (part.bdf, part.uuid)
             if device is not None and device != gpu.bdf
@@ -179,7 +181,7 @@ def _parts_of_gpus(
             )
 
 
-def _without_vgpu(
+def _check_unused_functions(
     host: Host, gpu: PciDevice, devices: Sequence[Bdf], mediated: Mapping[Bdf, str]
 ) -> Iterator[Finding]:
     """Yield findings on virtual functions of a GPU with vGPUs that have no vGPU themselves."""
@@ -214,7 +216,7 @@ def _parts_counted(gpu: PciDevice) -> str:
     return text or plural(gpu.sriov_num_vfs or 0, "virtual function")
 
 
-def _endpoints(host: Host) -> list[PciDevice]:
+def _list_endpoints(host: Host) -> list[PciDevice]:
     return [
         device
         for device in host.pci_devices
@@ -224,14 +226,14 @@ def _endpoints(host: Host) -> list[PciDevice]:
 
 def _drivers_are_unknown(host: Host) -> bool:
     """Return whether the host's source lists no drivers of endpoints."""
-    return all(device.driver is None for device in _endpoints(host))
+    return all(device.driver is None for device in _list_endpoints(host))
 
 
 def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
     """Yield findings on IOMMU groups: VFIO needs the whole group free of host drivers. If a source
     lists no drivers, host drivers are assumed."""
     ours = set(devices)
-    endpoints = _endpoints(host)
+    endpoints = _list_endpoints(host)
     is_silent = _drivers_are_unknown(host)
     groups = {
         device.iommu_group: device.bdf

@@ -165,14 +165,14 @@ _DomainBytes = Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
 def held_memory(host: Host, request: GuestRequest) -> tuple[_DomainBytes, _DomainBytes]:
     """Return the memory of (domains that hold resources, the VM and the VMs that it replaces)."""
 
-    def by_node(domains: Iterable[RunningDomain]) -> _DomainBytes:
+    def sum_by_node(domains: Iterable[RunningDomain]) -> _DomainBytes:
         sizes: dict[NodeIndex, list[tuple[RunningDomain, int]]] = {}
         for domain in domains:
             for node, size in domain.memory_by_node:
                 sizes.setdefault(node, []).append((domain, size))
         return sizes
 
-    return by_node(other_domains(host, request)), by_node(own_domains(host, request))
+    return sum_by_node(other_domains(host, request)), sum_by_node(own_domains(host, request))
 
 
 def free_memory(

@@ -15,7 +15,7 @@ from homenode.findings import Finding, Severity, finding, same_command
 from homenode.machine.tools.versions import Version
 from homenode.machine.topology import Host
 from homenode.plan.planner import manual_placement, plan
-from homenode.plan.request import request_for, with_vcpus
+from homenode.plan.request import request_for, set_vcpus
 from homenode.plan.shape.aperture import QEMU_VERSION, WINDOW, WINDOW_FINDINGS
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
@@ -59,7 +59,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the faults of the input file, then warnings and errors, as lines."""
-        return (*self.faults, *_sentences(same_command(self.findings)))
+        return (*self.faults, *_format_findings(same_command(self.findings)))
 
     @property
     def plan_to_show(self) -> Plan:
@@ -69,7 +69,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
         shown = structs.replace(self.plan, findings=findings)
         if self.target == LIBVIRT or target_named(self.target).runs_qemu:
             return shown
-        return _without_qemu(shown)
+        return _remove_qemu_parts(shown)
 
     @property
     def libvirt(self) -> Version | None:
@@ -77,7 +77,7 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
         return None if self.host is None else self.host.settings.libvirt_version
 
 
-def _without_qemu(plan: Plan) -> Plan:
+def _remove_qemu_parts(plan: Plan) -> Plan:
     """The plan without QEMU's threads, PCI window and locked memory, and huge pages to reserve."""
     return structs.replace(
         plan,
@@ -118,7 +118,7 @@ def plan_manually(
     guest = build_vm(open_domain(document, source))
     request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
-    vm_plan = assemble(None, with_vcpus(request, len(placement.vcpu_pins)), placement)
+    vm_plan = assemble(None, set_vcpus(request, len(placement.vcpu_pins)), placement)
     return _planned_file(vm_plan, guest, None, document, source, shared)
 
 
@@ -152,11 +152,11 @@ def _planned_file(
     )
 
 
-def _sentences(findings: Sequence[Finding]) -> tuple[str, ...]:
-    return tuple(_sentence(f) for f in findings if f.severity is not Severity.INFO)
+def _format_findings(findings: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(_format_finding(f) for f in findings if f.severity is not Severity.INFO)
 
 
-def _sentence(finding: Finding) -> str:
+def _format_finding(finding: Finding) -> str:
     fix = "" if finding.fix is None else f"; {finding.fix}"
     return f"{finding.severity}: {finding.subject}: {finding.comparison}{fix} ({finding.id})"
 
@@ -258,7 +258,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     module = target_named(target)
     vm = add_host_facts(vm, host)
     if vm.kind != target:
-        vm = structs.replace(vm, guest=_without_addresses(vm.guest, module, vm.source))
+        vm = structs.replace(vm, guest=_remove_addresses(vm.guest, module, vm.source))
     request = request_for(vm.guest, options, host)
     lacks_topology = vm.kind != target or vm.guest.cpu_topology is None
     if module.one_socket and request.options.objective is None and lacks_topology:
@@ -335,7 +335,7 @@ def _reject_lost_vgpus(plan: Plan, target: Target) -> None:
         )
 
 
-def _without_addresses(guest: Vm, target: Target, source: str) -> Vm:
+def _remove_addresses(guest: Vm, target: Target, source: str) -> Vm:
     """Reduce a VM to vCPUs, memory and devices, without PCI addresses, for another hypervisor.
     Raises InputError for memory devices, which have no equivalent there."""
     if guest.has_dimms:

@@ -106,7 +106,7 @@ def order(
     return tuple(first), later
 
 
-def terms(cost: Cost, names: tuple[str, ...]) -> tuple[CostTerm, ...]:
+def name_terms(cost: Cost, names: tuple[str, ...]) -> tuple[CostTerm, ...]:
     """Return the cost as a plan records it: named terms in this order."""
     values = cost._asdict()
     values["minus_nodes_spanned"] = -cost.nodes_spanned
@@ -165,9 +165,12 @@ class Placement(Struct, frozen=True):
         # With shared cores only what is as severe comes before nearness.
         first = _GIVEN_FIRST[: 2 if Relaxation.SHARED_CORES in self.relaxations else None]
         return [
-            ("given_up", _severity(name for name in self.given_up if name in first)),
+            ("given_up", _weigh_relaxations(name for name in self.given_up if name in first)),
             *terms[:at],
-            ("given_up_for_nearness", _severity(n for n in self.given_up if n not in first)),
+            (
+                "given_up_for_nearness",
+                _weigh_relaxations(n for n in self.given_up if n not in first),
+            ),
             *terms[at : at + 1],
             ("unequal_cells", int(Relaxation.UNEQUAL_CELLS in self.relaxations)),
             *terms[at + 1 :],
@@ -194,7 +197,7 @@ _SEVEREST_FIRST = (
 )
 
 
-def _severity(names: Iterable[str]) -> int:
+def _weigh_relaxations(names: Iterable[str]) -> int:
     """Return a bit for each relaxation, the severest first; equal cells have none."""
     given_up = set(names)
     return sum(1 << i for i, name in enumerate(reversed(_SEVEREST_FIRST)) if name in given_up)

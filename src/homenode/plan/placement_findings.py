@@ -8,7 +8,7 @@ from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind, Host
-from homenode.plan.allocations import MAX_NAMED, Allocations, allocations
+from homenode.plan.allocations import MAX_NAMED, Allocations, find_allocations
 from homenode.plan.device_findings import device_findings
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.memory import (
@@ -268,7 +268,7 @@ def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) ->
             yield cost_text
             if relaxation is Relaxation.SHARED_CORES:
                 return
-    vcpu_cores = allocations(host, request).vcpu_cores
+    vcpu_cores = find_allocations(host, request).vcpu_cores
     used = CpuSet.union(placement.vcpu_pins) | vcpu_cores
     idle = sum(core.pus.isdisjoint(used) for core in host.cores)
     if idle <= request.host_reserve.cores and Relaxation.HOST_CORE not in placement.relaxations:
@@ -284,7 +284,7 @@ def document_siblings(
 ) -> Iterator[Finding]:
     """Yield the finding on siblings or whole cores for a definition with siblings, with the cost of
     the alternative. other: the alternative placement, or None."""
-    cores = len(_cores_of(host, placement))
+    cores = len(_list_cores(host, placement))
     threads = request.guest.threads_per_core
     slower = "40 to 75 % slower under full load"
     if placement.threads_per_core > 1:
@@ -299,7 +299,7 @@ def document_siblings(
             limit = _most_with_whole_cores(host, request)
             fix = f"at most {plural(limit, 'vCPU')} can have a whole core each" if limit else None
     elif other is not None:
-        fewer = len(_cores_of(host, other))
+        fewer = len(_list_cores(host, other))
         detail = (
             f"each vCPU gets a whole core, {cores} in all, though the definition shows "
             f"{plural(fewer, 'core')} of {threads} threads: on those cores they would be {slower}"
@@ -314,7 +314,7 @@ def document_siblings(
     yield finding("document-siblings", "<topology>", observed=detail, fix=fix)
 
 
-def _cores_of(host: Host, placement: Placement) -> list[CpuSet]:
+def _list_cores(host: Host, placement: Placement) -> list[CpuSet]:
     used = CpuSet.union(placement.vcpu_pins)
     return [core.pus for core in host.cores if not core.pus.isdisjoint(used)]
 
@@ -341,7 +341,7 @@ def _more_spans(host: Host, wide: Placement | None, narrow: Placement | None) ->
 
 def _most_with_whole_cores(host: Host, request: GuestRequest) -> int:
     """Return the most vCPUs with a whole core each that leave the host more than its reserve."""
-    vcpu_cores = allocations(host, request).vcpu_cores
+    vcpu_cores = find_allocations(host, request).vcpu_cores
     free = [core for core in host.cores if core.pus.isdisjoint(vcpu_cores)]
     fast = [core for core in free if core.kind is not CoreKind.EFFICIENCY]
     reserved = request.host_reserve.cores + 1

@@ -27,11 +27,11 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
     InputError for what the host lacks, NotKnownError if its cores are unknown.
     """
     certain = complete_nodes(host)
-    placed = placement(certain, request, brief=brief)
-    return assemble(certain, as_placed(request, placed), placed)
+    placed = find_placement(certain, request, brief=brief)
+    return assemble(certain, apply_placement(request, placed), placed)
 
 
-def placement(certain: Host, request: GuestRequest, *, brief: bool = False) -> Placement:
+def find_placement(certain: Host, request: GuestRequest, *, brief: bool = False) -> Placement:
     """Return the placement on a host of certain nodes. Raises as plan does."""
     try:
         return place(certain, request, brief=brief)
@@ -57,7 +57,7 @@ def placement(certain: Host, request: GuestRequest, *, brief: bool = False) -> P
         ) from None
 
 
-def as_placed(request: GuestRequest, placed: Placement) -> GuestRequest:
+def apply_placement(request: GuestRequest, placed: Placement) -> GuestRequest:
     """Return the request with the layout that the VM gets, if vCPUs have to share cores."""
     if placed.layout is None:
         return request
@@ -106,7 +106,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
         iothread_pus=() if emulator is None else (emulator,) * len(request.guest.iothread_ids),
         devices=tuple(sorted(set(request.devices))),
         fallback="manual",
-        findings=tuple(_overlap(emulator, pins)) if emulator is not None else (),
+        findings=tuple(_check_overlap(emulator, pins)) if emulator is not None else (),
         gaps=(
             Gap(
                 "host",
@@ -149,7 +149,7 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
         seen |= pus
 
 
-def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[Finding]:
+def _check_overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[Finding]:
     shared = emulator & CpuSet.from_bits(sum(pin.bits for pin in pins))
     if not shared:
         return []

@@ -78,20 +78,20 @@ class GuestRequest(Struct, frozen=True, kw_only=True):
         return self.options.memory_bytes or self.guest.memory_bytes
 
 
-def with_vcpus(request: GuestRequest, vcpus: int) -> GuestRequest:
+def set_vcpus(request: GuestRequest, vcpus: int) -> GuestRequest:
     return replace(request, options=replace(request.options, vcpus=vcpus))
 
 
-def layout_for(options: PlanOptions) -> Layout:
+def build_layout(options: PlanOptions) -> Layout:
     """Return the layout with every switch applied. Raises UsageError for an unknown preset, for
     `auto`, which plan/auto.py replaces first, and for switches that contradict each other."""
     preset = preset_named(options.layout)
     if preset is None:
         raise unknown_layout(options.layout)
-    return _with_switches(preset, options)
+    return _apply_switches(preset, options)
 
 
-def _with_switches(layout: Layout, options: PlanOptions) -> Layout:
+def _apply_switches(layout: Layout, options: PlanOptions) -> Layout:
     switched = replace(
         layout,
         pinning=options.pinning or layout.pinning,
@@ -168,14 +168,14 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     """
     # Long because options depend on each other, in this order.
     _reject_other_architecture(guest, host)
-    layout = layout_for(options)
+    layout = build_layout(options)
     pins = layout.pinning not in (Pinning.NONE, Pinning.NODE)
     keeps = options.siblings is Siblings.KEEP and pins
     as_document = keeps or options.document_siblings is DefinitionSiblings.ALWAYS
     exposed = guest.record is not None and guest.record.layout.siblings is Siblings.EXPOSED
     most_threads = None
     if as_document:
-        layout = _as_document(layout, guest, exposed=exposed)
+        layout = _copy_siblings(layout, guest, exposed=exposed)
     if guest.threads_per_core > 1 and (as_document or exposed):
         most_threads = guest.threads_per_core
     cores = host.cores if host and layout.siblings is Siblings.EXPOSED else ()
@@ -194,7 +194,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
     _check_profile(options, host)
     documented = {hostdev.bdf for hostdev in guest.hostdevs}
     if host is not None and options.gpu_count is not None:
-        documented = _without_gpus(documented, host)
+        documented = _remove_gpus(documented, host)
     page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
@@ -253,7 +253,7 @@ def fills_cores(guest: Vm, host: Host) -> bool:
     return CpuSet.union(used) == pinned and any(len(pus) > 1 for pus in used)
 
 
-def _as_document(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
+def _copy_siblings(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
     """Return the layout with the definition's siblings, or without siblings. exposed: the
     definition had siblings before homenode tuned it."""
     if layout.pinning in (Pinning.NONE, Pinning.NODE):
@@ -488,7 +488,7 @@ def _check_replaced(options: PlanOptions, host: Host | None) -> None:
             )
 
 
-def _without_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:
+def _remove_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:
     """Remove GPUs and the other functions of their cards (audio, USB-C)."""
     cards = {
         (gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device)

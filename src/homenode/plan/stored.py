@@ -117,7 +117,7 @@ def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
     return tuple(sorted(sizes.items()))
 
 
-def with_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tuple[Host, ...]:
+def add_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tuple[Host, ...]:
     """Return the hosts, each with the VMs of its saved plans: (source, plan).
 
     A VM that runs already counts as it runs. Raises InputError for the plan of another host,

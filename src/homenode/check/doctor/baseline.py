@@ -69,7 +69,7 @@ def _judge_link(was: LimitingLink, now: LimitingLink) -> Severity | None:
     return Severity.CRITICAL if now.idle is None else Severity.INCONCLUSIVE
 
 
-def _of_host(read: Callable[[Host], Any]) -> Read:
+def _make_host_reader(read: Callable[[Host], Any]) -> Read:
     def values(host: Host) -> dict[str, Any]:
         value = read(host)
         return {} if value is None else {"": value}
@@ -87,15 +87,15 @@ def _count(name: str, host: Host) -> int | None:
     return int(getattr(summarise(host), name)) if is_given else None
 
 
-def _memory(host: Host) -> int | None:
+def _sum_memory(host: Host) -> int | None:
     return None if host.nodes_assumed else summarise(host).memory_bytes
 
 
-def _distances(host: Host) -> tuple[tuple[int, ...], ...] | None:
+def _find_distances(host: Host) -> tuple[tuple[int, ...], ...] | None:
     return None if host.nodes_assumed else host.distances
 
 
-def _matrix(distances: tuple[tuple[int, ...], ...]) -> str:
+def _format_matrix(distances: tuple[tuple[int, ...], ...]) -> str:
     return "; ".join(" ".join(map(str, row)) for row in distances)
 
 
@@ -132,12 +132,12 @@ def _may_be_equal(word: str, other: str) -> bool:
     return word == other
 
 
-def _iommu(host: Host) -> str | None:
+def _format_iommu(host: Host) -> str | None:
     names = host.settings.iommus
     return None if names is None else "on" if names else "off"
 
 
-def _of_devices(read: Callable[[PciDevice], Any]) -> Read:
+def _make_device_reader(read: Callable[[PciDevice], Any]) -> Read:
     def values(host: Host) -> dict[Bdf, Any]:
         value_of = {device.bdf: read(device) for device in judged_devices(host)}
         return {bdf: value for bdf, value in value_of.items() if value is not None}
@@ -145,7 +145,7 @@ def _of_devices(read: Callable[[PciDevice], Any]) -> Read:
     return values
 
 
-def _model(device: PciDevice) -> str | None:
+def _name_model(device: PciDevice) -> str | None:
     """Return the model; None if the source does not name it."""
     if model_key(device) is None:
         return None
@@ -153,12 +153,14 @@ def _model(device: PciDevice) -> str | None:
     return f"{device.kind} {device.vendor_id:04x}:{number}"
 
 
-def _nodes(host: Host) -> Mapping[Any, Any]:
-    read = _of_devices(lambda device: None if device.node is None else f"node {device.node}")
+def _list_nodes(host: Host) -> Mapping[Any, Any]:
+    read = _make_device_reader(
+        lambda device: None if device.node is None else f"node {device.node}"
+    )
     return {} if host.nodes_assumed else read(host)
 
 
-def _links(host: Host) -> dict[Bdf, LimitingLink]:
+def _find_links(host: Host) -> dict[Bdf, LimitingLink]:
     """Return the links; paths with an unknown link are omitted, because it may be the slowest."""
     slowest_of: dict[Bdf, LimitingLink] = {}
     for path in device_paths(host):
@@ -182,23 +184,34 @@ def _present_link(link: Link) -> LimitingLink | None:
 _COUNTS = ("packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes")
 _PCI_COUNTS = ("gpus", "nics", "nvswitches")
 _CRITICAL, _WARNING = _judge_change(Severity.CRITICAL), _judge_change(Severity.WARNING)
-_MODEL = HostFact("drift-device", "model", _of_devices(_model), _CRITICAL)
+_MODEL = HostFact("drift-device", "model", _make_device_reader(_name_model), _CRITICAL)
 FACTS = (
     *(
         HostFact(
-            "drift-topology", name.replace("_", " "), _of_host(partial(_count, name)), _CRITICAL
+            "drift-topology",
+            name.replace("_", " "),
+            _make_host_reader(partial(_count, name)),
+            _CRITICAL,
         )
         for name in (*_COUNTS, *_PCI_COUNTS)
     ),
-    HostFact("drift-topology", "memory", _of_host(_memory), _memory_change, format_bytes),
-    HostFact("drift-topology", "distances", _of_host(_distances), _CRITICAL, _matrix),
+    HostFact(
+        "drift-topology", "memory", _make_host_reader(_sum_memory), _memory_change, format_bytes
+    ),
+    HostFact(
+        "drift-topology", "distances", _make_host_reader(_find_distances), _CRITICAL, _format_matrix
+    ),
     _MODEL,
-    HostFact("drift-device", "node", _nodes, _CRITICAL),
-    HostFact("drift-link", "link", _links, _judge_link),
+    HostFact("drift-device", "node", _list_nodes, _CRITICAL),
+    HostFact("drift-link", "link", _find_links, _judge_link),
     HostFact("drift-huge-pages", "huge pages", _huge_pages, _judge_count),
-    HostFact("drift-host", "kernel's command line", _of_host(_kernel_parameters), _kernel_change),
-    HostFact("drift-host", "firmware", _of_host(lambda host: host.settings.firmware), _WARNING),
-    HostFact("drift-host", "IOMMU", _of_host(_iommu), _CRITICAL),
+    HostFact(
+        "drift-host", "kernel's command line", _make_host_reader(_kernel_parameters), _kernel_change
+    ),
+    HostFact(
+        "drift-host", "firmware", _make_host_reader(lambda host: host.settings.firmware), _WARNING
+    ),
+    HostFact("drift-host", "IOMMU", _make_host_reader(_format_iommu), _CRITICAL),
 )
 
 Record = Mapping[tuple[HostFact, Any], Any]
@@ -210,7 +223,7 @@ def record_of(host: Host) -> dict[tuple[HostFact, Any], Any]:
     return {(fact, thing): value for fact in FACTS for thing, value in fact.read(host).items()}
 
 
-def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
+def find_drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
     """Find the differences of a host from a record; faster links and more huge pages do not count.
     source: of the record."""
     present = record_of(host)
@@ -264,7 +277,7 @@ def drift(record: Record, host: Host, source: str) -> Iterator[Finding]:
         )
 
 
-def majority(records: Iterable[Record]) -> dict[tuple[HostFact, Any], Any]:
+def find_majority(records: Iterable[Record]) -> dict[tuple[HostFact, Any], Any]:
     """Return the majority's values by fact; on a tie the larger count and the faster link."""
     members = tuple(records)
     common: dict[tuple[HostFact, Any], Any] = {}
@@ -309,7 +322,7 @@ class FleetDifference(Struct, frozen=True, kw_only=True):
         """Whether equally many hosts have this value and the reference value: no majority."""
         return 2 * len(self.hosts) >= self.of_hosts
 
-    def as_finding(self) -> Finding:
+    def make_finding(self) -> Finding:
         """Return a finding whose subject also names the hosts."""
         subject = f"{self.finding.subject} of {', '.join(self.hosts)}"
         tie = ", no majority" if self.is_tie else ""
@@ -325,17 +338,17 @@ def compare_fleet(
     each with its name."""
     kinds: dict[str, list[tuple[str, Host]]] = {}
     for name, host in hosts:
-        kinds.setdefault(kind_of(host), []).append((name, host))
+        kinds.setdefault(name_kind(host), []).append((name, host))
     differences: list[FleetDifference] = []
     alone: list[str] = []
     for kind, members in kinds.items():
         if len(members) < MIN_HOSTS:
             alone += [name for name, _ in members]
             continue
-        expected = majority(record_of(host) for _, host in members)
+        expected = find_majority(record_of(host) for _, host in members)
         groups: dict[Hashable, tuple[Finding, list[str]]] = {}
         for name, host in members:
-            for difference in drift(expected, host, kind):
+            for difference in find_drift(expected, host, kind):
                 if difference.severity is Severity.INCONCLUSIVE:
                     continue
                 key = (difference.id, difference.subject, difference.expected, difference.observed)
@@ -354,7 +367,7 @@ def compare_fleet(
     return differences, {kind: len(members) for kind, members in kinds.items()}, alone
 
 
-def kind_of(host: Host) -> str:
+def name_kind(host: Host) -> str:
     """Return the models of the processor and of most GPUs; their numbers are compared."""
     models = Counter(
         f"GPU {gpu.vendor_id:04x}:{gpu.device_id:04x}"

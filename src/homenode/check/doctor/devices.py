@@ -81,7 +81,7 @@ def _name(device: PciDevice) -> str:
     return f"{JUDGED.get(device.kind, 'port')} {device.bdf}"
 
 
-def _model(gpu: PciDevice) -> GpuModel | None:
+def _find_model(gpu: PciDevice) -> GpuModel | None:
     return MODELS.get((gpu.vendor_id or 0, gpu.device_id or 0))
 
 
@@ -107,7 +107,7 @@ def _check_bars(device: PciDevice, host: Host) -> Iterator[Finding]:
     if device.kind is not DeviceKind.GPU or not memory:
         return
     largest = max(memory, key=lambda bar: bar.size_bytes)
-    model = _model(device)
+    model = _find_model(device)
     possible = 0 if model is None else model.bar_gib * GIB
     if registers is not None and device.class_code >> 8 in _ACCELERATORS:
         possible = max((possible, *(size for _, size in registers.largest_bars)))
@@ -129,7 +129,7 @@ def _check_boards(host: Host) -> Iterator[Finding]:
         return
     gpus = list(host.whole_gpus)
     switches = len(host.devices_of_kind(DeviceKind.NVSWITCH))
-    for model, count in Counter(map(_model, gpus)).items():
+    for model, count in Counter(map(_find_model, gpus)).items():
         if model is None or not switches or (count, switches) in model.boards:
             continue
         fitting = [board for board in model.boards if board[0] >= count and board[1] >= switches]
@@ -146,7 +146,7 @@ def _check_boards(host: Host) -> Iterator[Finding]:
 
 def _few_links(host: Host) -> Iterator[Finding]:
     for bdf, count in peer_links(host).items():
-        model = _model(host.device_at[bdf])
+        model = _find_model(host.device_at[bdf])
         if model is not None and model.nvlinks is not None and count < model.nvlinks:
             yield finding(
                 "nvlinks-few",
@@ -239,10 +239,10 @@ _MAX_NAMED = 8
 
 
 def has_peers(host: Host) -> bool:
-    return any(len(peers) > 1 for peers in _groups(host))
+    return any(len(peers) > 1 for peers in _group_peers(host))
 
 
-def _groups(host: Host) -> list[list[Peer]]:
+def _group_peers(host: Host) -> list[list[Peer]]:
     """Return the devices of one model and board."""
     paths = {path.device.bdf: path.expected for path in device_paths(host)}
     links = peer_links(host)
@@ -256,7 +256,7 @@ def _groups(host: Host) -> list[list[Peer]]:
 
 def _check_peers(host: Host, reported: Set[Bdf]) -> Iterator[Finding]:
     """Find devices with a worse value than most peers. reported: devices with findings already."""
-    for peers in _groups(host):
+    for peers in _group_peers(host):
         slow: set[Bdf] = set()
         for fact in FACTS:
             values = {p.device: v for p in peers if (v := fact.read(p)) is not None}

@@ -41,7 +41,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
                 observed=f"one node for {len(llcs)} last-level caches",
                 source=_FIRMWARE,
             )
-    yield from _nodes_without(host)
+    yield from _find_nodes_without_memory(host)
     yield from _check_unequal(host)
     offline = host.offline_pus
     if offline and host.settings.smt_control == "on":
@@ -58,7 +58,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
 _CPU = "/sys/devices/system/cpu/cpuN"
 
 
-def _megahertz(khz: int) -> str:
+def _format_megahertz(khz: int) -> str:
     return f"{khz / 1000:g} MHz"
 
 
@@ -82,7 +82,14 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
     for name, subject_noun, rows, share, shown, source in (
         ("node-memory-unequal", "node", memory, _UNEQUAL, format_bytes, _FIRMWARE),
         ("llc-unequal", "LLC of CPU", caches, 1, format_bytes, f"{_CPU}/cache"),
-        ("clock-unequal", "package", clocks, 1, _megahertz, f"{_CPU}/cpufreq/cpuinfo_max_freq"),
+        (
+            "clock-unequal",
+            "package",
+            clocks,
+            1,
+            _format_megahertz,
+            f"{_CPU}/cpufreq/cpuinfo_max_freq",
+        ),
     ):
         for count in sorted({pus for pus, *_ in rows}):
             peers = sorted((size, index) for pus, size, index in rows if pus == count)
@@ -107,7 +114,7 @@ _MIN_COMPARED = 4 * GIB
 """Smaller nodes are not compared: the kernel's own share exceeds the tolerance."""
 
 
-def _nodes_without(host: Host) -> Iterator[Finding]:
+def _find_nodes_without_memory(host: Host) -> Iterator[Finding]:
     with_pus = [node for node in host.nodes if node.pus]
     bare = [node for node in with_pus if node.memory_bytes == 0]
     # If no node has both, the machine was built that way: all use memory of another kind.
@@ -225,8 +232,8 @@ def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
             yield finding(
                 "frequency-capped",
                 f"cpufreq of {cpus_text(pus)}",
-                expected=f"{_megahertz(policy.hardware_khz)} at most, as the hardware can",
-                observed=_megahertz(policy.limit_khz),
+                expected=f"{_format_megahertz(policy.hardware_khz)} at most, as the hardware can",
+                observed=_format_megahertz(policy.limit_khz),
                 values={"share": f"{(1 - policy.limit_khz / policy.hardware_khz) * 100:.0f}"},
                 source=f"{_CPU}/cpufreq/scaling_max_freq, cpuinfo_max_freq",
             )

@@ -56,7 +56,7 @@ def link_findings(
             behind.setdefault(link.lower.bdf, []).append(path)
             link_of[link.lower.bdf] = link
     for bdf, affected in behind.items():
-        yield _finding(link_of[bdf], affected, paths, busy, host)
+        yield _make_finding(link_of[bdf], affected, paths, busy, host)
     yield from _low_targets(paths, frozenset(behind), host)
     yield from _idle_alone(host)
 
@@ -95,7 +95,7 @@ def _is_limiting(link: Link, expected: LinkRate) -> bool:
     return current.bytes_per_s < expected.bytes_per_s and current.bytes_per_s < capable.bytes_per_s
 
 
-def _finding(
+def _make_finding(
     link: Link,
     affected: list[DevicePath],
     paths: tuple[DevicePath, ...],
@@ -107,7 +107,7 @@ def _finding(
     assert current is not None and capable is not None
     is_slow, is_narrow = current.gt_per_s < capable.gt_per_s, current.width < capable.width
     idle = _idle_reason(link, affected, current, busy) if is_slow else None
-    capped = _capped_by(link, current, capable)
+    capped = _find_limiting_port(link, current, capable)
     sharers = () if is_slow else lane_sharers(link, host)
     observed = f"{current.format_with_rate()}{_current_text(link, current)}"
     severity: Severity | None = None
@@ -130,7 +130,7 @@ def _finding(
         observed += f"; the slot shares its lanes with {', '.join(map(str, sharers))}"
     else:
         kind = "pcie-link-slow" if is_slow else "pcie-link-narrow"
-        severity = _severity(link, affected, paths, slow=is_slow)
+        severity = _choose_severity(link, affected, paths, slow=is_slow)
     subject = _format_devices(affected)
     if link.lower.bdf not in {path.device.bdf for path in affected}:
         subject += f": link from {link.upper.bdf} to {link.lower.bdf}"
@@ -175,7 +175,7 @@ def _training_case(link: Link, capable: LinkRate) -> str | None:
     return "narrow as well" if is_narrow else None
 
 
-def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | None:
+def _find_limiting_port(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | None:
     """Return the end whose target speed limits the link; the port before the card."""
     for end in (link.upper, link.lower):
         target = end.target_gt_per_s
@@ -265,7 +265,7 @@ def _idle_reason(
     return f"{state_of_load}, and idle GPUs slow their links down to 2.5 GT/s"
 
 
-def _severity(
+def _choose_severity(
     link: Link, affected: list[DevicePath], paths: tuple[DevicePath, ...], *, slow: bool
 ) -> Severity:
     gpus = [path for path in affected if path.device.kind is DeviceKind.GPU]

@@ -68,7 +68,7 @@ _CASES = {
 }
 
 
-def fault_of(host: Host, route: PeerRoute) -> PeerFault | None:
+def find_fault(host: Host, route: PeerRoute) -> PeerFault | None:
     """Return the fault of a route; None if it is direct, unknown, or has no switch."""
     leg = _find_faulty_leg(route)
     if leg is None or leg.at is None:
@@ -105,7 +105,7 @@ def peer_findings(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[
         tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]
     ] = {}
     for route in peer_routes(host, passed):
-        fault = fault_of(host, route)
+        fault = find_fault(host, route)
         if fault is not None:
             maker = route.requester.vendor_id if fault.case in _OF_THE_NIC else None
             is_rdma = route.requester.kind is DeviceKind.NIC
@@ -113,11 +113,11 @@ def peer_findings(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[
                 (route, fault)
             )
     for faults in faults_of.values():
-        yield _finding(host, faults, passed)
+        yield _make_finding(host, faults, passed)
     yield from _find_translated(host)
 
 
-def _finding(
+def _make_finding(
     host: Host, faults: list[tuple[PeerRoute, PeerFault]], passed: frozenset[Bdf]
 ) -> Finding:
     route, fault = faults[0]

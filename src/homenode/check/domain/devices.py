@@ -21,7 +21,7 @@ from homenode.plan.shape.aperture import (
     DEFAULT_WINDOW_BYTES,
     prefetchable_window_bytes,
 )
-from homenode.plan.shape.guest_numa import initiator_nodes_of, is_grace
+from homenode.plan.shape.guest_numa import find_initiator_nodes, is_grace
 from homenode.text import plural
 from homenode.units import GIB, KIB, MIB, format_bytes, format_limit
 from homenode.vm.domain.document import Document
@@ -224,7 +224,7 @@ def _check_initiators(
     if not facts.is_virt:
         return
     elements = element_of_bdf(document)
-    nodes_of = initiator_nodes_of(host, [device for device in devices if is_grace(device)])
+    nodes_of = find_initiator_nodes(host, [device for device in devices if is_grace(device)])
     short = {
         bdf: (count, len(nodes))
         for bdf, nodes in nodes_of.items()

@@ -20,7 +20,7 @@ from homenode.cluster.kubevirt.arguments import (
 from homenode.cluster.kubevirt.kubelet import (
     larger_vcpus,
     page_count,
-    placement_of,
+    place_on_idle_node,
     shares_of,
     threads_of,
     ways_together,
@@ -28,13 +28,13 @@ from homenode.cluster.kubevirt.kubelet import (
 from homenode.cluster.kubevirt.manifests import GRACE_IDS
 from homenode.cluster.kubevirt.object import (
     Cluster,
+    find_value,
     format_quantity,
     parse_quantity,
     texts_of_list,
-    value_at,
 )
 from homenode.cluster.kubevirt.placing import CHOICES, GRANULARITY_ANNOTATION, HOOKS, hook_faults
-from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, guest_of, with_dedicated_cpus
+from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, build_guest, dedicate_cpus
 from homenode.findings import Finding, Findings, Severity, finding, sort_findings
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
@@ -51,7 +51,7 @@ _ADMISSION = "KubeVirt, vmi-create-admitter.go"
 def _device_names(vmi: Vmi) -> frozenset[str]:
     """Return the resource names of the VMI's GPUs and host devices."""
     devices = [d for group in _CLAIM_GATES for d in vmi.list_at("domain", "devices", group)]
-    return texts_of_list([value_at(device, "deviceName") for device in devices])
+    return texts_of_list([find_value(device, "deviceName") for device in devices])
 
 
 class CheckedVmi(Struct, frozen=True):
@@ -63,7 +63,7 @@ class CheckedVmi(Struct, frozen=True):
     @property
     def pinned_vmi(self) -> Vmi:
         """The VMI as it is, or with the dedicated CPUs and cells that another fix gives it."""
-        return self.vmi if self.vmi.is_dedicated else with_dedicated_cpus(self.vmi)
+        return self.vmi if self.vmi.is_dedicated else dedicate_cpus(self.vmi)
 
     @property
     def has_grace(self) -> bool:
@@ -77,7 +77,7 @@ class CheckedVmi(Struct, frozen=True):
 
 def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     """Apply every rule. Raises ParseError for a malformed quantity."""
-    subject = CheckedVmi(vmi, guest_of(vmi), host, cluster)
+    subject = CheckedVmi(vmi, build_guest(vmi), host, cluster)
     checked = [f"VMI {vmi.name}: CPU placement, guest nodes, memory, devices, hook"]
     unknown = []
     if host is None:
@@ -308,7 +308,7 @@ def node_too_small(subject: CheckedVmi) -> Iterator[Finding]:
         or any(gpus_short(subject))
     ):
         return
-    placed = placement_of(subject.pinned_vmi, host)
+    placed = place_on_idle_node(subject.pinned_vmi, host)
     reason = placed.message if isinstance(placed, Unplannable) else ""
     if not reason and subject.pinned_vmi.dedicated_pus >= len(host.pus):
         reason = f"{plural(len(host.pus), 'CPU')}, and kubelet reserves at least one"
@@ -369,7 +369,7 @@ def _manifest_options(subject: CheckedVmi, *options: str) -> dict[str, str]:
     words = ["--vm", vmi.name, *(("--namespace", vmi.namespace) if vmi.namespace else ())]
     # GPUs may be named under hostDevices, too.
     devices = vmi.gpus or vmi.list_at("domain", "devices", "hostDevices")
-    resources = texts_of_list([value_at(device, "deviceName") for device in devices])
+    resources = texts_of_list([find_value(device, "deviceName") for device in devices])
     if len(resources) == 1 and resources != {ManifestOptions().gpu}:
         (resource,) = resources
         permitted = (subject.cluster and subject.cluster.permitted) or {}
@@ -430,7 +430,7 @@ def gate_off(subject: CheckedVmi) -> Iterator[Finding]:
         "HostDevices": bool(devices["hostDevices"]),
     }
     for group, gate in _CLAIM_GATES.items():
-        needed[gate] = any(value_at(device, "claimName") for device in devices[group])
+        needed[gate] = any(find_value(device, "claimName") for device in devices[group])
     missing = [gate for gate in needed if needed[gate] and gate not in cluster.gates]
     if missing:
         case = None if {*missing} <= {"Sidecar", "CPUManager"} else "not of the hook"
@@ -451,7 +451,7 @@ def device_not_permitted(subject: CheckedVmi) -> Iterator[Finding]:
     cluster = subject.cluster
     if cluster is None:
         return
-    gpu_names = texts_of_list([value_at(gpu, "deviceName") for gpu in subject.vmi.gpus])
+    gpu_names = texts_of_list([find_value(gpu, "deviceName") for gpu in subject.vmi.gpus])
     if missing := sorted(_device_names(subject.vmi) - (cluster.permitted or {}).keys()):
         observed = "no list: the pod stays Pending unless a device plugin announces the device"
         if cluster.permitted is not None:

@@ -57,7 +57,7 @@ def receive(arguments: KubevirtReceiveArguments) -> None:
 def check(arguments: KubevirtCheckArguments) -> None:
     from homenode.cluster.kubevirt.check import check as judge
     from homenode.cluster.kubevirt.object import read_cluster, read_manifest
-    from homenode.cluster.kubevirt.vmi import vmi_of
+    from homenode.cluster.kubevirt.vmi import build_vmi
 
     kind, name = "a VirtualMachineInstance", str(arguments.vmi)
     hint = f"kubectl get vm {shlex.quote(arguments.vmi.stem)} -o yaml > vm.yaml"
@@ -68,7 +68,7 @@ def check(arguments: KubevirtCheckArguments) -> None:
         content = read_input(arguments.kubevirt, "a KubeVirt object", hint=hint)
         cluster = read_cluster(content, str(arguments.kubevirt))
     host = None if arguments.host is None else load_host(arguments.host)
-    vmi = vmi_of(document, name, needs_domain=True)
+    vmi = build_vmi(document, name, needs_domain=True)
     try:
         judged = judge(vmi, host, cluster)
     except ParseError as error:
@@ -81,10 +81,10 @@ def check(arguments: KubevirtCheckArguments) -> None:
 
 
 def manifest(arguments: KubevirtManifestArguments) -> None:
-    from homenode.cluster.kubevirt.manifests import manifests, next_steps, untested_parts
+    from homenode.cluster.kubevirt.manifests import next_steps, render_manifests, untested_parts
 
     options = arguments.manifest
-    written = manifests(options)
+    written = render_manifests(options)
     write_new_files(
         arguments.output, {arguments.output / name: text for name, text in written.items()}
     )

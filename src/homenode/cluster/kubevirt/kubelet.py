@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.kubevirt.vmi import Vmi, guest_of
+from homenode.cluster.kubevirt.vmi import Vmi, build_guest
 from homenode.cpuset import NodeIndex
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
@@ -65,7 +65,7 @@ class NodeShares(Struct, frozen=True):
         return any(0 < count < enough for count in self.cpus.values())
 
 
-def placement_of(
+def place_on_idle_node(
     vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1, counts_memory: bool = True
 ) -> Placement | Unplannable:
     """Return the fewest and nearest nodes that an idle node of the cluster can give the VM.
@@ -73,7 +73,7 @@ def placement_of(
     Huge pages count where the node has any. vcpus: replaces the VM's vCPU count. parts: number of
     equal VMs into which the VM is divided; one of them is placed.
     """
-    guest = guest_of(vmi)
+    guest = build_guest(vmi)
     page = guest.page_bytes if page_count(host, guest.page_bytes or 0) else None
     page = page if counts_memory else None
     unit = page or 1 << 20
@@ -101,15 +101,15 @@ def placement_of(
 def shares_of(
     vmi: Vmi, host: Host, *, vcpus: int | None = None, parts: int = 1
 ) -> NodeShares | None:
-    """Return the resources that the VM gets; None if unknown. Arguments as in `find_placement`. The
+    """Return the resources that the VM gets; None if unknown. See `place_on_idle_node`. The
     kubelet's static CPU manager fills one node after the other, whatever the memory needs."""
     if not host.pci_devices or not vmi.gpu_count or not vmi.is_dedicated:
         return None
-    fit = placement_of(vmi, host, vcpus=vcpus, parts=parts)
-    placed = placement_of(vmi, host, vcpus=vcpus, parts=parts, counts_memory=False)
+    fit = place_on_idle_node(vmi, host, vcpus=vcpus, parts=parts)
+    placed = place_on_idle_node(vmi, host, vcpus=vcpus, parts=parts, counts_memory=False)
     if isinstance(fit, Unplannable) or isinstance(placed, Unplannable):
         return None
-    gpus, old_vcpus = _homes(host, placed), guest_of(vmi).vcpus
+    gpus, old_vcpus = _count_by_node(host, placed), build_guest(vmi).vcpus
     remaining = vmi.dedicated_pus + (vcpus or old_vcpus // parts) - old_vcpus
     pus_of_node = {node.index: node.pus for node in host.nodes}
     cpus: dict[NodeIndex, int] = {}
@@ -142,7 +142,7 @@ def larger_vcpus(vmi: Vmi, host: Host, shares: NodeShares) -> int | None:
 
 def ways_together(vmi: Vmi, host: Host, shares: NodeShares) -> Iterator[str]:
     """Yield changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
-    guest, threads, full_pus = guest_of(vmi), threads_of(host), _full_pus(host, shares)
+    guest, threads, full_pus = build_guest(vmi), threads_of(host), _full_pus(host, shares)
     mapped = "" if vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
     if shares.is_near:
         yield mapped
@@ -170,7 +170,7 @@ def threads_of(host: Host) -> int:
     return max((len(core.pus) for core in host.cores), default=1)
 
 
-def _homes(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
+def _count_by_node(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
     """Count the placed GPUs on each node."""
     devices = [host.device_at[bdf] for bdf in placed.devices]
     return Counter(

@@ -71,7 +71,7 @@ _PYTHON_DIGEST = "sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b187
 """Image of Python 3.12.13, for all architectures; source: github.com/docker-library/repo-info."""
 
 
-def manifests(options: ManifestOptions) -> dict[str, str]:
+def render_manifests(options: ManifestOptions) -> dict[str, str]:
     """Return content by file name. Raises UsageError for options that no cluster takes."""
     _check_spellings(options)
     if options.gpu_id is None and options.gpu != _DEFAULT_GPU:
@@ -94,7 +94,7 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
     if options.image is None:
         files = {"hook-configmap.yaml": yaml_text(hook_configmap(options))}
     else:
-        image = _file(
+        image = _render_file(
             "Containerfile",
             IMAGE=options.image,
             VERSION=options.kubevirt,
@@ -112,7 +112,7 @@ def manifests(options: ManifestOptions) -> dict[str, str]:
         "vm.yaml": yaml_text(virtual_machine(options)),
         "vm-hook.yaml": yaml_text(hook_patch(options)),
         **(native_files() if has_native(options) else {}),
-        "bench.Containerfile": _file(
+        "bench.Containerfile": _render_file(
             "bench.Containerfile",
             IMAGE=options.bench_image,
             BASE=_PYTHON_IMAGE,
@@ -253,12 +253,12 @@ def hook_configmap(options: ManifestOptions) -> dict[str, Any]:
 
 def _devices_template(options: ManifestOptions) -> str:
     gpu_id = options.gpu_id or _DEFAULT_GPU_ID
-    return _file(DEVICES_FILE, GPU=options.gpu, UPPER=gpu_id.upper(), LOWER=gpu_id.lower())
+    return _render_file(DEVICES_FILE, GPU=options.gpu, UPPER=gpu_id.upper(), LOWER=gpu_id.lower())
 
 
 def _gates_template(gates: tuple[str, ...]) -> str:
     quoted = [json.dumps(gate) for gate in gates]
-    return _file("gates.tpl", WORDS=" ".join(quoted), LIST=", ".join(quoted))
+    return _render_file("gates.tpl", WORDS=" ".join(quoted), LIST=", ".join(quoted))
 
 
 def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def virtual_machine(options: ManifestOptions) -> dict[str, Any]:
     NUMA node of a common board, they come from both packages, so the guest has two sockets."""
     sockets = 2 if options.gpus > _GPUS_OF_NODE and options.vcpus % 2 == 0 else 1
     threads = 2 if options.vcpus % (2 * sockets) == 0 and not _is_grace(options) else 1
-    vm = _document(
+    vm = _build_document(
         "vm.yaml",
         VM=options.vm,
         NAMESPACE=options.namespace,
@@ -301,7 +301,7 @@ MAX_S = 6 * 3600
 """A guest that never ends ends here."""
 
 
-def _file(name: str, **values: object) -> str:
+def _render_file(name: str, **values: object) -> str:
     """Return a file of files/, each @NAME@ in it replaced by its value."""
     text = package_text("cluster", "kubevirt", "files", name)
     for word, value in values.items():
@@ -309,11 +309,11 @@ def _file(name: str, **values: object) -> str:
     return text
 
 
-def _document(name: str, **values: object) -> dict[str, Any]:
-    return dict(read_manifest(_file(name, **values).encode(), name, "an object"))
+def _build_document(name: str, **values: object) -> dict[str, Any]:
+    return dict(read_manifest(_render_file(name, **values).encode(), name, "an object"))
 
 
-GUEST_SCRIPT = _file("bench-guest.sh", SSH=" ".join(CLOSED))
+GUEST_SCRIPT = _render_file("bench-guest.sh", SSH=" ".join(CLOSED))
 """The script of the job. Each run has a name of its own, so that a job that is applied again adds
 one."""
 
@@ -330,7 +330,7 @@ def results_claim(options: ManifestOptions) -> dict[str, Any]:
 
 def guest_job(options: ManifestOptions) -> dict[str, Any]:
     """Return the job that runs the suite in the guest over ssh and fetches its results."""
-    job = _job(options, f"homenode-bench-{options.vm}", ["sh", "-c", GUEST_SCRIPT])
+    job = _build_job(options, f"homenode-bench-{options.vm}", ["sh", "-c", GUEST_SCRIPT])
     pod = job["spec"]["template"]["spec"]
     container = pod["containers"][0]
     container["env"] = [
@@ -344,8 +344,8 @@ def guest_job(options: ManifestOptions) -> dict[str, Any]:
     return job
 
 
-def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, Any]:
-    job = _document(
+def _build_job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, Any]:
+    job = _build_document(
         "job.yaml",
         NAME=name,
         NAMESPACE=options.namespace,

@@ -35,7 +35,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     Nodes have CPUs and distances, no sizes. Raises HostError if a file of a function is missing in
     /sys; node is None if the firmware does not report it.
     """
-    nodes = _nodes(snapshot)
+    nodes = _read_nodes(snapshot)
     distances, gaps = read_distances(snapshot, nodes, tuple(node.index for node in nodes))
     online = CpuSet(pu for node in nodes for pu in node.pus)
     locality = Locality.from_nodes(nodes, online, distances)
@@ -60,7 +60,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     pci_devices: list[PciDevice] = []
     for bdf, place in sorted(all_places.items()):
         if bdf in places:
-            pci_devices.append(_function(snapshot, bdf, place, locality))
+            pci_devices.append(_read_function(snapshot, bdf, place, locality))
         else:
             bridge = PciBridge(ports[bdf], 0, 0)
             pci_devices.append(
@@ -84,7 +84,7 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     )
 
 
-def _nodes(snapshot: Snapshot) -> tuple[NumaNode, ...]:
+def _read_nodes(snapshot: Snapshot) -> tuple[NumaNode, ...]:
     numbers = read_pus(snapshot, f"{NODE}/online")
     if numbers is None:
         numbers = CpuSet(list_numbers(snapshot.list(NODE), "node"))
@@ -117,7 +117,7 @@ def _place(snapshot: Snapshot, bdf: Bdf) -> TreePlace:
     return place
 
 
-def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality) -> PciDevice:
+def _read_function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality) -> PciDevice:
     code = read_number(snapshot, f"{place.directory}/class", 16)
     if code is None:
         raise HostError(
@@ -144,7 +144,7 @@ def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality
     )
 
 
-def initiators_of(
+def find_initiators(
     snapshot: Snapshot, host: Host, gpus: tuple[PciDevice, ...]
 ) -> tuple[dict[Bdf, tuple[NodeIndex, ...]], tuple[str, ...]]:
     """The generic initiator nodes of each of these GPUs, and a note for each GPU without any."""

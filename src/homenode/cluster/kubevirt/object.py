@@ -42,7 +42,7 @@ def read_object(text: str | bytes, source: str, subject: str) -> Mapping[str, An
     return document
 
 
-def value_at(value: Any, *path: str) -> Any:
+def find_value(value: Any, *path: str) -> Any:
     """Return the value at a path of names in nested objects; None if it is not there."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -104,7 +104,7 @@ def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
                 f"{source}: expected {subject} as YAML or JSON, found XML",
                 hint=command_line("homenode", "doctor", source),
             )
-        documents = _documents(text)
+        documents = _parse_documents(text)
     except UnicodeDecodeError:
         raise InputError(f"{source}: expected {subject} in UTF-8, found other bytes") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -128,7 +128,7 @@ def read_manifest(text: bytes, source: str, subject: str) -> Mapping[str, Any]:
     return documents[0]
 
 
-def _documents(text: bytes) -> list[Any]:
+def _parse_documents(text: bytes) -> list[Any]:
     try:
         return [json.loads(text)]  # may have tabs, which YAML does not take
     except (ValueError, RecursionError):
@@ -148,7 +148,7 @@ class _Readable(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _quote_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     """Quote a text that another version of YAML might read as a number or boolean: 1e3, y."""
     style = None
     if not text.replace("\n", "").replace("\t", "").isprintable():
@@ -161,7 +161,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return node
 
 
-_Readable.add_representer(str, _text)
+_Readable.add_representer(str, _quote_text)
 
 
 def yaml_text(*documents: Mapping[str, Any]) -> str:
@@ -210,17 +210,17 @@ def read_cluster(text: bytes, source: str) -> Cluster:
             f"{source}: expected one object of kind KubeVirt, found {cr.get('kind')!r}",
             hint="kubectl get kubevirt -A -o yaml > kubevirt.yaml",
         )
-    version = parse_version(value_at(cr, "status", "observedKubeVirtVersion"))
-    developer = value_at(cr, "spec", "configuration", "developerConfiguration")
-    gates = texts_of_list(value_at(developer, "featureGates"))
-    off = texts_of_list(value_at(developer, "disabledFeatureGates"))
+    version = parse_version(find_value(cr, "status", "observedKubeVirtVersion"))
+    developer = find_value(cr, "spec", "configuration", "developerConfiguration")
+    gates = texts_of_list(find_value(developer, "featureGates"))
+    off = texts_of_list(find_value(developer, "disabledFeatureGates"))
     gates |= {gate for gate, since in _ON_SINCE.items() if version and version >= since} - off
     unknown = {NATIVE_GATE} if version and version < NATIVE_SINCE else set()
-    listed = value_at(cr, "spec", "configuration", "permittedHostDevices")
+    listed = find_value(cr, "spec", "configuration", "permittedHostDevices")
     kinds = listed.values() if isinstance(listed, dict) else ()
     devices = [device for kind in kinds if isinstance(kind, list) for device in kind]
     permitted = {
-        str(value_at(device, "resourceName")): str(value_at(device, "pciVendorSelector") or "")
+        str(find_value(device, "resourceName")): str(find_value(device, "pciVendorSelector") or "")
         for device in devices
     }
     return Cluster(

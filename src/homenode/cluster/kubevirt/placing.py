@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.arguments import HookVersion, OnError
 from homenode.cluster.kubevirt.needed_host import needed_host
-from homenode.cluster.kubevirt.object import value_at
+from homenode.cluster.kubevirt.object import find_value
 from homenode.cluster.kubevirt.vmi import Vmi, read_vmi
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import HomenodeError, UsageError
@@ -26,7 +26,7 @@ from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.guest_numa import guest_distances, is_grace, with_initiator_cells
+from homenode.plan.shape.guest_numa import add_initiator_cells, guest_distances, is_grace
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells, reject_machine
 from homenode.text import plural
 from homenode.vm.domain.cells import (
@@ -114,7 +114,7 @@ def place_devices(
         )
         return PlacedXml(xml, (reason,))
     by_bdf = host.device_at
-    guest, regained = _with_lost_targets(guest, by_bdf, nodes.cell_of_node)
+    guest, regained = _replace_lost_targets(guest, by_bdf, nodes.cell_of_node)
     staying = [h for h in guest.hostdevs if _is_chosen(guest, h, asked_for, regained)]
     if guest.is_virt:
         staying = [h for h in staying if not _lacks_initiators(guest, by_bdf[h.bdf], h, nodes)]
@@ -147,11 +147,11 @@ def place_devices(
     grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
     steps: tuple[Callable[[Document, Plan], Document], ...] = PCIE_STEPS
     if grace and guest.is_virt:
-        from homenode.cluster.kubevirt.needed_host import initiators_of
+        from homenode.cluster.kubevirt.needed_host import find_initiators
 
-        nodes_of_gpu, missing = initiators_of(snapshot, host, grace)
+        nodes_of_gpu, missing = find_initiators(snapshot, host, grace)
         notes += missing
-        cells, cells_of_gpu = with_initiator_cells(
+        cells, cells_of_gpu = add_initiator_cells(
             cells, nodes.node_of_cell, nodes_of_gpu, host, gaps
         )
         steps = (*PCIE_STEPS, edit_initiators)
@@ -161,7 +161,7 @@ def place_devices(
     if regained:
         buses = plural(len(regained), "expander bus", "expander buses")
         notes.append(f"added the cell and the bus number of {buses} again")
-    notes.append(_summary(placeable, mirrored))
+    notes.append(_format_summary(placeable, mirrored))
     return PlacedXml(rewrite_by(steps, xml, plan, source), tuple(notes))
 
 
@@ -182,7 +182,7 @@ def _reason_to_leave(document: Document, guest: Vm) -> str | None:
     return None
 
 
-def _with_lost_targets(
+def _replace_lost_targets(
     guest: Vm, by_bdf: Mapping[Bdf, PciDevice], cell_of_node: Mapping[NodeIndex, int]
 ) -> tuple[Vm, frozenset[int]]:
     """Return the guest with a cell on each expander bus that lost its cell, and the indices of
@@ -360,7 +360,7 @@ def _plan(
     )
 
 
-def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
+def _format_summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
     count: dict[int, int] = {}
     for bdf in placed:
         cell = mirrored.cell_of[bdf]
@@ -454,8 +454,8 @@ def answer(
     policy = on_error or OnError.FAIL
     try:
         read = read_vmi(vmi, "--vmi")
-        policy = on_error or _choice_of(read, ON_ERROR_ANNOTATION, OnError, OnError.FAIL)
-        chosen_granularity = granularity or _choice_of(
+        policy = on_error or _parse_choice(read, ON_ERROR_ANNOTATION, OnError, OnError.FAIL)
+        chosen_granularity = granularity or _parse_choice(
             read, GRANULARITY_ANNOTATION, PciGranularity, PciGranularity.CELL
         )
         placed = place_devices(
@@ -466,13 +466,13 @@ def answer(
             source="--domain",
         )
     except HomenodeError as error:
-        return _failure(domain, policy, str(error), error.exit_code)
+        return _answer_failure(domain, policy, str(error), error.exit_code)
     except (OSError, MemoryError, RecursionError) as error:
-        return _failure(domain, policy, f"{type(error).__name__}: {error}", 3)
+        return _answer_failure(domain, policy, f"{type(error).__name__}: {error}", 3)
     return DomainAnswer(placed.document, 0, placed.notes)
 
 
-def _failure(domain: bytes, policy: OnError, message: str, exit_code: int) -> DomainAnswer:
+def _answer_failure(domain: bytes, policy: OnError, message: str, exit_code: int) -> DomainAnswer:
     if policy is OnError.FAIL:
         return DomainAnswer(None, exit_code, (f"error: {message}",))
     return DomainAnswer(
@@ -480,7 +480,7 @@ def _failure(domain: bytes, policy: OnError, message: str, exit_code: int) -> Do
     )
 
 
-def _choice_of(vmi: Vmi, annotation: str, choices: type[Choice], default: Choice) -> Choice:
+def _parse_choice(vmi: Vmi, annotation: str, choices: type[Choice], default: Choice) -> Choice:
     text = vmi.annotations.get(annotation)
     if text is None:
         return default
@@ -506,7 +506,7 @@ def hook_faults(text: str) -> Iterator[str]:
         for flag, version in pairwise(words if isinstance(words, list) else []):
             if flag == "--version" and version not in tuple(HookVersion):
                 yield f"--version {str(version)[:40]}: the VM does not start"
-        path = value_at(sidecar, "configMap", "hookPath")
+        path = find_value(sidecar, "configMap", "hookPath")
         directory, _, name = str(path).rpartition("/")
         if path is not None and (name not in HOOKS or not directory.endswith("/bin")):
             yield f"hookPath {str(path)[:40]}: KubeVirt's shim does not find the hook"

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.cluster.kubevirt.object import parse_quantity, read_object, value_at
+from homenode.cluster.kubevirt.object import find_value, parse_quantity, read_object
 from homenode.errors import InputError, ParseError
 from homenode.text import command_line
 from homenode.vm.model import Vm
@@ -67,7 +67,7 @@ class Vmi(Struct, frozen=True):
 
     def get(self, *path: str) -> Any:
         """Return the value at a path of names in the spec; None if it is not there."""
-        return value_at(self.spec, *path)
+        return find_value(self.spec, *path)
 
     def list_at(self, *path: str) -> list[Any]:
         """Return the list at a path; empty if there is none."""
@@ -105,20 +105,20 @@ class Vmi(Struct, frozen=True):
         """Number of passed-through functions, including GPUs and SR-IOV NICs."""
         nics = self.list_at("domain", "devices", "interfaces")
         passed = len(self.list_at("domain", "devices", "hostDevices"))
-        return self.gpu_count + passed + sum(value_at(nic, "sriov") is not None for nic in nics)
+        return self.gpu_count + passed + sum(find_value(nic, "sriov") is not None for nic in nics)
 
     @property
     def dedicated_pus(self) -> int:
         """Number of CPUs requested from the kubelet, with those of the emulator and IOThreads."""
         pool = self.get("domain", "ioThreads", "supplementalPoolThreadCount")
         has_pool = self.get("domain", "ioThreadsPolicy") == "supplementalPool" and pool is not None
-        pus = guest_of(self).vcpus + (parse_quantity(pool, "ioThreads") if has_pool else 0)
+        pus = build_guest(self).vcpus + (parse_quantity(pool, "ioThreads") if has_pool else 0)
         if self.is_emulator_apart:
             pus += 2 if EVEN_ANNOTATION in self.annotations and pus % 2 == 0 else 1
         return pus
 
 
-def with_dedicated_cpus(vmi: Vmi) -> Vmi:
+def dedicate_cpus(vmi: Vmi) -> Vmi:
     """Return the VMI with dedicated CPUs for vCPUs and emulator, and the cells of their nodes."""
     domain = vmi.get("domain") or {}
     cpu = {
@@ -133,10 +133,10 @@ def with_dedicated_cpus(vmi: Vmi) -> Vmi:
 def read_vmi(text: str | bytes, source: str) -> Vmi:
     """Return the VMI of its JSON; a VirtualMachine gives its template. Raises InputError for other
     objects."""
-    return vmi_of(read_object(text, source, "a VirtualMachineInstance"), source)
+    return build_vmi(read_object(text, source, "a VirtualMachineInstance"), source)
 
 
-def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = False) -> Vmi:
+def build_vmi(document: Mapping[str, Any], source: str, *, needs_domain: bool = False) -> Vmi:
     """Return the VMI of a parsed document. Raises InputError. needs_domain: also for one without
     spec.domain, which every VMI of a cluster has."""
     kind = document.get("kind")
@@ -145,8 +145,8 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
             f"{source}: expected a VirtualMachineInstance or a VirtualMachine, found {kind!r}",
             hint="kubectl get vm NAME -o yaml > vm.yaml",
         )
-    metadata = _mapping(document.get("metadata"), source, "metadata")
-    spec = _mapping(document.get("spec"), source, "spec")
+    metadata = _expect_mapping(document.get("metadata"), source, "metadata")
+    spec = _expect_mapping(document.get("spec"), source, "spec")
     template = spec.get("template")
     if needs_domain and template is not None and spec.get("instancetype") is not None:
         raise InputError(
@@ -157,12 +157,12 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
             ),
         )
     if template is not None:
-        template = _mapping(template, source, "spec.template")
-        inner = _mapping(template.get("metadata"), source, "spec.template.metadata")
-        annotations = _texts(inner.get("annotations"), source)
-        spec = _mapping(template.get("spec"), source, "spec.template.spec")
+        template = _expect_mapping(template, source, "spec.template")
+        inner = _expect_mapping(template.get("metadata"), source, "spec.template.metadata")
+        annotations = _expect_texts(inner.get("annotations"), source)
+        spec = _expect_mapping(template.get("spec"), source, "spec.template.spec")
     else:
-        annotations = _texts(metadata.get("annotations"), source)
+        annotations = _expect_texts(metadata.get("annotations"), source)
     if needs_domain and not isinstance(spec.get("domain"), dict):
         keys = ", ".join(str(key)[:20] for key in list(document)[:8]) or "an empty object"
         raise InputError(
@@ -177,7 +177,7 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
         namespace=str(metadata.get("namespace") or ""),
         spec=spec,
         annotations=annotations,
-        guest_addresses=frozenset(_addresses(spec, source)),
+        guest_addresses=frozenset(_list_addresses(spec, source)),
     )
 
 
@@ -192,7 +192,7 @@ _WORDS = {
 
 
 def _check_types(domain: Mapping[str, Any], source: str) -> None:
-    read = [(path, value_at(domain, *path.split(".")), kind) for path, kind in _TYPES.items()]
+    read = [(path, find_value(domain, *path.split(".")), kind) for path, kind in _TYPES.items()]
     for path, value, _ in (*read,):
         items = enumerate(value) if isinstance(value, list) else ()
         read += [(f"{path}[{number}]", item, dict) for number, item in items]
@@ -204,7 +204,7 @@ def _check_types(domain: Mapping[str, Any], source: str) -> None:
             )
 
 
-def _mapping(value: Any, source: str, path: str) -> Mapping[str, Any]:
+def _expect_mapping(value: Any, source: str, path: str) -> Mapping[str, Any]:
     if value is None:
         return _NOTHING
     if not isinstance(value, dict):
@@ -213,28 +213,28 @@ def _mapping(value: Any, source: str, path: str) -> Mapping[str, Any]:
     return value
 
 
-def _texts(value: Any, source: str) -> Mapping[str, str]:
-    annotations = _mapping(value, source, "annotations")
+def _expect_texts(value: Any, source: str) -> Mapping[str, str]:
+    annotations = _expect_mapping(value, source, "annotations")
     if not all(isinstance(text, str) for text in annotations.values()):
         raise InputError(f"{source}: expected annotations to be texts, found others")
     return annotations
 
 
-def _addresses(spec: Mapping[str, Any], source: str) -> list[tuple[int, int, int, int]]:
+def _list_addresses(spec: Mapping[str, Any], source: str) -> list[tuple[int, int, int, int]]:
     """Return every pciAddress of interfaces and disks. Raises InputError."""
-    devices = value_at(spec, "domain", "devices")
+    devices = find_value(spec, "domain", "devices")
     addresses: list[tuple[int, int, int, int]] = []
     for group in ("interfaces", "disks"):
-        members = value_at(devices, group)
+        members = find_value(devices, group)
         for member in members if isinstance(members, list) else ():
-            for owner in (member, value_at(member, "disk"), value_at(member, "lun")):
-                text = value_at(owner, "pciAddress")
+            for owner in (member, find_value(member, "disk"), find_value(member, "lun")):
+                text = find_value(owner, "pciAddress")
                 if isinstance(text, str) and text:
-                    addresses.append(_address(text, source, group))
+                    addresses.append(_parse_address(text, source, group))
     return addresses
 
 
-def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
+def _parse_address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
     try:
         at = Bdf.parse(text)
     except ParseError:
@@ -244,30 +244,30 @@ def _address(text: str, source: str, group: str) -> tuple[int, int, int, int]:
     return at.domain, at.bus, at.device, at.function
 
 
-def _vcpus(vmi: Vmi) -> int:
+def _count_vcpus(vmi: Vmi) -> int:
     cpu = vmi.get("domain", "cpu")
     counts = [
-        0 if (count := value_at(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
+        0 if (count := find_value(cpu, name)) is None else parse_quantity(count, f"cpu.{name}")
         for name in ("sockets", "cores", "threads")
     ]
     if any(counts):
         return prod(count or 1 for count in counts)
-    cpus = _resource(vmi, "cpu")
+    cpus = _find_resource(vmi, "cpu")
     return 1 if cpus is None else max(1, parse_quantity(cpus, "resources.cpu"))
 
 
-def _resource(vmi: Vmi, name: str) -> Any:
+def _find_resource(vmi: Vmi, name: str) -> Any:
     resources = vmi.get("domain", "resources")
-    return value_at(resources, "limits", name) or value_at(resources, "requests", name)
+    return find_value(resources, "limits", name) or find_value(resources, "requests", name)
 
 
-def _memory(vmi: Vmi) -> int:
+def _find_memory(vmi: Vmi) -> int:
     """Return the memory; 0 if the VMI does not set it."""
-    memory = vmi.get("domain", "memory", "guest") or _resource(vmi, "memory")
+    memory = vmi.get("domain", "memory", "guest") or _find_resource(vmi, "memory")
     return 0 if memory is None else parse_quantity(memory, "memory")
 
 
-def _page(vmi: Vmi) -> int | None:
+def _find_page_size(vmi: Vmi) -> int | None:
     source = "memory.hugepages.pageSize"
     page = vmi.get("domain", *source.split("."))
     if page is None:
@@ -278,12 +278,12 @@ def _page(vmi: Vmi) -> int | None:
     return page_bytes
 
 
-def guest_of(vmi: Vmi) -> Vm:
+def build_guest(vmi: Vmi) -> Vm:
     """The VM of a VMI with its requests to a node. Raises ParseError for a malformed quantity."""
     return Vm(
         name=vmi.name,
-        vcpus=_vcpus(vmi),
-        memory_bytes=_memory(vmi),
-        page_bytes=_page(vmi),
+        vcpus=_count_vcpus(vmi),
+        memory_bytes=_find_memory(vmi),
+        page_bytes=_find_page_size(vmi),
         architecture="aarch64" if vmi.get("architecture") == "arm64" else "x86_64",
     )

@@ -32,7 +32,7 @@ from homenode.cluster.pool.arguments import (
     PoolPlaceArguments,
     PoolShowArguments,
 )
-from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, passable_gpus, size_of
+from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, parse_size, passable_gpus
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, rank_hosts, reject_ambiguous_devices
 from homenode.cluster.pool.text import (
     no_place_text,
@@ -72,11 +72,11 @@ from homenode.vm.targets.registry import VmFile, read_vm
 
 def show(arguments: PoolShowArguments) -> None:
     """Print the free resources, and the number of VMs of each size that fit."""
-    sizes = tuple(map(size_of, arguments.sizes))
+    sizes = tuple(map(parse_size, arguments.sizes))
     with counting("reading hosts") as progress:
-        named = _with_cores(read_hosts(arguments.pool, progress))
+        named = _drop_coreless(read_hosts(arguments.pool, progress))
     after = hosts_after(tuple(entry.host for entry in named.hosts), arguments.after)
-    named = NamedHosts(_with_hosts(named.hosts, after), named.unread)
+    named = NamedHosts(_replace_hosts(named.hosts, after), named.unread)
     if not sizes and any(passable_gpus(host) for host in after):
         sizes = DEFAULT_SIZES
     with counting("planning") as progress:
@@ -105,9 +105,9 @@ def place(arguments: PoolPlaceArguments) -> None:
     guest = vm.guest
     choose = choose_by(arguments.results)
     with counting("reading hosts") as progress:
-        named = _with_cores(read_hosts(arguments.pool, progress))
+        named = _drop_coreless(read_hosts(arguments.pool, progress))
     after = hosts_after(tuple(entry.host for entry in named.hosts), arguments.after)
-    hosts = _hosts_named(_with_hosts(named.hosts, after), arguments)
+    hosts = _hosts_named(_replace_hosts(named.hosts, after), arguments)
     reject_ambiguous_devices(hosts, guest)
 
     def options_on(entry: NamedHost) -> PlanOptions:
@@ -187,7 +187,7 @@ def _next_step(best: PoolPlace, arguments: PoolPlaceArguments, target: str) -> s
     return command_line("virsh", "-c", best.entry.libvirt_uri, "define", arguments.output)
 
 
-def _with_cores(named: NamedHosts) -> NamedHosts:
+def _drop_coreless(named: NamedHosts) -> NamedHosts:
     """Return the hosts whose sources show cores. Raises NotKnownError if there are no hosts."""
     hosts, unread = [], list(named.unread)
     for number, entry in enumerate(named.hosts, start=1):
@@ -201,7 +201,7 @@ def _with_cores(named: NamedHosts) -> NamedHosts:
     return NamedHosts(tuple(hosts), tuple(unread))
 
 
-def _with_hosts(entries: Sequence[NamedHost], hosts: Sequence[Host]) -> tuple[NamedHost, ...]:
+def _replace_hosts(entries: Sequence[NamedHost], hosts: Sequence[Host]) -> tuple[NamedHost, ...]:
     pairs = zip(entries, hosts, strict=True)
     return tuple(replace(entry, host=host) for entry, host in pairs)
 

@@ -18,9 +18,9 @@ from homenode.machine.topology import (
     reject_unshown,
 )
 from homenode.option import key_values, size_bytes, whole_number
-from homenode.plan.allocations import allocations
+from homenode.plan.allocations import find_allocations
 from homenode.plan.memory import MIN_RESERVE_BYTES, free_memory, held_memory
-from homenode.plan.planner import as_placed
+from homenode.plan.planner import apply_placement
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
@@ -59,7 +59,7 @@ class FreeOfNode(Struct, frozen=True, kw_only=True):
 def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
     """Return each node of the host; last, the GPUs of unknown node, if any."""
     request = blank_request(host)
-    allocated, vm_memory = allocations(host, request), held_memory(host, request)
+    allocated, vm_memory = find_allocations(host, request), held_memory(host, request)
     devices = {bdf for bdf, _ in allocated.devices}
     uuids = {uuid for uuid, _ in allocated.mediated}
 
@@ -104,17 +104,17 @@ def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
     """Return the sum; GPUs or memory are None if those of any node are unknown."""
     rows = tuple(parts)
 
-    def total(sizes: Sequence[int | None]) -> int | None:
+    def sum_sizes(sizes: Sequence[int | None]) -> int | None:
         return None if None in sizes else sum(size or 0 for size in sizes)
 
     return FreeOfNode(
         node=None,
-        gpus=total([row.gpus for row in rows]),
-        free_gpus=total([row.free_gpus for row in rows]),
+        gpus=sum_sizes([row.gpus for row in rows]),
+        free_gpus=sum_sizes([row.free_gpus for row in rows]),
         cores=sum(row.cores for row in rows),
         free_cores=sum(row.free_cores for row in rows),
-        memory_bytes=total([row.memory_bytes for row in rows]),
-        free_memory_bytes=total([row.free_memory_bytes for row in rows]),
+        memory_bytes=sum_sizes([row.memory_bytes for row in rows]),
+        free_memory_bytes=sum_sizes([row.free_memory_bytes for row in rows]),
     )
 
 
@@ -204,7 +204,7 @@ class VmSize(Struct, frozen=True, kw_only=True):
         """Return the request for a VM of this size. Raises InputError for a share of no GPUs."""
         vcpus, memory_bytes = self.vcpus, self.memory_bytes
         if vcpus is None or memory_bytes is None:
-            share = share_of(host, self.gpus)
+            share = compute_share(host, self.gpus)
             vcpus, memory_bytes = vcpus or share[0], memory_bytes or share[1]
         options = PlanOptions(
             _LAYOUT, vcpus=vcpus, memory_bytes=memory_bytes, gpu_count=self.gpus or None
@@ -215,7 +215,7 @@ class VmSize(Struct, frozen=True, kw_only=True):
 DEFAULT_SIZES = tuple(VmSize(gpus=count) for count in (1, 2, 4, 8))
 
 
-def size_of(text: str, option: str = "--size") -> VmSize:
+def parse_size(text: str, option: str = "--size") -> VmSize:
     """Return a typed size. Raises UsageError."""
     parts = key_values(option, text, (), ("gpus", "vcpus", "memory"))
     gpus, vcpus, memory = (parts.get(name) for name in ("gpus", "vcpus", "memory"))
@@ -294,7 +294,7 @@ def _fits(host: Host, size: VmSize) -> SizeFits:
     if count is None or not size.gpus:
         return SizeFits(size=str(size), count=count)
     try:
-        vcpus, share_bytes = share_of(host, 1)
+        vcpus, share_bytes = compute_share(host, 1)
     except InputError:  # the size names vCPUs and memory
         return SizeFits(size=str(size), count=count)
     return SizeFits(
@@ -317,7 +317,7 @@ def count_fits(host: Host, size: VmSize) -> int | None:
         request = size.request(host)
     except InputError:
         return None
-    count, best = 0, _try_plan(_without_vms(host), request)
+    count, best = 0, _try_plan(_remove_vms(host), request)
     while count < MAX_COUNTED and best is not None:
         vm = replace(request, guest=replace(request.guest, name=f"\0{count}"))
         planned = _try_plan(host, vm)
@@ -335,7 +335,7 @@ def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan]
     fits only in the host's memory."""
     try:
         placement = place(host, request, brief=True)
-        plan = assemble(host, as_placed(request, placement), placement)
+        plan = assemble(host, apply_placement(request, placement), placement)
     except (Unplannable, InputError):
         return None
     if Relaxation.HOST_MEMORY in placement.relaxations:
@@ -346,7 +346,7 @@ def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan]
     return tuple(concerns.get(name, 0) for name in _LOCALITY), plan
 
 
-def _without_vms(host: Host) -> Host:
+def _remove_vms(host: Host) -> Host:
     """Return the host with no VM on it."""
     return replace(
         host,
@@ -364,7 +364,7 @@ def _without_vms(host: Host) -> Host:
     )
 
 
-def share_of(host: Host, gpus: int) -> tuple[int, int]:
+def compute_share(host: Host, gpus: int) -> tuple[int, int]:
     """Return the (vCPUs, bytes) for a number of GPUs of a host: each GPU's share on the node with
     the smallest share, without the host's reserve and a core for each VM's emulator. Whole GiB from
     1 GiB. Raises InputError for a host without GPUs or with too few resources."""
@@ -378,13 +378,13 @@ def share_of(host: Host, gpus: int) -> tuple[int, int]:
     if not total:
         raise InputError("the host has no GPUs, so a share per GPU does not exist")
     if None in gpus_of_node:
-        memory = sum(_for_vms(node, is_idle) for node in host.nodes if node.pus)
+        memory = sum(_count_vm_bytes(node, is_idle) for node in host.nodes if node.pus)
         shares = [((len(host.cores) - 1) // total, memory // total)]
     else:
         shares = [
             (
                 (sum(core.pus <= node.pus for core in host.cores) - 1) // count,
-                _for_vms(node, is_idle) // count,
+                _count_vm_bytes(node, is_idle) // count,
             )
             for node, count in gpus_of_node.items()
             if node is not None
@@ -398,7 +398,7 @@ def share_of(host: Host, gpus: int) -> tuple[int, int]:
     return cores * max(1, gpus), memory // step * step * max(1, gpus)
 
 
-def _for_vms(node: NumaNode, is_idle: bool) -> int:
+def _count_vm_bytes(node: NumaNode, is_idle: bool) -> int:
     """Return the bytes of a node without the host's reserve, and without what an idle host uses."""
     size = node.memory_bytes or 0
     reserve = max(MIN_RESERVE_BYTES, size // 50)

@@ -12,7 +12,7 @@ from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import complete_nodes
 from homenode.plan.placement import Placement
-from homenode.plan.planner import as_placed, placement
+from homenode.plan.planner import apply_placement, find_placement
 from homenode.plan.request import request_for
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
@@ -86,14 +86,14 @@ def rank_hosts(
         if isinstance(answer, PoolPlace):
             taking.append(replace(answer, entry=entry))
             continue
-        nearest = _closest(answer)
+        nearest = _find_closest(answer)
         message = answer.message.removeprefix(f"{entry.host.name}: ")
         kind = message if nearest is None else nearest.constraint
         refusals.setdefault(kind, ([], answer))[0].append(entry.name)
     refusing = [
         RejectingHosts(
             names=tuple(names),
-            reason=kind if (nearest := _closest(first)) is None else nearest.detail,
+            reason=kind if (nearest := _find_closest(first)) is None else nearest.detail,
             hint=first.hint,
             refusal=first if isinstance(first, Unplannable) else None,
             exit_code=first.exit_code,
@@ -122,7 +122,7 @@ def reject_ambiguous_devices(hosts: Sequence[NamedHost], guest: Vm) -> None:
             )
 
 
-def _closest(refusal: HomenodeError) -> Rejection | None:
+def _find_closest(refusal: HomenodeError) -> Rejection | None:
     return refusal.nearest if isinstance(refusal, Unplannable) else None
 
 
@@ -136,8 +136,8 @@ def _plan_on(
         try:
             placed = place(host, request, brief=True)
         except Unplannable:
-            placed = placement(host, request)  # rejects again, with its reasons
-        domain = domain_of_plan(assemble(host, as_placed(request, placed), placed))
+            placed = find_placement(host, request)  # rejects again, with its reasons
+        domain = domain_of_plan(assemble(host, apply_placement(request, placed), placed))
     except (Unplannable, InputError, NotKnownError) as refusal:
         return refusal
     domains = tuple(other for other in host.domains if other.name != guest.name)
@@ -152,7 +152,7 @@ def _rank(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:
     names = [name for name, _ in hosts[0].placement.concerns]
     names = names[: names.index(_OF_NODES)] if _OF_NODES in names else names
 
-    def terms(ranked: PoolPlace) -> list[tuple[str, int]]:
+    def list_terms(ranked: PoolPlace) -> list[tuple[str, int]]:
         concerns = dict(ranked.placement.concerns)
         sign = 1 if ranked.packs else -1
         return [
@@ -161,7 +161,7 @@ def _rank(hosts: Sequence[PoolPlace]) -> tuple[PoolPlace, ...]:
             ("free_memory", sign * (ranked.free.free_memory_bytes or 0)),
         ]
 
-    keyed = [(terms(ranked), ranked) for ranked in hosts]
+    keyed = [(list_terms(ranked), ranked) for ranked in hosts]
     keyed.sort(key=lambda pair: (*(value for _, value in pair[0]), natural_key(pair[1].entry.name)))
     ordered = [keyed[0][1]]
     for (before, _), (after, ranked) in pairwise(keyed):

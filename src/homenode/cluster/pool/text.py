@@ -41,18 +41,18 @@ def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
         head = (
             f"{plural(len(hosts), 'host')}, the VMs of {unread} not read: at most "
             f"{gpus}{plural(total.free_cores, 'core')}, "
-            f"{_memory(total.free_memory_bytes)} free"
+            f"{_format_memory(total.free_memory_bytes)} free"
         )
     elif busy:
         head = (
             f"{plural(len(hosts), 'host')}, {busy} busy: {gpus}"
             f"{total.free_cores} of {plural(total.cores, 'core')}, "
-            f"{_memory(total.free_memory_bytes)} free; {plural(vms, 'VM')}"
+            f"{_format_memory(total.free_memory_bytes)} free; {plural(vms, 'VM')}"
         )
     else:
         head = (
             f"{plural(len(hosts), 'host')}, all free: {gpus}"
-            f"{plural(total.cores, 'core')}, {_memory(total.free_memory_bytes)}; 0 VMs"
+            f"{plural(total.cores, 'core')}, {_format_memory(total.free_memory_bytes)}; 0 VMs"
         )
     parts: list[Part] = [_nodes_table(hosts) if by_node else _hosts_table(pool)]
     about = "free/all GPUs, free cores and memory"
@@ -102,7 +102,7 @@ def _hosts_table(pool: Pool) -> Table:
         rows.append(
             (
                 first.name + suffix,
-                *_figures(first.free, first.vms, first.gpu_models),
+                *_format_node(first.free, first.vms, first.gpu_models),
                 *map(_fit, first.fits),
             )
         )
@@ -114,7 +114,7 @@ def _hosts_table(pool: Pool) -> Table:
     ]
     is_read = all(host.vms is not None for host in pool.hosts)
     vms = sum(host.vms or 0 for host in pool.hosts) if is_read else None
-    rows.append(("total", *_figures(total, vms), *(str(fit.count) for fit in counts)))
+    rows.append(("total", *_format_node(total, vms), *(str(fit.count) for fit in counts)))
     numeric = ("cores", "memory", "VMs", *sizes)
     return Table(
         heads=("host", "GPUs", *numeric),
@@ -130,17 +130,17 @@ def _nodes_table(hosts: Sequence[PoolHost]) -> Table:
     for host in hosts:
         for node in host.nodes:
             name = "unknown" if node.node is None else str(node.node)
-            rows.append((host.name, name, *_figures(node, 0)[:-1]))
+            rows.append((host.name, name, *_format_node(node, 0)[:-1]))
     figures = ("cores", "memory")
     heads = ("host", "node", "GPUs", *figures)
     return Table(heads=heads, numeric=("node", *figures), rows=tuple(rows))
 
 
-def _figures(free: FreeOfNode, vms: int | None, models: str = "") -> tuple[str, ...]:
+def _format_node(free: FreeOfNode, vms: int | None, models: str = "") -> tuple[str, ...]:
     gpus = f"{free.free_gpus}/{free.gpus} {models}".rstrip() if free.gpus else "-"
     gpus = "unknown" if free.gpus is None else gpus
     count = "unknown" if vms is None else str(vms)
-    return gpus, str(free.free_cores), _memory(free.free_memory_bytes), count
+    return gpus, str(free.free_cores), _format_memory(free.free_memory_bytes), count
 
 
 def _fit(fit: SizeFits) -> str:
@@ -149,7 +149,7 @@ def _fit(fit: SizeFits) -> str:
     return f"{fit.count}+" if fit.count >= MAX_COUNTED else str(fit.count)
 
 
-def _memory(size: int | None) -> str:
+def _format_memory(size: int | None) -> str:
     return "unknown" if size is None else format_bytes(size)
 
 
@@ -194,7 +194,7 @@ def places_text(
     groups: list[list[PoolPlace]] = []
     for ranked in hosts:
         is_equal = ranked.decided == "name" and not everything
-        if is_equal and _places_of(ranked) == _places_of(groups[-1][0]):
+        if is_equal and _format_places(ranked) == _format_places(groups[-1][0]):
             groups[-1].append(ranked)
         else:
             groups.append([ranked])
@@ -236,19 +236,19 @@ def _rank_row(number: int, group: Sequence[PoolPlace]) -> tuple[str, ...]:
     return (
         str(number),
         group[0].entry.name + suffix,
-        *_places_of(group[0]),
+        *_format_places(group[0]),
         _DECIDED.get(decided) or term_words(decided),
     )
 
 
-def _places_of(ranked: PoolPlace) -> tuple[str, ...]:
+def _format_places(ranked: PoolPlace) -> tuple[str, ...]:
     free, models = ranked.free, model_names(ranked.entry.host)
     return (
         number_list(ranked.placement.nodes) or "any",
         str(dict(ranked.placement.concerns).get("llcs_spanned", 0)),
         "unknown" if free.free_gpus is None else f"{free.free_gpus} {models}".rstrip(),
         str(free.free_cores),
-        _memory(free.free_memory_bytes),
+        _format_memory(free.free_memory_bytes),
     )
 
 

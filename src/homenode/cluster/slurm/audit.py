@@ -98,19 +98,19 @@ def _job_findings(owned: JobAllocation) -> Iterator[Finding]:
     if owned.pus is None:
         yield _unknown_place(owned, "the job's CPUs", "Slurm lists none", "cpus-not-listed")
     else:
-        yield from _cpus(owned, owned.tree)
-    yield from _spread(owned, owned.tree)
+        yield from _check_cpus(owned, owned.tree)
+    yield from _check_spread(owned, owned.tree)
     if owned.memory_nodes is not None:
-        yield from _memory(owned, owned.tree, owned.memory_nodes)
+        yield from _check_memory(owned, owned.tree, owned.memory_nodes)
 
 
-def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
+def _check_cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """Find GPUs on nodes without CPUs of the job, and CPUs on nodes without its GPUs."""
     assert owned.pus is not None
-    cpu_nodes = tree.nodes_of(owned.pus)
+    cpu_nodes = tree.find_nodes(owned.pus)
     blind = [gpu for gpu in owned.gpus if gpu.node is None]
     if blind:
-        observed, case = f"{_gpus(blind)} without a node", "gpu-node-unknown"
+        observed, case = f"{_format_gpus(blind)} without a node", "gpu-node-unknown"
         yield _unknown_place(owned, "GPUs whose node the host reports", observed, case)
     far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
     place = "" if tree.is_of_gres else f" on {tree.names(cpu_nodes)}"
@@ -120,9 +120,9 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
         yield finding(
             "job-gpu-far",
             owned.subject,
-            expected=f"CPUs on {tree.names(gpu_nodes)}, where {_gpus(far)} {verb}",
+            expected=f"CPUs on {tree.names(gpu_nodes)}, where {_format_gpus(far)} {verb}",
             observed=observed,
-            cost=_cost(tree, cpu_nodes, gpu_nodes),
+            cost=_format_cost(tree, cpu_nodes, gpu_nodes),
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
     idle = tuple(node for node in cpu_nodes if node not in _gpu_nodes(owned.gpus))
@@ -142,7 +142,7 @@ def _unknown_place(owned: JobAllocation, expected: str, observed: str, case: str
     return finding("job-unjudged", owned.subject, expected, observed, source, case=case)
 
 
-def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
+def _check_spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """Find GPUs on more nodes than necessary."""
     nodes = _gpu_nodes(owned.gpus)
     if tree.gpus_of_node is None or len(nodes) < 2:
@@ -156,13 +156,13 @@ def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
             "job-gpus-spread",
             owned.subject,
             expected=f"{plural(len(placed), 'GPU')} on {plural(needed, 'node')}",
-            observed=f"{_gpus(placed)} on {tree.names(nodes)}",
+            observed=f"{_format_gpus(placed)} on {tree.names(nodes)}",
             case="one package" if len(packages) == 1 and None not in packages else None,
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
 
-def _memory(
+def _check_memory(
     owned: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
 ) -> Iterator[Finding]:
     """Find memory that cannot be, or need not be, on the GPUs' nodes."""
@@ -177,7 +177,7 @@ def _memory(
             owned.subject,
             expected=f"memory allowed on {tree.names(gpu_nodes)}, where its GPUs are",
             observed=observed,
-            cost=_cost(tree, tuple(sorted(usable)), lacking),
+            cost=_format_cost(tree, tuple(sorted(usable)), lacking),
             source=_RECORD,
         )
     on_gpu = tuple(sorted(usable & tree.gpu_memory))
@@ -206,11 +206,11 @@ def _gpu_nodes(gpus: Iterable[AllocatedGpu]) -> tuple[NodeIndex, ...]:
     return tuple(sorted({gpu.node for gpu in gpus if gpu.node is not None}))
 
 
-def _gpus(gpus: Sequence[AllocatedGpu]) -> str:
+def _format_gpus(gpus: Sequence[AllocatedGpu]) -> str:
     return ", ".join(map(str, gpus))
 
 
-def _cost(
+def _format_cost(
     tree: NodeTree, job_nodes: Sequence[NodeIndex], gpu_nodes: Sequence[NodeIndex]
 ) -> str | None:
     """Return the distance of the GPUs' nodes from the nearest node of the job."""

@@ -362,7 +362,7 @@ def _check_cores(
         unknown = [gpu for gpu in members if gpu.cores is None]
         if unknown:
             expected, observed = "a GPU whose node is known", "the host reports no node"
-            yield finding("gres-unjudged", _subject_of(group, unknown), expected, observed, place)
+            yield finding("gres-unjudged", _name_gpus(group, unknown), expected, observed, place)
         wrong = [
             gpu
             for gpu in members
@@ -398,7 +398,7 @@ def _check_cores(
             severity=severity,
             case="AutoDetect" if is_detected else None,
             values={
-                "gpus": _subject_of(group, wrong),
+                "gpus": _name_gpus(group, wrong),
                 "has": "has" if len(wrong) == 1 else "have",
                 "those": "this GPU" if len(wrong) == 1 else "these GPUs",
                 "nodes": nodes_text(sorted(n for n in others if n is not None)) or "other nodes",
@@ -430,7 +430,7 @@ def _gpus_text(gpus: Sequence[GpuCores]) -> str:
     return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} ({gpus[0].bdf}{more}, {nodes})"
 
 
-def _subject_of(group: NodeClass, gpus: Sequence[GpuCores]) -> str:
+def _name_gpus(group: NodeClass, gpus: Sequence[GpuCores]) -> str:
     numbers = CpuSet(gpu.index for gpu in gpus)
     return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} of {group.subject}"
 
@@ -466,16 +466,16 @@ def has_core_counts(groups: Sequence[NodeClass], order: CoreOrder) -> bool:
 def right_settings(slurm: SlurmConfig, core_counts: bool) -> dict[str, tuple[str, str]]:
     """Settings that let Slurm allocate CPUs and GPUs of two nodes: key -> (finding, value)."""
     settings: dict[str, tuple[str, str]] = {}
-    if _value(slurm, "SelectType").lower().removeprefix("select/") != "cons_tres":
+    if _find_value(slurm, "SelectType").lower().removeprefix("select/") != "cons_tres":
         settings["SelectType"] = ("slurm-select-type", "select/cons_tres")
-    words = _words(slurm, "SelectTypeParameters")
+    words = _split_value(slurm, "SelectTypeParameters")
     units = {"CR_MEMORY": "CR_Core_Memory"}
     if not core_counts:
         units |= {"CR_CPU": "CR_Core", "CR_CPU_MEMORY": "CR_Core_Memory"}
     right = [units.get(word.upper(), word) for word in words]
     if right != words:
         settings["SelectTypeParameters"] = ("slurm-cores-shared", ",".join(right))
-    plugins = _words(slurm, "TaskPlugin")
+    plugins = _split_value(slurm, "TaskPlugin")
     present = {word.lower().removeprefix("task/") for word in plugins}
     if not {"affinity", "cgroup"} <= present:
         # task/affinity sets masks within what task/cgroup fences in.
@@ -483,7 +483,7 @@ def right_settings(slurm: SlurmConfig, core_counts: bool) -> dict[str, tuple[str
         other_plugins = [word for word in plugins if word.lower() not in ("none", "task/none")]
         back = [] if "cgroup" in present else ["task/cgroup"]
         settings["TaskPlugin"] = ("slurm-task-plugin", ",".join([*front, *other_plugins, *back]))
-    types = _words(slurm, "GresTypes")
+    types = _split_value(slurm, "GresTypes")
     if "gpu" not in types:
         settings["GresTypes"] = ("slurm-gres-types", ",".join([*types, "gpu"]))
     return settings
@@ -494,11 +494,11 @@ def _check_settings(slurm: SlurmConfig, core_counts: bool) -> Iterator[Finding]:
     for key, (name, value) in right_settings(slurm, core_counts).items():
         expected, observed = f"{key}={value}", _setting_text(slurm, key)
         values = {"value": value}
-        case = "CR_Memory" if "CR_MEMORY" in map(str.upper, _words(slurm, key)) else None
+        case = "CR_Memory" if "CR_MEMORY" in map(str.upper, _split_value(slurm, key)) else None
         result = finding(name, "the cluster", expected, observed, source, case=case, values=values)
         yield _may_be_unread(result) if _is_unknown(slurm, key) else result
     key = "SelectTypeParameters"
-    if "ENFORCE_BINDING_GRES" not in {word.upper() for word in _words(slurm, key)}:
+    if "ENFORCE_BINDING_GRES" not in {word.upper() for word in _split_value(slurm, key)}:
         expected = "GPUs assigned with cores of their own socket, by default"
         observed = _setting_text(slurm, key)
         name, severity = "slurm-binding-optional", Severity.INFO
@@ -508,12 +508,12 @@ def _check_settings(slurm: SlurmConfig, core_counts: bool) -> Iterator[Finding]:
 
 def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
     """Check the settings with which task/cgroup confines a job to its cores and GPUs."""
-    is_disabled = _value(cgroup, "CgroupPlugin").lower() == "disabled"
+    is_disabled = _find_value(cgroup, "CgroupPlugin").lower() == "disabled"
     for key, name in (
         ("ConstrainCores", "cgroup-cores-open"),
         ("ConstrainDevices", "cgroup-devices-open"),
     ):
-        if is_disabled or _value(cgroup, key).lower() not in ("yes", "true", "1", "y"):
+        if is_disabled or _find_value(cgroup, key).lower() not in ("yes", "true", "1", "y"):
             result = finding(
                 name,
                 "the cluster",
@@ -528,21 +528,21 @@ def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
 
 def _is_unknown(config: SlurmConfig, key: str) -> bool:
     """Return whether a setting is missing, and may be in a file that was not read."""
-    return bool(config.not_read) and config.last(key.lower()) is None
+    return bool(config.not_read) and config.find_last(key.lower()) is None
 
 
-def _value(config: SlurmConfig, key: str) -> str:
-    setting = config.last(key.lower())
+def _find_value(config: SlurmConfig, key: str) -> str:
+    setting = config.find_last(key.lower())
     return "" if setting is None else setting[0]
 
 
-def _words(config: SlurmConfig, key: str) -> list[str]:
-    return [word.strip() for word in _value(config, key).split(",") if word.strip()]
+def _split_value(config: SlurmConfig, key: str) -> list[str]:
+    return [word.strip() for word in _find_value(config, key).split(",") if word.strip()]
 
 
 def _setting_text(config: SlurmConfig, key: str) -> str:
     """Return the present setting with its line."""
-    setting = config.last(key.lower())
+    setting = config.find_last(key.lower())
     if setting is None:
         return _NOT_SET
     value, line = setting

@@ -210,7 +210,7 @@ def _record_allocation(path: Path, order: DeviceOrder | None) -> JobAllocation:
     try:
         record = parse_record(_read(path), str(path))
         return recorded_allocation(
-            record, None if order is None else order.numbers(record.node) or None
+            record, None if order is None else order.list_numbers(record.node) or None
         )
     except InputError as error:
         job, _, node = path.name.removesuffix(".rec").partition(".")

@@ -39,11 +39,11 @@ from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
     NodeMachine,
     allocation_by_gres,
-    allocation_on,
+    build_allocation,
     node_machine,
     unknown_allocation,
 )
-from homenode.cluster.slurm.record import TaskRecord, hooks, with_tasks
+from homenode.cluster.slurm.record import TaskRecord, add_tasks, render_hooks
 from homenode.cluster.slurm.tools.scontrol import Job, is_asked_for
 from homenode.cluster.slurm.tools.slurm_nodes import (
     NodeShape,
@@ -84,8 +84,8 @@ def audit(arguments: SlurmAuditArguments) -> None:
             findings = judge_jobs(_add_judged(records, judged))
         else:
             listed, not_checked = _jobs_to_audit(arguments.jobs, arguments.jobs_file)
-            shapes = _shapes(arguments.jobs_file, arguments.nodes_file)
-            machines = _machines(arguments.host)
+            shapes = _read_shapes(arguments.jobs_file, arguments.nodes_file)
+            machines = _read_machines(arguments.host)
             running = _running_allocations(listed, shapes, machines, order, look=arguments.look)
             findings = judge_jobs(
                 _add_judged(running, judged), [job for job in listed if job.unreadable is not None]
@@ -127,7 +127,7 @@ def _jobs_to_audit(
     if jobs_file is None:
         jobs = ask_jobs(names)
     else:
-        text = _text(jobs_file, "jobs as Slurm lists them")
+        text = _read_text(jobs_file, "jobs as Slurm lists them")
         jobs = read_jobs(text, str(jobs_file), names)
         if not is_json(text):
             open_questions = ("jobs that a comment in this text could hide: use squeue --json",)
@@ -142,9 +142,9 @@ def _jobs_to_audit(
     return jobs, open_questions
 
 
-def _shapes(jobs_file: Path | None, nodes_file: Path | None) -> Mapping[str, NodeShape | None]:
+def _read_shapes(jobs_file: Path | None, nodes_file: Path | None) -> Mapping[str, NodeShape | None]:
     if nodes_file is not None:
-        return shown_shapes(_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
+        return shown_shapes(_read_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
     return ask_shapes() if jobs_file is None else {}
 
 
@@ -170,15 +170,15 @@ def _running_allocations(
                 continue
             machine = machines.get(share.node, machines.get(""))
             sliced = share.gpus.sliced
-            numbers = None if order is None else order.numbers(share.node, sliced=sliced)
+            numbers = None if order is None else order.list_numbers(share.node, sliced=sliced)
             is_sliced = share.node in sliced_nodes or (shape is not None and shape.has_slices)
             if numbers is None and is_sliced and not sliced:
                 numbers = ()  # whole GPUs beside slices are not numbered by address
-            owned = allocation_on(job, share, machine, shape, numbers)
+            owned = build_allocation(job, share, machine, shape, numbers)
             if owned.unknown is not None and order is not None and shape is not None:
                 owned = allocation_by_gres(job, share, shape, order) or owned
             if look and owned.gpus:
-                owned = with_tasks(owned, _read_tasks(job, share.node))
+                owned = add_tasks(owned, _read_tasks(job, share.node))
             yield owned
 
 
@@ -191,7 +191,7 @@ def _read_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
         return ()
 
 
-def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
+def _read_machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
     """Return the machines by node name; "" is that of all other nodes. Each source is read once."""
     sources: dict[str, str | None] = {} if hosts else {"": None}
     for option in hosts:
@@ -211,12 +211,12 @@ def _machines(hosts: tuple[str, ...]) -> Mapping[str, NodeMachine]:
     return {name: read[source] for name, source in sources.items()}
 
 
-def _text(path: Path, subject: str) -> str:
+def _read_text(path: Path, subject: str) -> str:
     return read_input(path, subject).decode("utf-8", "replace")
 
 
 def _write_hooks(directory: Path, spool: str) -> None:
-    written = {directory / name: text for name, text in hooks(spool).items()}
+    written = {directory / name: text for name, text in render_hooks(spool).items()}
     modes = {path: 0o644 if path.name == "README" else 0o755 for path in written}
     write_new_files(directory, written, modes)
 

@@ -73,12 +73,12 @@ class SlurmConfig(Struct, frozen=True):
     def files(self) -> tuple[ConfigFile, ...]:
         return (ConfigFile(self.source, self.text), *self.included)
 
-    def rows(self, line: ConfigLine) -> list[str]:
+    def find_rows(self, line: ConfigLine) -> list[str]:
         """Return the physical lines of a logical line."""
         text = next(file.text for file in self.files if file.source == line.source)
         return text.split("\n")[line.first - 1 : line.last]
 
-    def last(self, key: str) -> tuple[str, ConfigLine] | None:
+    def find_last(self, key: str) -> tuple[str, ConfigLine] | None:
         """Return the effective value of a cluster-wide key: the last value."""
         for line in reversed(self.lines):
             value = line.get(key)
@@ -160,11 +160,11 @@ class _ConfigReader(NamedTuple):
             include = _INCLUDE.match(statement)
             if include is not None:
                 self._include(include[1], f"{source}:{first}", source, depth)
-            elif words := _words(statement, source, first):
+            elif words := _split_words(statement, source, first):
                 self.lines.append(ConfigLine(first, last, words, source))
 
     def _include(self, path: str, place: str, neighbours: str, depth: int) -> None:
-        name = self._with_cluster(path)
+        name = self._add_cluster(path)
         files = self.include(name, neighbours) if name else "ClusterName= is missing before it"
         if isinstance(files, str):
             self.not_read.append(UnreadFile(path, files, place))
@@ -180,7 +180,7 @@ class _ConfigReader(NamedTuple):
                 self.included.append(file)
             self.add(file, depth + 1)
 
-    def _with_cluster(self, path: str) -> str | None:
+    def _add_cluster(self, path: str) -> str | None:
         if "%c" not in path:
             return path
         names = (name for line in reversed(self.lines) if (name := line.get("clustername")))
@@ -233,11 +233,11 @@ def config_word(key: str, value: str) -> str:
     return f"{key}={text}" if is_one_word else f'{key}="{text}"'
 
 
-def with_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
+def replace_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
     """Return the physical lines of a logical line with these words' values replaced and missing
     words appended; everything else, and its comment, is unchanged."""
     text = "\n".join(rows)
-    statement, places = _with_places(rows)
+    statement, places = _join_rows(rows)
     missing = {key.lower(): key for key in words}
     edits: list[tuple[int, int, str]] = []
     at = 0
@@ -257,7 +257,7 @@ def with_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]
     return tuple(text.split("\n"))
 
 
-def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
+def _join_rows(rows: Sequence[str]) -> tuple[str, list[int]]:
     """Return the letters of a statement in physical lines, and their positions."""
     letters, places = [], []
     first = 0
@@ -274,7 +274,7 @@ def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
     return "".join(letters), places
 
 
-def _words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:
+def _split_words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:
     words: list[tuple[str, str]] = []
     at, end = 0, len(text.rstrip())
     while at < end:

@@ -16,7 +16,7 @@ from homenode.cluster.slurm.check import (
     right_settings,
     right_type,
 )
-from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, with_words
+from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, replace_words
 from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, placed_files
 from homenode.cluster.slurm.numbering import core_order
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
@@ -68,12 +68,14 @@ def correct(
             words_of.setdefault(node.line, {})["Gres"] = value
     core_counts = has_core_counts(groups, core_order(host))
     for key, (_, value) in right_settings(slurm, core_counts).items():
-        setting = slurm.last(key.lower())
+        setting = slurm.find_last(key.lower())
         if setting is not None:
             words_of.setdefault(setting[1], {})[key] = value
         elif not slurm.not_read:  # else it may be in a file that is not read
             added[slurm.source].append(f"{key}={value}")
-    slurm_edits = {line: with_words(slurm.rows(line), words) for line, words in words_of.items()}
+    slurm_edits = {
+        line: replace_words(slurm.find_rows(line), words) for line, words in words_of.items()
+    }
     return _apply_edits((gres, slurm), {**gres_edits, **slurm_edits}, added)
 
 
@@ -117,26 +119,26 @@ def _correct_lines(
         rows = ()
         for cores, names in files.items():
             is_all = line.is_multiple or len(names) == len(line.files)
-            rows += _with_gpus(gres, line, () if is_all else names, cores, promised_type)
-        if rows != tuple(gres.rows(line.line)):
+            rows += _format_gpu_line(gres, line, () if is_all else names, cores, promised_type)
+        if rows != tuple(gres.find_rows(line.line)):
             edits[line.line] = rows
         count = 1 if line.is_multiple else sum(map(len, files.values()))
         kind = (promised_type or line.type or "").lower()
         types[kind] = types.get(kind, 0) + count
     if not (is_detected or group.is_sliced or line.line.get("links")):
         missing = [gpu for gpu in gpus if gpu.index not in {number for _, _, number in placed}]
-        stem = _stem(placed)
+        stem = _find_stem(placed)
         if missing and stem is not None and all(gpu.cores is not None for gpu in missing):
             for cores, neighbours in groupby(missing, key=lambda gpu: gpu.cores):
                 names = [f"{stem[0]}{gpu.index + stem[1]}" for gpu in neighbours]
-                rows += _with_gpus(gres, line, names, cores, promised_type)
+                rows += _format_gpu_line(gres, line, names, cores, promised_type)
             edits[line.line] = rows
             kind = (promised_type or line.type or "").lower()
             types[kind] = types.get(kind, 0) + len(missing)
     return {kind: count for kind, count in types.items() if count} or None
 
 
-def _with_gpus(
+def _format_gpu_line(
     gres: SlurmConfig, line: GresLine, files: Sequence[str], cores: CpuSet | None, kind: str
 ) -> tuple[str, ...]:
     """The line's rows with these files, () = its own, these cores and this type, "" = its own."""
@@ -146,11 +148,11 @@ def _with_gpus(
         words["CPUs" if line.line.get("cores") is None and line.line.get("cpus") else "Cores"] = (
             str(cores)
         )
-    rows = tuple(gres.rows(line.line))
-    return with_words(rows, words) if words else rows
+    rows = tuple(gres.find_rows(line.line))
+    return replace_words(rows, words) if words else rows
 
 
-def _stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int] | None:
+def _find_stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str, int] | None:
     """Return a device file's name before its number, and the number of GPU 0, if all agree."""
     stems = set()
     for _, file, number in placed:

@@ -82,14 +82,14 @@ def lines_by_node(lines: tuple[GresLine, ...], nodes: int) -> Callable[[str], tu
     return lambda node: tuple(lines[at] for at in sorted((*of_all, *by_node.get(node, ()))))
 
 
-def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
+def find_lines(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
     """Return the lines about the GPUs of one node, in their order."""
     return tuple(
         line for line in lines if line.name == "gpu" and (line.nodes is None or node in line.nodes)
     )
 
 
-def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
+def find_autodetect(lines: tuple[GresLine, ...], node: str) -> str | None:
     """Return the detector of the node's GPUs: its own setting, else that of all nodes; or None."""
     of_all: str | None = None
     for line in lines:
@@ -127,13 +127,13 @@ def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
         name=line.get("name"),
         type=line.get("type"),
         files=files,
-        cores=None if cores is None else _cores(cores, source, line.first),
+        cores=None if cores is None else _parse_cores(cores, source, line.first),
         count=device_count,
         is_multiple=bool(multiple),
     )
 
 
-def _cores(text: str, source: str, line: int) -> CpuSet:
+def _parse_cores(text: str, source: str, line: int) -> CpuSet:
     """Parse core numbers, in brackets or not: slurmctld accepts both."""
     try:
         has_brackets = text.startswith("[") and text.endswith("]")
@@ -183,16 +183,16 @@ class DeviceOrder(Struct, frozen=True):
 
     lines: tuple[GresLine, ...]
 
-    def numbers(self, node: str, *, sliced: bool = False) -> tuple[int, ...] | None:
+    def list_numbers(self, node: str, *, sliced: bool = False) -> tuple[int, ...] | None:
         """Return the driver's number of the GPU at each place of a node's list.
 
         A MIG slice (MultipleFiles) is at its GPU's number; sliced: the job has slices. None if
         the lines give no order, and () where slurm.conf gives it: of several types, Slurm lists the
         first of Gres= first.
         """
-        lines = lines_for(self.lines, node)
+        lines = find_lines(self.lines, node)
         has_order = not sliced or any(line.is_multiple for line in lines)
-        if not lines or not has_order or autodetect_for(self.lines, node) is not None:
+        if not lines or not has_order or find_autodetect(self.lines, node) is not None:
             return None
         if _has_several_types(lines):
             return ()
@@ -201,10 +201,10 @@ class DeviceOrder(Struct, frozen=True):
             return None
         return tuple(number for _, _, number in placed)
 
-    def cores(self, node: str) -> tuple[CpuSet | None, ...]:
+    def list_cores(self, node: str) -> tuple[CpuSet | None, ...]:
         """The Cores= of the device at each position of a node's list; () without an order."""
-        lines = lines_for(self.lines, node)
-        if autodetect_for(self.lines, node) is not None or _has_several_types(lines):
+        lines = find_lines(self.lines, node)
+        if find_autodetect(self.lines, node) is not None or _has_several_types(lines):
             return ()
         places = placed_files(lines)
         return tuple(line.cores for line, _, _ in places)
@@ -301,13 +301,13 @@ def node_classes(
     for name in names or (("",) if has_lines else ()):
         node_lines = lines_of(name)
         node = defined.get(name)
-        key = (lines_for(node_lines, name), autodetect_for(node_lines, name), node and node.line)
+        key = (find_lines(node_lines, name), find_autodetect(node_lines, name), node and node.line)
         groups.setdefault(key, []).append(name)
     return tuple(
         NodeClass(
             tuple(group) if names else (),
-            lines_for(lines_of(group[0]), group[0]),
-            autodetect_for(lines_of(group[0]), group[0]),
+            find_lines(lines_of(group[0]), group[0]),
+            find_autodetect(lines_of(group[0]), group[0]),
             defined.get(group[0]),
         )
         for group in groups.values()

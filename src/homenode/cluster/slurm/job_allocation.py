@@ -54,7 +54,7 @@ class NodeTree(Struct, frozen=True):
             return f"cores {CpuSet.union(self.pus_of_node[node] for node in nodes)}"
         return nodes_text(nodes) if nodes else "no node"
 
-    def nodes_of(self, pus: CpuSet) -> tuple[NodeIndex, ...]:
+    def find_nodes(self, pus: CpuSet) -> tuple[NodeIndex, ...]:
         return tuple(n for n, node_pus in self.pus_of_node.items() if not node_pus.isdisjoint(pus))
 
 
@@ -119,7 +119,7 @@ def node_machine(host: Host) -> NodeMachine:
     return NodeMachine(host, core_order(host), tree, gpus)
 
 
-def allocation_on(
+def build_allocation(
     job: Job,
     share: NodeShare,
     machine: NodeMachine | None,
@@ -133,7 +133,7 @@ def allocation_on(
     # Long because it checks each reason, in the order in which they decide.
     unknown = partial(unknown_allocation, job, share.node)
     if not share.gpus.count and share.gpus.indices is not None:
-        return _allocation(job, share.node)
+        return _make_allocation(job, share.node)
     if machine is None:
         return unknown("no host is specified for this node")
     if shape is not None and not machine.order.fits(shape):
@@ -177,13 +177,13 @@ def allocation_on(
             "--nodes FILE with `scontrol show node`, which has the number of sockets",
         )
     try:
-        pus = _pus(share, machine, shape)
+        pus = _find_pus(share, machine, shape)
     except IndexError:
         return unknown(
             f"CPU ids beyond the {plural(len(machine.order.pus), 'core')} of {machine.host.name}"
         )
     gpus = tuple(machine.gpus[index] for index in indices)
-    return replace(_allocation(job, share.node), pus=pus, gpus=gpus, tree=machine.tree)
+    return replace(_make_allocation(job, share.node), pus=pus, gpus=gpus, tree=machine.tree)
 
 
 def allocation_by_gres(
@@ -191,7 +191,7 @@ def allocation_by_gres(
 ) -> JobAllocation | None:
     """Return a job's resources on a node by the Cores= of its GPUs in gres.conf, if the machine is
     unknown; None if gres.conf does not give them."""
-    places = gres.cores(share.node)
+    places = gres.list_cores(share.node)
     indices = share.gpus.indices
     if not indices or share.gpus.sliced or max(indices) >= len(places):
         return None
@@ -213,7 +213,7 @@ def allocation_by_gres(
             "`homenode slurm check` corrects Cores=",
         )
     return replace(
-        _allocation(job, share.node),
+        _make_allocation(job, share.node),
         pus=cores,
         gpus=tuple(AllocatedGpu(i, None, NodeIndex(sets.index(places[i]))) for i in indices),
         tree=NodeTree(
@@ -228,15 +228,15 @@ def allocation_by_gres(
 
 def unknown_allocation(job: Job, node: str, reason: str, fix: str | None = None) -> JobAllocation:
     """Return the allocation of a job whose resources on a node are unknown."""
-    return replace(_allocation(job, node), unknown=reason, fix=fix)
+    return replace(_make_allocation(job, node), unknown=reason, fix=fix)
 
 
-def _allocation(job: Job, node: str) -> JobAllocation:
+def _make_allocation(job: Job, node: str) -> JobAllocation:
     """Return an allocation of a job on a node, with all other fields unknown."""
     return JobAllocation(job=job.id, node=node, name=job.name, user=job.user)
 
 
-def _pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:
+def _find_pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:
     """Return the CPUs that a share names. Raises IndexError for cores that the machine lacks."""
     if share.cpu_ids is not None:
         per_core = machine.order.threads if shape is None else shape.threads_per_core

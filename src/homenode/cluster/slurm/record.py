@@ -135,16 +135,16 @@ def _parse_values(key: str, values: list[str], source: str, line: int) -> Any:
     """Parse the values of a line. Raises ParseError."""
     match key, values:
         case "numa", [node, *pus] if len(pus) < 2:
-            return _node(node), CpuSet.parse("".join(pus))
+            return _parse_node(node), CpuSet.parse("".join(pus))
         case "distances", [node, first, *rest]:
-            return _node(node), tuple(_small(value) for value in (first, *rest))
+            return _parse_node(node), tuple(_parse_number(value) for value in (first, *rest))
         case "gpumemory", [node]:
-            return _node(node)
+            return _parse_node(node)
         case "gpu", [number, address, node]:
-            at = None if node == "-1" else _node(node)
-            return AllocatedGpu(_small(number), Bdf.parse(address), at)
+            at = None if node == "-1" else _parse_node(node)
+            return AllocatedGpu(_parse_number(number), Bdf.parse(address), at)
         case "slices", [number, count]:
-            return _small(number), min(_small(count), MAX_SLICES)
+            return _parse_number(number), min(_parse_number(count), MAX_SLICES)
         case "task", _:
             return parse_task(values, source, line)
     raise ParseError(source, "a line of a record", " ".join((key, *values)), line=line)
@@ -154,11 +154,11 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 12
 
 
-def _node(text: str) -> NodeIndex:
-    return NodeIndex(_small(text))
+def _parse_node(text: str) -> NodeIndex:
+    return NodeIndex(_parse_number(text))
 
 
-def _small(text: str) -> int:
+def _parse_number(text: str) -> int:
     if not _is_number(text) or len(text) > 5:
         raise ParseError("", "a number of up to 5 digits", text)
     return int(text)
@@ -177,10 +177,10 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
         name=record.name,
         user=record.user,
         pus=CpuSet.union(task.pus for task in record.tasks) if record.tasks else None,
-        tree=_tree(record),
+        tree=_build_tree(record),
         restart=record.restart,
     )
-    candidates = [_gpus_at(record, order) for order in _orders(record, numbers)]
+    candidates = [_match_gpus(record, order) for order in _list_orders(record, numbers)]
     gpus = candidates[0]
     if gpus is None:
         return replace(
@@ -188,7 +188,7 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
             unknown=f"the record has no address of GPU {max(record.owned)}",
             fix="--gres gres.conf, if its lines name the GPUs' files",
         )
-    if any(other is None or _nodes(other) != _nodes(gpus) for other in candidates[1:]):
+    if any(other is None or _list_nodes(other) != _list_nodes(gpus) for other in candidates[1:]):
         return replace(
             owned,
             unknown="the driver's order of GPUs is not that of their addresses, or some are cut "
@@ -201,25 +201,25 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
             unknown="no task of it was recorded: no TaskProlog, or none had started",
             fix="set TaskProlog=, as in the README of the hooks",
         )
-    return with_tasks(replace(owned, gpus=gpus), record.tasks)
+    return add_tasks(replace(owned, gpus=gpus), record.tasks)
 
 
-def with_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
+def add_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
     """Return the allocation with the memory of its tasks; unchanged without tasks."""
     if not tasks or owned.unknown is not None:
         return owned
     return replace(
         owned,
-        memory_nodes=_indices(task.memory_nodes for task in tasks),
+        memory_nodes=_list_indices(task.memory_nodes for task in tasks),
         bound_nodes=_bound_nodes(tasks),
     )
 
 
-def _orders(
+def _list_orders(
     record: JobRecord, numbers: Sequence[int] | None
 ) -> Iterator[list[AllocatedGpu | None]]:
     """Yield the possible orders of Slurm's list, the likeliest first: the GPU at each position."""
-    by_number = {gpu.index: _at_home(record, gpu) for gpu in record.gpus}
+    by_number = {gpu.index: _set_home_node(record, gpu) for gpu in record.gpus}
     if numbers is not None:
         yield [by_number.get(number) for number in numbers]
         return
@@ -236,7 +236,7 @@ def _orders(
         yield [by_number.get(number) for number in range(last + 1)]
 
 
-def _gpus_at(
+def _match_gpus(
     record: JobRecord, order: Sequence[AllocatedGpu | None]
 ) -> tuple[AllocatedGpu, ...] | None:
     """Return the job's GPUs in an order, each once; None if a position is missing."""
@@ -247,14 +247,14 @@ def _gpus_at(
     return gpus if None not in placed else None
 
 
-def _at_home(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
+def _set_home_node(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
     """The GPU with its node with CPUs: the only one, or the nearest to its memory (GH200)."""
     with_cpus = [node for node, pus in record.pus_of_node if pus]
     if gpu.node in with_cpus:
         return gpu
     if len(with_cpus) == 1:
         return replace(gpu, node=with_cpus[0])
-    distances = _distances(record)
+    distances = _find_distances(record)
     ranked = sorted(
         (distances.get((gpu.node, n), 255), n) for n in with_cpus if gpu.node is not None
     )
@@ -263,11 +263,11 @@ def _at_home(record: JobRecord, gpu: AllocatedGpu) -> AllocatedGpu:
     return replace(gpu, node=ranked[0][1])
 
 
-def _nodes(gpus: Iterable[AllocatedGpu]) -> list[int]:
+def _list_nodes(gpus: Iterable[AllocatedGpu]) -> list[int]:
     return sorted(-1 if gpu.node is None else gpu.node for gpu in gpus)
 
 
-def _distances(record: JobRecord) -> dict[tuple[NodeIndex | None, NodeIndex], int]:
+def _find_distances(record: JobRecord) -> dict[tuple[NodeIndex | None, NodeIndex], int]:
     nodes = [node for node, _ in record.pus_of_node]
     return {
         (a, b): distance
@@ -276,14 +276,14 @@ def _distances(record: JobRecord) -> dict[tuple[NodeIndex | None, NodeIndex], in
     }
 
 
-def _tree(record: JobRecord) -> NodeTree:
+def _build_tree(record: JobRecord) -> NodeTree:
     nodes = [node for node, _ in record.pus_of_node]
-    gpus = [_at_home(record, gpu) for gpu in record.gpus]
+    gpus = [_set_home_node(record, gpu) for gpu in record.gpus]
     return NodeTree(
         pus_of_node=dict(record.pus_of_node),
         gpus_of_node={node: sum(gpu.node == node for gpu in gpus) for node in nodes},
         gpu_memory=frozenset(record.gpu_memory),
-        distances={(a, b): d for (a, b), d in _distances(record).items() if a is not None},
+        distances={(a, b): d for (a, b), d in _find_distances(record).items() if a is not None},
     )
 
 
@@ -293,12 +293,12 @@ def _bound_nodes(tasks: Sequence[TaskRecord]) -> frozenset[NodeIndex] | None:
     if not matches or None in matches:
         return None
     try:
-        return _indices(CpuSet.parse(match[1]) for match in matches if match is not None)
+        return _list_indices(CpuSet.parse(match[1]) for match in matches if match is not None)
     except ParseError:  # the user's own line
         return None
 
 
-def _indices(sets: Iterable[CpuSet]) -> frozenset[NodeIndex]:
+def _list_indices(sets: Iterable[CpuSet]) -> frozenset[NodeIndex]:
     return frozenset(NodeIndex(i) for i in CpuSet.union(sets))
 
 
@@ -355,11 +355,11 @@ def parse_look(text: str, source: str) -> tuple[TaskRecord, ...]:
 _SCRIPTS = ("prolog.sh", "task_prolog.sh", "epilog.sh", "README")
 
 
-def _script(name: str) -> str:
+def _read_script(name: str) -> str:
     return package_text("cluster", "slurm", "scripts", name)
 
 
-def hooks(spool: str = SPOOL, directory: str = "/etc/slurm/homenode") -> dict[str, str]:
+def render_hooks(spool: str = SPOOL, directory: str = "/etc/slurm/homenode") -> dict[str, str]:
     """Return the scripts and the README by file name. spool: directory on each node for the
     records. directory: of the scripts. Raises UsageError for a path that a shell would misread."""
     for path in (spool, directory):
@@ -370,6 +370,6 @@ def hooks(spool: str = SPOOL, directory: str = "/etc/slurm/homenode") -> dict[st
             )
     written = {}
     for name in _SCRIPTS:
-        text = _script(name).replace("@ROOT@\n", _script("root.sh"))
+        text = _read_script(name).replace("@ROOT@\n", _read_script("root.sh"))
         written[name] = text.replace("@SPOOL@", spool).replace("@DIRECTORY@", directory)
     return written

@@ -147,14 +147,14 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         return switched_gpus(self.host) if self.request.options.with_nvswitches else ()
 
     def _is_free(self, bdf: Bdf) -> bool:
-        return self.allocations.holder(bdf) is None
+        return self.allocations.find_holder(bdf) is None
 
-    def next_to(self, gpu: PciDevice) -> tuple[Bdf, ...]:
+    def list_nearby_nics(self, gpu: PciDevice) -> tuple[Bdf, ...]:
         """Return the NICs that can come with the GPU."""
         at = self.host.device_at
         return tuple(function for nic, function in self.nics.items() if are_paired(gpu, at[nic]))
 
-    def companions_of(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
+    def list_companions(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
         """Yield the devices that come with these GPUs and with the requested ones."""
         if not (self.nics or self.boards):
             return
@@ -162,11 +162,11 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         named = (bdf for bdf in self.request.devices if at[bdf].kind is DeviceKind.GPU)
         gpus = sorted({*named, *chosen})
         if self.nics:
-            yield from self._nics_of([at[bdf] for bdf in gpus])
+            yield from self._list_nics([at[bdf] for bdf in gpus])
         for board in self.boards:
             yield from board.left_out(gpus)
 
-    def _nics_of(self, gpus: Sequence[PciDevice]) -> Iterator[Bdf]:
+    def _list_nics(self, gpus: Sequence[PciDevice]) -> Iterator[Bdf]:
         """Return NICs for the GPUs that have no NIC of the definition near them."""
         at = self.host.device_at
         named = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
@@ -187,7 +187,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
             f"{bdf} by {self.allocations.label(name)}"
             for board in self.boards
             for bdf in (*board.switches, *sorted(board.gpus))
-            if (name := self.allocations.holder(bdf)) is not None
+            if (name := self.allocations.find_holder(bdf)) is not None
         ]
         ready = [
             board

@@ -31,20 +31,20 @@ class Board(StrEnum):
     HGX_B200 = "hgx-b200"  # DGX B200; B300 boards
 
 
-def _partitions(modules: int, joined: str) -> tuple[frozenset[int], ...]:
+def _list_partitions(modules: int, joined: str) -> tuple[frozenset[int], ...]:
     """Return the sets of joined modules, then single modules."""
     sets = [*joined.split(), *map(str, range(1, modules + 1))]
     return tuple(frozenset(map(int, CpuSet.parse(text, "partition"))) for text in sets)
 
 
 PARTITIONS = {
-    Board.HGX_A100: _partitions(
+    Board.HGX_A100: _list_partitions(
         16,
         "1-16 1-8 9-16 1-4,9-12 5-8,13-16 1-4,13-16 5-12 1-4 5-8 9-12 13-16 "
         "1-2 3-4 5-6 7-8 9-10 11-12 13-14 15-16",
     ),
-    Board.HGX_H100: _partitions(8, "1-8 1-4 5-8 1,3 2,4 5,7 6,8"),
-    Board.HGX_B200: _partitions(8, "1-8 1-4 5-8 1-2 3-4 5-6 7-8"),
+    Board.HGX_H100: _list_partitions(8, "1-8 1-4 5-8 1,3 2,4 5,7 6,8"),
+    Board.HGX_B200: _list_partitions(8, "1-8 1-4 5-8 1-2 3-4 5-6 7-8"),
 }
 """The default partitions of each board, by id: physical (module) ids of GPUs, 1-based."""
 
@@ -55,7 +55,7 @@ _BOARD_OF_NAME = (
 )
 
 
-def board_of(names: Iterable[str | None]) -> Board | None:
+def find_board(names: Iterable[str | None]) -> Board | None:
     """Return the board of a host by its GPUs' names, as nvidia-smi prints them.
 
     None for GPUs without an NVSwitch board, such as PCIe cards, and for mixed models.
@@ -121,16 +121,18 @@ class Fabric(Struct, frozen=True):
         """Return a warning if these GPUs are known not to be a partition."""
         bdfs = _physical_functions(gpus)
         if len(bdfs) < 2 or (
-            any(bdf not in self.module_of_gpu for bdf in bdfs) and len(bdfs) in self.sizes()
+            any(bdf not in self.module_of_gpu for bdf in bdfs) and len(bdfs) in self.list_sizes()
         ):
             return None
-        if len(bdfs) not in self.sizes():
-            return self._finding(f"{plural(len(bdfs), 'GPU')} ({_bdf_list(bdfs)})", ())
+        if len(bdfs) not in self.list_sizes():
+            return self._make_finding(f"{plural(len(bdfs), 'GPU')} ({_bdf_list(bdfs)})", ())
         modules = [self.module_of_gpu[bdf] for bdf in bdfs]
         if is_partition(self.board, modules):
             return None
         module_list = ",".join(map(str, modules))
-        return self._finding(f"{_bdf_list(bdfs)} (modules {module_list})", self._of_size(len(bdfs)))
+        return self._make_finding(
+            f"{_bdf_list(bdfs)} (modules {module_list})", self._list_by_size(len(bdfs))
+        )
 
     def partitions(
         self,
@@ -146,8 +148,8 @@ class Fabric(Struct, frozen=True):
         """
         owned = set(_physical_functions(named))
         total = count + len(owned)
-        if total not in self.sizes():
-            return None, self._finding(plural(total, "GPU"), ())
+        if total not in self.list_sizes():
+            return None, self._make_finding(plural(total, "GPU"), ())
         candidates = {gpu.bdf for gpu in free} | owned
         if total == 1:
             return None, None
@@ -164,40 +166,40 @@ class Fabric(Struct, frozen=True):
         busy = [
             f"{bdf} by {allocations.label(domain)}"
             for bdf in sorted(self.module_of_gpu)
-            if (domain := allocations.holder(bdf)) is not None
+            if (domain := allocations.find_holder(bdf)) is not None
         ]
         detail = f"no free partition of {plural(total, 'GPU')}" + (
             f"; in use: {', '.join(busy)}" if busy else ""
         )
-        return None, self._finding(detail, self._of_size(total))
+        return None, self._make_finding(detail, self._list_by_size(total))
 
     def all_partitions(self) -> list[tuple[Bdf, ...]]:
         """Return the GPUs of each default partition of two or more whose module ids are known."""
-        sizes = [size for size in self.sizes() if size > 1]
-        return [partition for size in sizes for partition in self._of_size(size)]
+        sizes = [size for size in self.list_sizes() if size > 1]
+        return [partition for size in sizes for partition in self._list_by_size(size)]
 
-    def _of_size(self, size: int) -> tuple[tuple[Bdf, ...], ...]:
+    def _list_by_size(self, size: int) -> tuple[tuple[Bdf, ...], ...]:
         return partitions_of_size(self.board, size, self.module_of_gpu)
 
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
         """A gap if it is unknown whether these GPUs are a partition, as one GPU or a board is."""
         bdfs = _physical_functions(gpus)
         unknown = [bdf for bdf in bdfs if bdf not in self.module_of_gpu]
-        if not unknown or len(bdfs) < 2 or len(bdfs) == self.gpus in self.sizes():
+        if not unknown or len(bdfs) < 2 or len(bdfs) == self.gpus in self.list_sizes():
             return ()
-        return (self._gap(unknown),)
+        return (self._make_gap(unknown),)
 
-    def sizes(self) -> tuple[int, ...]:
+    def list_sizes(self) -> tuple[int, ...]:
         return partition_sizes(self.board)
 
-    def _gap(self, unknown: Sequence[Bdf]) -> Gap:
+    def _make_gap(self, unknown: Sequence[Bdf]) -> Gap:
         return Gap(
             f"whether a Fabric Manager can join {first_few(map(str, unknown), 1)}",
             "nvidia-smi -q -x shows no module ids",
         )
 
-    def _finding(self, observed: str, allowed: Sequence[tuple[Bdf, ...]]) -> Finding:
-        sizes = ", ".join(map(str, self.sizes()))
+    def _make_finding(self, observed: str, allowed: Sequence[tuple[Bdf, ...]]) -> Finding:
+        sizes = ", ".join(map(str, self.list_sizes()))
         expected = "; ".join(_bdf_list(bdfs) for bdfs in allowed[:_MAX_SHOWN])
         if len(allowed) > _MAX_SHOWN:
             expected += f"; and {len(allowed) - _MAX_SHOWN} more"
@@ -234,7 +236,7 @@ def board_of_host(host: Host) -> Board | None:
     if not may_have_nvswitches(host):
         return None
     boards = {_BOARD_OF_ID.get(gpu.device_id or 0) for gpu in gpus if gpu.vendor_id == NVIDIA}
-    return board_of(gpu.name for gpu in gpus) or (boards.pop() if len(boards) == 1 else None)
+    return find_board(gpu.name for gpu in gpus) or (boards.pop() if len(boards) == 1 else None)
 
 
 def may_have_nvswitches(host: Host) -> bool:

@@ -176,13 +176,15 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     def has_gpus(self) -> bool:
         return bool(self.count or self.named_positions)
 
-    def functions_with(self, gpus: int) -> tuple[Bdf, ...]:
+    def list_functions(self, gpus: int) -> tuple[Bdf, ...]:
         """Return all functions of the VM with these GPUs (bits) chosen; host order."""
         functions = set(self.named)
         picked = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
         for gpu in picked:
             functions |= {gpu.bdf, *gpu.companions}
-        return tuple(sorted(functions.union(self.brought.companions_of(gpu.bdf for gpu in picked))))
+        return tuple(
+            sorted(functions.union(self.brought.list_companions(gpu.bdf for gpu in picked)))
+        )
 
     def among(self, groups: Iterable[int]) -> "DeviceOptions | None":
         """Return the options for these groups of GPUs; None if each group is too small."""
@@ -220,7 +222,7 @@ class DeviceOptions(Struct, frozen=True, dict=True):
         last = max([gpu.position for gpu in self.gpus], default=0)
         return GpuTies(self.sets, tuple([-1 << last - gpu.position for gpu in self.gpus]))
 
-    def of_least_loss(self) -> int:
+    def choose_least_loss(self) -> int:
         """Choose the GPUs of a VM that is not on fixed nodes."""
         if not self.count:
             return 0
@@ -263,7 +265,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     nics_of = {
         gpu.bdf: (
             *(nic.bdf for nic in named_nics if are_paired(gpu, nic)),
-            *brought.next_to(gpu),
+            *brought.list_nearby_nics(gpu),
         )
         for gpu in (*unheld, *named_gpus)
     }
@@ -285,10 +287,10 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
             ),
         )
         for number, gpu in enumerate(unheld)
-        for companions in (_companions(by_bdf, gpu) if count else (),)
+        for companions in (_list_companions(by_bdf, gpu) if count else (),)
     )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
-    groups, findings, gaps = _choices(
+    groups, findings, gaps = _list_choices(
         host,
         request.guest.name,
         fabric,
@@ -342,7 +344,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     )
 
 
-def _choices(
+def _list_choices(
     host: Host,
     name: str,
     fabric: Fabric | None,
@@ -364,15 +366,15 @@ def _choices(
     if sets is None:
         total = [*named, *free][: count + len(named)]
         gaps = () if findings else fabric.unknown_partition(total)
-        sets = _of_one_package(host, named, free, count)
+        sets = _choose_one_package(host, named, free, count)
         if sets is None:
             return None, findings, gaps
         if not sets:
-            raise _in_no_package(host, allocations, count, len(free), name)
+            raise _make_package_error(host, allocations, count, len(free), name)
     return tuple(sum(bit_of[bdf] for bdf in gpu_set) for gpu_set in sets), findings, gaps
 
 
-def _of_one_package(
+def _choose_one_package(
     host: Host, named: Sequence[PciDevice], free: Sequence[PciDevice], count: int
 ) -> tuple[tuple[Bdf, ...], ...] | None:
     """Return the free GPUs of each package with `count` of them; named GPUs fix the package.
@@ -408,7 +410,7 @@ def _gpu_sets(host: Host, gpus: Sequence[PciDevice], fabric: Fabric | None) -> s
     return sets if fabric is None else sets | set(map(frozenset, fabric.all_partitions()))
 
 
-def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> tuple[Bdf, ...]:
+def _list_companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> tuple[Bdf, ...]:
     """Return the other functions of a GPU's slot (audio, USB): they leave the host together."""
     functions = (
         Bdf(gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device, number)
@@ -478,10 +480,10 @@ def _package_of_gpu(host: Host) -> dict[Bdf, int | None]:
     }
 
 
-def _in_no_package(
+def _make_package_error(
     host: Host, allocations: Allocations, count: int, free: int, name: str
 ) -> Unplannable:
-    in_use = _in_use(host, allocations)
+    in_use = _format_use(host, allocations)
     detail = (
         f"{count} GPUs of one package needed, as NVLink does not join packages; {free} free, too "
         f"few in each package{in_use}"
@@ -494,11 +496,11 @@ def _in_no_package(
     )
 
 
-def _in_use(host: Host, allocations: Allocations) -> str:
+def _format_use(host: Host, allocations: Allocations) -> str:
     owned = [
         f"{gpu.bdf} by {allocations.label(domain)}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if (domain := allocations.holder(gpu.bdf)) is not None
+        if (domain := allocations.find_holder(gpu.bdf)) is not None
     ]
     return f"; in use: {', '.join(owned)}" if owned else ""
 
@@ -514,7 +516,9 @@ def _too_few(host: Host, request: GuestRequest, allocations: Allocations, free: 
     free_text = (
         f"{free} free" if request.options.gpu_profile or free > total else f"{free} of {total} free"
     )
-    detail = f"{request.options.gpu_count} {noun} needed, {free_text}{_in_use(host, allocations)}"
+    detail = (
+        f"{request.options.gpu_count} {noun} needed, {free_text}{_format_use(host, allocations)}"
+    )
     hint = f"--gpus {free}" if free else None
     if request.options.gpu_profile is None and any(gpu.parts for gpu in gpus):
         hint = hint or f"--gpu-profile, as GPUs are divided; one of {profiles_text(host)}"

@@ -16,7 +16,7 @@ from homenode.findings import Gap, Rejection
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
 from homenode.plan.memory import page_size_bytes
-from homenode.plan.placement import Placement, terms
+from homenode.plan.placement import Placement, name_terms
 from homenode.plan.placement_findings import placement_findings
 from homenode.plan.search.ladder import Fallback, MemoryRule, fallback_name
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
@@ -172,16 +172,16 @@ class Attempt:
             threads_per_core=self._threads,
             emulator_pus=self._places.emulator_pus,
             iothread_pus=self._places.iothread_pus,
-            devices=problem.devices.options.functions_with(best.gpus),
+            devices=problem.devices.options.list_functions(best.gpus),
             fallback=fallback_name(self._span, self._relaxations),
             relaxations=self._relaxations,
             layout=self._layout,
             cell_memory_bytes=self._cell_memory,
-            cost=terms(best.cost, (*problem.first, *problem.later)),
+            cost=name_terms(best.cost, (*problem.first, *problem.later)),
             optimal=self.solution.optimal,
         )
 
-    def with_explanation(self, rejections: Sequence[Rejection]) -> Placement:
+    def explain(self, rejections: Sequence[Rejection]) -> Placement:
         """Return the placement with its runners-up, findings and gaps, and these rejections."""
         search, placement = self.search, self.placement
         findings = placement_findings(
@@ -258,10 +258,10 @@ class Attempt:
         result = []
         options = problem.devices.options
         for placing in rivals:
-            theirs = terms(placing.cost, names)
+            theirs = name_terms(placing.cost, names)
             differing = next(a.name for a, b in zip(cost_terms, theirs, strict=True) if a != b)
             nodes = tuple(NodeIndex(node) for node in placing.cost.nodes)
-            gpus = options.functions_with(placing.gpus) if options.count else ()
+            gpus = options.list_functions(placing.gpus) if options.count else ()
             result.append(RunnerUp(nodes, theirs, differing, gpus))
         return tuple(sorted(result, key=lambda rival: [term.value for term in rival.cost]))
 
@@ -299,7 +299,7 @@ class Attempt:
             for part in (strong, weak) if self.fallback.mixed else (groups,):
                 if part:
                     last = node == self.best.split[-1][0]
-                    yield self._cell(node, part, idle if last else 0)
+                    yield self._build_cell(node, part, idle if last else 0)
 
     def _assign(self) -> Iterator[PinnedCell]:
         """Assign groups to the user's cells in order; cells of a node divide its groups."""
@@ -307,9 +307,9 @@ class Attempt:
         groups = {node: self.problem.supplies[node].allocate(number) for node, number in best.split}
         for node, number in zip(nodes, self._groups_of_cells, strict=True):
             part, groups[node] = groups[node][:number], groups[node][number:]
-            yield self._cell(node, part)
+            yield self._build_cell(node, part)
 
-    def _cell(self, node: int, part: tuple[SiblingGroup, ...], idle: int = 0) -> PinnedCell:
+    def _build_cell(self, node: int, part: tuple[SiblingGroup, ...], idle: int = 0) -> PinnedCell:
         """Build a cell. idle: number of last CPUs without a vCPU."""
         if self.request.layout.pinning is Pinning.NODE:
             return PinnedCell(node=node, groups=part, pins=(self._node_pus(node),) * len(part))

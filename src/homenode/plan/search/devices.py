@@ -302,9 +302,11 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
 
     def least_class(self, packages: int) -> int:
         """Return the least class of the worst device for nodes of these packages (bits)."""
-        return self._class([(group, group.classes(packages)) for group in self.groups], packages)
+        return self._find_class(
+            [(group, group.classes(packages)) for group in self.groups], packages
+        )
 
-    def _class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
+    def _find_class(self, classes: Sequence[tuple[GpuGroup, list[int]]], packages: int) -> int:
         """Return the least class of these groups."""
         worst = max([home.class_to(packages) for home in self._pulling_homes], default=0)
         least_classes = [group.least_class(self.options.count, levels) for group, levels in classes]
@@ -341,7 +343,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
             groups = tuple([GpuGroup.from_homes(group.split_by_home(nodes)[0]) for group in groups])
         classes = [(group, group.classes(packages)) for group in groups]
         # GPUs no farther than the worst named device add no cost.
-        limit = self._class(classes, packages)
+        limit = self._find_class(classes, packages)
         for group, levels in classes:
             if self.compares_classes and max(levels, default=0) > limit:
                 homes = zip(group.homes, levels, strict=True)

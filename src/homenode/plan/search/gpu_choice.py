@@ -149,9 +149,11 @@ class NearestGpus:
         if not self.problem.compares_devices:
             return 0
         bounds = []
-        for case in self._cases(nodes, ranges):
+        for case in self._list_cases(nodes, ranges):
             distance = case.splits.distance
-            costs = [cost for home in case.homes for cost in _of_each(home, distance(home.row))]
+            costs = [
+                cost for home in case.homes for cost in _list_numbers(home, distance(home.row))
+            ]
             bounds.append(distance(case.row) + sum(sorted(costs)[: case.missing]))
         return min(bounds)
 
@@ -166,11 +168,15 @@ class NearestGpus:
             groups = problem.devices.home_groups(nodes)
             all_gpus = (sum(gpus for h in g.homes for _, gpus in h.by_weight) for g in groups)
             return [Choice(0, 0, ((gpus, count),), ranges) for gpus in all_gpus]
-        choices = [choice for case in self._cases(nodes, ranges) for choice in self._of_group(case)]
+        choices = [
+            choice
+            for case in self._list_cases(nodes, ranges)
+            for choice in self._choose_in_group(case)
+        ]
         least = min(choice.device_distance for choice in choices)
         return [choice for choice in choices if choice.device_distance == least]
 
-    def _homes(self, nodes: int) -> Iterator[tuple[list[HomeGpus], list[HomeGpus], int]]:
+    def _split_homes(self, nodes: int) -> Iterator[tuple[list[HomeGpus], list[HomeGpus], int]]:
         """Yield (homes of which the VM gets all GPUs, homes of which it gets some, and how many)
         for each group of GPUs. GPUs at home on the nodes come first, all of them if they are not
         too many."""
@@ -186,26 +192,26 @@ class NearestGpus:
                 ([], at_home, count) if missing < 0 else (at_home, far if missing else [], missing)
             )
 
-    def _cases(self, nodes: int, ranges: Ranges) -> Iterator[_Case]:
+    def _list_cases(self, nodes: int, ranges: Ranges) -> Iterator[_Case]:
         """Yield the case of each group of GPUs."""
         positions, named = tuple(list_members(nodes)), self.problem.devices.named_rows
         splits = _Splits.from_ranges(ranges, self.problem.groups)
-        for certain, open_homes, missing in self._homes(nodes):
+        for certain, open_homes, missing in self._split_homes(nodes):
             rows = [(home.weight, home.home.to_node) for home in certain if home.home is not None]
             row = tuple(map(_add_rows(named, rows).__getitem__, positions))
             sure = sum([gpus for home in certain for _, gpus in home.by_weight])
             yield _Case(splits, row, sure, _merge_homes(open_homes, positions), missing)
 
-    def _of_group(self, case: _Case) -> list[Choice]:
+    def _choose_in_group(self, case: _Case) -> list[Choice]:
         if not case.missing:
             return [case.choice(case.row, case.certain, ())]
         if case.splits.extra and prod([home.total + 1 for home in case.homes]) <= MAX_NUMBERS:
-            return self._of_numbers(case)
+            return self._choose_by_numbers(case)
         self.exact &= not case.splits.extra
         split = case.splits.nearest(_add_rows(case.row, [(1, home.row) for home in case.homes]))
         return [_nearest_to_split(case, split)]
 
-    def _of_numbers(self, case: _Case) -> list[Choice]:
+    def _choose_by_numbers(self, case: _Case) -> list[Choice]:
         """Return the numbers of GPUs by home with the least distance."""
         homes, limit = case.homes, None
         nearest: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -239,7 +245,7 @@ def _merge_homes(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_
     return tuple([_Home.merge(row, same_row) for row, same_row in homes_by_row.items()])
 
 
-def _of_each(home: _Home, distance: int) -> list[int]:
+def _list_numbers(home: _Home, distance: int) -> list[int]:
     by_weight = home.by_weight
     return [weight * distance for weight, gpus in by_weight for _ in range(gpus.bit_count())]
 

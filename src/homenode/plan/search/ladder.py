@@ -76,7 +76,7 @@ def check_layout(layout: Layout, policy: Policy) -> None:
         )
 
 
-def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
+def list_fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
     """Yield the fallbacks for this request, highest first."""
     shapes = {shape for node in free.nodes for shape, _ in node.shapes}
     kinds = frozenset(shape.kind for shape in shapes)
@@ -87,7 +87,7 @@ def fallbacks(request: GuestRequest, free: FreeCpus) -> Iterator[Fallback]:
     for mixed in (False, True) if hybrid and not request.options.explicit_cells else (False,):
         of_kinds = kinds if mixed else one_kind
         widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
-        whole_cores += _ways(request, widest, of_kinds, mixed=mixed)
+        whole_cores += _list_fallbacks(request, widest, of_kinds, mixed=mixed)
         shared_cores += _sharing_ways(request, of_kinds, mixed=mixed)
     ways = [*whole_cores, *shared_cores]
     # Without pins the host always keeps a core.
@@ -121,7 +121,7 @@ def _counts_pus(request: GuestRequest) -> bool:
     return counts and request.layout.pinning is not Pinning.ONE_PER_CORE
 
 
-def _ways(
+def _list_fallbacks(
     request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[Fallback]:
     """Yield the layout's sibling groups, then groups of fewer siblings. If they do not divide the

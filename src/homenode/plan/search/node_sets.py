@@ -102,7 +102,7 @@ class NodeSets:
                 least_terms = [least[name] for name in terms if name in least]
                 bounded.append(((*bound, *least_terms), nodes, group))
         for bound, nodes, counts in sorted(bounded):
-            yield bound, self._sets(nodes, counts)
+            yield bound, self._list_sets(nodes, counts)
 
     def _package_sets(self) -> Iterator[tuple[tuple[int, ...], int]]:
         """Yield (least device class and packages, nodes) for each package that holds the VM alone,
@@ -133,7 +133,7 @@ class NodeSets:
             owned += self._capacity[node]
             if owned >= self.problem.groups and self.holds(nodes):
                 yield nodes
-        yield from self._sets(self.problem.eligible, ())
+        yield from self._list_sets(self.problem.eligible, ())
 
     def splits(self, nodes: int) -> CellSplits:
         """Return the splits over the chosen nodes (bits) that may be best for some devices: the
@@ -148,7 +148,7 @@ class NodeSets:
             )
         if problem.shares:
             return CellSplits(0, self._shared_ranges(positions))
-        capacities = self._capacities(positions)
+        capacities = self._list_capacities(positions)
         if problem.even_splits:
             whole_sockets = "guest_sockets" in problem.later
             return least_uneven(capacities, problem.groups, whole_sockets=whole_sockets)
@@ -158,7 +158,7 @@ class NodeSets:
     def _shared_ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
         """Return ranges with all whole cores of each node, and the other groups split evenly."""
         groups = self.problem.groups
-        limits = self._capacities(nodes)
+        limits = self._list_capacities(nodes)
         least = [
             max(1, min(self.problem.whole_cores[node], limit))
             for node, limit in zip(nodes, limits, strict=True)
@@ -174,7 +174,7 @@ class NodeSets:
             GroupRange(core + a, core + b) for core, a, b in zip(least, lower, upper, strict=True)
         )
 
-    def _capacities(self, nodes: Sequence[int]) -> tuple[int, ...]:
+    def _list_capacities(self, nodes: Sequence[int]) -> tuple[int, ...]:
         problem = self.problem
         if not problem.device_pages:
             return tuple([self._capacity[node] for node in nodes])
@@ -195,7 +195,7 @@ class NodeSets:
         ):
             return False
         if not self.equal or problem.device_pages:
-            capacities = self._capacities(tuple(list_members(nodes)))
+            capacities = self._list_capacities(tuple(list_members(nodes)))
             if self.equal and min(capacities) < problem.groups // number:
                 return False
             if min(capacities) < 1 or sum(capacities) < problem.groups:
@@ -225,7 +225,7 @@ class NodeSets:
                 if able.bit_count() >= number:
                     yield number, able
 
-    def _sets(self, nodes: int, counts: Counts) -> Iterator[int]:
+    def _list_sets(self, nodes: int, counts: Counts) -> Iterator[int]:
         """Yield the sets of this many nodes that hold the VM; () = any number, small first."""
         if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
@@ -260,7 +260,7 @@ class NodeSets:
         if self.problem.shares and (largest := self._most_cores(nodes)) and self.holds(largest):
             tried.add(largest)
             yield largest
-        for order in self._orders(nodes):
+        for order in self._list_orders(nodes):
             for number, able in numbers:
                 grown = self._first_nodes(order, number, able)
                 if grown and grown not in tried:
@@ -279,7 +279,7 @@ class NodeSets:
                     return chosen
         return 0
 
-    def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
+    def _list_orders(self, nodes: int) -> Iterator[Sequence[int]]:
         """Yield the nodes by distance from each node, package by package; then by their capacities.
         At equal distance the largest come first, or the cheapest."""
         problem, positions, packages = (

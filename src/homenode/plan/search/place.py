@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from homenode.findings import Rejection
 from homenode.machine.topology import LOCAL_DISTANCE, Host
-from homenode.plan.allocations import Allocations, allocations
+from homenode.plan.allocations import Allocations, find_allocations
 from homenode.plan.device_findings import device_findings
 from homenode.plan.devices.options import DeviceOptions, device_options
 from homenode.plan.placement import Cost, Placement
@@ -19,11 +19,11 @@ from homenode.plan.placement_findings import document_siblings, memory_short, wh
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.devices import distance_matrix
-from homenode.plan.search.ladder import MemoryRule, check_layout, fallbacks
+from homenode.plan.search.ladder import MemoryRule, check_layout, list_fallbacks
 from homenode.plan.search.problem import PlacementSearch
 from homenode.plan.search.rejections import (
     host_core,
-    refusal,
+    make_error,
     single_nodes,
     unusable_nodes,
     whole_host,
@@ -38,7 +38,7 @@ MAX_REFUSED_NODES = 16
 
 
 def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
-    allocated = allocations(host, request)
+    allocated = find_allocations(host, request)
     free = with_service = free_cpus(host, request, allocated)
     if allocated.service_cores:
         with_service = free_cpus(host, request, allocated, service_cores=True)
@@ -65,7 +65,7 @@ def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placemen
     check_layout(layout, request.options.policy)
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.SINGLE and layout.memory is MemoryBinding.KEEP:
-        allocated = allocations(host, request)
+        allocated = find_allocations(host, request)
         options = device_options(host, request, allocated)
         return _place_devices_only(host, request, allocated, options)
     return _LadderSearch(search_for(host, request), brief=brief).placement()
@@ -113,7 +113,7 @@ def _place_devices_only(
     host: Host, request: GuestRequest, allocated: Allocations, options: DeviceOptions
 ) -> Placement:
     """Place a VM that is neither pinned nor bound: only its GPUs are chosen."""
-    devices = options.functions_with(options.of_least_loss())
+    devices = options.list_functions(options.choose_least_loss())
     return Placement(
         nodes=(),
         vcpu_pins=(),
@@ -150,7 +150,7 @@ class _LadderSearch:
         Unplannable."""
         refused: set[tuple[object, ...]] = set()
         too_few: set[tuple[int, ...]] = set()
-        ladder = fallbacks(self.request, self.search.free[1])
+        ladder = list_fallbacks(self.request, self.search.free[1])
         attempts = (Attempt(self.search, fallback) for fallback in ladder)
         for attempt in attempts:
             supply = attempt.supply
@@ -169,11 +169,11 @@ class _LadderSearch:
             elif attempt.is_possible:
                 self._reject_single_nodes(attempt)
                 best = self._better_fallback(attempt, attempts) or attempt
-                placement = best.placement if self.brief else best.with_explanation(self.rejections)
+                placement = best.placement if self.brief else best.explain(self.rejections)
                 return placement if self.is_sure else replace(placement, optimal=None)
         if self.brief:
             raise Unplannable(f"{self.request.guest.name} does not fit {self.host.name}")
-        raise refusal(self.search, self.rejections, self.misses)
+        raise make_error(self.search, self.rejections, self.misses)
 
     def _reject_single_nodes(self, attempt: Attempt) -> None:
         """Record the rejections of single nodes, if the VM spans several of few nodes."""

@@ -30,7 +30,7 @@ from homenode.plan.search.supply import (
     FreeCpus,
     Grouping,
     Supply,
-    supply,
+    build_supply,
 )
 from homenode.plan.shape.guest_topology import may_share_sockets
 from homenode.vm.layout import GuestCells, GuestPcie
@@ -310,7 +310,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         free = self.free
         return cache(
             lambda keeps_core, grouping: tuple(
-                [supply(cores, grouping) for cores in free[not keeps_core].nodes]
+                [build_supply(cores, grouping) for cores in free[not keeps_core].nodes]
             )
         )
 
@@ -406,7 +406,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
         homes = set() if ignores else {node for node, *_ in options.homes}
         if options.count and not ignores:
             homes |= of_gpus
-        home = self._homes(homes, bit)
+        home = self._find_homes(homes, bit)
         gpus = options.gpus if options.count else ()
         gpu_homes = tuple(None if gpu.home is None else home.get(gpu.home) for gpu in gpus)
         return SearchDevices(
@@ -433,7 +433,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             distances=self._node_distances,
         )
 
-    def _homes(
+    def _find_homes(
         self, nodes: set[NodeIndex], bit: dict[NodeIndex, int]
     ) -> dict[NodeIndex, DeviceNode]:
         """Return the homes of these nodes, with distances to the nodes with CPUs."""

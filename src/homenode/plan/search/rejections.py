@@ -178,7 +178,7 @@ def whole_host(attempt: Attempt) -> Rejection:
     )
 
 
-def _with_memory(attempt: Attempt, memory_bytes: int) -> SearchProblem:
+def _change_memory(attempt: Attempt, memory_bytes: int) -> SearchProblem:
     """Return the problem of the same VM with another memory size."""
     problem, page = attempt.problem, page_size_bytes(attempt.request)
     for name in ("pages", "pages_together", "pages_anywhere"):
@@ -192,7 +192,7 @@ def _memory_hint(attempt: Attempt) -> str:
     """Return the --memory option with the largest size that fits, in GiB."""
 
     def has_space(gib: int) -> bool:
-        return fits(_with_memory(attempt, gib * GIB))
+        return fits(_change_memory(attempt, gib * GIB))
 
     sizes = range(attempt.request.memory_bytes // GIB, 0, -1)
     place = bisect_left(sizes, True, key=has_space)
@@ -233,7 +233,7 @@ def _most_vcpus(attempt: Attempt, problem: SearchProblem) -> int:
     return tries[place] * attempt.vcpus_of_group if place < len(tries) else 0
 
 
-def refusal(
+def make_error(
     search: PlacementSearch,
     rejections: Sequence[Rejection],
     misses: Sequence[tuple[Attempt, Rejection]],
@@ -254,7 +254,9 @@ def refusal(
         shown = miss
         problem, also = first.problem, ""
         if miss.hint is None and not (count := _most_vcpus(first, problem)):
-            problem = replace(_with_memory(first, min(GIB, request.memory_bytes)), device_pages=())
+            problem = replace(
+                _change_memory(first, min(GIB, request.memory_bytes)), device_pages=()
+            )
             count, also = _most_vcpus(first, problem), " and less memory"
         if miss.hint is None and count:
             with_siblings = " --keep-vcpus" if request.keep_vcpus else ""

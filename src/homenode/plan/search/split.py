@@ -27,8 +27,8 @@ def least_split(
     even = even_split(ranges, problem.groups)
     if not spread or sum(bounds.highest > bounds.lowest for bounds in ranges) < 2:
         return tuple(zip(nodes, even, strict=True)), True
-    least = _sums(problem, nodes, [bounds.lowest for bounds in ranges])
-    if _sums(problem, nodes, even) == least:  # more groups cost no less
+    least = _sum_costs(problem, nodes, [bounds.lowest for bounds in ranges])
+    if _sum_costs(problem, nodes, even) == least:  # more groups cost no less
         return tuple(zip(nodes, even, strict=True)), True
     choices = [range(bounds.lowest, bounds.highest + 1, bounds.step) for bounds in ranges]
     if sum(map(len, choices)) * (spread + 1) > MAX_SUMS:
@@ -65,7 +65,7 @@ def _cheapest_split(
     return tuple([-number for number in best[groups][-1]])
 
 
-def _sums(
+def _sum_costs(
     problem: SearchProblem, nodes: Sequence[int], split: Sequence[int]
 ) -> tuple[int, int, int]:
     """Return the sums of unisolated cores, LLCs and short pages."""
@@ -104,7 +104,7 @@ def splits_of_cells(
     )
     options = [[node for node in order if holds(node, (i,))] for i in loose]
     are_equal = [kinds[i] == kinds[j] for i, j in pairwise(loose)]
-    choices = list(islice(_choices(options, [*are_equal, False]), MAX_ASSIGNMENTS + 1))
+    choices = list(islice(_list_choices(options, [*are_equal, False]), MAX_ASSIGNMENTS + 1))
     ways: dict[Split, tuple[int, ...]] = {}
     for chosen in choices[:MAX_ASSIGNMENTS]:
         assigned = sorted(zip((kinds[i] for i in loose), chosen, strict=True))
@@ -116,7 +116,9 @@ def splits_of_cells(
     return ways, len(choices) <= MAX_ASSIGNMENTS
 
 
-def _choices(options: Sequence[list[int]], are_equal: Sequence[bool]) -> Iterator[tuple[int, ...]]:
+def _list_choices(
+    options: Sequence[list[int]], are_equal: Sequence[bool]
+) -> Iterator[tuple[int, ...]]:
     """Yield all choices of a different item for each. are_equal: whether a row equals the next;
     equal rows choose in ascending order."""
     if not options:
@@ -129,7 +131,7 @@ def _choices(options: Sequence[list[int]], are_equal: Sequence[bool]) -> Iterato
             [other for other in nodes if other != node] for nodes in options[equal_count + 1 :]
         ]
         if _can_differ(remaining):
-            for following in _choices(remaining, are_equal[1:]):
+            for following in _list_choices(remaining, are_equal[1:]):
                 yield node, *following
 
 

@@ -183,8 +183,8 @@ class Part(NamedTuple):
                 continue
             outside = [row for row in tier.llcs if row[0] not in used]
             inside = [row for row in tier.llcs if row[0] in used]
-            tightest = _largest(outside, missing - sum(groups for _, groups, _ in inside))
-            per_llc = _per_llc(count, len(used) + len(tightest), used, tier)
+            tightest = _find_largest(outside, missing - sum(groups for _, groups, _ in inside))
+            per_llc = _count_per_llc(count, len(used) + len(tightest), used, tier)
             if per_llc:
                 wide = sorted((-size, groups, llc) for llc, groups, size in outside)
                 wide = [row for row in wide if row[1] >= per_llc]
@@ -215,7 +215,7 @@ class Part(NamedTuple):
         return AllocationCost(unisolated, len(sizes), 1, per_llc)
 
 
-def _per_llc(count: int, llcs: int, used: Mapping[int, int], tier: Tier) -> int:
+def _count_per_llc(count: int, llcs: int, used: Mapping[int, int], tier: Tier) -> int:
     """Return the groups per LLC if they can be equal on this many LLCs, else 0. used: groups of
     earlier tiers on each LLC; tier: source of the other groups."""
     per_llc, remainder = divmod(count, llcs) if llcs else (0, 0)
@@ -251,7 +251,7 @@ class Supply(Struct, frozen=True):
 
     def allocate(self, count: int) -> tuple[SiblingGroup, ...]:
         """`count` groups, by LLC and CPU; LLCs with more first, so a partly filled one is last."""
-        part = self._part(count)
+        part = self._find_part(count)
         to_draw = part.draw(count)
         of_llc = Counter[int]()
         for (_, llc), groups in to_draw.items():
@@ -270,14 +270,14 @@ class Supply(Struct, frozen=True):
         return tuple(sorted(chosen, key=place))
 
     def cost(self, count: int, hosts_isolation: bool) -> AllocationCost:
-        part = self._part(count)
+        part = self._find_part(count)
         cost = part.cost(count, hosts_isolation)
         if part is self.node_part and len(self.parts) > 1:
             packages = len({group.package for group in self.allocate(count)})
             return cost._replace(packages=packages)
         return cost
 
-    def _part(self, count: int) -> Part:
+    def _find_part(self, count: int) -> Part:
         """Return the tightest package's part that holds all groups; else the whole node."""
         if len(self.parts) == 1:
             return self.parts[0]
@@ -292,18 +292,18 @@ class Supply(Struct, frozen=True):
         return min(fitting, key=tightness)
 
 
-def supply(cores: NodeCores, grouping: Grouping) -> Supply:
+def build_supply(cores: NodeCores, grouping: Grouping) -> Supply:
     counts = [
         (shape, count, groups_each)
         for shape, count in cores.shapes
         if (groups_each := grouping.of_core(shape))
     ]
-    node_part = _part(None, counts)
+    node_part = _make_part(None, counts)
     parts: tuple[Part, ...] = (node_part,)
     packages = {shape.package for shape, *_ in counts}
     if len(packages) > 1:
         parts = tuple(
-            _part(package, [row for row in counts if row[0].package == package])
+            _make_part(package, [row for row in counts if row[0].package == package])
             for package in sorted(packages)
         )
     whole_cores = sum(
@@ -322,7 +322,7 @@ def _rank(core: CoreShape, number: int) -> Rank:
     return 2 * number + (not core.is_whole), is_weak, not core.isolated
 
 
-def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, int]]) -> Part:
+def _make_part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, int]]) -> Part:
     """Make a part. counts: shape of cores, number of cores, groups of each."""
     tiers: dict[Rank, dict[int, int]] = {}
     sizes: dict[int, int] = {}
@@ -342,7 +342,7 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, i
     return Part(package, sum([tier.total for tier in tier_list]), tuple(tier_list))
 
 
-def _largest(llcs: Sequence[tuple[int, int, int]], count: int) -> tuple[int, ...]:
+def _find_largest(llcs: Sequence[tuple[int, int, int]], count: int) -> tuple[int, ...]:
     """The positions of the fewest LLCs of a tier that together hold `count`, the largest first."""
     positions = fewest_groups([groups for _, groups, _ in llcs], count)
     for size in sorted({llc_bytes for *_, llc_bytes in llcs}, reverse=True)[:-1]:

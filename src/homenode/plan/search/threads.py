@@ -70,10 +70,12 @@ def thread_places(
     findings: tuple[Finding, ...] = ()
     emulator = request.emulator_pus
     if emulator is None and request.on_every_node and not request.housekeeping:
-        emulator, findings = _on_every_node(free, request, spare_of_node)
+        emulator, findings = _reserve_on_every_node(free, request, spare_of_node)
     if emulator is None:
         emulator = (
-            _emulator(free, request, spare_of_node, far_nodes) or request.housekeeping_pus or None
+            _choose_emulator_cores(free, request, spare_of_node, far_nodes)
+            or request.housekeeping_pus
+            or None
         )
         if emulator is None:
             emulator, findings = _next_to_vcpus(free, nodes, request.vcpu_pus)
@@ -93,7 +95,7 @@ def thread_places(
     return ThreadPlaces(emulator, tuple(places), findings)
 
 
-def _emulator(
+def _choose_emulator_cores(
     free: FreeCpus,
     request: ThreadRequest,
     spare_of_node: dict[int, list[int]],
@@ -118,7 +120,7 @@ def _emulator(
     return CpuSet.from_bits(spare[node][0])
 
 
-def _on_every_node(
+def _reserve_on_every_node(
     free: FreeCpus, request: ThreadRequest, spare_of_node: dict[int, list[int]]
 ) -> tuple[CpuSet | None, tuple[Finding, ...]]:
     """Return a core or idle siblings for the emulator on each node; None if a node has neither."""
@@ -132,7 +134,7 @@ def _on_every_node(
         bits |= cores[0] if cores else idle[0]
         siblings |= 0 if cores else idle[0]
     where = " on a node whose huge pages QEMU allocates"
-    findings = (_on_siblings(CpuSet.from_bits(siblings), where),) if siblings else ()
+    findings = (_report_siblings(CpuSet.from_bits(siblings), where),) if siblings else ()
     return CpuSet.from_bits(bits), findings
 
 
@@ -159,7 +161,7 @@ def _next_to_vcpus(
     siblings = _free_siblings(free, nodes, vcpu_pus)
     if siblings:
         pus = CpuSet.from_bits(siblings[0])
-        return pus, (_on_siblings(pus),)
+        return pus, (_report_siblings(pus),)
     if not vcpu_pus.bits & free.isolated.bits:
         shares = "no CPU remains for QEMU's own threads, so they run on CPUs of vCPUs"
         return vcpu_pus, (finding("emulator-shares-vcpus", cpus_text(vcpu_pus), observed=shares),)
@@ -208,7 +210,7 @@ def _free_siblings(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> li
     ]
 
 
-def _on_siblings(pus: CpuSet, where: str = "") -> Finding:
+def _report_siblings(pus: CpuSet, where: str = "") -> Finding:
     return finding(
         "emulator-on-siblings",
         cpus_text(pus),

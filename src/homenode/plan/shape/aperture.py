@@ -51,7 +51,7 @@ class ApertureChoice(Struct, frozen=True):
     gaps: tuple[Gap, ...] = ()
 
 
-def aperture(
+def choose_aperture(
     request: GuestRequest,
     devices: Iterable[PciDevice],
     iommu_needed: bool,

@@ -16,9 +16,9 @@ from homenode.machine.topology import Host
 from homenode.plan.allocations import uuid_of_device
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.aperture import ApertureChoice, aperture
+from homenode.plan.shape.aperture import ApertureChoice, choose_aperture
 from homenode.plan.shape.caches import guest_cache, shared_llcs
-from homenode.plan.shape.consequences import consequences
+from homenode.plan.shape.consequences import list_consequences
 from homenode.plan.shape.guest_numa import (
     bind_cell,
     device_bytes_of_cells,
@@ -27,11 +27,11 @@ from homenode.plan.shape.guest_numa import (
     merge_devices,
 )
 from homenode.plan.shape.guest_topology import (
+    check_online_vcpus,
+    choose_numbering,
     guest_topology,
     may_share_sockets,
-    numbering,
     offline_vcpus,
-    without_online,
 )
 from homenode.plan.shape.pcie import MirroredPcie, PcieDefinition, mirror_pcie
 from homenode.text import plural
@@ -61,7 +61,9 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     """
     # Long because it fills the records of a VM and its plan, a field a line.
     layout = request.layout
-    numbers = numbering(request, placement, may_share_sockets=may_share_sockets(host, request))
+    numbers = choose_numbering(
+        request, placement, may_share_sockets=may_share_sockets(host, request)
+    )
     placement = numbers.placement
     memory = guest_memory(host, request, placement, numbers.cells)
     cells = memory.cells
@@ -81,15 +83,15 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     cache = guest_cache(host, request, placement, topology, llcs)
 
     by_bdf = {} if host is None else host.device_at
-    pcie = _pcie(host, request, placement)
+    pcie = _mirror_pcie(host, request, placement)
     initiators = initiator_cells(host, request, placement, cells)
     devices = tuple(
         structs.replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, CpuSet()))
-        for device in _devices(host, request, placement, cells, by_bdf, pcie)
+        for device in _list_devices(host, request, placement, cells, by_bdf, pcie)
     )
     has_iommu = request.guest.has_iommu or (is_x86 and vcpus > MAX_VCPUS_WITHOUT_IOMMU)
-    window = _aperture(host, request, placement, has_iommu)
-    binding = _binding(request, placement)
+    window = _choose_aperture(host, request, placement, has_iommu)
+    binding = _choose_binding(request, placement)
     guest = request.guest
     fingerprint = "" if host is None else host.fingerprint
     vm = Vm(
@@ -140,7 +142,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         host_fingerprint=fingerprint,
         policy=request.options.policy.value,
         nodes=placement.nodes,
-        llcs=_llcs(host, placement),
+        llcs=_list_llcs(host, placement),
         aperture=window.aperture,
         page_reservations=memory.reservations,
         fallback=placement.fallback,
@@ -153,14 +155,14 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *placement.findings,
             *_shared_cores(host, request, placement),
             *memory.findings,
-            *without_online(numbers.cells, offline),
+            *check_online_vcpus(numbers.cells, offline),
             *topology_findings,
             *cache.findings,
             *(() if pcie is None else pcie.findings),
             *window.findings,
             *initiators.findings,
         ),
-        consequences=consequences(host, request, vm, cells),
+        consequences=list_consequences(host, request, vm, cells),
         gaps=(
             *placement.gaps,
             *memory.gaps,
@@ -179,7 +181,9 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     )
 
 
-def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> MirroredPcie | None:
+def _mirror_pcie(
+    host: Host | None, request: GuestRequest, placement: Placement
+) -> MirroredPcie | None:
     """Return the mirrored tree; None if the layout keeps the PCI tree."""
     if request.layout.pcie is GuestPcie.KEEP:
         return None
@@ -197,7 +201,7 @@ def _pcie(host: Host | None, request: GuestRequest, placement: Placement) -> Mir
     return mirror_pcie(host, request, placement)
 
 
-def _devices(
+def _list_devices(
     host: Host | None,
     request: GuestRequest,
     placement: Placement,
@@ -282,7 +286,7 @@ def _memory_of_node(
     return total
 
 
-def _aperture(
+def _choose_aperture(
     host: Host | None,
     request: GuestRequest,
     placement: Placement,
@@ -297,10 +301,10 @@ def _aperture(
             hint="homenode show --host SOURCE lists the host's devices",
         )
     passed = [host.device_at[bdf] for bdf in placement.devices]
-    return aperture(request, passed, has_iommu, host.settings)
+    return choose_aperture(request, passed, has_iommu, host.settings)
 
 
-def _binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] | None:
+def _choose_binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] | None:
     """Return the mode of <numatune>; None = unchanged."""
     if request.layout.memory is MemoryBinding.KEEP or not placement.memory_nodes:
         return None
@@ -363,6 +367,6 @@ def _package_vcpus(host: Host | None, placement: Placement) -> tuple[int, ...]:
     return tuple(count for _, count in runs)
 
 
-def _llcs(host: Host | None, placement: Placement) -> tuple[LlcIndex, ...]:
+def _list_llcs(host: Host | None, placement: Placement) -> tuple[LlcIndex, ...]:
     used = CpuSet.union(placement.vcpu_pins)
     return tuple(llc.index for llc in (host.llcs if host else ()) if not llc.pus.isdisjoint(used))

@@ -143,12 +143,14 @@ def guest_l3_groups(
         if not cpu.has_topoext or cache == GuestCache.DISABLED:
             return _group_vcpus(topology, lambda vcpu: vcpu // per_socket)
         threads = host_threads if is_passed and host_threads else per_die
-        bits = _bits(threads) if cpu.llc_bits is None else cpu.llc_bits
+        bits = _count_bits(threads) if cpu.llc_bits is None else cpu.llc_bits
         return _group_vcpus(topology, lambda vcpu: _apic_id(topology, vcpu) >> bits)
     if is_passed and host_threads is not None:
-        if 1 << _bits(host_threads) > per_socket:
+        if 1 << _count_bits(host_threads) > per_socket:
             return _group_vcpus(topology, lambda vcpu: vcpu // per_socket)
-        return _group_vcpus(topology, lambda vcpu: _apic_id(topology, vcpu) >> _bits(host_threads))
+        return _group_vcpus(
+            topology, lambda vcpu: _apic_id(topology, vcpu) >> _count_bits(host_threads)
+        )
     return _group_vcpus(topology, lambda vcpu: vcpu // per_die)
 
 
@@ -192,7 +194,7 @@ def guest_cache(
         if llcs_before == () or (shared is not None and llcs_before == shared.groups):
             return CacheChoice(None, None)
     cpu = guest_cpu(host, guest, topoext_needed)
-    for cache in _ways(host, guest, placement, shape, shared):
+    for cache in _list_caches(host, guest, placement, shape, shared):
         if shared is not None and guest_l3_groups(cache, shape, cpu, threads) == shared.groups:
             return CacheChoice(cache, topoext_needed)
     topoext = False if shape.threads == 1 and vendor != INTEL_VENDOR else topoext_needed
@@ -207,7 +209,7 @@ def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _ways(
+def _list_caches(
     host: Host,
     guest: Vm,
     placement: Placement,
@@ -239,7 +241,7 @@ def _is_known_leaf(host: Host, llc: Llc, threads: int) -> bool:
     return threads == 2 and not remainder and cores >= least and not cores & (cores - 1)
 
 
-def _bits(count: int) -> int:
+def _count_bits(count: int) -> int:
     """Return the bits of an APIC id for `count` items."""
     return (count - 1).bit_length()
 
@@ -250,7 +252,7 @@ def _apic_id(topology: GuestTopology, vcpu: int) -> int:
     for count in (topology.threads, topology.cores, topology.dies):
         vcpu, number = divmod(vcpu, count)
         apic_id |= number << shift
-        shift += _bits(count)
+        shift += _count_bits(count)
     return apic_id | vcpu << shift
 
 

@@ -20,7 +20,7 @@ from homenode.vm.model import (
 )
 
 
-def consequences(
+def list_consequences(
     host: Host | None, request: GuestRequest, vm: Vm, cells: tuple[VmCell, ...]
 ) -> tuple[str, ...]:
     """Sentences in the order in which a user sees the changes. cells: of vm, if flat too."""
@@ -33,12 +33,12 @@ def consequences(
             f"The guest has {format_bytes(request.memory_bytes)} of memory instead of "
             f"{format_bytes(guest.memory_bytes)}."
         )
-    sentences += _cells(host, request, cells, vm.offline_vcpus)
-    sentences += _topology(host, request, cells, vm.cpu_topology)
+    sentences += _describe_cells(host, request, cells, vm.offline_vcpus)
+    sentences += _describe_topology(host, request, cells, vm.cpu_topology)
     if host is not None:
         before = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs}
         sentences += _address_changes(host.device_at, before, vm.hostdevs)
-        sentences += _locality(host.device_at, vm.hostdevs)
+        sentences += _describe_locality(host.device_at, vm.hostdevs)
     empty = _empty_ports(vm.hostdevs, vm.controllers)
     if empty:
         sentences.append(
@@ -48,7 +48,7 @@ def consequences(
     return tuple(sentences)
 
 
-def _cells(
+def _describe_cells(
     host: Host | None, request: GuestRequest, cells: tuple[VmCell, ...], offline: CpuSet
 ) -> list[str]:
     if request.layout.cells is GuestCells.SINGLE:
@@ -66,7 +66,7 @@ def _cells(
     return sentences
 
 
-def _topology(
+def _describe_topology(
     host: Host | None,
     request: GuestRequest,
     cells: tuple[VmCell, ...],
@@ -129,7 +129,9 @@ def _address_changes(
     return sentences
 
 
-def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[GuestHostdev, ...]) -> list[str]:
+def _describe_locality(
+    by_bdf: dict[Bdf, PciDevice], devices: tuple[GuestHostdev, ...]
+) -> list[str]:
     """Return sentences on how much guest memory is local to GPUs and NICs."""
     shares: dict[tuple[str, float, NodeIndex | None], list[str]] = {}
     for device in devices:

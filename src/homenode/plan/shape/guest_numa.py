@@ -347,14 +347,14 @@ def initiator_cells(
     grace = tuple(device for device in passed if is_grace(device))
     if host is None or not grace or not request.guest.is_virt:
         return InitiatorCells(cells, {})
-    nodes_of_gpu = initiator_nodes_of(host, grace)
+    nodes_of_gpu = find_initiator_nodes(host, grace)
     shows = request.layout.pcie is GuestPcie.HOST
     if not nodes_of_gpu or not shows or not _can_give(host):
         return InitiatorCells(
             cells, {}, (_missing_initiators(host, grace, nodes_of_gpu, shows=shows),)
         )
     gaps: list[Gap] = []
-    grown, cells_of_gpu = with_initiator_cells(cells, placement.nodes, nodes_of_gpu, host, gaps)
+    grown, cells_of_gpu = add_initiator_cells(cells, placement.nodes, nodes_of_gpu, host, gaps)
     without = tuple(gpu for gpu in grace if gpu.bdf not in nodes_of_gpu)
     findings = (_missing_initiators(host, without, {}, shows=shows),) if without else ()
     return InitiatorCells(grown, cells_of_gpu, findings, tuple(gaps))
@@ -407,7 +407,7 @@ def _missing_initiators(
     )
 
 
-def initiator_nodes_of(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple[NodeIndex, ...]]:
+def find_initiator_nodes(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple[NodeIndex, ...]]:
     """The generic initiator nodes of each of these Grace GPUs; () for a GPU without nodes."""
     grace_gpus = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
     return initiator_nodes(host, grace_gpus, gpus)
@@ -436,7 +436,7 @@ def initiator_nodes(
     return nodes_of_gpu
 
 
-def with_initiator_cells(
+def add_initiator_cells(
     cells: tuple[VmCell, ...],
     homes: Sequence[NodeIndex | None],
     nodes_of_gpu: dict[Bdf, tuple[NodeIndex, ...]],

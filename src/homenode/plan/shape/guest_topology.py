@@ -44,15 +44,19 @@ class Numbering(Struct, frozen=True):
     socket_vcpus: int | None = None
 
 
-def numbering(request: GuestRequest, placement: Placement, *, may_share_sockets: bool) -> Numbering:
+def choose_numbering(
+    request: GuestRequest, placement: Placement, *, may_share_sockets: bool
+) -> Numbering:
     """Return the numbering for a placement with its vCPUs cell by cell. may_share_sockets: sockets
     may hold parts of several cells. Raises InputError as cell_counts."""
     counts = cell_counts(request, placement)
     offline = offline_vcpus(request, sum(counts))
-    runs = _SocketAssignment(tuple(_runs(counts)), None)
+    runs = _SocketAssignment(tuple(_list_runs(counts)), None)
     if not offline or not placement.vcpu_nodes:
         return Numbering(placement, runs.cells)
-    ways = [_assign(counts, offline, size) for size in _sizes(counts, placement.threads_per_core)]
+    ways = [
+        _assign(counts, offline, size) for size in _list_sizes(counts, placement.threads_per_core)
+    ]
     way = _best_way((runs, *ways), counts, offline, may_share_sockets=may_share_sockets)
     order = [v for cell in way.cells for v in cell]
     at = sorted(range(len(order)), key=order.__getitem__)
@@ -106,7 +110,7 @@ def online_text(vcpus: CpuSet, offline: CpuSet) -> str:
     return f", of which {online or 'none'} online," if online != vcpus else ""
 
 
-def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[Finding]:
+def check_online_vcpus(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[Finding]:
     """Yield a warning for each cell without an online vCPU at the start."""
     for cell, vcpus in enumerate(cells):
         if vcpus and vcpus <= offline:
@@ -159,7 +163,7 @@ def _best_way(
     return min(ways, key=far.__getitem__)
 
 
-def _sizes(counts: Sequence[int], threads: int) -> Iterator[int]:
+def _list_sizes(counts: Sequence[int], threads: int) -> Iterator[int]:
     """Yield sizes of sockets within cells, the largest first."""
     step = gcd(*counts)
     for size in range(step, 0, -1):
@@ -167,7 +171,7 @@ def _sizes(counts: Sequence[int], threads: int) -> Iterator[int]:
             yield size
 
 
-def _runs(counts: Sequence[int]) -> Iterator[CpuSet]:
+def _list_runs(counts: Sequence[int]) -> Iterator[CpuSet]:
     start = 0
     for count in counts:
         yield CpuSet(range(start, start + count))
@@ -244,10 +248,10 @@ def guest_topology(
             host, request, numbers, package_vcpus, shares_llc=shares_llc
         )
         topology = GuestTopology(sockets, 1, sum(counts) // sockets // threads, threads)
-    return _with_dies(topology, llc_vcpus), findings
+    return _add_dies(topology, llc_vcpus), findings
 
 
-def _with_dies(topology: GuestTopology | None, llc_vcpus: int) -> GuestTopology | None:
+def _add_dies(topology: GuestTopology | None, llc_vcpus: int) -> GuestTopology | None:
     """Divide the sockets into dies of this many vCPUs, if divisible."""
     if topology is None or not llc_vcpus or llc_vcpus % topology.threads:
         return topology
@@ -268,7 +272,7 @@ def _flat_topology(
     documented = request.guest.cpu_topology
     fits = documented is None or documented.vcpus == vcpus
     siblings = request.layout.siblings
-    sockets = _sockets(package_vcpus, vcpus, threads)
+    sockets = _count_sockets(package_vcpus, vcpus, threads)
     if siblings is Siblings.EXPOSED and threads > 1:
         _check_threads((vcpus,), threads)
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
@@ -280,7 +284,7 @@ def _flat_topology(
     return GuestTopology(sockets, 1, vcpus // sockets, 1)
 
 
-def _sockets(package_vcpus: tuple[int, ...], vcpus: int, threads: int) -> int:
+def _count_sockets(package_vcpus: tuple[int, ...], vcpus: int, threads: int) -> int:
     """Return the number of packages under the vCPUs if whole cores are equal on each; else 1."""
     sizes = set(package_vcpus)
     if len(sizes) != 1 or sum(package_vcpus) != vcpus or sizes.pop() % threads:
@@ -321,7 +325,7 @@ def _sockets_of_cells(
     may_share = may_share_sockets(host, request)
     in_turns = any(len(cell) < max(cell) - min(cell) + 1 for cell in numbers.cells)
     if may_share and (shares_llc or (size is None and (in_turns or not is_equal))):
-        sockets = _sockets(package_vcpus, vcpus, threads)
+        sockets = _count_sockets(package_vcpus, vcpus, threads)
         note = finding(
             "cells-share-socket",
             subject,

@@ -31,7 +31,7 @@ from homenode.plan.shape.pcie_cells import (
     cells_without_bus,
     find_placeless_devices,
     nearest_cells,
-    on_nearest_cells,
+    report_nearest_cells,
     slow_switches,
     unguarded_ports,
 )
@@ -175,7 +175,7 @@ def mirror_cells(
     ]
     findings = (
         *find_placeless_devices(host.device_at, devices, cell_of_node, address_of, cell_of),
-        *on_nearest_cells(nearest_devices, nearest),
+        *report_nearest_cells(nearest_devices, nearest),
         *slow_switches(controllers),
         *cells_without_bus(cells, with_bus),
         *unguarded_ports(request, controllers, address_of),
@@ -204,10 +204,10 @@ def _device_groups(
     cell_of = {node: place.cell for node, place in nearest.items()} | dict(cell_of_node)
     slots: dict[Bdf, list[PciDevice]] = {}
     placeable = [host.device_at[bdf] for bdf in devices if host.device_at[bdf].node in cell_of]
-    gpus = {_slot(gpu.bdf): gpu.bdf for gpu in placeable if gpu.kind is DeviceKind.GPU}
+    gpus = {_slot_key(gpu.bdf): gpu.bdf for gpu in placeable if gpu.kind is DeviceKind.GPU}
     for device in placeable:
         is_whole = device.physical_function is None
-        owner = gpus.get(_slot(device.bdf), device.bdf) if is_whole else device.bdf
+        owner = gpus.get(_slot_key(device.bdf), device.bdf) if is_whole else device.bdf
         slots.setdefault(owner, []).append(device)
     keyed = []
     for members in slots.values():
@@ -231,7 +231,7 @@ def _device_groups(
     return [group for _, group in sorted(keyed, key=lambda item: item[0])]
 
 
-def _slot(bdf: Bdf) -> tuple[int, int, int]:
+def _slot_key(bdf: Bdf) -> tuple[int, int, int]:
     return bdf.domain, bdf.bus, bdf.device
 
 
@@ -335,7 +335,7 @@ class _PcieBuild:
     def expander(self, cell: int, root: str) -> int:
         """Return the index of an expander bus of the cell and root complex with a free slot."""
         limit = SLOTS_PER_BUS - self.spare_ports
-        for index in self._expanders(cell, root):
+        for index in self._list_expanders(cell, root):
             if len(self._slots.get(index, ())) < limit:
                 return index
         return self._add(PortModel.EXPANDER_BUS, 0, self._root_slot(), cell=cell)
@@ -427,7 +427,7 @@ class _PcieBuild:
             and not self._slots.get(index)
         ]
 
-    def _expanders(self, cell: int, root: str) -> list[int]:
+    def _list_expanders(self, cell: int, root: str) -> list[int]:
         return [
             index
             for index, controller in sorted(self.controllers.items())
@@ -437,7 +437,7 @@ class _PcieBuild:
         ]
 
     def _root_port(self, group: DeviceGroup) -> int:
-        expanders = self._expanders(group.cell, group.root)
+        expanders = self._list_expanders(group.cell, group.root)
         empty = sorted(port for expander in expanders for port in self._empty_ports(expander))
         port = empty[0] if empty else self._add_below(self.expander(group.cell, group.root))
         expander = expander_above(self.controllers, port)

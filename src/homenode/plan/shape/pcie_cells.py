@@ -37,7 +37,7 @@ def nearest_cells(host: Host, nodes: Sequence[NodeIndex]) -> dict[NodeIndex, Nea
     return nearest
 
 
-def on_nearest_cells(
+def report_nearest_cells(
     devices: Iterable[tuple[Bdf, NodeIndex]], nearest: Mapping[NodeIndex, NearestCell]
 ) -> tuple[Finding, ...]:
     """Return one finding for all devices on a cell of another node. devices: with their nodes."""

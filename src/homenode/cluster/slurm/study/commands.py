@@ -54,7 +54,7 @@ GRACE_POLLS = 18
 
 
 def study(arguments: SlurmStudyArguments) -> None:
-    options = _options(arguments)
+    options = _parse_options(arguments)
     check_options(options)
     if options.setup is not None and not Path(options.setup).is_file():
         raise UsageError(f"--setup: {arguments.study.setup}: no such file")
@@ -83,9 +83,9 @@ def study(arguments: SlurmStudyArguments) -> None:
         directory.close()
 
 
-def _options(arguments: SlurmStudyArguments) -> StudyOptions:
+def _parse_options(arguments: SlurmStudyArguments) -> StudyOptions:
     """Return the study's options with parsed values. Raises UsageError."""
-    setup, app = arguments.study.setup, _words(arguments.app)
+    setup, app = arguments.study.setup, _split_words(arguments.app)
     return replace(
         arguments.study,
         node_list=()
@@ -94,11 +94,11 @@ def _options(arguments: SlurmStudyArguments) -> StudyOptions:
         numa=None
         if arguments.numa is None
         else tuple(map(int, CpuSet.parse(arguments.numa, "--numa"))),
-        shapes=_shapes(arguments.shared, arguments.mig),
+        shapes=_parse_shapes(arguments.shared, arguments.mig),
         tests=tuple(test for test in arguments.study.tests if test != "none"),
         app=app,
         app_directory=str(Path.cwd()) if arguments.app else ".",
-        homenode=_program(),
+        homenode=_find_program(),
         setup=None if setup is None else str(Path(setup).resolve()),
     )
 
@@ -221,7 +221,7 @@ def _say_scripts(directory: StudyDirectory, study: Study) -> None:
             note(f"warning: --shared {shape.gpus}x{shape.jobs}: {at_once}")
 
 
-def _program() -> str:
+def _find_program() -> str:
     """Return homenode's path for the nodes: as it was called, or next to this Python."""
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
         if path.name == "homenode" and path.exists():
@@ -229,14 +229,14 @@ def _program() -> str:
     return "homenode"
 
 
-def _words(app: str | None) -> tuple[str, ...]:
+def _split_words(app: str | None) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(app or ""))
     except ValueError as error:
         raise UsageError(f"--app: not a command: {error}") from None
 
 
-def _shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[SharedJobShape, ...]:
+def _parse_shapes(shared: Sequence[str], mig: Sequence[str]) -> tuple[SharedJobShape, ...]:
     shapes = [] if shared else list(StudyOptions().shapes)
     for text in shared:
         gpus, is_pair, jobs = text.partition("x")

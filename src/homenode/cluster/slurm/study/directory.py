@@ -24,12 +24,12 @@ from homenode.cluster.slurm.job_allocation import NodeMachine, node_machine
 from homenode.cluster.slurm.study.evidence import (
     JobEvidence,
     StudySources,
-    collective_of,
-    evidence_of,
+    build_evidence,
     evidence_of_logs,
     evidence_of_runs,
+    find_sharing,
     gpu_hours,
-    mode_of,
+    parse_collective,
     parse_record,
 )
 from homenode.cluster.slurm.study.experiments import (
@@ -38,8 +38,8 @@ from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Sharing,
     Study,
+    render_script,
     script_name,
-    script_of,
 )
 from homenode.errors import HomenodeError, HostError, InputError, find_near, not_found
 from homenode.findings import Gap
@@ -162,7 +162,7 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
         """Write the scripts of these experiments. Raises HostError."""
         with self.convert_errors():
             for experiment in experiments:
-                script = script_of(experiment, study.options, study.id)
+                script = render_script(experiment, study.options, study.id)
                 path = self.path / script_name(experiment)
                 replace_file(path, script.encode(), 0o755, synced=False)
 
@@ -180,9 +180,9 @@ class StudyDirectory(ExperimentJournal[Study, StudyEntry]):
             for task in range(experiment.jobs):
                 if (experiment.id, task) in self._done:
                     continue  # what is done stays done: a large study is not walked each time
-                tries = attempts(self.path, experiment.id, task)
+                tries = find_attempts(self.path, experiment.id, task)
                 if (done := done_attempt(self.path, experiment.id, task)) is not None:
-                    self._done[experiment.id, task] = _seconds(done)
+                    self._done[experiment.id, task] = _read_duration(done)
                 elif tries and (status := _exit_status(tries[-1])) is not None:
                     exits[experiment.id, task] = status
         return self._done, exits
@@ -234,7 +234,7 @@ _DID_NOT_START = ("1", "126", "127")
 a shell that finds no interpreter or file."""
 
 
-def _seconds(attempt: Path) -> float | None:
+def _read_duration(attempt: Path) -> float | None:
     """Return the duration of a finished job, by its own clock."""
     times = {name: _start_of(attempt / name, 20) or "" for name in ("started", "ended")}
     hours = gpu_hours(times, gpus=1)
@@ -280,7 +280,7 @@ def _check(experiments: tuple[Experiment, ...], place: str) -> None:
             raise InputError(f"{place}: expected an experiment, found {experiment.id[:60]!r}")
 
 
-def attempts(directory: Path, experiment: str, task: int) -> tuple[Path, ...]:
+def find_attempts(directory: Path, experiment: str, task: int) -> tuple[Path, ...]:
     """Return the directories of a task's attempts, the oldest first."""
     root = directory / "raw" / experiment / f"task-{task}"
     try:
@@ -341,13 +341,13 @@ def read_study(directory: Path, study: Study) -> StudySources:
             attempt = done_attempt(directory, experiment.id, task)
             if attempt is None:
                 continue
-            texts = _texts(attempt)
+            texts = _read_texts(attempt)
             if experiment.mode is Sharing.COLLECTIVE:
-                collective = collective_of(texts, experiment.gpus * len(experiment.nodes))
+                collective = parse_collective(texts, experiment.gpus * len(experiment.nodes))
                 continue
             name = f"{experiment.id}-task{task}-{attempt.name}"
             try:
-                evidence = _evidence(experiment, name, texts, runs, hosts)
+                evidence = _read_evidence(experiment, name, texts, runs, hosts)
             except HomenodeError as error:
                 gaps.append(Gap(name, error.message))
                 unmeasured.append((name, "its results cannot be read"))
@@ -366,7 +366,7 @@ def read_study(directory: Path, study: Study) -> StudySources:
     )
 
 
-def _evidence(
+def _read_evidence(
     experiment: Experiment,
     name: str,
     texts: Mapping[str, str],
@@ -380,7 +380,7 @@ def _evidence(
     run = read_run(directory)
     host, machine = hosts.lookup(experiment, directory)
     record = parse_record(texts, experiment.gpus)
-    evidence = evidence_of(experiment, run, record, host, machine)
+    evidence = build_evidence(experiment, run, record, host, machine)
     return replace(evidence, gaps=(*evidence.gaps, *gaps_of_run(directory)))
 
 
@@ -425,12 +425,14 @@ class _Hosts:
 def done_attempt(directory: Path, experiment: str, task: int) -> Path | None:
     """Return the latest attempt that wrote all its files."""
     done = [
-        attempt for attempt in attempts(directory, experiment, task) if (attempt / "done").exists()
+        attempt
+        for attempt in find_attempts(directory, experiment, task)
+        if (attempt / "done").exists()
     ]
     return done[-1] if done else None
 
 
-def _texts(attempt: Path) -> dict[str, str]:
+def _read_texts(attempt: Path) -> dict[str, str]:
     """Return the texts of files; unreadable files count as missing, with the reason in NAME.err."""
     texts = {}
     for path in sorted(attempt.iterdir()):
@@ -452,7 +454,7 @@ def _missing_results(directory: Path, study: Study) -> list[str]:
         for task in range(experiment.jobs):
             if done_attempt(directory, experiment.id, task) is not None:
                 continue
-            tries = attempts(directory, experiment.id, task)
+            tries = find_attempts(directory, experiment.id, task)
             name = experiment.id if experiment.jobs == 1 else f"{experiment.id} task {task}"
             if experiment.id in rejected:
                 lines.append(f"{name}: rejected: {rejected[experiment.id]}")
@@ -479,7 +481,7 @@ def _foreign_sources(directory: Path) -> StudySources:
     names = {job.name for job in jobs}
     logs = [name for source in sources.directories for name in source.texts if name not in names]
     gaps = [*sources.skipped, *(Gap(name, "no result of nvbandwidth in it") for name in logs)]
-    gaps = [gap for gap in gaps if mode_of(Path(gap.subject).stem) is not None]
+    gaps = [gap for gap in gaps if find_sharing(Path(gap.subject).stem) is not None]
     if directory.is_dir() and not jobs:
         loaded = load_runs(directory)
         jobs = evidence_of_runs(loaded.runs)

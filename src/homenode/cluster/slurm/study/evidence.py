@@ -90,7 +90,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
         notice = next((c.value for c in self.run.head.conditions if c.name == REPLAYED), None)
         return notice or ("synthesised" if self.run.head.origin is Origin.SYNTHESISED else None)
 
-    def node_of(self, sample: Sample) -> int | None:
+    def find_node(self, sample: Sample) -> int | None:
         """Return the NUMA node of a result's memory."""
         return self.bound_to if sample.node is None else sample.node
 
@@ -105,7 +105,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
         return f"{size}, {self.mode}"
 
 
-def device_of(sample: Sample) -> str:
+def name_device(sample: Sample) -> str:
     """Return the name of a GPU: its address, else the tool's number."""
     return f"GPU {sample.index}" if sample.device is None else str(sample.device)
 
@@ -113,8 +113,8 @@ def device_of(sample: Sample) -> str:
 def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     """Return the record of an attempt's files. gpus: the requested number, if no file has it.
     texts: by name; NAME.err has the errors of NAME."""
-    gaps = list(_errors(texts))
-    job = _job(texts.get("job.txt", ""), gaps)
+    gaps = list(_find_errors(texts))
+    job = _parse_job(texts.get("job.txt", ""), gaps)
     fields = set(texts["others.txt"].split()) if "others.txt" in texts else None
     count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
     return AttemptRecord(
@@ -128,7 +128,7 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     )
 
 
-def evidence_of(
+def build_evidence(
     experiment: Experiment,
     run: Run,
     record: AttemptRecord,
@@ -163,7 +163,7 @@ def evidence_of(
     )
 
 
-def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
+def _find_errors(texts: Mapping[str, str]) -> Iterator[Gap]:
     """Yield the standard error of programs: the first lines and the last line."""
     for name, text in sorted(texts.items()):
         if name.endswith(".err"):
@@ -174,7 +174,7 @@ def _errors(texts: Mapping[str, str]) -> Iterator[Gap]:
                 yield Gap(name.removesuffix(".err"), "; ".join(line[:200] for line in shown))
 
 
-def _job(text: str, gaps: list[Gap]) -> Job | None:
+def _parse_job(text: str, gaps: list[Gap]) -> Job | None:
     if not text.strip():
         return None
     try:
@@ -203,10 +203,10 @@ def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
     rates: dict[str, dict[int, list[float]]] = {}
     for job in jobs:
         for sample in job.samples:
-            row = job.node_of(sample)
+            row = job.find_node(sample)
             is_copy = sample.metric == "h2d-bandwidth" and sample.variant is None
             if job.mode is Sharing.EXCLUSIVE and is_copy and row is not None:
-                of_gpu = rates.setdefault(device_of(sample), {})
+                of_gpu = rates.setdefault(name_device(sample), {})
                 of_gpu.setdefault(row, []).append(sample.value)
     homes = {}
     for device, of_row in rates.items():
@@ -216,7 +216,7 @@ def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
     return homes
 
 
-def mode_of(name: str) -> Sharing | None:
+def find_sharing(name: str) -> Sharing | None:
     """Return the queue of a job, a log or a series of logs; None if neither queue matches.
 
     >>> mode_of("exclusive_4gpu"), mode_of("shared_array_2gpu"), mode_of("hgx")
@@ -235,7 +235,7 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
     jobs = []
     for directory in directories:
         for name, text in sorted(directory.texts.items()):
-            mode = mode_of(name.rpartition(".")[0])
+            mode = find_sharing(name.rpartition(".")[0])
             alone = replace(directory, texts={name: text})
             if mode is not None:
                 runs = imported_runs([alone], ImportOptions(vantage=Vantage.JOB))
@@ -244,7 +244,7 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
                     for imported in runs
                     if imported.run.samples
                 ]
-    return _with_homes(jobs)
+    return _add_homes(jobs)
 
 
 def _log_evidence(name: str, mode: Sharing, text: str, run: Run) -> JobEvidence:
@@ -262,11 +262,11 @@ def _log_evidence(name: str, mode: Sharing, text: str, run: Run) -> JobEvidence:
 
 def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
     """Return the jobs of runs that are named like those of a study."""
-    return _with_homes([job for run in runs for job in _run_evidence(run)])
+    return _add_homes([job for run in runs for job in _run_evidence(run)])
 
 
 def _run_evidence(run: Run) -> Iterator[JobEvidence]:
-    mode = mode_of(run.head.name)
+    mode = find_sharing(run.head.name)
     if mode is None:
         return
     if run.head.experiment is not None:  # a job of its own
@@ -284,22 +284,22 @@ def _run_evidence(run: Run) -> Iterator[JobEvidence]:
         by_node.setdefault(current, []).append(sample)
     for node, samples in by_node.items():
         if node is None:
-            parts = _by_log(samples)
+            parts = _group_by_log(samples)
             for number, part in enumerate(parts):
                 name = run.head.name if len(parts) == 1 else f"{run.head.name}, job {number}"
-                yield _imported_evidence(mode, _part(run, name, part), Binding((), ()))
+                yield _imported_evidence(mode, _build_part(run, name, part), Binding((), ()))
         else:
             binding = Binding((node,), (node,) if is_strict else ())
             yield _imported_evidence(
-                mode, _part(run, f"{run.head.name}, node {node}", samples), binding
+                mode, _build_part(run, f"{run.head.name}, node {node}", samples), binding
             )
 
 
-def _part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
+def _build_part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
     return Run(structs.replace(run.head, name=name), tuple(samples))
 
 
-def _by_log(samples: list[Sample]) -> list[list[Sample]]:
+def _group_by_log(samples: list[Sample]) -> list[list[Sample]]:
     """Return the samples of each job, if they can be distinguished."""
     logs: list[list[Sample]] = [[]]
     for sample in samples:
@@ -329,7 +329,7 @@ def _imported_evidence(mode: Sharing, run: Run, binding: Binding | None) -> JobE
     )
 
 
-def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
+def _add_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
     """Add each GPU's home node: from a run of homenode, else from measurements of whole nodes."""
     homes = measured_homes(jobs)
     measured = tuple(sorted(homes.items()))
@@ -364,7 +364,7 @@ class StudySources(Struct, frozen=True, kw_only=True):
     unmeasured: tuple[tuple[str, str], ...] = ()
 
 
-def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
+def parse_collective(texts: Mapping[str, str], gpus: int = 0) -> Collective:
     """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: number of its GPUs."""
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []

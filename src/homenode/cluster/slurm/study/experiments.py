@@ -108,7 +108,7 @@ class Study(Struct, frozen=True, omit_defaults=True):
         """Return the latest job of each experiment that has one."""
         return dict(self.jobs)
 
-    def attempts_of(self, experiment: str) -> int:
+    def count_attempts(self, experiment: str) -> int:
         return self.repeated.count(experiment) + sum(name == experiment for name, _ in self.jobs)
 
 
@@ -261,7 +261,7 @@ def _first_nodes(
     return tuple(sorted(order[:count], key=lambda node: node.name))
 
 
-def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
+def choose_bound_nodes(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
     """Return the NUMA nodes with CPUs and memory, or the requested ones. Raises UsageError."""
     nodes = bindable_nodes(host)
     bindable = CpuSet(node.index for node in nodes)
@@ -291,7 +291,7 @@ def capture_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...
     )
 
 
-def experiments_for(
+def plan_experiments(
     exclusive: tuple[ClusterNode, ...],
     shared: tuple[ClusterNode, ...],
     hosts: Mapping[str, Host],
@@ -356,7 +356,7 @@ def _round(
 def _exclusive_experiments(
     node: ClusterNode, host: Host, options: StudyOptions
 ) -> Iterator[Experiment]:
-    for numa in nodes_to_bind_to(host, options):
+    for numa in choose_bound_nodes(host, options):
         yield Experiment(
             f"exclusive-{node.name}-numa{numa.index}",
             Sharing.EXCLUSIVE,
@@ -436,7 +436,7 @@ def _script_template() -> Template:
     return environment.from_string(package_text("cluster", "slurm", "study", "study.sbatch.j2"))
 
 
-def script_of(experiment: Experiment, options: StudyOptions, study: str) -> str:
+def render_script(experiment: Experiment, options: StudyOptions, study: str) -> str:
     """Return the text of a job's script. It runs in the study's directory.
 
     The neighbours of all-reduces are those of a ring: each node is in two pairs, so that a slow

@@ -15,7 +15,7 @@ from homenode.cluster.slurm.job_allocation import (
     AllocatedGpu,
     JobAllocation,
     NodeMachine,
-    allocation_on,
+    build_allocation,
 )
 from homenode.cluster.slurm.tools.scontrol import Job
 from homenode.cpuset import CpuSet, NodeIndex
@@ -91,7 +91,9 @@ def place_of(
     reasons: list[str] = []
     pus = run.head.pus
     by_slurm = tuple(g.bdf for g in machine.gpus if str(g.index) in listed and g.bdf is not None)
-    allocations = () if job is None else (allocation_on(job, s, machine, None) for s in job.shares)
+    allocations = (
+        () if job is None else (build_allocation(job, s, machine, None) for s in job.shares)
+    )
     for allocation in allocations:
         if allocation.unknown is not None:
             reasons.append(allocation.unknown)
@@ -174,7 +176,10 @@ def place_by_homes(
         subject = "its CPUs" if is_known else "its GPUs"
         return JobLocality.UNKNOWN, f"the nodes of {subject} are unknown"
     if not gpu_nodes <= cpu_nodes:
-        return JobLocality.LOST, f"CPUs on node {_words(cpu_nodes)}, GPUs on {_words(gpu_nodes)}"
+        return (
+            JobLocality.LOST,
+            f"CPUs on node {_format_nodes(cpu_nodes)}, GPUs on {_format_nodes(gpu_nodes)}",
+        )
     if memory and set(memory) <= gpu_nodes:
         return JobLocality.KEPT, ""
     return JobLocality.OPEN, memory_words(memory)
@@ -182,9 +187,9 @@ def place_by_homes(
 
 def memory_words(nodes: Iterable[int]) -> str:
     """Return the possible nodes of unbound memory of a job as text."""
-    listed = _words(nodes)
+    listed = _format_nodes(nodes)
     return f"its memory may be on nodes {listed}" if listed else "its memory was not bound"
 
 
-def _words(nodes: Iterable[int]) -> str:
+def _format_nodes(nodes: Iterable[int]) -> str:
     return " ".join(map(str, sorted(nodes)))

@@ -11,7 +11,7 @@ from statistics import fmean, median
 import msgspec
 from msgspec import Struct
 
-from homenode.cluster.slurm.study.evidence import JobEvidence, device_of, measured_homes
+from homenode.cluster.slurm.study.evidence import JobEvidence, measured_homes, name_device
 from homenode.cluster.slurm.study.experiments import Sharing
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sample
 from homenode.measure.results.vantage import Vantage
@@ -45,36 +45,36 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
         return self.remote / self.local if is_time else self.local / self.remote
 
 
-def matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
+def build_study_matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
     """Return a matrix for each cluster node and metric with jobs bound to NUMA nodes."""
     exclusive = [job for job in jobs if job.mode is Sharing.EXCLUSIVE]
     node_maps = []
     for node in dict.fromkeys(job.node for job in exclusive):
         node_jobs = [job for job in exclusive if job.node == node]
-        homes = homes_of(node_jobs)
+        homes = find_homes(node_jobs)
         derived = bool(homes) and any(job.homes_measured or not job.homes for job in node_jobs)
         for metric in COPIES:
-            matrix = _matrix(node, metric, node_jobs, homes, derived)
+            matrix = _build_matrix(node, metric, node_jobs, homes, derived)
             if matrix is not None:
                 node_maps.append(matrix)
     return tuple(node_maps)
 
 
-def homes_of(jobs: Iterable[JobEvidence]) -> dict[str, int]:
+def find_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
     """The NUMA node of each GPU of one cluster node: from its jobs, else from measurements."""
     node_jobs = list(jobs)
     return dict(home for job in node_jobs for home in job.homes) or measured_homes(node_jobs)
 
 
-def _matrix(
+def _build_matrix(
     node: str, metric: str, jobs: Iterable[JobEvidence], homes: Mapping[str, int], measured: bool
 ) -> StudyMatrix | None:
     values: dict[tuple[int, str], list[float]] = {}
     for job in jobs:
         for sample in job.samples:
-            row = job.node_of(sample)
+            row = job.find_node(sample)
             if sample.metric == metric and sample.variant is None and row is not None:
-                values.setdefault((row, device_of(sample)), []).append(sample.value)
+                values.setdefault((row, name_device(sample)), []).append(sample.value)
     if not values:
         return None
     cells = {place: median(group) for place, group in values.items()}
@@ -97,7 +97,7 @@ def _matrix(
     )
 
 
-def runs_by(
+def label_runs(
     jobs: Iterable[JobEvidence], label_of: Callable[[JobEvidence, Sample], str | None]
 ) -> tuple[Run, ...]:
     """Return runs that are comparable like those of layouts: the label of `label_of` is the
@@ -120,7 +120,7 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
     first = heads[0]
     starts = [head.started_s for head in heads if head.started_s is not None]
     ends = [head.ended_s for head in heads if head.ended_s is not None]
-    gpus = list(dict.fromkeys(device_of(sample) for _, sample in part))
+    gpus = list(dict.fromkeys(name_device(sample) for _, sample in part))
     head = RunHead(
         f"{boot}, {label}",
         first.system,
@@ -137,7 +137,7 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
     )
     samples = (
         msgspec.structs.replace(
-            sample, boot=0, device=None, node=None, peer=None, index=gpus.index(device_of(sample))
+            sample, boot=0, device=None, node=None, peer=None, index=gpus.index(name_device(sample))
         )
         for _, sample in part
     )

@@ -16,7 +16,7 @@ from homenode.cluster.slurm.study.evidence import (
     Collective,
     JobEvidence,
     StudySources,
-    device_of,
+    name_device,
 )
 from homenode.cluster.slurm.study.experiments import Sharing, binding_text
 from homenode.cluster.slurm.study.locality import JobLocality
@@ -24,9 +24,9 @@ from homenode.cluster.slurm.study.maps import (
     COPIES,
     Outlier,
     StudyMatrix,
-    homes_of,
-    matrices,
-    runs_by,
+    build_study_matrices,
+    find_homes,
+    label_runs,
     slow_copies,
 )
 from homenode.decide.alternative import group_runs
@@ -69,10 +69,10 @@ def recommend_queues(
 ) -> tuple[QueueRecommendation, ...]:
     """Return a recommendation for each kind of work, in the study's order."""
     answers = {
-        "memory-bound GPU codes": _copies(jobs, maps),
+        "memory-bound GPU codes": _answer_copies(jobs, maps),
         "compute-bound GPU codes": _compute_answer(jobs),
         "multi-GPU (NVLink)": _between_gpus(jobs),
-        "development, testing": _development(jobs),
+        "development, testing": _answer_development(jobs),
     }
     return tuple(
         QueueRecommendation(
@@ -96,11 +96,11 @@ def copies_as_runs(jobs: Iterable[JobEvidence], metrics: Sequence[str] = COPIES)
             return None
         return _copy_label(job, sample, homes[job.node])
 
-    runs = runs_by(all_jobs, label_of)
-    return tuple(sorted(runs, key=lambda run: _by_place(run.head.arrangement or "")))
+    runs = label_runs(all_jobs, label_of)
+    return tuple(sorted(runs, key=lambda run: _place_key(run.head.arrangement or "")))
 
 
-def _by_place(label: str) -> int:
+def _place_key(label: str) -> int:
     """Sort local copies first, then remote ones, then those of shared jobs."""
     return {NEAR: 0, FAR: 1}.get(label, 2)
 
@@ -123,7 +123,7 @@ class CopySpread(Struct, frozen=True, kw_only=True):
     count: int
 
 
-def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
+def measure_spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
     """Every kind of copy, in this order: local, remote, in shared jobs, between GPUs by binding."""
     homes = _homes_by_node(jobs)
     values: dict[tuple[str, str, str], dict[tuple[object, ...], list[float]]] = {}
@@ -134,8 +134,8 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
             if method is None or label is None:
                 continue
             method = "SM" if sample.metric in _BY_SM else method
-            origin = job.node_of(sample) if job.mode is Sharing.EXCLUSIVE else job.name
-            place = (job.node, origin, device_of(sample), sample.peer)
+            origin = job.find_node(sample) if job.mode is Sharing.EXCLUSIVE else job.name
+            place = (job.node, origin, name_device(sample), sample.peer)
             by_place = values.setdefault((sample.metric, method, label), {})
             by_place.setdefault(place, []).append(sample.value)
     copies = [
@@ -153,7 +153,7 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
     metrics = [*COPIES, "p2p-bandwidth"]
 
     def place_of(spread: CopySpread) -> tuple[int, str, int, str]:
-        return metrics.index(spread.metric), spread.method, _by_place(spread.label), spread.label
+        return metrics.index(spread.metric), spread.method, _place_key(spread.label), spread.label
 
     return tuple(sorted(copies, key=place_of))
 
@@ -161,27 +161,29 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
 def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
     """Return the home of each GPU, by cluster node."""
     nodes = {job.node for job in jobs}
-    return {node: homes_of(member for member in jobs if member.node == node) for node in nodes}
+    return {node: find_homes(member for member in jobs if member.node == node) for node in nodes}
 
 
 def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
-    node = job.node_of(sample)
+    node = job.find_node(sample)
     if sample.metric == "p2p-bandwidth":
         return binding_text(node) if job.mode is Sharing.EXCLUSIVE else job.shape
     if sample.metric not in COPIES:
         return None
     if job.mode is not Sharing.EXCLUSIVE:
         return job.shape
-    home = homes.get(device_of(sample))
+    home = homes.get(name_device(sample))
     if home is None or node is None:
         return None
     return NEAR if home == node else FAR
 
 
-def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
+def compare_jobs(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
     """Compare copies between host and GPUs by memory node, and other results by binding."""
     ordered = sorted(jobs, key=_binding_order)
-    by_binding = runs_by(ordered, lambda job, s: None if s.metric in COPIES else _binding_of(job))
+    by_binding = label_runs(
+        ordered, lambda job, s: None if s.metric in COPIES else _format_binding(job)
+    )
     for runs in (copies_as_runs(jobs), by_binding):
         compared = group_runs(runs)
         if len(compared) > 1:
@@ -190,11 +192,11 @@ def comparisons(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
 
 def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
     """Return the sort key: whole nodes first, by NUMA node."""
-    label = _binding_of(job)
+    label = _format_binding(job)
     return job.mode is not Sharing.EXCLUSIVE, len(label), label
 
 
-def _binding_of(job: JobEvidence) -> str:
+def _format_binding(job: JobEvidence) -> str:
     return binding_text(job.bound_to) if job.mode is Sharing.EXCLUSIVE else job.shape
 
 
@@ -202,7 +204,7 @@ QueueAnswer = tuple[Queue, str, Sequence[str], bool]
 """(queue, reason, evidence, whether a result of this study supports it)."""
 
 
-def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> QueueAnswer:
+def _answer_copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> QueueAnswer:
     local = [
         matrix for matrix in maps if matrix.metric == "h2d-bandwidth" and matrix.local is not None
     ]
@@ -214,7 +216,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     recommendation = recommend(
         "", group_runs(copies_as_runs(gpu_jobs, COPIES[:2])), Objective.GPU_COPY
     )
-    evidence.append(_evidence_of(recommendation))
+    evidence.append(_format_evidence(recommendation))
     shared = [
         job
         for job in gpu_jobs
@@ -225,7 +227,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
         reason = "bound to the GPUs' nodes it gets the local result; shared jobs were not measured"
         return Queue.EXCLUSIVE, reason, evidence, True
     places = [job.locality[0] for job in shared]
-    evidence.append(_places(places))
+    evidence.append(_format_places(places))
     shapes = {job.shape for job in shared}
     if JobLocality.LOST in places or shapes & {*recommendation.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
@@ -242,7 +244,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> Queue
     return Queue.EXCLUSIVE, reason, evidence, True
 
 
-def _evidence_of(recommendation: Recommendation) -> str:
+def _format_evidence(recommendation: Recommendation) -> str:
     sentence = format_sentence(recommendation)
     return sentence if recommendation.is_blocked else f"{format_basis(recommendation)}: {sentence}"
 
@@ -255,7 +257,7 @@ def describe_copies(matrix: StudyMatrix) -> str:
     return text if matrix.ratio is None else f"{text}: {matrix.ratio:.2f}x"
 
 
-def _side_of(metric: str, job: JobEvidence, sample: Sample) -> str | None:
+def _choose_side(metric: str, job: JobEvidence, sample: Sample) -> str | None:
     """Return whether the side is whole nodes or parts of them; None for another metric."""
     if sample.metric != metric:
         return None
@@ -268,7 +270,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         {s.metric for job in jobs for s in job.samples if s.metric.startswith("app-")}
     )
     for metric in app_metrics:
-        runs = runs_by(jobs, partial(_side_of, metric))
+        runs = label_runs(jobs, partial(_choose_side, metric))
         sides = group_runs(sorted(runs, key=lambda run: run.head.arrangement != WHOLE))
         if [side.label for side in sides] != [WHOLE, PARTS]:
             continue
@@ -296,16 +298,16 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
             return None
         if job.mode is not Sharing.EXCLUSIVE:
             return PARTS
-        node = job.node_of(sample)
+        node = job.find_node(sample)
         return None if node is None else binding_text(node)
 
-    runs = runs_by(jobs, label_of)
+    runs = label_runs(jobs, label_of)
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown_answer(
             "copies between GPUs were measured with one binding or without results"
         )
     recommendation = recommend("", group_runs(runs), Objective.MULTI_GPU)
-    evidence = _evidence_of(recommendation)
+    evidence = _format_evidence(recommendation)
     if recommendation.choice is None:
         return _unknown_answer(format_sentence(recommendation), evidence)
     if not recommendation.avoid:
@@ -315,7 +317,7 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     return Queue.EXCLUSIVE, reason, (evidence,), True
 
 
-def _development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
+def _answer_development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     waits: dict[bool, list[float]] = {}
     for job in jobs:
         if job.record.queue_wait_s is not None:
@@ -341,7 +343,7 @@ def _unknown_answer(reason: str, *evidence: str) -> QueueAnswer:
     return Queue.UNKNOWN, reason, evidence, False
 
 
-def _places(places: list[JobLocality]) -> str:
+def _format_places(places: list[JobLocality]) -> str:
     counts = [
         f"{places.count(locality)} {locality}" for locality in JobLocality if locality in places
     ]
@@ -388,36 +390,36 @@ class StudyReport(Struct, frozen=True, kw_only=True):
 def study_report(source: str, sources: StudySources) -> StudyReport:
     """Return the report of this evidence. source: the directory, in the user's words."""
     jobs, collective = sources.jobs, sources.collective
-    maps = matrices(jobs)
+    maps = build_study_matrices(jobs)
     notices = [job.replay_notice for job in jobs] + [collective.replayed if collective else None]
     return StudyReport(
         source=source,
         replayed=tuple(dict.fromkeys(notice for notice in notices if notice is not None)),
         nodes=tuple(dict.fromkeys(job.node for job in jobs)),
-        systems=_systems(jobs),
+        systems=_list_systems(jobs),
         matrices=maps,
-        comparisons=tuple(comparisons(jobs)),
-        jobs=tuple(_line(job) for job in jobs),
+        comparisons=tuple(compare_jobs(jobs)),
+        jobs=tuple(_build_line(job) for job in jobs),
         recommendations=recommend_queues(jobs, maps),
         outliers=slow_copies(maps),
         collective=collective,
         missing=sources.missing,
         gaps=(*sources.gaps, *(collective.gaps if collective is not None else ())),
-        spreads=spreads(jobs),
+        spreads=measure_spreads(jobs),
         setup=tuple(_setup(jobs)),
-        power=dict(_power(jobs)),
+        power=dict(_list_power(jobs)),
     )
 
 
-def _power(jobs: Iterable[JobEvidence]) -> Iterator[tuple[str, Mapping[str, float]]]:
+def _list_power(jobs: Iterable[JobEvidence]) -> Iterator[tuple[str, Mapping[str, float]]]:
     """Yield the power that jobs of each binding and shape drew."""
-    runs = runs_by(sorted(jobs, key=_binding_order), lambda job, _: _binding_of(job))
+    runs = label_runs(sorted(jobs, key=_binding_order), lambda job, _: _format_binding(job))
     for alternative in group_runs(runs):
         if drawn := power_by_test(alternative.series):
             yield alternative.label, drawn
 
 
-def _systems(jobs: tuple[JobEvidence, ...]) -> tuple[str, ...]:
+def _list_systems(jobs: tuple[JobEvidence, ...]) -> tuple[str, ...]:
     return tuple(sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN}))
 
 
@@ -426,7 +428,7 @@ _TOLD_OF_SETUP = ("driver", "kernel", "microcode", "governor", "clock")
 
 def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
     """Yield hardware and tools of the runs; several values if jobs differ."""
-    systems = _systems(jobs)
+    systems = _list_systems(jobs)
     if systems:
         yield "GPU", ", ".join(systems)
     kinds = sorted({job.run.head.host_kind for job in jobs if job.run.head.host_kind})
@@ -451,7 +453,7 @@ def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
         yield name, ", ".join(values)
 
 
-def _line(job: JobEvidence) -> JobLine:
+def _build_line(job: JobEvidence) -> JobLine:
     locality, reason = job.locality
     record = job.record
     return JobLine(

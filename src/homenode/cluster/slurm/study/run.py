@@ -17,18 +17,18 @@ from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.study.directory import (
     StudyDirectory,
     StudyEntry,
-    attempts,
     done_attempt,
+    find_attempts,
 )
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
     Study,
     capture_experiments,
+    choose_bound_nodes,
     choose_nodes,
     described_nodes,
-    experiments_for,
     job_name,
-    nodes_to_bind_to,
+    plan_experiments,
     script_name,
     shared_experiments,
 )
@@ -58,7 +58,7 @@ def make_study(
     each node first. is_described: Slurm is not queried, and nodes are taken from the host.
     Impossible requests are rejected before Slurm is queried. Raises UsageError, NoAnswerError,
     ToolError."""
-    if described is not None and not nodes_to_bind_to(described, options):
+    if described is not None and not choose_bound_nodes(described, options):
         raise UsageError(f"{host}: no NUMA node with CPUs and memory")
     if is_described and described is not None:
         nodes = described_nodes(described, options)
@@ -71,7 +71,7 @@ def make_study(
     if described is None:
         return replace(study, looks=capture_experiments(exclusive))
     hosts = {node.name: described for node in (*exclusive, *shared)}
-    return replace(study, experiments=experiments_for(exclusive, shared, hosts, options))
+    return replace(study, experiments=plan_experiments(exclusive, shared, hosts, options))
 
 
 class SlurmQueue:
@@ -91,24 +91,24 @@ class SlurmQueue:
         self._queued = client.ask_queue()
         for experiment, job in find_unrecorded(self.study, self._queued):
             self._note(StudyEntry(submitted=experiment, job=job))
-        tasks = self._tasks()
+        tasks = self._list_tasks()
         self._clear_finished(tasks)
         # Lost ones are repeated: a node failed, or the controller lost its state. What was
         # cancelled or failed stays as it is until the user starts the command again.
         alive = {task.id for task in tasks if task.state in UNSETTLED}
         lost = [task for task in tasks if task.state is TaskState.LOST and task.id not in alive]
-        if repeated := [task for task in lost if self._attempts(task) < MAX_ATTEMPTS]:
+        if repeated := [task for task in lost if self._count_attempts(task) < MAX_ATTEMPTS]:
             self.retry(repeated)
-            tasks = self._tasks()
+            tasks = self._list_tasks()
         if self.study.looks and not self.study.experiments:
             self._plan_when_looked_at(tasks)
-            tasks = self._tasks()
+            tasks = self._list_tasks()
         self._has_looked = True
         return Progress(tasks, seconds_left=self._seconds_left(tasks))
 
     def retry(self, tasks: Sequence[TaskStatus]) -> None:
         """Cancel the jobs of these tasks that Slurm still has."""
-        waiting = self._jobs_in(JobState.PENDING)
+        waiting = self._find_jobs(JobState.PENDING)
         for name in dict.fromkeys(task.id for task in tasks):
             if name in waiting:
                 client.cancel(waiting[name])
@@ -117,7 +117,7 @@ class SlurmQueue:
     def start(self, tasks: Sequence[TaskStatus]) -> None:
         waiting = {task.id for task in tasks}
         # Slurm rejects waiting for a job that it no longer lists; such a job has ended.
-        alive = self._jobs_in(JobState.PENDING, JobState.RUNNING)
+        alive = self._find_jobs(JobState.PENDING, JobState.RUNNING)
         behind = self._make_follower_finder(alive)
         for experiment in self.study.all_experiments():
             if experiment.id in waiting:
@@ -131,14 +131,14 @@ class SlurmQueue:
     def _note(self, entry: StudyEntry) -> None:
         self.study = self._directory.note(self.study, entry)
 
-    def _tasks(self) -> tuple[TaskStatus, ...]:
+    def _list_tasks(self) -> tuple[TaskStatus, ...]:
         """Return every task. A job that has just ended counts as running, because its files may
         still arrive. Jobs that ended before the first poll have written all their files."""
         self._seconds, exits = self._directory.collect_outcomes(self.study)
         now = time.monotonic()
         first = now if self._has_looked else -math.inf
         tasks = []
-        for task in statuses(self.study, self._queued, self._seconds, exits):
+        for task in list_statuses(self.study, self._queued, self._seconds, exits):
             if task.state in (TaskState.LOST, TaskState.FAILED):
                 if now - self._ended_since.setdefault(task.name, first) < self._grace_s:
                     task = replace(task, state=TaskState.RUNNING)
@@ -152,30 +152,30 @@ class SlurmQueue:
         pace = Pace()
         for (name, _), seconds in self._seconds.items():
             if seconds is not None:
-                pace.took(_variant(name), seconds)
+                pace.took(_remove_round(name), seconds)
         unsettled = {task.id for task in tasks if task.state in UNSETTLED}
         variants_of_node: dict[str, list[str]] = {}
         for experiment in self.study.all_experiments():
             for node in experiment.nodes if experiment.id in unsettled else ():
-                variants_of_node.setdefault(node, []).append(_variant(experiment.id))
+                variants_of_node.setdefault(node, []).append(_remove_round(experiment.id))
         estimates = [pace.seconds_for(of_node) for of_node in variants_of_node.values()]
         known_seconds = [seconds for seconds in estimates if seconds is not None]
         return max(known_seconds, default=0.0) if len(known_seconds) == len(estimates) else None
 
-    def _attempts(self, task: TaskStatus) -> int:
+    def _count_attempts(self, task: TaskStatus) -> int:
         """Return the attempts that began to write, or are in the journal."""
-        began = len(attempts(self._directory.path, task.id, task.part))
-        return max(began, self.study.attempts_of(task.id))
+        began = len(find_attempts(self._directory.path, task.id, task.part))
+        return max(began, self.study.count_attempts(task.id))
 
     def _clear_finished(self, tasks: Iterable[TaskStatus]) -> None:
         """Cancel jobs that have written all their results but would be started again. A controller
         that lost its state starts or holds them, so later jobs would never start."""
         unfinished = {task.id for task in tasks if task.state is not TaskState.DONE}
-        for name, job in self._jobs_in(JobState.PENDING).items():
+        for name, job in self._find_jobs(JobState.PENDING).items():
             if name not in unfinished:
                 client.cancel(job)
 
-    def _jobs_in(self, *states: JobState) -> dict[str, str]:
+    def _find_jobs(self, *states: JobState) -> dict[str, str]:
         """Return the latest job of each experiment that is in one of these states, in whole or in
         part. Names are compared too, because a controller that lost its state reuses numbers."""
         rows = {(row.job, row.name) for row in self._queued if row.state in states}
@@ -189,11 +189,11 @@ class SlurmQueue:
         if any(task.state is not TaskState.DONE for task in tasks):
             return
         study = self.study
-        planned = experiments_for(study.exclusive, study.shared, self._hosts(), study.options)
+        planned = plan_experiments(study.exclusive, study.shared, self._read_hosts(), study.options)
         self._directory.write_scripts(study, planned)
         self._note(StudyEntry(experiments=planned))
 
-    def _hosts(self) -> Mapping[str, Host]:
+    def _read_hosts(self) -> Mapping[str, Host]:
         hosts = {}
         for look in self.study.looks:
             done = done_attempt(self._directory.path, look.id, 0)
@@ -246,12 +246,12 @@ class SlurmQueue:
         return behind
 
 
-def _variant(experiment: str) -> str:
+def _remove_round(experiment: str) -> str:
     """Return an experiment without its round."""
     return experiment.rpartition("-r")[0] or experiment
 
 
-def statuses(
+def list_statuses(
     study: Study,
     queued: tuple[QueuedJob, ...],
     done: Collection[tuple[str, int]],
@@ -275,10 +275,10 @@ def statuses(
                 yield TaskStatus(name, part, TaskState.WAITING)
             else:
                 rows = of_job.get((job, job_name(study.id, name)), [])
-                yield _of_job(name, part, job, rows, exits.get((name, part)))
+                yield _find_status(name, part, job, rows, exits.get((name, part)))
 
 
-def _of_job(
+def _find_status(
     name: str, part: int, job: str, rows: list[QueuedJob], exit_status: str | None
 ) -> TaskStatus:
     row = next((entry for entry in rows if entry.task == part), None)

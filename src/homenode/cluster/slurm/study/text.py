@@ -29,7 +29,7 @@ MAX_MAPS = 24
 
 def slurm_study_summary(report: StudyReport, next_command: str) -> Doc:
     """Return the recommended queues, the facts behind them and what is not known, in 25 lines."""
-    parts: list[Part] = [*_warnings(report), _queue_table(report)] if report.jobs else []
+    parts: list[Part] = [*_format_warnings(report), _queue_table(report)] if report.jobs else []
     lines = tuple(_summary_lines(report))
     width = max((len(label) for label, _, _ in lines), default=len("next")) + 2
     parts += [Text(f"{label:<{width}}{text}", look, hang=width) for label, text, look in lines]
@@ -58,7 +58,7 @@ def _summary_lines(report: StudyReport) -> Iterator[tuple[str, str, str]]:
 def slurm_study_text(report: StudyReport) -> Doc:
     """Return the whole report: every recommendation with its evidence, map, job and unknown."""
     queues = (_queue_section(report),) if report.jobs else ()
-    return Doc(_first_line(report), (*_warnings(report), *queues, *_results(report)))
+    return Doc(_first_line(report), (*_format_warnings(report), *queues, *_format_results(report)))
 
 
 def _first_line(report: StudyReport) -> str:
@@ -78,12 +78,12 @@ def _first_line(report: StudyReport) -> str:
 def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
     """Return the recommendations, drawn maps, bars and tables, then every map, job and unknown.
     stamp: time and program."""
-    parts: list[Part] = list(_warnings(report))
+    parts: list[Part] = list(_format_warnings(report))
     if report.jobs:
         parts.append(_queue_section(report))
     if maps := tuple(_drawn_maps(report.matrices[:MAX_MAPS])):
         parts.append(Section("Copies by NUMA node and GPU", (Gallery(maps),), "maps", "Maps"))
-    if bars := tuple(_bars(report.spreads)):
+    if bars := tuple(_draw_bars(report.spreads)):
         about = "Copies by copy engine (CE) and by the GPU's own processors (SM)."
         title = "Mean and deviation over GPUs, nodes and jobs"
         parts.append(Section(title, (Gallery(bars),), "spreads", "Spreads", about=about))
@@ -91,11 +91,11 @@ def slurm_study_page(report: StudyReport, stamp: str) -> Doc:
         table = Table(heads=("what", "which"), rows=report.setup)
         parts.append(Section("Hardware and tools", (table,), "setup", "Hardware and tools"))
     title = "Every result and job"
-    parts.append(Section(title, tuple(_results(report)), "every", title))
+    parts.append(Section(title, tuple(_format_results(report)), "every", title))
     return Doc(f"Slurm study {report.source}", tuple(parts), footer=stamp)
 
 
-def _warnings(report: StudyReport) -> Iterator[Part]:
+def _format_warnings(report: StudyReport) -> Iterator[Part]:
     for notice in report.replayed:
         text = f"REPLAYED: {notice}. GPU results here do not describe any machine."
         yield Text(text, "critical")
@@ -108,19 +108,19 @@ def _warnings(report: StudyReport) -> Iterator[Part]:
         )
 
 
-def _results(report: StudyReport) -> Iterator[Section]:
+def _format_results(report: StudyReport) -> Iterator[Section]:
     """Yield maps, comparisons, jobs, power, collectives, slow nodes, missing jobs and unknowns."""
     yield from map(_map, report.matrices)
     for comparison in report.comparisons:
-        yield from _comparison(comparison)
+        yield from _format_comparison(comparison)
     if report.jobs:
-        yield _jobs(report)
+        yield _format_jobs(report)
     if table := power_table(report.power):
         yield Section("", table)
     if report.collective is not None:
-        yield _collective(report.collective)
+        yield _format_collective(report.collective)
     if report.jobs:
-        yield _outliers(report)
+        yield _format_outliers(report)
     if report.missing:
         yield Section("missing", tuple(Text(job, "bad") for job in report.missing))
     if report.gaps:
@@ -135,7 +135,9 @@ def _map(matrix: StudyMatrix) -> Section:
     rows = []
     for number, (column, home) in enumerate(zip(matrix.columns, matrix.homes, strict=True)):
         cells = zip((row[number] for row in matrix.cells), matrix.rows, strict=True)
-        shades = (_cell(cell, ends, matrix.metric, is_home=home == row) for cell, row in cells)
+        shades = (
+            _format_cell(cell, ends, matrix.metric, is_home=home == row) for cell, row in cells
+        )
         rows.append((_short_address(column), *shades))
     heads = tuple(f"node {index}" for index in matrix.rows)
     parts: list[Part] = [Table(heads=("GPU", *heads), rows=tuple(rows), numeric=heads)]
@@ -144,11 +146,11 @@ def _map(matrix: StudyMatrix) -> Section:
         parts.append(Text(f"local {local}, remote {remote}: {matrix.ratio:.2f}x"))
     how = " ([ ] is local, derived from these results)" if matrix.homes_measured else ""
     how = how or (" ([ ] is local)" if any(h is not None for h in matrix.homes) else "")
-    title = f"{matrix.node}: {metric.title}, {_unit(matrix.metric)}{how}"
+    title = f"{matrix.node}: {metric.title}, {_format_unit(matrix.metric)}{how}"
     return Section(title, tuple(parts))
 
 
-def _cell(
+def _format_cell(
     value: float | None, ends: tuple[float, float], metric: str, *, is_home: bool
 ) -> str | Cell:
     if value is None:
@@ -167,7 +169,7 @@ def _short_address(column: str) -> str:
     return column.removeprefix("0000:").removesuffix(":00.0").removesuffix(".0")
 
 
-def _comparison(comparison: Comparison) -> Iterator[Section]:
+def _format_comparison(comparison: Comparison) -> Iterator[Section]:
     """Yield a table for each metric: alternatives in rows, compared with the first."""
     shown = [effect for effect in comparison.effects if _is_headline_effect(effect)]
     effects = sorted(shown, key=lambda effect: effect.slowest_device)
@@ -207,7 +209,7 @@ def effect_cells(effect: Effect) -> tuple[str, str, str]:
     return format_value(effect.value, effect.unit), text, str(effect.boots[1])
 
 
-def _jobs(report: StudyReport) -> Section:
+def _format_jobs(report: StudyReport) -> Section:
     rows = tuple(
         (
             _job_name(job.name),
@@ -253,7 +255,7 @@ def _job_name(name: str) -> str:
     return re.sub(r"(-task0)?-\d+\.\d+\Z", "", name, flags=re.ASCII)
 
 
-def _collective(collective: Collective) -> Section:
+def _format_collective(collective: Collective) -> Section:
     values = [(f"{node} alone", value) for node, value in collective.nodes]
     values += [(f"{a} with {b}", value) for a, b, value in collective.pairs]
     values += [] if collective.all is None else [("all nodes", collective.all)]
@@ -268,7 +270,7 @@ def _has_enough_nodes(report: StudyReport) -> bool:
     return len({matrix.node for matrix in report.matrices}) >= MIN_NODES
 
 
-def _outliers(report: StudyReport) -> Section:
+def _format_outliers(report: StudyReport) -> Section:
     if not report.outliers:
         is_known = _has_enough_nodes(report)
         text = "no node is slower than the others" if is_known else f"unknown: {_TOO_FEW_NODES}"
@@ -280,7 +282,7 @@ def _outliers(report: StudyReport) -> Section:
 def _describe_outlier(outlier: Outlier) -> str:
     return (
         f"{outlier.node}: {outlier.part} is slow: {METRICS[outlier.metric].title} "
-        f"{_number(outlier.value, outlier.metric)} {_unit(outlier.metric)}, "
+        f"{_number(outlier.value, outlier.metric)} {_format_unit(outlier.metric)}, "
         f"{_number(outlier.usual, outlier.metric)} elsewhere"
     )
 
@@ -310,7 +312,7 @@ def _queue_section(report: StudyReport) -> Section:
     return Section("Which queue for which work", tuple(parts), "queues", "Queues")
 
 
-def _unit(metric: str) -> str:
+def _format_unit(metric: str) -> str:
     return "ns" if metric.endswith("latency") else "GB/s"
 
 
@@ -354,7 +356,7 @@ def _deviation_text(spread: CopySpread) -> str:
     return f"\u00b1 {_number(spread.deviation, spread.metric)}, {count}"
 
 
-def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
+def _draw_bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
     for metric in dict.fromkeys(spread.metric for spread in spreads):
         groups = []
         for method in dict.fromkeys(spread.method for spread in spreads if spread.metric == metric):

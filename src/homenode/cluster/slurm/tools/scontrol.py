@@ -113,10 +113,10 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
         if match is None:
             raise ParseError(source, "GPUs such as gpu:h100:2(IDX:0-1)", item)
         kind, number = match["type"], match["count"]
-        if number is None and kind is not None and _digits(kind):
+        if number is None and kind is not None and _is_decimal(kind):
             kind, number = None, kind
         types |= {kind.lower()} if kind else set()
-        places = _places(match["detail"] or "", source)
+        places = _parse_places(match["detail"] or "", source)
         if places is not None:
             indices |= set(places)
             count += len(places)
@@ -130,7 +130,7 @@ def owned_gpus(text: str, source: str) -> OwnedGpus:
     return OwnedGpus(count, places, sliced, frozenset(types))
 
 
-def _places(detail: str, source: str) -> tuple[int, ...] | None:
+def _parse_places(detail: str, source: str) -> tuple[int, ...] | None:
     """Return the devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None if none are."""
     numbers = detail.removeprefix("IDX:")
     if detail.startswith("IDX:") and numbers != "N/A":
@@ -155,7 +155,7 @@ def gpu_types(text: str) -> dict[str, int]:
         name, *words = item.partition("(")[0].split(":")
         if name != "gpu":
             continue
-        count = int(words.pop()) if words and _digits(words[-1]) else 1
+        count = int(words.pop()) if words and _is_decimal(words[-1]) else 1
         kind = next((word.lower() for word in words if word != "no_consume"), "")
         counts[kind] = counts.get(kind, 0) + count
     return counts
@@ -167,7 +167,7 @@ def gpu_count(text: str) -> int | None:
     return sum(counts.values()) if counts else None
 
 
-def _digits(text: str) -> bool:
+def _is_decimal(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 7
 
 
@@ -233,7 +233,7 @@ def parse_scontrol_jobs(
     """
     if len(text) > MAX_TEXT_CHARS:
         raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
-    blocks = tuple(_blocks(text))
+    blocks = tuple(_split_blocks(text))
     if not blocks and text.strip() and "No jobs in the system" not in text:
         raise ParseError(
             source,
@@ -252,7 +252,7 @@ def parse_scontrol_jobs(
     return tuple(_readable_jobs(blocks, source, listed))
 
 
-def _blocks(text: str) -> Iterator[_Block]:
+def _split_blocks(text: str) -> Iterator[_Block]:
     """Yield each job's text. A JobId= that does not follow an empty line does not begin a job."""
     block: _Block | None = None
     is_free = True
@@ -265,7 +265,7 @@ def _blocks(text: str) -> Iterator[_Block]:
             if head is None:  # cut off, or somebody's text
                 block = _Block("", line[6:40], "", number, [])
             else:
-                block = _Block(head[1], _id(head), head[6].strip(), number, [])
+                block = _Block(head[1], _parse_id(head), head[6].strip(), number, [])
         elif block is not None:
             block.lines.append(line.rstrip())
         is_free = not line.strip()
@@ -273,7 +273,7 @@ def _blocks(text: str) -> Iterator[_Block]:
         yield block
 
 
-def _id(head: re.Match[str]) -> str:
+def _parse_id(head: re.Match[str]) -> str:
     if head[2] is not None and head[3].isdigit() and head[3] != _NO_TASK:
         return f"{head[2]}_{head[3]}"
     return head[1] if head[4] is None else f"{head[4]}+{head[5]}"
@@ -284,7 +284,7 @@ def _readable_jobs(
 ) -> Iterator[Job]:
     """Return the jobs of blocks; unreadable if a record may be text of the previous one."""
     counts = Counter(block.number for block in blocks)
-    fields = [_fields(block) for block in blocks]
+    fields = [_parse_fields(block) for block in blocks]
     lists = Hostlists()
     unlisted = [listed is not None and block.number not in listed for block in blocks]
     odd = [no or counts[block.number] > 1 for block, no in zip(blocks, unlisted, strict=True)]
@@ -297,7 +297,7 @@ def _readable_jobs(
         elif at and listed is None and not fields[at - 1].is_whole:
             reason = f"the record of job {blocks[at - 1].id} before it has no end"
         if not unlisted[at]:
-            yield _job(block, fields[at], reason, source, lists)
+            yield _parse_job(block, fields[at], reason, source, lists)
 
 
 class _Fields(NamedTuple):
@@ -332,8 +332,8 @@ class _Fields(NamedTuple):
             return None
         submitted, eligible = self.matches[_SUBMIT][0].groups()
         begin, start = (
-            _seconds(eligible) or _seconds(submitted),
-            _seconds(self.matches[_START][0][1]),
+            _parse_seconds(eligible) or _parse_seconds(submitted),
+            _parse_seconds(self.matches[_START][0][1]),
         )
         return None if begin is None or start is None else float(max(0, start - begin))
 
@@ -341,13 +341,13 @@ class _Fields(NamedTuple):
 _TIME = re.compile(r"([1-9]\d{3})-(0[1-9]|1[0-2])-(\d\d)T(\d\d):(\d\d):(\d\d)", re.ASCII)
 
 
-def _seconds(text: str) -> int | None:
+def _parse_seconds(text: str) -> int | None:
     """Return the seconds of a time, read as UTC."""
     match = _TIME.fullmatch(text)
     return None if match is None else timegm((*map(int, match.groups()), 0, 0, 0)[:9])
 
 
-def _fields(block: _Block) -> _Fields:
+def _parse_fields(block: _Block) -> _Fields:
     matches: dict[str, list[re.Match[str]]] = {}
     odd: list[str] = []
     last, before = -1, ""
@@ -366,7 +366,9 @@ def _fields(block: _Block) -> _Fields:
     return _Fields(matches, odd)
 
 
-def _job(block: _Block, fields: _Fields, reason: str | None, source: str, lists: Hostlists) -> Job:
+def _parse_job(
+    block: _Block, fields: _Fields, reason: str | None, source: str, lists: Hostlists
+) -> Job:
     unreadable = Job(block.id, block.number, block.name, None, "", ())
     if (reason := reason or fields.find_forgery()) is not None:
         return replace(unreadable, unreadable=reason)

@@ -43,7 +43,7 @@ def expand_hostlist(
     Raises ParseError for brackets that do not close, ranges that fall, and too many names.
     """
     names: list[str] = []
-    for part in _parts(text, source, line):
+    for part in _split_parts(text, source, line):
         names += _expand(part, source, line, limit - len(names))
     return tuple(names)
 
@@ -93,7 +93,7 @@ def _bracket_text(numbers: list[int], width: int) -> str:
     return texts[0] if len(numbers) == 1 else f"[{','.join(texts)}]"
 
 
-def _parts(text: str, source: str, line: int | None) -> Iterator[str]:
+def _split_parts(text: str, source: str, line: int | None) -> Iterator[str]:
     """Return the expressions between commas outside brackets."""
     start = 0
     inside = False
@@ -119,7 +119,7 @@ def _expand(part: str, source: str, line: int | None, space: int) -> list[str]:
     while at < len(part):
         if part[at] == "[":
             end = part.index("]", at)
-            numbers = list(_numbers(part[at + 1 : end], source, line, space))
+            numbers = list(_expand_range(part[at + 1 : end], source, line, space))
             if len(names) * len(numbers) > space:
                 raise ParseError(source, f"at most {space} more names", part, line=line)
             names = [name + number for name in names for number in numbers]
@@ -137,7 +137,7 @@ def _expand(part: str, source: str, line: int | None, space: int) -> list[str]:
     return names
 
 
-def _numbers(text: str, source: str, line: int | None, space: int) -> Iterator[str]:
+def _expand_range(text: str, source: str, line: int | None, space: int) -> Iterator[str]:
     """Yield the numbers of a bracket, with the leading zeros that they have."""
     for item in text.split(","):
         first, dash, last = item.partition("-")
@@ -311,7 +311,7 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
         cpu_count, memory_mib = whole_number(cpus), whole_number(memory.rstrip("+"))
         if cpu_count is None or memory_mib is None:
             continue
-        gpus, gpu_type = _gpus(offered)
+        gpus, gpu_type = _parse_gpus(offered)
         nodes.append(
             ClusterNode(
                 name=name,
@@ -344,7 +344,7 @@ def parse_shapes(text: str) -> dict[str, NodeShape]:
     return shapes
 
 
-def _gpus(offered: str) -> tuple[int | None, str | None]:
+def _parse_gpus(offered: str) -> tuple[int | None, str | None]:
     """Return whole GPUs of a text, and their type if there are MIG slices too.
 
     >>> _gpus("gpu:h100:8(S:0-1)"), _gpus("gpu:1g.10gb:7(S:0,1),gpu:a100:6,nic:2")

@@ -52,10 +52,10 @@ def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ..
     if not isinstance(jobs, list):
         keys = ", ".join(map(str, list(document)[:8])) or "an empty object"
         raise ParseError(source, 'a list "jobs"', keys if jobs is None else type(jobs).__name__)
-    return tuple(_job(job, f"jobs[{at}]") for at, job in enumerate(jobs))
+    return tuple(_build_job(job, f"jobs[{at}]") for at, job in enumerate(jobs))
 
 
-def _job(job: Any, place: str) -> Job:
+def _build_job(job: Any, place: str) -> Job:
     try:
         return _parse_job(job, place)
     except ParseError as error:
@@ -80,7 +80,7 @@ def _parse_job(job: Any, source: str) -> Job:
     times = [plain_number(job.get(f"{name}_time")) for name in ("eligible", "submit", "start")]
     begin, start = times[0] or times[1], times[2]
     user = job.get("user_name") or job.get("user_id")
-    state = _state(job.get("job_state"), source)
+    state = _parse_state(job.get("job_state"), source)
     shares = tuple(_shares(job, source)) if state in RUNNING else ()
     if state in RUNNING and not shares:
         raise ParseError(source, '"job_resources" of a job that runs')
@@ -95,7 +95,7 @@ def _parse_job(job: Any, source: str) -> Job:
     )
 
 
-def _state(value: Any, source: str) -> str:
+def _parse_state(value: Any, source: str) -> str:
     """Return the state; of a list the later flag if it is more specific, such as COMPLETING."""
     if isinstance(value, list) and value:
         value = next((word for word in value[1:] if word in _MORE_THAN_RUNNING), value[0])
@@ -111,7 +111,7 @@ def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
         return
     details = job.get("gres_detail")
     details = details if isinstance(details, list) else []
-    allocations = list(_allocations(owned, source))
+    allocations = list(_list_allocations(owned, source))
     nodes = job.get("nodes") or owned.get("nodes")
     names = expand_hostlist(nodes, source) if isinstance(nodes, str) and nodes else ()
     gpus = dict(zip(names, details, strict=False)) if len(names) == len(details) else {}
@@ -120,10 +120,10 @@ def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
         held_gpus = _NO_GPUS if not details else OwnedGpus(0, None)
         if isinstance(text, str):
             held_gpus = owned_gpus(text, source)
-        yield NodeShare(name, None, tuple(_cores(sockets)) or None, held_gpus)
+        yield NodeShare(name, None, tuple(_list_cores(sockets)) or None, held_gpus)
 
 
-def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:
+def _list_allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]]:
     """Yield (node, its sockets) of either layout."""
     nodes = owned.get("nodes")
     entries = nodes.get("allocation") if isinstance(nodes, dict) else owned.get("allocated_nodes")
@@ -140,7 +140,7 @@ def _allocations(owned: dict[str, Any], source: str) -> Iterator[tuple[str, Any]
         yield name, entry.get("sockets")
 
 
-def _cores(sockets: Any) -> Iterator[tuple[int, int]]:
+def _list_cores(sockets: Any) -> Iterator[tuple[int, int]]:
     """Yield (socket, core) of every core that is allocated."""
     for socket, entry in _index_entries(sockets):
         cores = entry.get("cores") if isinstance(entry, dict) else None

@@ -356,6 +356,11 @@ def test_the_script_of_a_configmap_is_no_hook_for_grace_gpus(
         assert bool(fixes) == is_wrong and all("--image" in fix for fix in fixes)
 
 
+def test_a_guest_of_one_vcpu_shows_no_siblings() -> None:
+    text = vmi({"cores": 1, "threads": 1}, {"guest": "4Gi"}, gpus=1)
+    assert ids(text, with_pages(131_072)) == set()
+
+
 @pytest.mark.parametrize(("version", "count"), [("v1.5.2", 1), ("v1.6.0", 0), ("v1.10.0", 1)])
 def test_a_version_that_was_not_tested_is_named(version: str, count: int) -> None:
     answer = check(read_vmi(vmi(), "v"), None, cluster_of(version, *GATES))

@@ -197,7 +197,7 @@ def core_shared(subject: CheckedVmi) -> Iterator[Finding]:
             case="under KubeVirt",
             values={"threads": threads},
         )
-    if vmi.is_dedicated and threads > 1 and guest_threads == 1:
+    if vmi.is_dedicated and threads > 1 and guest_threads == 1 and subject.guest.vcpus > 1:
         yield finding(
             "core-shared",
             "spec.domain.cpu.threads",

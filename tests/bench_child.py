@@ -12,13 +12,13 @@ from homenode.machine.description.parse import load_shipped
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
+from homenode.measure.model import PROBE, SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.process import ProgramResult
 from tests.rendered.machine import render
 
-GROUPS = (Group.CPU_SINGLE, Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
+GROUPS = (SuiteGroup.CPU_SINGLE, SuiteGroup.CPU_ALL, SuiteGroup.CORE_TO_CORE, SuiteGroup.PLACEMENT)
 
 
 IDLE = "cpu0 0 0 0 100 0 0 0 0 0 0\n"
@@ -42,7 +42,7 @@ class SmallMachine(LocalMachine):
 def main(root: str, *words: str) -> None:
     runner.IDLE_S = 0.0
     orders = BenchOptions(
-        "killed", SuiteOptions(GROUPS, Depth.QUICK), repeats=4, vantage=Vantage.HOST, boot="b"
+        "killed", SuiteOptions(GROUPS, SuiteDepth.QUICK), repeats=4, vantage=Vantage.HOST, boot="b"
     )
     runner.run_bench(
         SmallMachine(),

@@ -17,7 +17,7 @@ from homenode.machine.description.parse import parse_description
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.access.machine import Machine
-from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.trial.journal import BOOT, TrialHead, TrialJournal
 from homenode.measure.trial.prepare import TrialRequest, preflight, prepare, reopen
 from homenode.measure.trial.runner import Trial, run_trial
@@ -35,7 +35,7 @@ from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "x86-2p2n16c16t-smt-off"
 LAYOUTS = ("default", "pin", "pin-numa")
-GROUPS = (Group.CPU_SINGLE, Group.MEMORY_BANDWIDTH)
+GROUPS = (SuiteGroup.CPU_SINGLE, SuiteGroup.MEMORY_BANDWIDTH)
 NOISE = 0.005
 
 _FLAT = """
@@ -186,7 +186,7 @@ def wanted(
     id: str = "trial",
 ) -> TrialRequest:
     measuring = MeasureOptions(
-        SuiteOptions(GROUPS, Depth.QUICK), repeats=repeats, answer_s=answer_s, stop_s=0.2
+        SuiteOptions(GROUPS, SuiteDepth.QUICK), repeats=repeats, answer_s=answer_s, stop_s=0.2
     )
     return TrialRequest(
         id,

@@ -18,7 +18,7 @@ from homenode.check.doctor.baseline import find_drift, record_of
 from homenode.cli import retrain
 from homenode.cli import retrain as retrain_command
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
-from homenode.cli.command import WrongCall
+from homenode.cli.command import CallError
 from homenode.cli.main import run as program
 from homenode.doc import Text, plain
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
@@ -106,7 +106,7 @@ def test_doctor_and_retrain_take_no_option_of_each_other() -> None:
         for option in ("--host=h", "--expect=e", "--under-load", "--h2d=5", "--prometheus"):
             calls.append((first, "41:00.0", option))
     for call in calls:
-        with pytest.raises(WrongCall):
+        with pytest.raises(CallError):
             run("doctor", *call)
 
 

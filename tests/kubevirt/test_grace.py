@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
+from homenode.cluster.kubevirt.placing import PlacedDefinition, place_devices
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.domain.schema import validate
@@ -28,11 +28,11 @@ def host_without(*paths: str) -> MemorySnapshot:
     return MemorySnapshot("gh200x4", files, whole.links)
 
 
-def place(xml: str, host: MemorySnapshot | None = None) -> PlacedXml:
+def place(xml: str, host: MemorySnapshot | None = None) -> PlacedDefinition:
     return place_devices(xml.encode(), host or shipped("gh200x4"))
 
 
-def cells(placed: PlacedXml) -> list[tuple[str | None, str | None, list[int]]]:
+def cells(placed: PlacedDefinition) -> list[tuple[str | None, str | None, list[int]]]:
     """(cpus, memory, distances) of each cell."""
     return [
         (cell.get("cpus"), cell.get("memory"), [int(s.get("value") or 0) for s in cell[0]])
@@ -40,7 +40,7 @@ def cells(placed: PlacedXml) -> list[tuple[str | None, str | None, list[int]]]:
     ]
 
 
-def nodesets(placed: PlacedXml) -> list[str | None]:
+def nodesets(placed: PlacedDefinition) -> list[str | None]:
     return [
         None if (acpi := hostdev.find("acpi")) is None else acpi.get("nodeset")
         for hostdev in ElementTree.fromstring(placed.document).iter("hostdev")

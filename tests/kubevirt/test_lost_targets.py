@@ -4,7 +4,7 @@ from itertools import count, product
 
 import pytest
 
-from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
+from homenode.cluster.kubevirt.placing import PlacedDefinition, place_devices
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import GuestPciController
 from homenode.vm.plan_options import PciGranularity
@@ -19,7 +19,7 @@ PINS = ((4, 5), (64, 65))
 
 def place(
     xml: str, host: str = IBM, granularity: PciGranularity = PciGranularity.CELL
-) -> PlacedXml:
+) -> PlacedDefinition:
     return place_devices(xml.encode(), shipped(host), granularity=granularity)
 
 
@@ -30,7 +30,7 @@ def twice(
     knows_initiators: bool = False,
     host: str = IBM,
     granularity: PciGranularity = PciGranularity.CELL,
-) -> tuple[PlacedXml, PlacedXml]:
+) -> tuple[PlacedDefinition, PlacedDefinition]:
     """The answers to KubeVirt's two calls."""
     first = place(xml, host, granularity)
     between = defined_again(
@@ -39,12 +39,12 @@ def twice(
     return first, place(between, host, granularity)
 
 
-def expanders(placed: PlacedXml) -> list[GuestPciController]:
+def expanders(placed: PlacedDefinition) -> list[GuestPciController]:
     read = build_vm(open_domain(placed.document, "placed"))
     return [controller for controller in read.controllers if controller.model == EXPANDER]
 
 
-def addresses(placed: PlacedXml) -> dict[str, str]:
+def addresses(placed: PlacedDefinition) -> dict[str, str]:
     read = build_vm(open_domain(placed.document, "placed"))
     return {str(hostdev.bdf): str(hostdev.address) for hostdev in read.hostdevs}
 

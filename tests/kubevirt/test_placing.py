@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.cluster.kubevirt.placing import PlacedXml, place_devices
+from homenode.cluster.kubevirt.placing import PlacedDefinition, place_devices
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.machine.snapshot.protocol import MemorySnapshot
 from homenode.vm.domain.read import build_vm, open_domain
@@ -39,11 +39,11 @@ NATIVE = (
 )
 
 
-def place(xml: str, host: MemorySnapshot = HOST, **given: object) -> PlacedXml:
+def place(xml: str, host: MemorySnapshot = HOST, **given: object) -> PlacedDefinition:
     return place_devices(xml.encode(), host, **given)  # type: ignore[arg-type]
 
 
-def guest(placed: PlacedXml) -> Vm:
+def guest(placed: PlacedDefinition) -> Vm:
     return build_vm(open_domain(placed.document, "placed"))
 
 
@@ -57,7 +57,7 @@ def test_a_document_without_acpi_gets_it_with_its_expander_buses() -> None:
     assert b"<acpi/>" not in place(xml).document
 
 
-def cell_of_device(placed: PlacedXml) -> dict[str, int | None]:
+def cell_of_device(placed: PlacedDefinition) -> dict[str, int | None]:
     """Function -> the cell of the expander bus that it hangs on, None on pcie.0."""
     seen = guest(placed)
     by_index = {controller.index: controller for controller in seen.controllers}
@@ -69,12 +69,12 @@ def cell_of_device(placed: PlacedXml) -> dict[str, int | None]:
     return found
 
 
-def expanders(placed: PlacedXml) -> list[tuple[int | None, int | None]]:
+def expanders(placed: PlacedDefinition) -> list[tuple[int | None, int | None]]:
     """(cell, bus number) of each expander bus."""
     return [(c.cell, c.bus_nr) for c in guest(placed).controllers if c.model == EXPANDER]
 
 
-def warnings(placed: PlacedXml) -> list[str]:
+def warnings(placed: PlacedDefinition) -> list[str]:
     return [note for note in placed.notes if note.startswith("warning")]
 
 

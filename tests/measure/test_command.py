@@ -16,7 +16,7 @@ from homenode.errors import HomenodeError, ParseError, UsageError
 from homenode.machine.snapshot.live import LiveSnapshot
 from homenode.measure.app_metric import read_metric
 from homenode.measure.environment import is_virtual
-from homenode.measure.options import AppOrder
+from homenode.measure.options import AppCommand
 from homenode.measure.results.model import Switches
 from homenode.measure.results.store import read_run
 from homenode.measure.results.vantage import Vantage
@@ -255,7 +255,7 @@ def test_a_dry_run_refuses_what_the_run_would(probe: Path) -> None:
 
 def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homenode.measure.app_metric.SEARCH_S", 0.5)
-    order = AppOrder(("true",), r"((?:a+)+)$")
+    order = AppCommand(("true",), r"((?:a+)+)$")
     with pytest.raises(ParseError, match="a match within"):
         read_metric(order, "a" * 60 + "!\n")
 
@@ -265,13 +265,13 @@ def test_a_pattern_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -
     [("x 1\nx 2.5\n", 2.5), ("x 1,234.5\n", 1234.5), ("x 7", 7.0), ("x 1e3\nnothing\n", 1000.0)],
 )
 def test_the_last_figure_of_an_output_counts(output: str, value: float) -> None:
-    assert read_metric(AppOrder(("true",), "x ([0-9.,e]+)"), output) == value
+    assert read_metric(AppCommand(("true",), "x ([0-9.,e]+)"), output) == value
 
 
 @pytest.mark.parametrize("output", ["", "nothing\n", "x ...\n", "x 0\n", "x 1,5\n"])
 def test_an_output_without_a_figure_is_refused(output: str) -> None:
     with pytest.raises(ParseError, match="expected"):
-        read_metric(AppOrder(("true",), "x ([0-9.,]+)"), output)
+        read_metric(AppCommand(("true",), "x ([0-9.,]+)"), output)
 
 
 def test_a_virtual_machine_is_not_measured_as_a_host_unless_it_is_forced(

@@ -4,7 +4,7 @@ import pytest
 
 from homenode.machine.tools.homenode_probe import parse
 from homenode.measure.figures.probe import read_probe_results
-from homenode.measure.run_directory import LookRecord, RunRecord, StepRecord
+from homenode.measure.run_directory import EnvironmentRecord, RunRecord, StepRecord
 from tests import probe_documents
 from tests.doc_pages import first_column, read_page
 
@@ -24,7 +24,7 @@ def test_every_metric_of_the_probe_is_documented(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("record", "heading"),
-    [(RunRecord, "The head: the requested run"), (LookRecord, "look"), (StepRecord, "step")],
+    [(RunRecord, "The head: the requested run"), (EnvironmentRecord, "look"), (StepRecord, "step")],
 )
 def test_every_field_of_a_record_is_documented(record: type, heading: str) -> None:
     sections = read_page("docs/developer/formats/bench.md").sections()

@@ -12,7 +12,7 @@ import pytest
 from homenode.measure import gpu_power as power
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
 from homenode.process import ProgramResult, ToolTimeoutError
@@ -77,8 +77,8 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "IDLE_S", 0.0)
 
 
-def run(machine: GpuMachine, root: Path, *groups: Group, largest: int = 65536) -> BenchOutcome:
-    options = SuiteOptions(groups, Depth.QUICK, largest)
+def run(machine: GpuMachine, root: Path, *groups: SuiteGroup, largest: int = 65536) -> BenchOutcome:
+    options = SuiteOptions(groups, SuiteDepth.QUICK, largest)
     orders = BenchOptions("x", options, repeats=1, vantage=Vantage.HOST)
     return runner.run_bench(machine, orders, root, lambda progress: None)
 
@@ -90,7 +90,7 @@ def series(outcome: BenchOutcome) -> set[tuple[str, str | None, int | None]]:
 
 def test_pytorch_takes_over_where_the_tool_fails_and_both_are_recorded(tmp_path: Path) -> None:
     machine = GpuMachine(fails=frozenset({"nvbandwidth"}))
-    outcome = run(machine, tmp_path, Group.GPU_COPY)
+    outcome = run(machine, tmp_path, SuiteGroup.GPU_COPY)
     assert outcome.run is not None
     assert {str(one.device) for one in outcome.run.samples} == set(GPUS)
     assert {one.metric for one in outcome.run.samples} == {"d2d-bandwidth"}
@@ -100,7 +100,7 @@ def test_pytorch_takes_over_where_the_tool_fails_and_both_are_recorded(tmp_path:
 
 
 def test_the_matrix_has_a_row_for_each_node_and_one_as_the_tool_binds(tmp_path: Path) -> None:
-    outcome = run(GpuMachine(), tmp_path, Group.GPU_BANDWIDTH)
+    outcome = run(GpuMachine(), tmp_path, SuiteGroup.GPU_BANDWIDTH)
     nodes = {node for metric, variant, node in series(outcome) if metric == "h2d-bandwidth"}
     assert nodes == {None, 0, 1}
     assert outcome.run is not None
@@ -110,7 +110,7 @@ def test_the_matrix_has_a_row_for_each_node_and_one_as_the_tool_binds(tmp_path: 
 
 def test_collectives_run_under_each_binding(tmp_path: Path) -> None:
     machine = GpuMachine()
-    outcome = run(machine, tmp_path, Group.NCCL)
+    outcome = run(machine, tmp_path, SuiteGroup.NCCL)
     assert outcome.run is not None
     peaks = {one.variant for one in outcome.run.samples if one.metric == "allreduce-busbw-peak"}
     assert None in peaks
@@ -121,25 +121,25 @@ def test_collectives_run_under_each_binding(tmp_path: Path) -> None:
 
 def test_peer_access_that_hangs_is_stopped_and_said(tmp_path: Path) -> None:
     machine = GpuMachine(hangs=frozenset({"nvbandwidth"}), has_torch=False)
-    outcome = run(machine, tmp_path, Group.GPU_PEER)
+    outcome = run(machine, tmp_path, SuiteGroup.GPU_PEER)
     assert outcome.run is None or not outcome.run.samples
     assert any("NCCL_P2P_DISABLE=1" in str(gap) for gap in outcome.gaps)
 
 
 def test_products_are_a_control_around_the_round(tmp_path: Path) -> None:
-    outcome = run(GpuMachine(), tmp_path, Group.MATMUL)
+    outcome = run(GpuMachine(), tmp_path, SuiteGroup.MATMUL)
     assert outcome.run is not None
     assert {one.variant for one in outcome.run.samples} == {"fp32", "tf32", "bf16", "fp16"}
     assert not any(finding.id == "bench-control-moved" for finding in outcome.findings)
 
 
 def test_tools_that_tell_the_machines_own_addresses_leave_no_caveat(tmp_path: Path) -> None:
-    outcome = run(GpuMachine(fails=frozenset({"nvbandwidth"})), tmp_path, Group.GPU_COPY)
+    outcome = run(GpuMachine(fails=frozenset({"nvbandwidth"})), tmp_path, SuiteGroup.GPU_COPY)
     assert not any(gap.subject == "GPU addresses" for gap in outcome.gaps)
 
 
 def test_gpus_on_two_nodes_have_ranks_of_their_own_for_each_binding(tmp_path: Path) -> None:
-    outcome = run(GpuMachine(), tmp_path, Group.NCCL, largest=1024)
+    outcome = run(GpuMachine(), tmp_path, SuiteGroup.NCCL, largest=1024)
     assert outcome.run is not None
     peaks = {one.variant for one in outcome.run.samples if one.metric == "allreduce-busbw-peak"}
     assert "a process for each GPU" in peaks
@@ -180,7 +180,7 @@ def test_power_is_read_during_a_test_and_stored_with_its_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(power, "EVERY_S", 0.001)
-    outcome = run(PoweredMachine(), tmp_path, Group.GPU_BANDWIDTH)
+    outcome = run(PoweredMachine(), tmp_path, SuiteGroup.GPU_BANDWIDTH)
     assert outcome.run is not None
     drawn = [one for one in outcome.run.samples if one.metric == "gpu-power"]
     assert {(one.unit, one.value, str(one.device)) for one in drawn} == {("watts", 300.0, GPUS[0])}

@@ -15,10 +15,10 @@ from homenode.measure.model import (
     PYTHON,
     TORCH,
     BenchTest,
-    Depth,
-    Group,
     Reader,
     Suite,
+    SuiteDepth,
+    SuiteGroup,
     SuiteOptions,
 )
 from homenode.measure.suite import ALL_AT_ONCE, HOST_COPIES, build_suite
@@ -28,12 +28,12 @@ NVIDIA = frozenset({"numactl", "nvbandwidth", "all_reduce_perf"})
 TWO = (DeviceSpec("0000:19:00.0"), DeviceSpec("0000:9b:00.0", node=1, root=1))
 SAME = (DeviceSpec("0000:19:00.0", node=1), DeviceSpec("0000:1a:00.0", node=1))
 GPU_GROUPS = (
-    Group.GPU_COPY,
-    Group.MATMUL,
-    Group.GPU_BANDWIDTH,
-    Group.GPU_SMALL,
-    Group.GPU_PEER,
-    Group.NCCL,
+    SuiteGroup.GPU_COPY,
+    SuiteGroup.MATMUL,
+    SuiteGroup.GPU_BANDWIDTH,
+    SuiteGroup.GPU_SMALL,
+    SuiteGroup.GPU_PEER,
+    SuiteGroup.NCCL,
 )
 
 
@@ -53,8 +53,8 @@ def host_with(*devices: DeviceSpec, vendor: int = 0x10DE, driver: str | None = N
 def suite(
     host: Host,
     installed: frozenset[str],
-    groups: Sequence[Group] = GPU_GROUPS,
-    depth: Depth = Depth.NORMAL,
+    groups: Sequence[SuiteGroup] = GPU_GROUPS,
+    depth: SuiteDepth = SuiteDepth.NORMAL,
 ) -> Suite:
     return build_suite(host, installed, SuiteOptions(tuple(groups), depth))
 
@@ -90,10 +90,10 @@ def test_pytorch_alone_measures_everything() -> None:
 def test_without_pytorch_the_package_is_named() -> None:
     made = suite(host_with(*TWO), NVIDIA)
     reasons = {gap.subject: gap.reason for gap in made.omitted}
-    assert "package torch" in reasons[Group.MATMUL]
-    assert "package torch" in reasons[Group.GPU_SMALL]
+    assert "package torch" in reasons[SuiteGroup.MATMUL]
+    assert "package torch" in reasons[SuiteGroup.GPU_SMALL]
     with pytest.raises(UsageError, match="gpu-compute") as refused:
-        suite(host_with(*TWO), NVIDIA, [Group.MATMUL])
+        suite(host_with(*TWO), NVIDIA, [SuiteGroup.MATMUL])
     assert "package torch" in str(refused.value) and "--python" not in str(refused.value)
 
 
@@ -105,9 +105,9 @@ def test_host_copies_go_both_ways_and_on_all_gpus_at_once() -> None:
 
 
 def test_without_numactl_pytorch_binds_itself() -> None:
-    made = suite(host_with(*TWO), (NVIDIA | {TORCH}) - {"numactl"}, [Group.GPU_BANDWIDTH])
+    made = suite(host_with(*TWO), (NVIDIA | {TORCH}) - {"numactl"}, [SuiteGroup.GPU_BANDWIDTH])
     assert [test.reads for test in made.tests] == [Reader.NVBANDWIDTH, Reader.TORCH, Reader.TORCH]
-    poor = suite(host_with(*TWO), frozenset({"nvbandwidth"}), [Group.GPU_BANDWIDTH])
+    poor = suite(host_with(*TWO), frozenset({"nvbandwidth"}), [SuiteGroup.GPU_BANDWIDTH])
     assert [test.id for test in poor.tests] == ["gpu-bandwidth"]
     assert [gap.reason for gap in poor.omitted] == [
         "from node 0: numactl: command not found",
@@ -116,7 +116,7 @@ def test_without_numactl_pytorch_binds_itself() -> None:
 
 
 def test_gpus_on_two_nodes_run_all_three_bindings_with_a_process_each() -> None:
-    tests = by_id(suite(host_with(*TWO), NVIDIA | {TORCH}, [Group.NCCL]))
+    tests = by_id(suite(host_with(*TWO), NVIDIA | {TORCH}, [SuiteGroup.NCCL]))
     each = [test for name, test in tests.items() if "a process for each GPU" in name]
     assert len(each) == 6
     assert {test.binding for test in each} == {
@@ -131,7 +131,7 @@ def test_gpus_on_two_nodes_run_all_three_bindings_with_a_process_each() -> None:
 
 
 def test_gpus_on_one_node_are_bound_to_it_by_numactl() -> None:
-    tests = by_id(suite(host_with(*SAME), NVIDIA, [Group.NCCL]))
+    tests = by_id(suite(host_with(*SAME), NVIDIA, [SuiteGroup.NCCL]))
     assert list(tests) == [
         "nccl",
         "nccl: P2P off",
@@ -145,14 +145,14 @@ def test_gpus_on_one_node_are_bound_to_it_by_numactl() -> None:
 
 def test_gpus_without_a_node_cannot_be_bound_to_it() -> None:
     lost = [replace(spec, node=None) for spec in TWO]
-    made = suite(host_with(*lost), NVIDIA | {TORCH}, [Group.NCCL])
+    made = suite(host_with(*lost), NVIDIA | {TORCH}, [SuiteGroup.NCCL])
     assert not any(test.binding == ON_GPU_NODES for test in made.tests)
     assert any("has no node that a process can be bound to" in gap.reason for gap in made.omitted)
 
 
 def test_one_variant_speaks_for_each_metric_of_collectives() -> None:
     for installed in (NVIDIA, NVIDIA | {TORCH}, frozenset({TORCH})):
-        made = suite(host_with(*TWO), installed, [Group.NCCL])
+        made = suite(host_with(*TWO), installed, [SuiteGroup.NCCL])
         variants = [test.variant for test in made.tests]
         assert variants.count(None) == 1
         assert len(set(variants)) == len(variants)
@@ -192,17 +192,17 @@ def test_gpus_of_two_vendors_are_not_mixed() -> None:
     ]
     made = suite(structs.replace(host, pci_devices=tuple(devices)), NVIDIA)
     assert any("another vendor" in gap.reason for gap in made.omitted)
-    assert not any(test.group is Group.NCCL for test in made.tests)
+    assert not any(test.group is SuiteGroup.NCCL for test in made.tests)
 
 
 def test_controls_that_no_layout_moves_are_of_the_gpu_too() -> None:
-    assert {Group.GPU_COPY, Group.MATMUL} < CONTROLS
+    assert {SuiteGroup.GPU_COPY, SuiteGroup.MATMUL} < CONTROLS
     tests = suite(host_with(*TWO), NVIDIA | {TORCH}).tests
     assert [test.id for test in tests if test.is_control] == ["gpu-copy", "gpu-compute"]
 
 
 def test_every_test_ends_by_itself_or_is_stopped() -> None:
-    for depth in Depth:
+    for depth in SuiteDepth:
         for test in suite(host_with(*TWO), NVIDIA | {TORCH}, depth=depth).tests:
             assert all(
                 60 <= 2 * one.seconds < one.timeout_s < 7200
@@ -213,18 +213,18 @@ def test_every_test_ends_by_itself_or_is_stopped() -> None:
 
 
 def test_a_tool_that_binds_itself_is_watched_where_there_is_a_python() -> None:
-    tests = by_id(suite(host_with(*TWO), NVIDIA | {PYTHON}, [Group.GPU_BANDWIDTH]))
+    tests = by_id(suite(host_with(*TWO), NVIDIA | {PYTHON}, [SuiteGroup.GPU_BANDWIDTH]))
     own = tests["gpu-bandwidth"]
     assert (own.program, own.argv[:3]) == ("watched", ("python3", "-", "nvbandwidth"))
     assert tests["gpu-bandwidth from node 0"].program is None
     assert by_id(suite(host_with(*TWO), NVIDIA))["gpu-bandwidth"].program is None
 
 
-@pytest.mark.parametrize("depth", [Depth.QUICK, Depth.NORMAL, Depth.FULL])
-def test_a_slow_machine_has_the_time_for_all_calls_of_its_collectives(depth: Depth) -> None:
+@pytest.mark.parametrize("depth", [SuiteDepth.QUICK, SuiteDepth.NORMAL, SuiteDepth.FULL])
+def test_a_slow_machine_has_the_time_for_all_calls_of_its_collectives(depth: SuiteDepth) -> None:
     """The study's 8 RTX 5090 behind Gen 2 links: 0.53 GB/s of bus bandwidth, whatever the size."""
     eight = [DeviceSpec(f"0000:{0x10 + n:02x}:00.0") for n in range(8)]
-    (test, *_) = suite(host_with(*eight), NVIDIA, [Group.NCCL], depth).tests
+    (test, *_) = suite(host_with(*eight), NVIDIA, [SuiteGroup.NCCL], depth).tests
     words = dict(zip(test.argv[1::2], test.argv[2::2], strict=True))
     calls = 2 * (int(words["-w"]) + int(words["-n"]))  # out of place and in place
     seconds = sum((8 << n) * 2 * 7 / 8 / 0.53e9 for n in range(28)) * calls
@@ -242,14 +242,14 @@ def test_what_may_hang_is_waited_for_in_minutes_not_hours() -> None:
 
 def test_a_quick_look_at_eight_gpus_takes_a_few_minutes_a_round() -> None:
     specs = [DeviceSpec(f"0000:{bus:02x}:00.0", node=bus % 2, root=bus % 2) for bus in range(1, 9)]
-    made = suite(host_with(*specs), NVIDIA | {TORCH}, depth=Depth.QUICK)
+    made = suite(host_with(*specs), NVIDIA | {TORCH}, depth=SuiteDepth.QUICK)
     assert sum(test.seconds for test in made.tests) < 420
 
 
 def test_what_is_unbound_is_measured_with_the_topology_file_too_where_there_is_one() -> None:
     installed = NVIDIA | {TORCH, PYTHON}
-    without = build_suite(host_with(*TWO), installed, SuiteOptions((Group.NCCL,)))
-    options = SuiteOptions((Group.NCCL,), topology="<system/>")
+    without = build_suite(host_with(*TWO), installed, SuiteOptions((SuiteGroup.NCCL,)))
+    options = SuiteOptions((SuiteGroup.NCCL,), topology="<system/>")
     found = build_suite(host_with(*TWO), installed, options)
     more = [test for test in found.tests if "topology file" in (test.variant or "")]
     assert [test for test in found.tests if test not in more] == list(without.tests)
@@ -259,6 +259,6 @@ def test_what_is_unbound_is_measured_with_the_topology_file_too_where_there_is_o
     for test in more:
         for attempt in test.attempts:
             assert attempt.argv[0] == "sh" and attempt.argv[4] == "<system/>"
-    failed = SuiteOptions((Group.NCCL,), why_no_topology="it cannot be made")
+    failed = SuiteOptions((SuiteGroup.NCCL,), why_no_topology="it cannot be made")
     gaps = build_suite(host_with(*TWO), installed, failed).omitted
     assert [gap.reason for gap in gaps] == ["topology file: it cannot be made"]

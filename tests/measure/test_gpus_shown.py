@@ -17,7 +17,7 @@ from homenode.machine.tools import rocm_bandwidth_test
 from homenode.measure import runner
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.figures import gpu_tools as amd_figures
-from homenode.measure.model import TORCH, Depth, Group, Suite, SuiteOptions
+from homenode.measure.model import TORCH, Suite, SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import read_step_results
@@ -46,7 +46,9 @@ int cuDeviceGetPCIBusId(char *text, int length, int device) {
 """
 
 
-def suite(shown: ShownGpus | None, *groups: Group, installed: frozenset[str] = NVIDIA) -> Suite:
+def suite(
+    shown: ShownGpus | None, *groups: SuiteGroup, installed: frozenset[str] = NVIDIA
+) -> Suite:
     return build_suite(host_with(*TWO), installed | {TORCH}, SuiteOptions(groups), shown)
 
 
@@ -63,15 +65,15 @@ def test_collectives_and_copies_are_of_the_gpus_that_a_job_has() -> None:
 
 def test_one_gpu_of_a_job_has_no_peers() -> None:
     made = suite(ShownGpus((SECOND,)))
-    assert not [test for test in made.tests if test.group in (Group.NCCL, Group.GPU_PEER)]
-    assert {gap.reason for gap in made.omitted if gap.subject == Group.NCCL} == {
+    assert not [test for test in made.tests if test.group in (SuiteGroup.NCCL, SuiteGroup.GPU_PEER)]
+    assert {gap.reason for gap in made.omitted if gap.subject == SuiteGroup.NCCL} == {
         "one GPU alone; 1 more of this machine's are not shown to this process"
     }
 
 
 def test_a_driver_that_gives_none_is_reported_in_its_own_words() -> None:
     with pytest.raises(UsageError) as refused:
-        suite(ShownGpus((), "cuInit says no GPU"), Group.GPU_BANDWIDTH)
+        suite(ShownGpus((), "cuInit says no GPU"), SuiteGroup.GPU_BANDWIDTH)
     assert "cuInit says no GPU" in str(refused.value)
 
 
@@ -81,7 +83,7 @@ def test_a_driver_of_other_gpus_changes_nothing() -> None:
 
 
 def test_numbers_are_the_drivers_and_not_those_of_the_bus() -> None:
-    (test, *_) = suite(ShownGpus((SECOND, FIRST)), Group.GPU_BANDWIDTH).tests
+    (test, *_) = suite(ShownGpus((SECOND, FIRST)), SuiteGroup.GPU_BANDWIDTH).tests
     document = json.loads(nvbandwidth_text())
     del document["nvbandwidth"]["GPU Device list"]  # as v0.10
     text = json.dumps(document, indent="\t")
@@ -185,8 +187,8 @@ class JobMachine(gpu_run.GpuMachine):
 
 def test_a_run_asks_before_it_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "IDLE_S", 0.0)
-    orders = BenchOptions("x", SuiteOptions((), Depth.QUICK), repeats=1, vantage=Vantage.HOST)
+    orders = BenchOptions("x", SuiteOptions((), SuiteDepth.QUICK), repeats=1, vantage=Vantage.HOST)
     ready, _ = runner.inspect(JobMachine(), orders)
-    assert not [test for test in ready.record.tests if test.group is Group.NCCL]
+    assert not [test for test in ready.record.tests if test.group is SuiteGroup.NCCL]
     (own,) = (test for test in ready.record.tests if test.id == "gpu-bandwidth")
     assert own.gpus == (Bdf.parse(gpu_run.GPUS[1]),)

@@ -14,7 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.decide.alternative import group_runs
 from homenode.decide.caveats import find_own_caveats
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.model import UNSETTLED
 from homenode.measure.results.vantage import Vantage
@@ -22,11 +22,11 @@ from homenode.measure.runner import run_bench
 from tests.probe_build import allowed_pus, probe_file
 
 GROUPS = (
-    Group.CPU_SINGLE,
-    Group.CPU_ALL,
-    Group.MEMORY_BANDWIDTH,
-    Group.CORE_TO_CORE,
-    Group.PLACEMENT,
+    SuiteGroup.CPU_SINGLE,
+    SuiteGroup.CPU_ALL,
+    SuiteGroup.MEMORY_BANDWIDTH,
+    SuiteGroup.CORE_TO_CORE,
+    SuiteGroup.PLACEMENT,
 )
 
 
@@ -35,9 +35,13 @@ def _own_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{probe_file().parent}:{os.environ['PATH']}")
 
 
-def run(root: Path, pus: list[int], groups: tuple[Group, ...] = GROUPS) -> BenchOutcome:
+def run(root: Path, pus: list[int], groups: tuple[SuiteGroup, ...] = GROUPS) -> BenchOutcome:
     orders = BenchOptions(
-        "live", SuiteOptions(groups, Depth.QUICK), repeats=1, vantage=Vantage.HOST, pus=CpuSet(pus)
+        "live",
+        SuiteOptions(groups, SuiteDepth.QUICK),
+        repeats=1,
+        vantage=Vantage.HOST,
+        pus=CpuSet(pus),
     )
     return run_bench(LocalMachine(), orders, root, lambda progress: None)
 
@@ -76,7 +80,7 @@ def test_two_pus_of_this_machine_are_measured(tmp_path: Path) -> None:
 def test_a_busy_neighbour_on_the_same_pu_marks_the_run(tmp_path: Path) -> None:
     pu = allowed_pus()[0]
     with busy(pu):
-        outcome = run(tmp_path, [pu], (Group.CPU_SINGLE,))
+        outcome = run(tmp_path, [pu], (SuiteGroup.CPU_SINGLE,))
     assert outcome.run is not None
     assert {"bench-busy", "bench-disturbed"} <= {finding.id for finding in outcome.findings}
     assert all(one.disturbed for one in outcome.run.samples)

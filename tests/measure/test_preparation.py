@@ -10,8 +10,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.measure import runner
-from homenode.measure.model import PROBE, TORCH, Depth, Group, Reader, SuiteOptions
-from homenode.measure.options import AppOrder, BenchOptions, restricted_to
+from homenode.measure.model import PROBE, TORCH, Reader, SuiteDepth, SuiteGroup, SuiteOptions
+from homenode.measure.options import AppCommand, BenchOptions, restricted_to
 from homenode.measure.preparation import prepare_run
 from homenode.measure.results.model import Condition, Switches
 from homenode.measure.results.vantage import Vantage
@@ -24,7 +24,7 @@ from tests.small_hosts import DeviceSpec, even_host
 from tests.verify_documents import tuned
 from tests.verify_guests import guest_host
 
-QUICK = SuiteOptions(depth=Depth.QUICK)
+QUICK = SuiteOptions(depth=SuiteDepth.QUICK)
 INSTALLED = frozenset({PROBE, "taskset"})
 HOST_ORDERS = BenchOptions("x", QUICK, vantage=Vantage.HOST)
 
@@ -117,7 +117,7 @@ def test_bare_metal_is_measured_on_the_pus_of_the_plan() -> None:
 
 
 def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:
-    app = AppOrder(("./train",), "([0-9]+)")
+    app = AppCommand(("./train",), "([0-9]+)")
     orders = replace(HOST_ORDERS, app=app, pus=CpuSet.parse("0-1"))
     (test,) = (
         one
@@ -134,7 +134,7 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
     """numactl takes all CPUs of a node; nvbandwidth moves itself to those of the GPU."""
     host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
     orders = replace(
-        HOST_ORDERS, pus=CpuSet.parse("0-1,4"), suite=SuiteOptions((Group.GPU_BANDWIDTH,))
+        HOST_ORDERS, pus=CpuSet.parse("0-1,4"), suite=SuiteOptions((SuiteGroup.GPU_BANDWIDTH,))
     )
     assert {0, 1, 4} <= {int(pu.index) for pu in host.pus}
     ours = {int(node.index): str(node.pus & orders.pus) for node in host.nodes if orders.pus}
@@ -153,10 +153,10 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
 
 
 def test_a_program_alone_needs_no_other_tool() -> None:
-    app = AppOrder(("./train",), "([0-9]+)")
+    app = AppCommand(("./train",), "([0-9]+)")
     record = prepare_run(replace(HOST_ORDERS, app=app), even_host(), (), "b").record
     assert [test.id for test in record.tests] == ["app"]
-    both = replace(HOST_ORDERS, app=app, suite=replace(QUICK, groups=(Group.CPU_ALL,)))
+    both = replace(HOST_ORDERS, app=app, suite=replace(QUICK, groups=(SuiteGroup.CPU_ALL,)))
     asked = prepare_run(both, even_host(), INSTALLED, "b").record
     assert [test.id for test in asked.tests] == ["cpu-all", "app"]
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.measure import runner
 from homenode.measure.experiment import Progress
-from homenode.measure.model import Group, SuiteOptions
+from homenode.measure.model import SuiteGroup, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import load_runs, read_run
@@ -58,7 +58,11 @@ def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
         (replace(ORDERS, repeats=3), FakeMachine(), "rounds 2 before, 3 now"),
         (ORDERS, FakeMachine(boot="after a restart"), "boot"),
         (ORDERS, FakeMachine(host="x86-2p2n16c16t-smt-off"), "machine"),
-        (replace(ORDERS, suite=replace(QUICK, groups=(Group.CPU_ALL,))), FakeMachine(), "tests"),
+        (
+            replace(ORDERS, suite=replace(QUICK, groups=(SuiteGroup.CPU_ALL,))),
+            FakeMachine(),
+            "tests",
+        ),
         (replace(ORDERS, suite=SuiteOptions()), FakeMachine(), "tests with other commands"),
         (replace(ORDERS, arrangement="other"), FakeMachine(), "arrangement None before, other now"),
         (replace(ORDERS, host_kind="other"), FakeMachine(), "kind of host"),
@@ -101,7 +105,9 @@ def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
 ) -> None:
     """Every place at which a file changes or a program starts, one after the other."""
     orders = replace(
-        ORDERS, repeats=1, suite=replace(QUICK, groups=(Group.CORE_TO_CORE, Group.CPU_SINGLE))
+        ORDERS,
+        repeats=1,
+        suite=replace(QUICK, groups=(SuiteGroup.CORE_TO_CORE, SuiteGroup.CPU_SINGLE)),
     )
     left = [-1]
 

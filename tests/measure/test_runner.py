@@ -14,8 +14,8 @@ from homenode.errors import ToolError, UsageError
 from homenode.measure import runner
 from homenode.measure.access.machine import Machine
 from homenode.measure.experiment import Progress
-from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
-from homenode.measure.options import AppOrder, BenchOptions, BenchOutcome
+from homenode.measure.model import PROBE, SuiteDepth, SuiteGroup, SuiteOptions
+from homenode.measure.options import AppCommand, BenchOptions, BenchOutcome
 from homenode.measure.results.model import UNSETTLED, Run, Sample
 from homenode.measure.results.store import load_runs, read_run
 from homenode.measure.results.vantage import Vantage
@@ -26,7 +26,7 @@ from tests import probe_documents
 from tests.bench_machines import FakeMachine
 from tests.probe_documents import FAR, NEAR, answer
 
-QUICK = SuiteOptions(depth=Depth.QUICK)
+QUICK = SuiteOptions(depth=SuiteDepth.QUICK)
 ORDERS = BenchOptions("x", QUICK, repeats=2, vantage=Vantage.HOST)
 
 
@@ -109,7 +109,7 @@ def test_states_are_distinguished_over_the_whole_run(tmp_path: Path) -> None:
         return answer(argv)
 
     orders = replace(
-        ORDERS, pus=CpuSet.parse("0-1"), suite=replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
+        ORDERS, pus=CpuSet.parse("0-1"), suite=replace(QUICK, groups=(SuiteGroup.MEMORY_BANDWIDTH,))
     )
     outcome = run(tmp_path, FakeMachine(answer=moving), orders)
     samples = of(outcome, "memory-bandwidth", "triad")
@@ -124,7 +124,7 @@ def test_a_sample_during_which_the_pus_moved_is_in_no_state(tmp_path: Path) -> N
         inside = (NEAR[0], FAR[1])
         return probe_documents.bandwidth(argv[-1], [NEAR, NEAR, inside, FAR, FAR])
 
-    options = replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
+    options = replace(QUICK, groups=(SuiteGroup.MEMORY_BANDWIDTH,))
     orders = replace(ORDERS, repeats=1, pus=CpuSet.parse("0-1"), suite=options)
     outcome = run(tmp_path, FakeMachine(answer=moving), orders)
     assert [one.state for one in of(outcome, "memory-bandwidth", "read")] == [UNSETTLED]
@@ -181,7 +181,7 @@ def test_the_users_own_program_is_measured_with_the_controls(tmp_path: Path) -> 
     def app(argv: Sequence[str]) -> str:
         return "epoch 1: 90 img/s\nepoch 2: 100.5 img/s\n" if argv[0] == "./train" else answer(argv)
 
-    order = AppOrder(("./train", "-q; rm"), r"([0-9.]+) img/s", name="train")
+    order = AppCommand(("./train", "-q; rm"), r"([0-9.]+) img/s", name="train")
     machine = FakeMachine(answer=app)
     outcome = run(tmp_path, machine, replace(ORDERS, app=order))
     assert [one.value for one in of(outcome, "app-rate:train")] == [100.5, 100.5]
@@ -197,7 +197,7 @@ def test_a_metric_that_names_no_figure_is_refused_before_anything_runs(
 ) -> None:
     machine = FakeMachine()
     with pytest.raises(UsageError, match="--metric"):
-        run(tmp_path, machine, replace(ORDERS, app=AppOrder(("true",), metric)))
+        run(tmp_path, machine, replace(ORDERS, app=AppCommand(("true",), metric)))
     assert machine.calls == []
 
 
@@ -255,7 +255,7 @@ def test_a_program_that_never_stops_talking_does_not_fill_the_directory(
     def talking(argv: Sequence[str]) -> str:
         return "\ufffd" * 5000 + "\nrate 5\n" if argv[0] == "talk" else answer(argv)
 
-    orders = replace(ORDERS, app=AppOrder(("talk",), "rate ([0-9]+)"))
+    orders = replace(ORDERS, app=AppCommand(("talk",), "rate ([0-9]+)"))
     outcome = run(tmp_path, FakeMachine(answer=talking), orders)
     assert [one.value for one in measured(outcome).samples if one.metric == "app-rate:app"] == [
         5,

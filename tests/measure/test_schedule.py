@@ -22,7 +22,7 @@ from homenode.measure.experiment import (
     schedule,
     seeded_order,
 )
-from homenode.measure.model import PROBE, Group, SuiteOptions
+from homenode.measure.model import PROBE, SuiteGroup, SuiteOptions
 from homenode.measure.suite import build_suite
 from tests.small_hosts import DeviceSpec, even_host
 
@@ -90,13 +90,13 @@ def test_a_schedule_that_makes_no_sense_is_refused(
 def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
     suite = build_suite(even_host(), EVERYTHING, SuiteOptions())
     assert {test.group for test in suite.tests} == {
-        Group.CPU_SINGLE,
-        Group.CPU_ALL,
-        Group.MEMORY_BANDWIDTH,
-        Group.MEMORY_LATENCY,
-        Group.CORE_TO_CORE,
-        Group.SMT,
-        Group.PLACEMENT,
+        SuiteGroup.CPU_SINGLE,
+        SuiteGroup.CPU_ALL,
+        SuiteGroup.MEMORY_BANDWIDTH,
+        SuiteGroup.MEMORY_LATENCY,
+        SuiteGroup.CORE_TO_CORE,
+        SuiteGroup.SMT,
+        SuiteGroup.PLACEMENT,
     }
     assert {gap.reason for gap in suite.omitted} == {"no GPU"}
     assert len({test.id for test in suite.tests}) == len(suite.tests)
@@ -117,13 +117,15 @@ def test_cores_without_siblings_and_a_single_pu_are_said() -> None:
 
 
 def test_pus_that_the_cgroup_keeps_from_us_are_not_used() -> None:
-    suite = build_suite(even_host(disallowed="0-3"), EVERYTHING, SuiteOptions((Group.CPU_ALL,)))
+    suite = build_suite(
+        even_host(disallowed="0-3"), EVERYTHING, SuiteOptions((SuiteGroup.CPU_ALL,))
+    )
     assert suite.tests[0].argv[-1] == "4-15"
 
 
 def test_nothing_to_measure_is_refused_with_its_reasons() -> None:
     with pytest.raises(UsageError) as refused:
-        build_suite(even_host(), EVERYTHING, SuiteOptions((Group.NCCL,)))
+        build_suite(even_host(), EVERYTHING, SuiteOptions((SuiteGroup.NCCL,)))
     assert "no GPU" in str(refused.value)
     with pytest.raises(UsageError, match="can run no test of"):
         build_suite(even_host(), frozenset(), SuiteOptions())

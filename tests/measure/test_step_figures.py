@@ -11,7 +11,7 @@ from homenode.errors import ParseError
 from homenode.machine.tools.nccl_tests import NcclTests, parse
 from homenode.machine.topology import Host
 from homenode.measure.figures.gpu_tools import find_half_peak, flat_curve
-from homenode.measure.model import BenchTest, Group, Reader
+from homenode.measure.model import BenchTest, Reader, SuiteGroup
 from homenode.measure.results.sweep import fit_sweep
 from homenode.measure.step_reading import read_step_results, read_tool_results
 from homenode.measure.suite import BY_BUS, HOST_COPIES
@@ -26,7 +26,7 @@ GPUS = ("0000:19:00.0", "0000:9b:00.0")
 HOST: Host = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1, root=1)])
 
 
-def made(reads: Reader, group: Group, node: int | None = None) -> BenchTest:
+def made(reads: Reader, group: SuiteGroup, node: int | None = None) -> BenchTest:
     return BenchTest(
         "a test",
         group,
@@ -65,11 +65,13 @@ def nvbandwidth_text(names: tuple[str, ...] = HOST_COPIES) -> str:
 
 def test_a_bound_run_of_nvbandwidth_is_a_row_of_the_matrix() -> None:
     row = read_step_results(
-        made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH, node=1), nvbandwidth_text(), HOST
+        made(Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH, node=1), nvbandwidth_text(), HOST
     )
     assert {one.node for one in row.samples} == {1}
     assert {one.device for one in row.samples} == set(map(Bdf.parse, GPUS))
-    own = read_step_results(made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH), nvbandwidth_text(), HOST)
+    own = read_step_results(
+        made(Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH), nvbandwidth_text(), HOST
+    )
     assert {one.node for one in own.samples} == {None}
 
 
@@ -78,7 +80,7 @@ def test_gpus_without_addresses_are_in_the_order_that_the_test_asked_for() -> No
     del document["nvbandwidth"]["GPU Device list"]
     text = json.dumps(document, indent="\t")
     # small_hosts' GPUs are NVIDIA's.
-    test = replace(made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH), environment=(BY_BUS,))
+    test = replace(made(Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH), environment=(BY_BUS,))
     figures = read_step_results(test, text, HOST)
     assert {str(one.device) for one in figures.samples} == set(GPUS)
     assert any("PCI_BUS_ID" in gap.reason for gap in figures.gaps)
@@ -92,7 +94,7 @@ def test_gpus_without_addresses_are_in_the_order_that_the_test_asked_for() -> No
 
 def test_tests_of_nvbandwidth_have_metrics_that_are_compared() -> None:
     figures = read_step_results(
-        made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH),
+        made(Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH),
         nvbandwidth_text((*HOST_COPIES, "host_to_all_memcpy_ce", "all_to_host_memcpy_ce")),
         HOST,
     )
@@ -111,19 +113,19 @@ def test_of_a_pair_the_first_gpu_is_the_one_that_gives(kind: str, gives: int) ->
     (case,) = document["nvbandwidth"]["testcases"]
     case["bandwidth_matrix"] = [["N/A", "11"], ["0.00", "N/A"]]
     text = json.dumps(document, indent="\t")
-    (one,) = read_step_results(made(Reader.NVBANDWIDTH, Group.GPU_PEER), text, HOST).samples
+    (one,) = read_step_results(made(Reader.NVBANDWIDTH, SuiteGroup.GPU_PEER), text, HOST).samples
     assert (str(one.device), str(one.peer)) == (GPUS[gives], GPUS[1 - gives])
 
 
 def test_a_tool_that_measured_nothing_is_refused_with_what_it_said() -> None:
     text = nvbandwidth_text(("host_to_device_memcpy_ce",)).replace("Passed", "Error")
     with pytest.raises(ParseError, match="no result: failed"):
-        read_step_results(made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH), text, HOST)
+        read_step_results(made(Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH), text, HOST)
 
 
 def test_collectives_carry_their_binding_and_what_their_curve_says() -> None:
     test = replace(
-        made(Reader.NCCL_TESTS, Group.NCCL),
+        made(Reader.NCCL_TESTS, SuiteGroup.NCCL),
         variant="everything on node 0",
         binding="everything on node 0",
     )
@@ -141,20 +143,20 @@ def test_a_flat_curve_is_a_finding() -> None:
         half = f"{size / 530.0:.1f} 0.53 0.53 0"
         rows += f"  {size} {size // 4} float sum -1 {half} {half}\n"
     text = nccl.HEAD + nccl.COLUMNS + rows + nccl.FOOT
-    figures = read_step_results(made(Reader.NCCL_TESTS, Group.NCCL), text, HOST)
+    figures = read_step_results(made(Reader.NCCL_TESTS, SuiteGroup.NCCL), text, HOST)
     assert [finding.id for finding in figures.findings] == ["collective-flat-curve"]
     assert "0.53 GB/s, knee at" in figures.findings[0].observed
 
 
 def test_amds_tools_keep_what_the_test_was_for() -> None:
-    whole = read_step_results(made(Reader.ROCM, Group.GPU_BANDWIDTH), rocm.MATRICES, HOST)
+    whole = read_step_results(made(Reader.ROCM, SuiteGroup.GPU_BANDWIDTH), rocm.MATRICES, HOST)
     assert {one.node for one in whole.samples} == {None}
     assert {one.metric for one in whole.samples} == {"h2d-bandwidth", "d2h-bandwidth"}
 
 
 def test_a_sum_of_both_ways_does_not_pass_for_one_of_them() -> None:
     """PCIe 5.0 x16 carries 63 GB/s a way; rocm-bandwidth-test gives 93."""
-    whole = read_step_results(made(Reader.ROCM, Group.GPU_BANDWIDTH), rocm.MATRICES, HOST)
+    whole = read_step_results(made(Reader.ROCM, SuiteGroup.GPU_BANDWIDTH), rocm.MATRICES, HOST)
     variants = {one.variant for one in whole.samples if one.value > 63e9}
     assert variants == {"both ways together"}
 
@@ -171,7 +173,7 @@ def test_several_cpus_of_rocm_bandwidth_test_are_nodes_and_not_repeats() -> None
           1         N/A         N/A         41.500
           2         56.151      42.000      1594.097
 """
-    figures = read_step_results(made(Reader.ROCM, Group.GPU_BANDWIDTH), text, HOST)
+    figures = read_step_results(made(Reader.ROCM, SuiteGroup.GPU_BANDWIDTH), text, HOST)
     assert {(s.metric, s.node): s.value for s in figures.samples} == {
         ("h2d-bandwidth", 0): 55.177e9,
         ("h2d-bandwidth", 1): 41.5e9,
@@ -190,9 +192,9 @@ def test_a_file_of_commands_alone_costs_no_more_than_it_is_long() -> None:
 def test_damaged_outputs_give_figures_or_a_parse_error() -> None:
     count = max(100, MUTATIONS // 5)  # each tool's own tests do the rest
     for reads, group, text in (
-        (Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH, nvbandwidth_text()),
-        (Reader.NCCL_TESTS, Group.NCCL, nccl.TEXT),
-        (Reader.ROCM, Group.GPU_PEER, rocm.MATRICES),
+        (Reader.NVBANDWIDTH, SuiteGroup.GPU_BANDWIDTH, nvbandwidth_text()),
+        (Reader.NCCL_TESTS, SuiteGroup.NCCL, nccl.TEXT),
+        (Reader.ROCM, SuiteGroup.GPU_PEER, rocm.MATRICES),
     ):
         test = made(reads, group, node=0)
         survives(lambda damaged, t=test: read_step_results(t, damaged, HOST), text, count)  # type: ignore[misc]

@@ -10,13 +10,13 @@ import pytest
 
 from homenode.errors import ParseError
 from homenode.machine.tools import torch_report
-from homenode.measure.model import BenchTest, Group, Reader
+from homenode.measure.model import BenchTest, Reader, SuiteGroup
 from homenode.measure.programs import torch_collectives
 from homenode.measure.programs.torch_place import nodes_to_bind
 from tests.measure.test_torch_programs import read
 from tests.torch_programs import all_reduce
 
-REDUCE = BenchTest("nccl", Group.NCCL, ("python3", "-"), 1, 1, reads=Reader.TORCH)
+REDUCE = BenchTest("nccl", SuiteGroup.NCCL, ("python3", "-"), 1, 1, reads=Reader.TORCH)
 
 
 def test_an_all_reduce_has_a_curve_its_peak_and_its_start() -> None:
@@ -53,7 +53,7 @@ def test_an_all_reduce_without_peers_is_slower_and_bound_ranks_say_so() -> None:
 def test_variants_keep_collectives_under_other_bindings_apart() -> None:
     test = BenchTest(
         "nccl: P2P off",
-        Group.NCCL,
+        SuiteGroup.NCCL,
         REDUCE.argv,
         1,
         1,

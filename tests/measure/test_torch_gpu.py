@@ -7,7 +7,7 @@ import pytest
 
 from homenode.machine.tools import torch_report
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.programs.torch_place import nodes_to_bind
 from homenode.measure.step_reading import read_step_results
 from homenode.measure.suite import build_suite, parse_shown
@@ -118,7 +118,9 @@ def test_figures_are_those_of_nvbandwidth(python: str) -> None:
     if shutil.which("nvbandwidth") is None:
         pytest.skip("nvbandwidth is not installed")
     host = load_host(None)
-    options = SuiteOptions((Group.GPU_BANDWIDTH, Group.GPU_COPY), Depth.QUICK, python=python)
+    options = SuiteOptions(
+        (SuiteGroup.GPU_BANDWIDTH, SuiteGroup.GPU_COPY), SuiteDepth.QUICK, python=python
+    )
     suite = build_suite(host, {"nvbandwidth", "torch"}, options)
     for test in suite.tests:
         if test.node is not None:

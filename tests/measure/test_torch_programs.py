@@ -15,7 +15,7 @@ from homenode.errors import HostError, ParseError
 from homenode.machine.tools import torch_report
 from homenode.measure.access.machine import LocalMachine
 from homenode.measure.figures.sample import MeasuredSamples
-from homenode.measure.model import BenchTest, Group, Reader
+from homenode.measure.model import BenchTest, Reader, SuiteGroup
 from homenode.measure.programs import torch_copies, torch_place
 from homenode.measure.programs.torch_copies import copy_size
 from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
@@ -25,7 +25,7 @@ from tests.small_hosts import DeviceSpec, even_host
 from tests.torch_programs import GPUS, copies, find_python, run_program
 
 HOST = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1, root=1)])
-COPIES = BenchTest("copies", Group.GPU_BANDWIDTH, ("python3", "-"), 1, 1, reads=Reader.TORCH)
+COPIES = BenchTest("copies", SuiteGroup.GPU_BANDWIDTH, ("python3", "-"), 1, 1, reads=Reader.TORCH)
 
 
 def read(output: str, test: BenchTest = COPIES) -> MeasuredSamples:

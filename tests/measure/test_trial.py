@@ -21,7 +21,7 @@ from homenode.decide.sentences import format_sentence
 from homenode.decide.trial_conclusion import Conclusion, conclude
 from homenode.errors import HostError, UsageError
 from homenode.machine.topology import PagePool, RunningDomain
-from homenode.measure.model import Group
+from homenode.measure.model import SuiteGroup
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
 from homenode.measure.trial.boot_steps import TrialDomain
@@ -312,7 +312,7 @@ def test_a_guest_that_is_too_small_for_stream_is_known_before_the_first_boot(
     asked = wanted(tmp_path / "results")
     found = preflight(Virsh(URI), NAME, asked, host(), tmp_path / "state")
     assert len([one for one in found.obstacles if "for STREAM" in one]) == len(LAYOUTS)
-    options = replace(asked.measuring.suite, groups=(Group.CPU_SINGLE,))
+    options = replace(asked.measuring.suite, groups=(SuiteGroup.CPU_SINGLE,))
     others = replace(asked, measuring=replace(asked.measuring, suite=options))
     found = preflight(Virsh(URI), NAME, others, host(), tmp_path / "state")
     assert not [one for one in found.obstacles if "for STREAM" in one]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.measure import runner as bench_runner
-from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.results.store import read_run
 from homenode.measure.trial import guest
 from homenode.measure.trial.journal import TrialJournal
@@ -177,7 +177,7 @@ def test_each_layouts_guest_is_measured_with_and_without_its_own_topology_file(
     monkeypatch.setattr(bench_runner, "IDLE_S", 0.0)
     layouts = ("pin", "pin-numa", "pin-numa-pci")
     asked = wanted(tmp_path / "results", boots=1, layouts=layouts)
-    suite = SuiteOptions((Group.NCCL,), Depth.NORMAL, 65536)
+    suite = SuiteOptions((SuiteGroup.NCCL,), SuiteDepth.NORMAL, 65536)
     asked = replace(asked, measuring=replace(asked.measuring, suite=suite))
     host, root = load_host(HOST), tmp_path / "state"
     checked = preflight(Virsh(URI), NAME, asked, host, root)

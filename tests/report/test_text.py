@@ -17,7 +17,7 @@ from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.machine.settings import HostSettings
 from homenode.machine.topology import summarise
 from homenode.measure import runner
-from homenode.measure.model import Depth, SuiteOptions
+from homenode.measure.model import SuiteDepth, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
 from homenode.show.device_groups import address_text, short_addresses
@@ -151,7 +151,7 @@ def test_only_what_placement_depends_on_is_shown_of_the_kernel_command_line() ->
     assert "secret" not in text and "SMT control: on" in text
 
 
-ORDERS = BenchOptions("x", SuiteOptions(depth=Depth.QUICK), repeats=1, vantage=Vantage.HOST)
+ORDERS = BenchOptions("x", SuiteOptions(depth=SuiteDepth.QUICK), repeats=1, vantage=Vantage.HOST)
 
 
 @pytest.fixture

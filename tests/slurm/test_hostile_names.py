@@ -15,7 +15,7 @@ from homenode.cluster.slurm.gres import gres_lines
 from homenode.cluster.slurm.record import render_hooks
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
-    Sharing,
+    NodeSharing,
     check_options,
     choose_nodes,
     render_script,
@@ -35,7 +35,9 @@ def test_the_hooks_of_slurm_take_a_plain_directory_alone(name: str) -> None:
     assert shlex.quote(name) == name and shlex.split(f"/{name}") == [f"/{name}"]
 
 
-ALONE = Experiment("shared-1gpu-n1-alone-r1", Sharing.ALONE, ("n1",), "parts", 1, cpus=4, block=0)
+ALONE = Experiment(
+    "shared-1gpu-n1-alone-r1", NodeSharing.ALONE, ("n1",), "parts", 1, cpus=4, block=0
+)
 
 
 def options_refused(**fields: object) -> bool:

@@ -16,7 +16,7 @@ from homenode.cluster.slurm.client import will_pass
 from homenode.cluster.slurm.study.directory import StudyDirectory
 from homenode.cluster.slurm.study.experiments import (
     Experiment,
-    Sharing,
+    NodeSharing,
     Study,
     check_options,
     choose_bound_nodes,
@@ -57,7 +57,7 @@ def study(options: StudyOptions = OPTIONS) -> Study:
 
 
 def test_a_gh200_node_of_36_numa_nodes_gets_four_exclusive_jobs() -> None:
-    found = [one for one in planned() if one.mode is Sharing.EXCLUSIVE]
+    found = [one for one in planned() if one.mode is NodeSharing.EXCLUSIVE]
     assert sorted((one.nodes, one.numa) for one in found) == [
         ((f"gh{n:02d}",), numa) for n in (1, 2, 3) for numa in range(4)
     ]
@@ -204,7 +204,7 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
     head = text[: text.index("\n\n")]
     assert f"#SBATCH --job-name=hn-abc123-{one.id}" in head
     assert "#SBATCH --account=acc" in head
-    if one.mode in (Sharing.EXCLUSIVE, Sharing.ALONE):
+    if one.mode in (NodeSharing.EXCLUSIVE, NodeSharing.ALONE):
         # What bash makes of the words is what the user wrote.
         source = text[text.index('"$homenode" bench') : text.index(') >"$here/bench.txt"')]
         given = f"homenode={shlex.quote(HOSTILE.homenode)} name=e-task0-5.0 attempt=5.0"
@@ -235,7 +235,7 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_the_collective_job_goes_round_a_ring_of_its_nodes() -> None:
-    (one,) = [one for one in planned(HOSTILE) if one.mode is Sharing.COLLECTIVE]
+    (one,) = [one for one in planned(HOSTILE) if one.mode is NodeSharing.COLLECTIVE]
     text = render_script(one, HOSTILE, "x")
     steps = [line for line in text.splitlines() if line.startswith("all_reduce ")]
     assert [step.split()[-1] for step in steps] == [

@@ -16,7 +16,7 @@ from homenode.bdf import Bdf
 from homenode.cluster.slurm.arguments import StudyOptions
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_study
 from homenode.cluster.slurm.study.evidence import StudySources, parse_collective, parse_record
-from homenode.cluster.slurm.study.experiments import Experiment, Sharing, Study, render_script
+from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing, Study, render_script
 from homenode.cluster.slurm.study.locality import CGROUP, VISIBLE, parse_gpus
 from homenode.cluster.slurm.study.maps import StudyMatrix, slow_copies
 from homenode.cluster.slurm.study.report import study_report
@@ -34,9 +34,11 @@ JobId=5 JobName=hn-x
      Nodes=n1 CPU_IDs=32-35 Mem=100 GRES=gpu:h100:2(IDX:3-4)
    MinCPUsNode=4 MinMemoryNode=100M MinTmpDiskNode=0
 """
-ALONE = Experiment("shared-2gpu-n1-alone-r1", Sharing.ALONE, ("n1",), "parts", 2, cpus=4, block=3)
-BOUND = replace(ALONE, id="exclusive-n1-numa1-r1", mode=Sharing.EXCLUSIVE, numa=1, cpus=None)
-TOGETHER = replace(ALONE, id="shared-2gpu-n1-together-r1", mode=Sharing.TOGETHER, jobs=3)
+ALONE = Experiment(
+    "shared-2gpu-n1-alone-r1", NodeSharing.ALONE, ("n1",), "parts", 2, cpus=4, block=3
+)
+BOUND = replace(ALONE, id="exclusive-n1-numa1-r1", mode=NodeSharing.EXCLUSIVE, numa=1, cpus=None)
+TOGETHER = replace(ALONE, id="shared-2gpu-n1-together-r1", mode=NodeSharing.TOGETHER, jobs=3)
 
 
 NOTHING = "#!/bin/sh\n"
@@ -151,7 +153,7 @@ def test_a_job_that_can_measure_nothing_fails_and_says_why(tmp_path: Path) -> No
     assert "neither nvbandwidth nor PyTorch" in files["bench.txt.err"]
 
 
-@pytest.mark.parametrize("one", [ALONE, replace(ALONE, id="look-n1", mode=Sharing.LOOK)])
+@pytest.mark.parametrize("one", [ALONE, replace(ALONE, id="look-n1", mode=NodeSharing.LOOK)])
 @pytest.mark.parametrize(
     ("program_text", "code", "reason"),
     [

@@ -23,13 +23,13 @@ from homenode.cluster.slurm.study.evidence import (
     parse_collective,
     parse_record,
 )
-from homenode.cluster.slurm.study.experiments import Experiment, Sharing
+from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import build_study_matrices
 from homenode.cluster.slurm.study.report import (
     FAR,
     NEAR,
-    Queue,
+    RecommendedQueue,
     StudyReport,
     compare_jobs,
     copies_as_runs,
@@ -116,15 +116,15 @@ def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
     report = of_directory(gh200)
     queues = {one.work: (one.queue, one.measured) for one in report.recommendations}
     assert queues == {
-        "memory-bound GPU codes": (Queue.EXCLUSIVE, True),
-        "compute-bound GPU codes": (Queue.SHARED, False),
-        "multi-GPU (NVLink)": (Queue.EITHER, True),
-        "development, testing": (Queue.SHARED, False),
+        "memory-bound GPU codes": (RecommendedQueue.EXCLUSIVE, True),
+        "compute-bound GPU codes": (RecommendedQueue.SHARED, False),
+        "multi-GPU (NVLink)": (RecommendedQueue.EITHER, True),
+        "development, testing": (RecommendedQueue.SHARED, False),
     }
     assert text_of(report).startswith(
         "x: exclusive for memory-bound GPU codes; either for multi-GPU\n"
     )
-    shared = [job for job in report.jobs if job.mode is Sharing.TOGETHER]
+    shared = [job for job in report.jobs if job.mode is NodeSharing.TOGETHER]
     assert len(shared) == 6
     assert {job.locality for job in shared} == {JobLocality.OPEN}
     assert shared[0].reason == "its memory may be on nodes 0 1 2 3 4 12 20 28"
@@ -209,7 +209,7 @@ JOB = (
     "   StartTime=2026-01-01T11:02:05 EndTime=2026-01-01T12:00:00 Deadline=N/A\n"
     "   NodeList=n1\n   BatchHost=n1\n"
 )
-ALONE = Experiment("shared-6gpu-n1-alone", Sharing.ALONE, ("n1",), "parts", 6)
+ALONE = Experiment("shared-6gpu-n1-alone", NodeSharing.ALONE, ("n1",), "parts", 6)
 
 
 def run_of(name: str, *samples: Sample, **fields: object) -> Run:
@@ -364,7 +364,7 @@ def test_gpus_of_several_kinds_are_said_to_be_mixed(gh200: Path) -> None:
     assert "MIXED: GPUs of several kinds (nvidia-gh200-120gb, nvidia-h100-pcie)" in text_of(mixed)
 
 
-def job(mode: Sharing, rate: float, **fields: object) -> JobEvidence:
+def job(mode: NodeSharing, rate: float, **fields: object) -> JobEvidence:
     """samples, experiment, block: of its run."""
     gpu = Bdf.parse("11:00.0")
     copy = Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0)
@@ -395,23 +395,23 @@ def test_a_gpu_without_a_home_leaves_the_locality_unknown(
         Sample(name, "bytes_per_s", 5e10, device=Bdf.parse(address), node=0)
         for name, address in (("h2d-bandwidth", "11:00.0"), (metric, "12:00.0"))
     ]
-    assert job(Sharing.TOGETHER, 5e10, samples=tuple(copies)).locality[0] is expected
+    assert job(NodeSharing.TOGETHER, 5e10, samples=tuple(copies)).locality[0] is expected
 
 
 @pytest.mark.parametrize(
     ("shared", "memory", "expected"),
     [
-        (50e9, (0,), Queue.EITHER),  # near, bound, as fast
-        (50e9, (0, 1), Queue.EXCLUSIVE),  # nothing holds its memory
-        (40e9, (0,), Queue.EXCLUSIVE),  # slower
+        (50e9, (0,), RecommendedQueue.EITHER),  # near, bound, as fast
+        (50e9, (0, 1), RecommendedQueue.EXCLUSIVE),  # nothing holds its memory
+        (40e9, (0,), RecommendedQueue.EXCLUSIVE),  # slower
     ],
 )
 def test_shared_jobs_do_for_copies_where_they_are_near_bound_and_as_fast(
-    shared: float, memory: tuple[int, ...], expected: Queue
+    shared: float, memory: tuple[int, ...], expected: RecommendedQueue
 ) -> None:
     jobs = (
-        job(Sharing.EXCLUSIVE, 50e9),
-        job(Sharing.TOGETHER, shared, memory_nodes=memory),
+        job(NodeSharing.EXCLUSIVE, 50e9),
+        job(NodeSharing.TOGETHER, shared, memory_nodes=memory),
     )
     report = study_report("x", StudySources(jobs=jobs))
     assert report.recommendations[0].queue is expected
@@ -422,8 +422,8 @@ def test_power_is_shown_by_binding_with_the_energy_of_a_copy() -> None:
     copy = Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu)
     watts = Sample("gpu-power", "watts", 400.0, device=gpu, variant="gpu-bandwidth")
     jobs = (
-        job(Sharing.TOGETHER, 50e9, samples=(copy, watts)),
-        job(Sharing.EXCLUSIVE, 50e9),
+        job(NodeSharing.TOGETHER, 50e9, samples=(copy, watts)),
+        job(NodeSharing.EXCLUSIVE, 50e9),
     )
     report = study_report("x", StudySources(jobs=jobs))
     expected = {"gpu-bandwidth": 400.0, "gpu-bandwidth, J/GB": pytest.approx(8.0)}
@@ -433,9 +433,9 @@ def test_power_is_shown_by_binding_with_the_energy_of_a_copy() -> None:
 
 def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
     jobs = (
-        job(Sharing.EXCLUSIVE, 50e9),
-        job(Sharing.TOGETHER, 50e9),
-        job(Sharing.TOGETHER, 12e9, gres="gpu:1g.10gb"),
+        job(NodeSharing.EXCLUSIVE, 50e9),
+        job(NodeSharing.TOGETHER, 50e9),
+        job(NodeSharing.TOGETHER, 12e9, gres="gpu:1g.10gb"),
     )
     (one,) = compare_jobs(jobs)
     assert (one.baseline, one.alternatives) == (
@@ -444,24 +444,26 @@ def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
     )
     report = study_report("x", StudySources(jobs=jobs))
     assert "slice gpu:1g.10gb, together" in text_of(report)
-    assert report.recommendations[0].queue is Queue.EITHER
+    assert report.recommendations[0].queue is RecommendedQueue.EITHER
 
 
 def test_jobs_that_did_not_measure_together_stand_apart() -> None:
-    apart = job(Sharing.TOGETHER, 50e9, record=AttemptRecord(met="1 of 4"))
+    apart = job(NodeSharing.TOGETHER, 50e9, record=AttemptRecord(met="1 of 4"))
     assert apart.shape == "1 GPU, 1 of 4 together"
     assert replace(apart, record=AttemptRecord(met="4 of 4")).shape == "1 GPU, together"
 
 
 def test_the_setup_names_machines_and_no_gpus_where_the_jobs_had_none() -> None:
     run = run_of("a", system=CPU_ONLY, host_kind="two nodes")
-    setup = dict(study_report("x", StudySources(jobs=(job(Sharing.ALONE, 1.0, run=run),))).setup)
+    setup = dict(
+        study_report("x", StudySources(jobs=(job(NodeSharing.ALONE, 1.0, run=run),))).setup
+    )
     assert setup["machine"] == "two nodes" and "GPU" not in setup
 
 
 def test_the_own_programs_time_is_shown_in_seconds() -> None:
     took = (Sample("app-time:gmx", "ns", 42e9),)
-    jobs = (job(Sharing.ALONE, 1.0, samples=took), job(Sharing.TOGETHER, 1.0, samples=took))
+    jobs = (job(NodeSharing.ALONE, 1.0, samples=took), job(NodeSharing.TOGETHER, 1.0, samples=took))
     text = text_of(study_report("x", StudySources(jobs=jobs)))
     assert "42 s" in text
     assert "1 GPU, alone" in text
@@ -470,14 +472,16 @@ def test_the_own_programs_time_is_shown_in_seconds() -> None:
 def test_the_job_of_all_nodes_counts_its_gpu_hours() -> None:
     found = parse_collective({"started": "1000\n", "ended": "2800\n"}, gpus=24)
     assert found.gpu_hours == 12.0
-    report = study_report("x", StudySources(jobs=(job(Sharing.EXCLUSIVE, 50e9),), collective=found))
+    report = study_report(
+        "x", StudySources(jobs=(job(NodeSharing.EXCLUSIVE, 50e9),), collective=found)
+    )
     assert "12.00 GPU-hours" in text_of(report)
 
 
 def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
     jobs = tuple(
         job(
-            Sharing.EXCLUSIVE,
+            NodeSharing.EXCLUSIVE,
             rate,
             homes=(),
             name=str(node),
@@ -562,7 +566,7 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
     }
     jobs = [
         job(
-            Sharing.EXCLUSIVE,
+            NodeSharing.EXCLUSIVE,
             rate,
             name=f"{node}-{number}",
             samples=tuple(
@@ -611,7 +615,7 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
 def _between(node: str, binding: int | None, rate: float, number: int) -> JobEvidence:
     one = Sample("p2p-bandwidth", "bytes_per_s", rate, device=Bdf.parse("11:00.0"), node=binding)
     return job(
-        Sharing.EXCLUSIVE, rate, name=f"{node}-{binding}-{number}", node=node, samples=(one,)
+        NodeSharing.EXCLUSIVE, rate, name=f"{node}-{binding}-{number}", node=node, samples=(one,)
     )
 
 
@@ -619,21 +623,24 @@ def test_one_binding_on_two_nodes_of_the_cluster_is_one_binding() -> None:
     jobs = tuple(_between(node, 0, 130e9, 0) for node in ("n1", "n2"))
     jobs += (_between("n3", None, 130e9, 0),)
     multi = study_report("x", StudySources(jobs=jobs)).recommendations[2]
-    assert (multi.queue, multi.measured) == (Queue.UNKNOWN, False)
+    assert (multi.queue, multi.measured) == (RecommendedQueue.UNKNOWN, False)
     jobs += tuple(_between(node, 1, 130e9, 0) for node in ("n1", "n2"))
-    assert study_report("x", StudySources(jobs=jobs)).recommendations[2].queue is Queue.EITHER
+    assert (
+        study_report("x", StudySources(jobs=jobs)).recommendations[2].queue
+        is RecommendedQueue.EITHER
+    )
 
 
 def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
     inside = Sample("d2d-bandwidth", "bytes_per_s", 2e12, device=Bdf.parse("11:00.0"))
     jobs = tuple(
         job(mode, 1.0, name=str(mode), samples=(inside,))
-        for mode in (Sharing.EXCLUSIVE, Sharing.ALONE)
+        for mode in (NodeSharing.EXCLUSIVE, NodeSharing.ALONE)
     )
     assert not study_report("x", StudySources(jobs=jobs)).recommendations[1].measured
     rng = random.Random(5)
 
-    def answer_of(ratio: float, count: int) -> tuple[Queue, bool]:
+    def answer_of(ratio: float, count: int) -> tuple[RecommendedQueue, bool]:
         jobs = tuple(
             job(
                 mode,
@@ -641,15 +648,15 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
                 name=f"{mode}-{number}",
                 samples=(Sample("app-time:gmx", "ns", 1e9 * level * rng.lognormvariate(0, 0.005)),),
             )
-            for mode, level in ((Sharing.EXCLUSIVE, 1.0), (Sharing.ALONE, ratio))
+            for mode, level in ((NodeSharing.EXCLUSIVE, 1.0), (NodeSharing.ALONE, ratio))
             for number in range(count)
         )
         found = study_report("x", StudySources(jobs=jobs)).recommendations[1]
         return found.queue, found.measured
 
-    assert answer_of(1.0, 4) == (Queue.SHARED, True)
-    assert answer_of(1.2, 4) == (Queue.EXCLUSIVE, True)
-    assert answer_of(1.0, 1) == (Queue.UNKNOWN, False)
+    assert answer_of(1.0, 4) == (RecommendedQueue.SHARED, True)
+    assert answer_of(1.2, 4) == (RecommendedQueue.EXCLUSIVE, True)
+    assert answer_of(1.0, 1) == (RecommendedQueue.UNKNOWN, False)
 
 
 def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> None:
@@ -692,6 +699,6 @@ def test_copies_by_sm_are_apart_from_those_by_copy_engines() -> None:
         Sample("h2d-bandwidth", "bytes_per_s", rate, device=gpu, node=0, variant=variant)
         for rate, variant in ((50e9, None), (40e9, "sm"), (90e9, "both ways"))
     )
-    report = study_report("x", StudySources(jobs=(job(Sharing.EXCLUSIVE, 50e9, samples=both),)))
+    report = study_report("x", StudySources(jobs=(job(NodeSharing.EXCLUSIVE, 50e9, samples=both),)))
     assert {(one.method, one.mean) for one in report.spreads} == {("CE", 50e9), ("SM", 40e9)}
     assert all(one.deviation is None for one in report.spreads)

@@ -21,8 +21,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError, exclusive, requires, unknown
 from homenode.measure.access.ssh import SshChannel
 from homenode.measure.environment import is_virtual
-from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.measure.options import AppOrder, BenchOptions, check_name
+from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
+from homenode.measure.options import AppCommand, BenchOptions, check_name
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.prepare import TrialRequest
@@ -101,7 +101,7 @@ def _build_suite(typed: SuiteArguments) -> SuiteOptions:
     if typed.quick and typed.full:
         raise exclusive("--quick", "--full")
     names = [] if typed.tests is None else [word.strip() for word in typed.tests.split(",")]
-    known_tests = [str(group) for group in Group if group is not Group.APP]
+    known_tests = [str(group) for group in SuiteGroup if group is not SuiteGroup.APP]
     for name in names:
         if name not in known_tests:
             raise unknown(
@@ -110,8 +110,10 @@ def _build_suite(typed: SuiteArguments) -> SuiteOptions:
     largest = parse_bytes(typed.nccl_max_msg)
     if not 8 <= largest <= 1 << 40:
         raise UsageError(f"--nccl-max-msg: {typed.nccl_max_msg} is out of range (8 B to 1 TiB)")
-    depth = Depth.QUICK if typed.quick else Depth.FULL if typed.full else Depth.NORMAL
-    groups = tuple(dict.fromkeys(Group(name) for name in names))
+    depth = (
+        SuiteDepth.QUICK if typed.quick else SuiteDepth.FULL if typed.full else SuiteDepth.NORMAL
+    )
+    groups = tuple(dict.fromkeys(SuiteGroup(name) for name in names))
     topology = None
     if typed.nccl_topo is not None:
         topology = read_input(typed.nccl_topo, "a topology file").decode("utf-8", "replace")
@@ -123,7 +125,7 @@ def _build_suite(typed: SuiteArguments) -> SuiteOptions:
     return SuiteOptions(groups, depth, largest, typed.python, topology)
 
 
-def _build_app(typed: AppArguments) -> AppOrder | None:
+def _build_app(typed: AppArguments) -> AppCommand | None:
     if (typed.app is None) != (typed.metric is None):
         option, other = ("--app", "--metric") if typed.metric is None else ("--metric", "--app")
         example = r"--app 'python3 train.py' --metric 'images/s: ([0-9.]+)'"
@@ -136,7 +138,7 @@ def _build_app(typed: AppArguments) -> AppOrder | None:
         raise UsageError(f"--app: not a command: {error}") from None
     if not argv:
         raise UsageError("--app: missing CMD", hint="--app 'python3 train.py'")
-    return AppOrder(
+    return AppCommand(
         argv, typed.metric, typed.lower_is_better, Path(argv[0]).name, float(typed.app_timeout)
     )
 

@@ -28,7 +28,7 @@ REQUIRED = NODEFAULT
 """The default of a field without a default."""
 
 
-class WrongCall(UsageError):
+class CallError(UsageError):
     """A call without a matching command."""
 
     def __init__(self, path: str, error: UsageError, group: "Command | None" = None) -> None:
@@ -282,7 +282,7 @@ class Call(NamedTuple):
 
 
 def find_call(command: Command, words: Sequence[str], path: str) -> Call:
-    """Return the command that the words name. Raises WrongCall."""
+    """Return the command that the words name. Raises CallError."""
     while command.commands:
         first = words[0] if words else ""
         subcommand = command.subcommands.get(first)
@@ -301,11 +301,11 @@ def find_call(command: Command, words: Sequence[str], path: str) -> Call:
 
 def _reject_command(command: Command, path: str, word: str) -> None:
     if not word:
-        raise WrongCall(path, missing("COMMAND", f"{path} --help"), command)
+        raise CallError(path, missing("COMMAND", f"{path} --help"), command)
     names = [sub.name for sub in command.commands if not sub.hidden]
     if word.startswith("-"):
-        raise WrongCall(path, unknown("option", word, [*HELP, "--version"], f"{path} --help"))
-    raise WrongCall(path, unknown("command", word, names, f"{path} {'|'.join(names)}"))
+        raise CallError(path, unknown("option", word, [*HELP, "--version"], f"{path} --help"))
+    raise CallError(path, unknown("command", word, names, f"{path} {'|'.join(names)}"))
 
 
 class _WordReader:
@@ -369,9 +369,9 @@ class _WordReader:
             value = self.rest.pop(0)
         self.store_value(parameter, value, name)
 
-    def make_error(self, message: str, hint: str | None = None) -> WrongCall:
+    def make_error(self, message: str, hint: str | None = None) -> CallError:
         examples = self.command.examples
-        return WrongCall(self.path, UsageError(message, hint=hint or next(iter(examples), None)))
+        return CallError(self.path, UsageError(message, hint=hint or next(iter(examples), None)))
 
     def store_value(self, parameter: Parameter, text: str, name: str) -> None:
         if parameter.many:
@@ -390,7 +390,7 @@ class _WordReader:
             if parameter.opt.parse is not None:
                 raise
             error.hint = error.hint or f"{self.path} {name} {parameter.example}".rstrip()
-            raise WrongCall(self.path, error) from None
+            raise CallError(self.path, error) from None
 
     def reject_option(self, name: str) -> None:
         names = [spelling for parameter in self.parameters for spelling in parameter.opt.names]
@@ -399,7 +399,7 @@ class _WordReader:
         if not find_near(name, names):
             usual = [p.opt.names[0] for p in self.parameters if p.opt.names and not p.opt.rare]
             hint = f"{self.path} has {', '.join(usual)}; all: {HELP_ALL}"
-        raise WrongCall(self.path, unknown("option", name, names, hint))
+        raise CallError(self.path, unknown("option", name, names, hint))
 
     def place(self) -> None:
         """Assign positional words to the arguments: one each, the others to a repeated argument."""
@@ -430,7 +430,7 @@ class _WordReader:
             if parameter.default is REQUIRED and parameter.path not in self.values:
                 name, choices = parameter.name, "|".join(parameter.choices)
                 hint = f"{self.path} {name} {choices}" if choices else self.command.examples[0]
-                raise WrongCall(self.path, missing(name, hint))
+                raise CallError(self.path, missing(name, hint))
 
 
 def read_words(command: Command, path: str, words: Sequence[str]) -> Any:

@@ -282,9 +282,11 @@ def complete_layout_lists(incomplete: str) -> Candidates:
 
 def complete_test_lists(incomplete: str) -> Candidates:
     """Complete the last of several comma-separated groups of tests."""
-    from homenode.measure.model import Group
+    from homenode.measure.model import SuiteGroup
 
-    return _complete_list(incomplete, (str(group) for group in Group if group is not Group.APP))
+    return _complete_list(
+        incomplete, (str(group) for group in SuiteGroup if group is not SuiteGroup.APP)
+    )
 
 
 def complete_host_sources(incomplete: str) -> Candidates:

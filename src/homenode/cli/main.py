@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from homenode import __version__
-from homenode.cli.command import Command, WrongCall, find_call
+from homenode.cli.command import CallError, Command, find_call
 from homenode.cli.terminal import check_streams, discard_output, note, note_error, say
 from homenode.errors import DONE, EXIT_CODES, INTERRUPTED, HomenodeError, HostError
 
@@ -164,7 +164,7 @@ def run_and_report(words: Sequence[str]) -> int:
     try:
         check_streams()
         run(words)
-    except WrongCall as error:
+    except CallError as error:
         if error.group is None:
             note_error(error, before=error.path)
         else:

@@ -55,11 +55,11 @@ from homenode.measure.trial.boot_steps import TrialDomain
 from homenode.measure.trial.guest import GuestReach, format_command
 from homenode.measure.trial.journal import (
     EntryKind,
-    State,
     StoredTrial,
     TrialEntry,
     TrialHead,
     TrialJournal,
+    TrialState,
     domain_locked,
     known_trials,
 )
@@ -209,7 +209,7 @@ def resume_trial(arguments: TrialResumeArguments) -> None:
     _conclude(head, journal, arguments.report or (None if report is None else Path(report)), None)
 
 
-def _order_more(head: TrialHead, state: State, journal: TrialJournal, boots: int) -> None:
+def _order_more(head: TrialHead, state: TrialState, journal: TrialJournal, boots: int) -> None:
     """Raise UsageError for no more than there are, or too many."""
     ordered = state.boots or head.boots
     if boots <= ordered:

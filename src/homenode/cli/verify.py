@@ -41,7 +41,7 @@ from homenode.vm.sources import names_domain
 from homenode.vm.targets.registry import target_named
 
 
-class Rule(NamedTuple):
+class OptionRule(NamedTuple):
     """Rule of an option: the options of which it needs one, those that it excludes, and an
     example."""
 
@@ -55,14 +55,14 @@ _APART = ("lspci", "boot", "guest", "target")
 _OF_TARGET = "homenode verify --plan P.json --guest SOURCE --target NAME"
 _OF_BOOT = "homenode verify VM.xml --boot"
 RULES = (
-    Rule("live", (), ("document", "start", *_APART), "homenode verify --live NAME"),
-    Rule("start", ("document",), _APART, "homenode verify NAME --start"),
-    Rule("boot", ("document",), (), _OF_BOOT),
-    Rule("guest", ("document", "plan"), (), "homenode verify VM.xml --guest ssh:HOST"),
-    Rule("target", ("guest",), ("document",), _OF_TARGET),
-    Rule("target", ("plan",), (), _OF_TARGET),
-    *(Rule(field, ("boot",), (), _OF_BOOT) for field in ("kernel", "timeout", "keep")),
-    Rule("json", (), ("prometheus",), "homenode verify VM.xml --json"),
+    OptionRule("live", (), ("document", "start", *_APART), "homenode verify --live NAME"),
+    OptionRule("start", ("document",), _APART, "homenode verify NAME --start"),
+    OptionRule("boot", ("document",), (), _OF_BOOT),
+    OptionRule("guest", ("document", "plan"), (), "homenode verify VM.xml --guest ssh:HOST"),
+    OptionRule("target", ("guest",), ("document",), _OF_TARGET),
+    OptionRule("target", ("plan",), (), _OF_TARGET),
+    *(OptionRule(field, ("boot",), (), _OF_BOOT) for field in ("kernel", "timeout", "keep")),
+    OptionRule("json", (), ("prometheus",), "homenode verify VM.xml --json"),
 )
 
 

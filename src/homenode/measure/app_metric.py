@@ -7,7 +7,7 @@ import re
 import sys
 
 from homenode.errors import ParseError, UsageError
-from homenode.measure.options import AppOrder
+from homenode.measure.options import AppCommand
 from homenode.process import ToolTimeoutError, run
 
 SEARCH_S = 20.0
@@ -45,7 +45,7 @@ def check_metric(pattern: str) -> None:
         )
 
 
-def read_metric(order: AppOrder, output: str) -> float:
+def read_metric(order: AppCommand, output: str) -> float:
     """Return the last match in an output. Raises ParseError for no match, no number, no end."""
     text = output[-MAX_KEPT:]
     try:

@@ -22,8 +22,8 @@ from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import number_samples, sample
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.results.model import UNSETTLED, Condition, Origin, Run, Sample
-from homenode.measure.results.placement_states import Bracket, States, classify_brackets
-from homenode.measure.run_directory import LookRecord, RunRecord, StepRecord, StepStatus
+from homenode.measure.results.placement_states import Bracket, PlacementStates, classify_brackets
+from homenode.measure.run_directory import EnvironmentRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.step_reading import REPLAYED, mark_disturbed, read_app, read_step
 from homenode.metrics import POWER, find_metric
 from homenode.text import plural
@@ -68,7 +68,7 @@ def schedule_of(record: RunRecord) -> Schedule:
 def derive_run(
     record: RunRecord,
     steps: Sequence[tuple[StepRecord, str]],
-    looks: Sequence[LookRecord],
+    looks: Sequence[EnvironmentRecord],
     host: Host,
     readings: Mapping[int, StepReading] | None = None,
 ) -> DerivedRun:
@@ -122,7 +122,7 @@ def _list_times(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iter
 
 
 def _find_origin(
-    record: RunRecord, looks: Sequence[LookRecord], read: Sequence[_ReadStep]
+    record: RunRecord, looks: Sequence[EnvironmentRecord], read: Sequence[_ReadStep]
 ) -> Origin | None:
     """Return the origin; None if it is unknown whether the machine is emulated."""
     answers = {look.environment.emulated for look in looks}
@@ -170,7 +170,7 @@ def read_bench_step(
 
 def _collect_samples(
     record: RunRecord, read: Sequence[_ReadStep]
-) -> tuple[tuple[Sample, ...], States]:
+) -> tuple[tuple[Sample, ...], PlacementStates]:
     brackets: list[Bracket] = []
     place_of: dict[tuple[int, int, Bracket], int] = {}
     for number, step in enumerate(read):
@@ -278,7 +278,7 @@ def _overlaps(before: Sequence[float], after: Sequence[float]) -> bool:
     return low <= highest and lowest <= high
 
 
-def _changed_settings(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Finding]:
+def _changed_settings(looks: Sequence[EnvironmentRecord], pus: CpuSet) -> Iterator[Finding]:
     for first, second in pairwise(looks):
         before, after = first.environment, second.environment
         if not first.is_before or second.is_before:  # nothing was measured in between
@@ -318,7 +318,7 @@ def _find_noise(
     )
 
 
-def _check_placement(states: States) -> Iterator[Finding]:
+def _check_placement(states: PlacementStates) -> Iterator[Finding]:
     if not states.transitions:
         return
     names = list(dict.fromkeys(label for label in states.labels if label != UNSETTLED))
@@ -338,7 +338,7 @@ def _format_times(count: int) -> str:
 
 
 def _list_conditions(
-    record: RunRecord, looks: Sequence[LookRecord], read: Iterable[_ReadStep]
+    record: RunRecord, looks: Sequence[EnvironmentRecord], read: Iterable[_ReadStep]
 ) -> Iterator[Condition]:
     yield from record.head.conditions
     if looks:

@@ -66,7 +66,7 @@ class Environment(Struct, frozen=True):
     emulated: bool | None = None  # see is_emulated
 
 
-class Share(Struct, frozen=True):
+class CpuShare(Struct, frozen=True):
     """Shares of the time of some CPUs between two readings, from 0 to 1."""
 
     busy: float
@@ -159,7 +159,7 @@ def find_changes(
     )
 
 
-def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share | None:
+def share_between(before: Environment, after: Environment, pus: CpuSet) -> CpuShare | None:
     """The use of these CPUs between two readings; None if no time passed or it is not counted."""
     first = {times.pu: times for times in before.times}
     busy = idle = stolen = 0
@@ -172,7 +172,7 @@ def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share
     # A CPU that was unplugged in between counts from zero again.
     if total <= 0 or min(busy, idle, stolen) < 0:
         return None
-    return Share(busy / total, stolen / total)
+    return CpuShare(busy / total, stolen / total)
 
 
 def _find_changed_settings(before: Environment, after: Environment) -> Iterator[str]:
@@ -340,7 +340,7 @@ def _crowded_pus(looks: IdleReadings) -> Iterator[Finding]:
         yield _usage_finding("bench-stolen", looks.pus, f"{expected} stolen", observed)
 
 
-def _cpu_time_findings(pus: CpuSet, share: Share) -> Iterator[Finding]:
+def _cpu_time_findings(pus: CpuSet, share: CpuShare) -> Iterator[Finding]:
     if share.busy > BUSY_SHARE:
         expected = f"at most {BUSY_SHARE:.0%} busy"
         yield _usage_finding("bench-busy", pus, expected, f"{share.busy:.0%} busy")

@@ -18,7 +18,15 @@ from homenode.findings import Gap
 from homenode.machine.pci import NVIDIA, PciDevice
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import NumaNode
-from homenode.measure.model import SECONDS, TORCH, BenchTest, Depth, Group, Reader, SuiteOptions
+from homenode.measure.model import (
+    SECONDS,
+    TORCH,
+    BenchTest,
+    Reader,
+    SuiteDepth,
+    SuiteGroup,
+    SuiteOptions,
+)
 
 COPIES = "torch_copies"
 COLLECTIVES = "torch_collectives"
@@ -65,7 +73,12 @@ class GpuMachine(Struct, frozen=True):
         return _NO_TORCH.format(python=self.suite.python)
 
     def build_copy_test(
-        self, id: str, group: Group, command: str, node: NumaNode | None = None, each_node: int = 0
+        self,
+        id: str,
+        group: SuiteGroup,
+        command: str,
+        node: NumaNode | None = None,
+        each_node: int = 0,
     ) -> BenchTest | None:
         """A test of torch_copies, None without PyTorch. each_node: of so many nodes in turn."""
         if not self.has_torch:
@@ -104,7 +117,7 @@ class GpuMachine(Struct, frozen=True):
         seconds = _START_S / 2 + 40.0 * iterations / 100
         return BenchTest(
             id,
-            Group.NCCL,
+            SuiteGroup.NCCL,
             (self.suite.python, "-", *options.split()),
             seconds,
             2 * _START_S + 6 * seconds,
@@ -123,7 +136,7 @@ ON_GPU_NODES = "each rank on its GPU's node"
 TOPOLOGY_FILE = "topology file"
 
 _WARMUPS = 10
-_REPEATS = {Depth.QUICK: 20, Depth.NORMAL: 100, Depth.FULL: 300}
+_REPEATS = {SuiteDepth.QUICK: 20, SuiteDepth.NORMAL: 100, SuiteDepth.FULL: 300}
 _PER_GPU = "a process for each GPU"
 _WITH_FILE = (
     'f=$(mktemp) && trap \'rm -f "$f"\' EXIT && printf %s "$1" >"$f" && shift && '
@@ -147,7 +160,7 @@ def collective_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchT
         if topology is not None and test.binding == UNBOUND:
             yield _set_topology_file(test, topology)
     if reason is not None:
-        omitted.append(Gap(Group.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
+        omitted.append(Gap(SuiteGroup.NCCL, f"{TOPOLOGY_FILE}: {reason}"))
 
 
 def _set_topology_file(test: BenchTest, topology: str) -> BenchTest:
@@ -164,7 +177,7 @@ def _set_topology_file(test: BenchTest, topology: str) -> BenchTest:
 def _all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     has_tool = "all_reduce_perf" in machine.installed
     if not has_tool and not machine.has_torch:
-        omitted.append(Gap(Group.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
+        omitted.append(Gap(SuiteGroup.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
         return
     bindings = _choose_bindings(machine, omitted)
     if has_tool:
@@ -179,7 +192,7 @@ def _all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]
             yield replace(test, if_stopped=_if_stopped(machine, peers=peers))
     elif spread:
         reason = f"{ON_GPU_NODES}: needs PyTorch, nccl-tests drives all GPUs from one process"
-        omitted.append(Gap(Group.NCCL, reason))
+        omitted.append(Gap(SuiteGroup.NCCL, reason))
 
 
 def _choose_bindings(machine: GpuMachine, omitted: list[Gap]) -> tuple[HostBinding, ...]:
@@ -193,7 +206,7 @@ def _choose_bindings(machine: GpuMachine, omitted: list[Gap]) -> tuple[HostBindi
     lost = [gpu for gpu in gpus if gpu.node not in {node.index for node in nodes}]
     if lost:
         reason = f"{ON_GPU_NODES}: {lost[0].bdf} has no node that a process can be bound to"
-        omitted.append(Gap(Group.NCCL, reason))
+        omitted.append(Gap(SuiteGroup.NCCL, reason))
         return (unbound, on_first)
     homes = {gpu.node for gpu in gpus}
     if len(homes) > 1:
@@ -210,7 +223,7 @@ def _tool_tests(
     if binding.of_each_gpu:
         return
     if node is not None and "numactl" not in machine.installed:
-        omitted.append(Gap(Group.NCCL, f"{binding.words}: numactl: command not found"))
+        omitted.append(Gap(SuiteGroup.NCCL, f"{binding.words}: numactl: command not found"))
         return
     repeats = _REPEATS[machine.suite.depth]
     argv = machine.nccl_tests(_WARMUPS, repeats)
@@ -227,7 +240,7 @@ def _tool_tests(
         patience = 120 + 30 * seconds if if_stopped is None else 90 + 3 * seconds
         test = BenchTest(
             id=_format_id(variant),
-            group=Group.NCCL,
+            group=SuiteGroup.NCCL,
             argv=argv,
             seconds=seconds,
             timeout_s=patience,

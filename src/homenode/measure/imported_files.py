@@ -34,14 +34,14 @@ _TAG = re.compile(
 )
 
 
-class FoundDirectories(Struct, frozen=True):
+class SourceDirectories(Struct, frozen=True):
     """Directories with texts, in the order of their paths, and omitted files."""
 
     directories: tuple[SourceDirectory, ...]
     skipped: tuple[Gap, ...]
 
 
-def find_sources(paths: Sequence[Path]) -> FoundDirectories:
+def find_sources(paths: Sequence[Path]) -> SourceDirectories:
     """Return the named sources in order: files of one directory, as from a shell's `DIR/*`, are one
     source. Raises like find_directories."""
     by_path: dict[Path, SourceDirectory] = {}
@@ -62,10 +62,10 @@ def find_sources(paths: Sequence[Path]) -> FoundDirectories:
             times = {**by_path[parent].times, **source.times}
             by_path[parent] = replace(by_path[parent], texts=texts, times=times)
     merged = [by_path[place] if isinstance(place, Path) else place for place in directories]
-    return FoundDirectories(tuple(merged), tuple(skipped))
+    return SourceDirectories(tuple(merged), tuple(skipped))
 
 
-def find_directories(root: Path) -> FoundDirectories:
+def find_directories(root: Path) -> SourceDirectories:
     """Return the directories at and below a path; a file is a directory of its own.
 
     Raises InputError if nothing is there, or more than MAX_FILES or MAX_BYTES, and HostError
@@ -80,7 +80,7 @@ def find_directories(root: Path) -> FoundDirectories:
         named = root.resolve()  # a link that the user names is followed
         texts, times = _read_texts([named], skipped, str(root.parent), MAX_BYTES)
         directory = _make_directory(named.parent, named.parent, texts, times)
-        return FoundDirectories((directory,) if texts else (), tuple(skipped))
+        return SourceDirectories((directory,) if texts else (), tuple(skipped))
     directories: list[SourceDirectory] = []
     seen, bytes_left = 0, MAX_BYTES
 
@@ -114,7 +114,7 @@ def find_directories(root: Path) -> FoundDirectories:
             )
         if texts:
             directories.append(_make_directory(root.resolve(), path.resolve(), texts, times))
-    return FoundDirectories(tuple(directories), tuple(skipped))
+    return SourceDirectories(tuple(directories), tuple(skipped))
 
 
 def _make_directory(
@@ -194,7 +194,7 @@ _PAGES = (".html", ".pdf")
 """Suffixes of reports, which are not results."""
 
 
-class RunsOfArgument(Struct, frozen=True):
+class ArgumentRuns(Struct, frozen=True):
     """The runs of one argument, and the omitted paths."""
 
     argument: str
@@ -202,20 +202,20 @@ class RunsOfArgument(Struct, frozen=True):
     skipped: tuple[Gap, ...]
 
 
-def load_sources(arguments: Sequence[str]) -> tuple[RunsOfArgument, ...]:
+def load_sources(arguments: Sequence[str]) -> tuple[ArgumentRuns, ...]:
     """The runs of each argument. Raises InputError for one that names nothing."""
     return tuple(_load(argument) for argument in arguments)
 
 
-def _load(argument: str) -> RunsOfArgument:
+def _load(argument: str) -> ArgumentRuns:
     path = Path(argument)
     if path.is_file() and path.name != FILE:
         runs, omitted = import_all([path])
-        return RunsOfArgument(argument, _require_runs(argument, runs, omitted), tuple(omitted))
+        return ArgumentRuns(argument, _require_runs(argument, runs, omitted), tuple(omitted))
     loaded = load_runs(path)
     runs, omitted = import_all(list(map(Path, loaded.foreign)))
     omitted += [gap for gap in loaded.skipped if gap.subject not in loaded.foreign]
-    return RunsOfArgument(
+    return ArgumentRuns(
         argument, _require_runs(argument, (*loaded.runs, *runs), omitted), tuple(omitted)
     )
 

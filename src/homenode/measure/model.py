@@ -18,17 +18,17 @@ TORCH = "torch"
 """In `installed`: the Python of SuiteOptions.python has PyTorch (measure.tools_installed looks)."""
 
 
-class Depth(StrEnum):
+class SuiteDepth(StrEnum):
     QUICK = "quick"
     NORMAL = "normal"
     FULL = "full"
 
 
-SECONDS = {Depth.QUICK: 0.5, Depth.NORMAL: 2.0, Depth.FULL: 8.0}
+SECONDS = {SuiteDepth.QUICK: 0.5, SuiteDepth.NORMAL: 2.0, SuiteDepth.FULL: 8.0}
 """Approximate time for one result."""
 
 
-class Group(StrEnum):
+class SuiteGroup(StrEnum):
     """Groups of tests by name; the study's names if it has the test."""
 
     CPU_SINGLE = "cpu-single"
@@ -47,7 +47,7 @@ class Group(StrEnum):
     APP = "app"  # the user's own program (--app)
 
 
-CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
+CONTROLS = frozenset({SuiteGroup.CPU_SINGLE, SuiteGroup.GPU_COPY, SuiteGroup.MATMUL})
 """Tests that no layout should change; if one changes, another cause changed the machine."""
 
 
@@ -65,7 +65,7 @@ class Reader(StrEnum):
 
 class BenchTest(Struct, frozen=True):
     id: str  # unique in the suite
-    group: Group
+    group: SuiteGroup
     argv: tuple[str, ...]
     seconds: float  # about how long it takes
     # then it is stopped, and that is its result: peer access of some virtual functions hangs
@@ -115,8 +115,8 @@ class Suite(Struct, frozen=True):
 class SuiteOptions(Struct, frozen=True):
     """Tests of the suite, and their durations."""
 
-    groups: tuple[Group, ...] = ()  # () = all that can be
-    depth: Depth = Depth.NORMAL
+    groups: tuple[SuiteGroup, ...] = ()  # () = all that can be
+    depth: SuiteDepth = SuiteDepth.NORMAL
     largest_message_bytes: int = GIB  # largest message of collectives
     python: str = "python3"  # the Python whose PyTorch measures if a tool is missing or fails
     # text of a topology file for NCCL; all-reduces are measured with and without it

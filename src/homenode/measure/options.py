@@ -15,7 +15,7 @@ MAX_NAME = 120
 """Letters of a run's name."""
 
 
-class AppOrder(Struct, frozen=True):
+class AppCommand(Struct, frozen=True):
     """The user's own program as a test."""
 
     argv: tuple[str, ...]  # no shell sees it
@@ -42,7 +42,7 @@ class BenchOptions(Struct, frozen=True):
     # of libvirt, QEMU and the machine type, from the host that started the guest
     versions: tuple[Condition, ...] = ()
     boot: str | None = None  # identity of this boot; None = read from the machine
-    app: AppOrder | None = None
+    app: AppCommand | None = None
     pus: CpuSet | None = None  # measure on these alone
     nodes: tuple[int, ...] | None = None  # measure on these alone
     system: str | None = None  # directory above the run; None = the GPU's name, or cpu-only

@@ -21,8 +21,8 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
 from homenode.measure.environment import says_tcg
-from homenode.measure.model import CONTROLS, PROBE, BenchTest, Group, Reader, Suite
-from homenode.measure.options import AppOrder, BenchOptions, restricted_to
+from homenode.measure.model import CONTROLS, PROBE, BenchTest, Reader, Suite, SuiteGroup
+from homenode.measure.options import AppCommand, BenchOptions, restricted_to
 from homenode.measure.results.model import (
     CPU_ONLY,
     UNKNOWN_SWITCHES,
@@ -122,7 +122,7 @@ def _build_suite(
 ) -> Suite:
     options = orders.suite
     if orders.app is not None and not options.groups:
-        options = replace(options, groups=(*sorted(CONTROLS), Group.APP))
+        options = replace(options, groups=(*sorted(CONTROLS), SuiteGroup.APP))
     try:
         suite = build_suite(host, installed, options, shown)
     except UsageError as error:
@@ -134,9 +134,9 @@ def _build_suite(
     return Suite((*suite.tests, _app_test(orders.app)), suite.omitted)
 
 
-def _app_test(app: AppOrder) -> BenchTest:
+def _app_test(app: AppCommand) -> BenchTest:
     seconds = min(60.0, app.timeout_s)  # unknown; progress is estimated after the first round
-    return BenchTest(APP_TEST, Group.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
+    return BenchTest(APP_TEST, SuiteGroup.APP, app.argv, seconds, app.timeout_s, reads=Reader.APP)
 
 
 def _keep_allowed_memory(

@@ -27,7 +27,7 @@ from homenode.measure.environment import Environment
 from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.gpu_power import GpuPower
 from homenode.measure.model import BenchTest
-from homenode.measure.options import AppOrder
+from homenode.measure.options import AppCommand
 from homenode.measure.results.model import Run, RunHead
 from homenode.measure.results.store import FILE, head_line, run_directory, run_text
 from homenode.text import command_line
@@ -54,13 +54,13 @@ class RunRecord(Struct, frozen=True, omit_defaults=True):
     seed: int
     machine: str  # fingerprint of the measured machine, host or guest; a run resumes only there
     boot: str
-    app: AppOrder | None = None
+    app: AppCommand | None = None
     omitted: tuple[Gap, ...] = ()
     marks: tuple[str, ...] = ()  # reasons against any conclusion, known before the first step
     bus_ids: tuple[tuple[Bdf, Bdf], ...] = ()  # (address here, on the host)
 
 
-class LookRecord(Struct, frozen=True):
+class EnvironmentRecord(Struct, frozen=True):
     """The machine before or after some steps."""
 
     number: int
@@ -89,7 +89,7 @@ class StepRecord(Struct, frozen=True):
 class BenchEntry(Struct, frozen=True, omit_defaults=True):
     """A line of the journal: a check or a step."""
 
-    look: LookRecord | None = None
+    look: EnvironmentRecord | None = None
     step: StepRecord | None = None
 
 
@@ -216,7 +216,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
                 records[entry.step.number] = entry.step
         return tuple((records[at], self._read_output(records[at])) for at in sorted(records))
 
-    def looks(self) -> tuple[LookRecord, ...]:
+    def looks(self) -> tuple[EnvironmentRecord, ...]:
         _, entries = self.read_records() or (None, ())
         return tuple(entry.look for entry in entries if entry.look is not None)
 

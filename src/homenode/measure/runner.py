@@ -49,7 +49,7 @@ from homenode.measure.run_directory import (
     MAX_KEPT,
     PLAN,
     BenchEntry,
-    LookRecord,
+    EnvironmentRecord,
     RunDirectory,
     RunRecord,
     StepRecord,
@@ -236,7 +236,7 @@ class _Session:
         self, environment: Environment, findings: tuple[Finding, ...], *, is_before: bool
     ) -> None:
         number = max((look.number for look in self.directory.looks()), default=-1) + 1
-        look = LookRecord(number, is_before, environment, findings)
+        look = EnvironmentRecord(number, is_before, environment, findings)
         self.directory.add(BenchEntry(look=look))
 
     def derive_run(self) -> DerivedRun:

@@ -46,15 +46,15 @@ from homenode.measure.figures.sample import (
 )
 from homenode.measure.figures.torch_programs import COPYING_THREAD
 from homenode.measure.importers import NAMES
-from homenode.measure.model import BenchTest, Group, Reader
-from homenode.measure.options import AppOrder
+from homenode.measure.model import BenchTest, Reader, SuiteGroup
+from homenode.measure.options import AppCommand
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.suite import BY_BUS, measured_gpus
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
 # One run of rocm-bandwidth-test measures everything; a test keeps what it was run for.
-_METRICS_OF_GROUP = {Group.GPU_PEER: ("p2p-",), Group.GPU_BANDWIDTH: ("h2d-", "d2h-")}
+_METRICS_OF_GROUP = {SuiteGroup.GPU_PEER: ("p2p-",), SuiteGroup.GPU_BANDWIDTH: ("h2d-", "d2h-")}
 
 
 def read_step_results(test: BenchTest, output: str, host: Host) -> MeasuredSamples:
@@ -121,7 +121,7 @@ def _read_nccl(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
 def _read_torch(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     runs = torch_report.parse(text)
     figures = torch_figures.read_torch_run_results(runs)
-    if test.group is not Group.NCCL:
+    if test.group is not SuiteGroup.NCCL:
         return figures
     run = next((run for run in runs if run.rows), None)
     return (
@@ -199,7 +199,7 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
     )
 
 
-def read_app(order: AppOrder, figure: float) -> StepReading:
+def read_app(order: AppCommand, figure: float) -> StepReading:
     """Read the user's own result: a rate in its own units, or a time in seconds."""
     if order.lower_is_better:
         placed = sample(f"app-time:{order.name}", "ns", figure * 1e9)

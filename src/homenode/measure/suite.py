@@ -24,10 +24,10 @@ from homenode.measure.model import (
     PYTHON,
     SECONDS,
     BenchTest,
-    Depth,
-    Group,
     Reader,
     Suite,
+    SuiteDepth,
+    SuiteGroup,
     SuiteOptions,
 )
 
@@ -36,12 +36,12 @@ MAX_GPUS = 1024
 
 _SOURCE = "GPUs shown"
 _GROUPS = (
-    Group.GPU_COPY,
-    Group.MATMUL,
-    Group.GPU_BANDWIDTH,
-    Group.GPU_SMALL,
-    Group.GPU_PEER,
-    Group.NCCL,
+    SuiteGroup.GPU_COPY,
+    SuiteGroup.MATMUL,
+    SuiteGroup.GPU_BANDWIDTH,
+    SuiteGroup.GPU_SMALL,
+    SuiteGroup.GPU_PEER,
+    SuiteGroup.NCCL,
 )
 
 
@@ -79,7 +79,7 @@ def select_shown_gpus(
     visible = tuple(by_address[address] for address in shown.addresses if address in by_address)
     if shown.addresses and not visible:
         reason = f"the driver shows {shown.addresses[0]}, which this machine does not have"
-        omitted.append(Gap(Group.GPU_BANDWIDTH, reason))
+        omitted.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
         return gpus
     hidden = [gpu for gpu in gpus if gpu not in visible]
     if not visible:
@@ -88,7 +88,7 @@ def select_shown_gpus(
     elif hidden:
         more_gpus = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
         reason = "not shown to this process (a job's or a container's devices, *_VISIBLE_DEVICES)"
-        omitted.append(Gap(Group.GPU_BANDWIDTH, f"{hidden[0].bdf}{more_gpus}: {reason}"))
+        omitted.append(Gap(SuiteGroup.GPU_BANDWIDTH, f"{hidden[0].bdf}{more_gpus}: {reason}"))
     return visible
 
 
@@ -114,7 +114,7 @@ LOCAL_COPY = ("device_local_copy",)
 """Since v0.7; older versions reject the name, and PyTorch runs the test."""
 
 BY_BUS = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-_SAMPLES = {Depth.QUICK: 1, Depth.NORMAL: 3, Depth.FULL: 9}
+_SAMPLES = {SuiteDepth.QUICK: 1, SuiteDepth.NORMAL: 3, SuiteDepth.FULL: 9}
 
 
 def gpu_tests(
@@ -150,7 +150,7 @@ def _list_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
         reason = "one GPU alone"
         if machine.hidden:
             reason += f"; {machine.hidden} more of this machine's are not shown to this process"
-        omitted += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
+        omitted += [Gap(group, reason) for group in (SuiteGroup.GPU_PEER, SuiteGroup.NCCL)]
         return
     yield from collective_tests(machine, omitted)
 
@@ -176,17 +176,19 @@ def measured_gpus(host: Host, omitted: list[Gap]) -> tuple[PciDevice, ...]:
     if owned:
         more_gpus = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
         reason = f"{owned[0].bdf}{more_gpus}: passed through (vfio-pci)"
-        omitted.append(Gap(Group.GPU_BANDWIDTH, reason))
+        omitted.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
     for vendor in (NVIDIA, AMD):
         chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
         if chosen:
             reason = "is of another vendor than the others: not measured"
             omitted += [
-                Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free if gpu not in chosen
+                Gap(SuiteGroup.GPU_BANDWIDTH, f"{gpu.bdf} {reason}")
+                for gpu in free
+                if gpu not in chosen
             ]
             return chosen
     reason = "is neither NVIDIA's nor AMD's: homenode has no tool that measures it"
-    omitted += [Gap(Group.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
+    omitted += [Gap(SuiteGroup.GPU_BANDWIDTH, f"{gpu.bdf} {reason}") for gpu in free]
     return ()
 
 
@@ -195,18 +197,20 @@ def _nvidia_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTes
     has_tool, has_torch = "nvbandwidth" in machine.installed, machine.has_torch
     if not has_tool and not has_torch:
         reason = f"neither nvbandwidth nor PyTorch: {machine.missing_torch_reason()}"
-        missed = [Group.GPU_COPY, Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
+        missed = [SuiteGroup.GPU_COPY, SuiteGroup.GPU_BANDWIDTH] + [SuiteGroup.GPU_PEER] * (
+            count > 1
+        )
         omitted += [Gap(group, reason) for group in missed]
         return
     yield _pick(
-        _build_nvbandwidth_test(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY)
+        _build_nvbandwidth_test(machine, "gpu-copy", SuiteGroup.GPU_COPY, LOCAL_COPY)
         if has_tool
         else None,
-        machine.build_copy_test("gpu-copy", Group.GPU_COPY, "local-copy"),
+        machine.build_copy_test("gpu-copy", SuiteGroup.GPU_COPY, "local-copy"),
     )
     names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
-    host_copies = ("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies")
-    copy_test = _build_nvbandwidth_test(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
+    host_copies = ("gpu-bandwidth", SuiteGroup.GPU_BANDWIDTH, "host-copies")
+    copy_test = _build_nvbandwidth_test(machine, "gpu-bandwidth", SuiteGroup.GPU_BANDWIDTH, names)
     yield _pick(
         _watch(copy_test, machine) if has_tool else None, machine.build_copy_test(*host_copies)
     )
@@ -214,15 +218,15 @@ def _nvidia_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTes
         tool = _set_device(copy_test, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and not has_torch:
             reason = f"from node {node.index}: numactl: command not found"
-            omitted.append(Gap(Group.GPU_BANDWIDTH, reason))
+            omitted.append(Gap(SuiteGroup.GPU_BANDWIDTH, reason))
             continue
         yield _pick(tool, machine.build_copy_test(*host_copies, node))
     if count > 1:
-        is_quick = machine.suite.depth is Depth.QUICK
+        is_quick = machine.suite.depth is SuiteDepth.QUICK
         copies = PEER_COPIES[:2] if is_quick else PEER_COPIES
-        peers = _build_nvbandwidth_test(machine, "gpu-peer", Group.GPU_PEER, copies)
+        peers = _build_nvbandwidth_test(machine, "gpu-peer", SuiteGroup.GPU_PEER, copies)
         peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
-        torch_peers = machine.build_copy_test("gpu-peer", Group.GPU_PEER, "peer-copies")
+        torch_peers = machine.build_copy_test("gpu-peer", SuiteGroup.GPU_PEER, "peer-copies")
         yield _stop_early(_pick(peers if has_tool else None, torch_peers), PEERS_HANG)
 
 
@@ -231,11 +235,13 @@ def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     count = len(machine.gpus)
     if not machine.has_torch:
         reason = machine.missing_torch_reason()
-        omitted += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
+        omitted += [Gap(group, reason) for group in (SuiteGroup.GPU_COPY, SuiteGroup.GPU_BANDWIDTH)]
     else:
-        yield _pick(machine.build_copy_test("gpu-copy", Group.GPU_COPY, "local-copy"))
-        yield _pick(machine.build_copy_test("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies"))
-    name, group = "gpu-bandwidth by node", Group.GPU_BANDWIDTH
+        yield _pick(machine.build_copy_test("gpu-copy", SuiteGroup.GPU_COPY, "local-copy"))
+        yield _pick(
+            machine.build_copy_test("gpu-bandwidth", SuiteGroup.GPU_BANDWIDTH, "host-copies")
+        )
+    name, group = "gpu-bandwidth by node", SuiteGroup.GPU_BANDWIDTH
     torch = machine.build_copy_test(name, group, "host-copies", each_node=len(machine.nodes))
     by_node = [*_amd_tools(machine, name, group), *filter(None, [torch])]
     if by_node:
@@ -243,24 +249,24 @@ def _amd_copies(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
         if by_node[0].reads is Reader.ROCM:
             argv = ("rocm-bandwidth-test", "-A")
             both = _gpu_test(
-                "gpu-bandwidth both ways", Group.GPU_BANDWIDTH, argv, by_node[0].seconds
+                "gpu-bandwidth both ways", SuiteGroup.GPU_BANDWIDTH, argv, by_node[0].seconds
             )
             # ROCm 7's program of that name has no -A: the replacements of -a measure it.
             yield _pick(replace(both, reads=Reader.ROCM), *by_node[1:])
     else:
         reason = "neither rocm-bandwidth-test nor PyTorch is installed"
-        missed = [Group.GPU_BANDWIDTH] + [Group.GPU_PEER] * (count > 1)
+        missed = [SuiteGroup.GPU_BANDWIDTH] + [SuiteGroup.GPU_PEER] * (count > 1)
         omitted += [Gap(group, reason) for group in missed]
         return
     if count > 1:
         peers = [
-            *_amd_tools(machine, "gpu-peer", Group.GPU_PEER),
-            machine.build_copy_test("gpu-peer", Group.GPU_PEER, "peer-copies"),
+            *_amd_tools(machine, "gpu-peer", SuiteGroup.GPU_PEER),
+            machine.build_copy_test("gpu-peer", SuiteGroup.GPU_PEER, "peer-copies"),
         ]
         yield _stop_early(_pick(*peers), PEERS_HANG)
 
 
-def _amd_tools(machine: GpuMachine, id: str, group: Group) -> Iterator[BenchTest]:
+def _amd_tools(machine: GpuMachine, id: str, group: SuiteGroup) -> Iterator[BenchTest]:
     seconds = 0.5 * (len(machine.gpus) + len(machine.nodes)) ** 2
     if "rocm-bandwidth-test" in machine.installed:
         argv: tuple[str, ...] = ("rocm-bandwidth-test", "-a")
@@ -271,17 +277,17 @@ def _torch_only_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[Bench
     """Yield tests that no installed tool has: matrix products and small copies."""
     if not machine.has_torch:
         reason = machine.missing_torch_reason()
-        omitted += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
+        omitted += [Gap(group, reason) for group in (SuiteGroup.MATMUL, SuiteGroup.GPU_SMALL)]
         return
-    yield _pick(machine.build_copy_test("gpu-compute", Group.MATMUL, "matmul"))
+    yield _pick(machine.build_copy_test("gpu-compute", SuiteGroup.MATMUL, "matmul"))
     for node in (None, *machine.nodes):
         yield _pick(
-            machine.build_copy_test("gpu-small-copies", Group.GPU_SMALL, "small-copies", node)
+            machine.build_copy_test("gpu-small-copies", SuiteGroup.GPU_SMALL, "small-copies", node)
         )
 
 
 def _build_nvbandwidth_test(
-    machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]
+    machine: GpuMachine, id: str, group: SuiteGroup, names: tuple[str, ...]
 ) -> BenchTest:
     samples = _SAMPLES[machine.suite.depth]
     argv = nvbandwidth.build_argv(names, samples=samples)
@@ -316,7 +322,7 @@ def _stop_early(test: BenchTest, shows: str) -> BenchTest:
     return replace(test, timeout_s=patience, if_stopped=shows, alternatives=alternatives)
 
 
-def _gpu_test(id: str, group: Group, argv: tuple[str, ...], seconds: float) -> BenchTest:
+def _gpu_test(id: str, group: SuiteGroup, argv: tuple[str, ...], seconds: float) -> BenchTest:
     return BenchTest(id, group, argv, seconds, 120 + 10 * seconds)
 
 
@@ -334,7 +340,7 @@ def build_suite(
         *_probe_tests(host, installed, options, omitted),
         *gpu_tests(host, installed, options, omitted, shown),
     ]
-    groups = set(options.groups) or set(Group)
+    groups = set(options.groups) or set(SuiteGroup)
     tests = tuple(test for test in all_tests if test.group in groups)
     gaps = tuple(gap for gap in omitted if gap.subject in groups)
     if not any(not test.is_control for test in tests) and not (tests and options.groups):
@@ -349,30 +355,35 @@ def _probe_tests(
     host: Host, installed: Collection[str], options: SuiteOptions, omitted: list[Gap]
 ) -> Iterator[BenchTest]:
     pus = host.usable_pus
-    groups = [Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY]
-    groups += [Group.CORE_TO_CORE, Group.SMT, Group.PLACEMENT]
+    groups = [
+        SuiteGroup.CPU_SINGLE,
+        SuiteGroup.CPU_ALL,
+        SuiteGroup.MEMORY_BANDWIDTH,
+        SuiteGroup.MEMORY_LATENCY,
+    ]
+    groups += [SuiteGroup.CORE_TO_CORE, SuiteGroup.SMT, SuiteGroup.PLACEMENT]
     if PROBE not in installed or not pus:
         reason = f"{PROBE}: command not found" if pus else "no CPU may be used"
         omitted += [Gap(group, reason) for group in groups]
         return
     first = str(pus.first())
     seconds = SECONDS[options.depth]
-    yield _probe(Group.CPU_SINGLE, "throughput", seconds, "--pus", first)
-    yield _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", str(pus))
+    yield _probe(SuiteGroup.CPU_SINGLE, "throughput", seconds, "--pus", first)
+    yield _probe(SuiteGroup.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", str(pus))
     if len(pus) > 1:
-        yield _probe(Group.CPU_ALL, "throughput", seconds, "--pus", str(pus))
-        alone = _probe(Group.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", first)
+        yield _probe(SuiteGroup.CPU_ALL, "throughput", seconds, "--pus", str(pus))
+        alone = _probe(SuiteGroup.MEMORY_BANDWIDTH, "bandwidth", seconds, "--pus", first)
         yield replace(alone, id="stream one thread", variant="one thread")
-        loaded = _probe(Group.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus))
+        loaded = _probe(SuiteGroup.MEMORY_LATENCY, "loaded-latency", seconds, "--pus", str(pus))
         yield replace(loaded, id="loaded latency")
-    quick = ("--quick",) if options.depth is Depth.QUICK else ()
-    yield _probe(Group.MEMORY_LATENCY, "latency", 4 * seconds, "--pus", first, *quick)
+    quick = ("--quick",) if options.depth is SuiteDepth.QUICK else ()
+    yield _probe(SuiteGroup.MEMORY_LATENCY, "latency", 4 * seconds, "--pus", first, *quick)
     node_count = len(_find_bindable_nodes(host))
     if node_count > 1:
         cells = node_count**2
         for group, command in (
-            (Group.MEMORY_BANDWIDTH, "bandwidth"),
-            (Group.MEMORY_LATENCY, "latency"),
+            (SuiteGroup.MEMORY_BANDWIDTH, "bandwidth"),
+            (SuiteGroup.MEMORY_LATENCY, "latency"),
         ):
             cell = _probe(group, command, seconds, "--matrix", "--pus", str(pus))
             yield replace(
@@ -382,18 +393,18 @@ def _probe_tests(
                 timeout_s=60 + 20 * seconds * cells,
             )
     if len(pus) > 1:
-        yield _probe(Group.CORE_TO_CORE, "core-to-core", 2 * seconds, "--pus", str(pus))
-        yield _probe(Group.PLACEMENT, "placement", seconds, "--pus", str(pus))
+        yield _probe(SuiteGroup.CORE_TO_CORE, "core-to-core", 2 * seconds, "--pus", str(pus))
+        yield _probe(SuiteGroup.PLACEMENT, "placement", seconds, "--pus", str(pus))
     else:
-        several = (Group.CPU_ALL, Group.CORE_TO_CORE, Group.PLACEMENT)
+        several = (SuiteGroup.CPU_ALL, SuiteGroup.CORE_TO_CORE, SuiteGroup.PLACEMENT)
         omitted += [Gap(group, "one CPU alone") for group in several]
     if any(len(core.pus & pus) > 1 for core in host.cores):
-        yield _probe(Group.SMT, "smt", seconds, "--pus", str(pus))
+        yield _probe(SuiteGroup.SMT, "smt", seconds, "--pus", str(pus))
     else:
-        omitted.append(Gap(Group.SMT, "no core shows siblings"))
+        omitted.append(Gap(SuiteGroup.SMT, "no core shows siblings"))
 
 
-def _probe(group: Group, command: str, seconds: float, *options: str) -> BenchTest:
+def _probe(group: SuiteGroup, command: str, seconds: float, *options: str) -> BenchTest:
     argv = (PROBE, command, "--seconds", f"{seconds:g}", *options)
     return BenchTest(str(group), group, argv, seconds, 60 + 20 * seconds)
 

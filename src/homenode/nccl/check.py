@@ -11,7 +11,7 @@ from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, add_source, finding, sort_findings
 from homenode.nccl.reader import (
     MAX_ATTRIBUTES,
-    ReadTopology,
+    ParsedTopology,
     XmlNode,
     read_link_speed,
     read_number,
@@ -81,13 +81,13 @@ def check_topology(
     return sort_findings(findings)
 
 
-def choose_variant(read: ReadTopology) -> NcclVariant:
+def choose_variant(read: ParsedTopology) -> NcclVariant:
     """Return the library that a file's version belongs to; NCCL if neither."""
     versions = {system.get("version") for system in read.systems}
     return NcclVariant.RCCL if versions == {NcclVariant.RCCL.version} else NcclVariant.NCCL
 
 
-def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
+def _check_whole(read: ParsedTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
     if len(read.systems) != 1:
         yield finding(
             "nccl-system", "file", expected="one <system>", observed=str(len(read.systems))
@@ -137,7 +137,7 @@ def _check_whole(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Fi
     yield from _version_findings(read, flavour or choose_variant(read))
 
 
-def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
+def _version_findings(read: ParsedTopology, flavour: NcclVariant) -> Iterator[Finding]:
     """Yield findings on elements that some versions do not read."""
     if read.single_quotes:
         is_rccl = flavour is NcclVariant.RCCL
@@ -159,7 +159,7 @@ def _version_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Find
             )
 
 
-def _check_overlaps(read: ReadTopology) -> Iterator[Finding]:
+def _check_overlaps(read: ParsedTopology) -> Iterator[Finding]:
     """Yield each <cpu> that shares vCPUs with an earlier one, and the first such <cpu>."""
     owner_of: dict[int, tuple[XmlNode, CpuSet]] = {}
     for node in read.walk("cpu"):
@@ -177,7 +177,7 @@ def _check_overlaps(read: ReadTopology) -> Iterator[Finding]:
         owner_of |= {vcpu: (node, mask) for vcpu in mask if vcpu not in owner_of}
 
 
-def _check_elements(read: ReadTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
+def _check_elements(read: ParsedTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
     flavour = flavour or choose_variant(read)
     yield from _dump_findings(read, flavour)
     for node in read.walk():
@@ -188,7 +188,7 @@ def _check_elements(read: ReadTopology, flavour: NcclVariant | None) -> Iterator
             yield from _pci_checks(node, flavour)
 
 
-def _dump_findings(read: ReadTopology, flavour: NcclVariant) -> Iterator[Finding]:
+def _dump_findings(read: ParsedTopology, flavour: NcclVariant) -> Iterator[Finding]:
     for name in _OF_A_DUMP:
         lines = [node.line for node in read.walk(name)]
         if lines:
@@ -372,7 +372,7 @@ class _Place(Struct, frozen=True, kw_only=True):
     links: tuple[_Link, ...]
 
 
-def compare_topology(read: ReadTopology, expected: NcclTopology) -> tuple[Finding, ...]:
+def compare_topology(read: ParsedTopology, expected: NcclTopology) -> tuple[Finding, ...]:
     """Return the differences between a file and the host and guest, the worst first."""
     written = read_topology(write_topology(expected).encode(), read.source)
     findings = [
@@ -382,7 +382,7 @@ def compare_topology(read: ReadTopology, expected: NcclTopology) -> tuple[Findin
     return sort_findings(add_source(findings, read.source))
 
 
-def _cpu_differences(read: ReadTopology, expected: ReadTopology) -> Iterator[Finding]:
+def _cpu_differences(read: ParsedTopology, expected: ParsedTopology) -> Iterator[Finding]:
     """Yield the attributes from which NCCL computes the bandwidth between CPUs."""
     cpus = {read_number(cpu.get("numaid")): cpu for cpu in reversed([*read.walk("cpu")])}
     for planned in expected.walk("cpu"):
@@ -478,7 +478,7 @@ def _group_text(neighbours: frozenset[str]) -> str:
     return f"below one switch: {', '.join(sorted(neighbours))}"
 
 
-def _find_places(read: ReadTopology) -> dict[str, _Place]:
+def _find_places(read: ParsedTopology) -> dict[str, _Place]:
     places: dict[str, _Place] = {}
 
     def visit(

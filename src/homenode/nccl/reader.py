@@ -59,7 +59,7 @@ class XmlNode(Struct, frozen=True, kw_only=True):
             yield from child.walk()
 
 
-class ReadTopology(Struct, frozen=True, kw_only=True):
+class ParsedTopology(Struct, frozen=True, kw_only=True):
     """The file as NCCL keeps it."""
 
     source: str
@@ -74,14 +74,14 @@ class ReadTopology(Struct, frozen=True, kw_only=True):
         return (node for node in nodes if name in (None, node.name))
 
 
-def read_topology(data: bytes, source: str) -> ReadTopology:
+def read_topology(data: bytes, source: str) -> ParsedTopology:
     """Parse the file as NCCL does. Raises ParseError, with the line, if NCCL would fail."""
     if len(data) > MAX_FILE:
         raise ParseError(source, f"at most {MAX_FILE} bytes", f"{len(data)} bytes")
     reader = _Reader(text=data.decode("latin-1"), source=source)
     systems = reader.read_children(None)
     lines = tuple(dict.fromkeys(reader.single_quotes))
-    return ReadTopology(
+    return ParsedTopology(
         source=source,
         systems=systems,
         ignored=tuple(reader.ignored),

@@ -113,7 +113,7 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
     )
 
 
-class PuUse(Struct, frozen=True):
+class CpuUse(Struct, frozen=True):
     """The use of a CPU. An empty use is a free CPU. beside_cell: free, but a sibling of a CPU with
     vCPUs of that cell. taken_by: other domains that have the CPU or a sibling."""
 
@@ -127,15 +127,15 @@ class PuUse(Struct, frozen=True):
     isolated: bool = False
 
 
-FREE = PuUse()
+FREE = CpuUse()
 
 
-def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
+def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, CpuUse]:
     """Return the use of every online CPU in use; other CPUs are free."""
-    uses = defaultdict[int, PuUse](lambda: FREE)
+    uses = defaultdict[int, CpuUse](lambda: FREE)
     for host_pu in host.pus:
         if host_pu.online and not host_pu.allowed:
-            uses[host_pu.index] = PuUse(barred=True)
+            uses[host_pu.index] = CpuUse(barred=True)
         if host_pu.online and (host_pu.isolated or host_pu.nohz_full):
             uses[host_pu.index] = replace(uses[host_pu.index], isolated=True)
     vm_name = None if plan is None else plan.vm.name

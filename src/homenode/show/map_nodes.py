@@ -10,9 +10,9 @@ from homenode.show.host_groups import (
     FREE,
     KIND_WORDS,
     CoreGroup,
+    CpuUse,
     NodeBlock,
     PackageFrame,
-    PuUse,
     llc_parts,
     memory_parts,
 )
@@ -36,7 +36,7 @@ class CellSize(Struct, frozen=True):
     small: float
 
 
-def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float) -> CellSize:
+def cell_size(host: Host, uses: Mapping[int, CpuUse], planned: bool, zoom: float) -> CellSize:
     """Return the size at which every CPU's number, and with a plan every vCPU's, fits its box."""
     # Boxes may grow more than their text: large numbers are no easier to read.
     grown = min(zoom, 1.25)
@@ -49,7 +49,7 @@ def cell_size(host: Host, uses: Mapping[int, PuUse], planned: bool, zoom: float)
     return CellSize(max(26 * zoom, widest_pu + 5, widest + 5), 27 * zoom, large, small)
 
 
-def use_label(use: PuUse) -> str:
+def use_label(use: CpuUse) -> str:
     """Return the label of a CPU: the number of its vCPU, or the QEMU thread on it."""
     if len(use.vcpus) > 1:
         return f"{len(use.vcpus)}v"
@@ -65,7 +65,7 @@ def use_label(use: PuUse) -> str:
 def draw_core_groups(
     canvas: SvgCanvas,
     groups: Sequence[CoreGroup],
-    uses: Mapping[int, PuUse],
+    uses: Mapping[int, CpuUse],
     size: CellSize,
     place: tuple[float, float, float],
     name_packages: bool,
@@ -108,7 +108,7 @@ def draw_core_groups(
 def _draw_core(
     canvas: SvgCanvas,
     core: Core,
-    uses: Mapping[int, PuUse],
+    uses: Mapping[int, CpuUse],
     size: CellSize,
     place: tuple[float, float, int],
 ) -> None:
@@ -129,7 +129,7 @@ def _draw_core(
 
 
 def _draw_pu(
-    canvas: SvgCanvas, pu: int, use: PuUse, size: CellSize, corner: tuple[float, float]
+    canvas: SvgCanvas, pu: int, use: CpuUse, size: CellSize, corner: tuple[float, float]
 ) -> None:
     x, y = corner
     ink, fill, classes = "ink", None, "pu"
@@ -245,7 +245,7 @@ class Scene(Struct, frozen=True):
 
     host: Host
     plan: Plan | None
-    uses: Mapping[int, PuUse]
+    uses: Mapping[int, CpuUse]
     facts: DeviceFacts
 
 

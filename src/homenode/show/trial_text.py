@@ -10,8 +10,8 @@ from homenode.measure.trial.journal import (
     COPY,
     LAYOUT,
     EntryKind,
-    State,
     StoredTrial,
+    TrialState,
 )
 from homenode.measure.trial.prepare import Preflight
 from homenode.text import command_line, duration_text, number_list, plural, printable
@@ -215,7 +215,7 @@ def _label_lines(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
     return (Text(f"{label:<{width}}{text}", hang=width) for label, text in rows)
 
 
-def outcomes_table(state: State, steps: Sequence[ScheduledTask]) -> Table:
+def outcomes_table(state: TrialState, steps: Sequence[ScheduledTask]) -> Table:
     """Return the outcomes of these boots: one row for boots of a layout with the same outcome."""
     groups: dict[tuple[str, str, str], list[ScheduledTask]] = {}
     for step in steps:

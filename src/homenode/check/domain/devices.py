@@ -292,7 +292,7 @@ _CONFIDENTIAL_PAGE_BYTES = 2 * MIB
 _LOW_WINDOW_BYTES = 4 * GIB
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class DeviceLimits(Struct, frozen=True, kw_only=True):
     """Limits that a VM of this size with these devices needs."""
 
     memlock_bytes: int  # RLIMIT_MEMLOCK of QEMU
@@ -304,7 +304,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     address_bits: int  # to address all that
 
 
-def find_limits(facts: Vm, devices: list[PciDevice]) -> Limits:
+def find_limits(facts: Vm, devices: list[PciDevice]) -> DeviceLimits:
     """The needs of a domain with these devices."""
     factor = len(devices) if facts.has_iommu and devices else 1
     bars = sum(
@@ -320,7 +320,7 @@ def find_limits(facts: Vm, devices: list[PciDevice]) -> Limits:
     entries = regions
     if facts.launch_security is not None:
         entries += -(-total_bytes // _CONFIDENTIAL_PAGE_BYTES)
-    return Limits(
+    return DeviceLimits(
         memlock_bytes=factor * (total_bytes + GIB),
         iommu_pages=-(-(total_bytes + bars) // page),
         dma_entries=entries,
@@ -337,7 +337,7 @@ def _address_bits(memory_bytes: int, window: int) -> int:
     return ((start + 1) * window - 1).bit_length()
 
 
-def describe_limits(needs: Limits, devices: int) -> str:
+def describe_limits(needs: DeviceLimits, devices: int) -> str:
     """Return one line. Locked memory is rounded up to GiB: a limit must not be too small."""
     return (
         f"with {plural(devices, 'device')}: {format_limit(needs.memlock_bytes)} locked, "
@@ -364,7 +364,7 @@ def limit_findings(facts: Vm, document: Document | None, host: Host) -> Iterator
     yield from address_findings(facts, needs)
 
 
-def address_findings(facts: Vm, needs: Limits) -> Iterator[Finding]:
+def address_findings(facts: Vm, needs: DeviceLimits) -> Iterator[Finding]:
     """Check the address space for BARs. SeaBIOS 1.16.2 places them beyond the guest's bits."""
     if facts.architecture != "x86_64" or needs.window_bytes <= DEFAULT_WINDOW_BYTES:
         return

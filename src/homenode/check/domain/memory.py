@@ -24,7 +24,7 @@ VFIO_EXTRA_BYTES = GIB
 """Added to the guest's memory. Source: qemuDomainGetMemLockLimitBytes, libvirt 9.0."""
 
 
-class _Demand(Struct, frozen=True):
+class _MemoryDemand(Struct, frozen=True):
     """Memory that must come from some nodes."""
 
     subject: str | Subject
@@ -75,7 +75,7 @@ def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def _check_qemu_memory(
-    facts: Vm, demands: list[_Demand], sizes: list[int | None]
+    facts: Vm, demands: list[_MemoryDemand], sizes: list[int | None]
 ) -> Iterator[Finding]:
     """Find a VM that fits the memory only without QEMU and its page tables."""
     total = sum(size or 0 for size in sizes)
@@ -100,11 +100,11 @@ def _is_running(facts: Vm, host: Host) -> bool | None:
     return None if any(domain.has_pseudonym for domain in names) else False
 
 
-def _list_demands(facts: Vm) -> Iterator[_Demand]:
+def _list_demands(facts: Vm) -> Iterator[_MemoryDemand]:
     if facts.cells:
         for cell in facts.cells:
             if cell.nodes:
-                yield _Demand(
+                yield _MemoryDemand(
                     Subject(f"cell {cell.id}", "cell", cell.id),
                     cell.nodes,
                     cell.memory_bytes,
@@ -113,12 +113,12 @@ def _list_demands(facts: Vm) -> Iterator[_Demand]:
                 )
     elif facts.binding is not None:
         mode, nodes = facts.binding
-        yield _Demand("<numatune>", nodes, facts.memory_bytes, facts.page_bytes, mode)
+        yield _MemoryDemand("<numatune>", nodes, facts.memory_bytes, facts.page_bytes, mode)
     devices = (device for device in facts.memory_devices if device.is_host_memory)
     for number, device in enumerate(devices):
         if device.nodes:
             name = f"memory device {number} ({device.model}, cell {device.cell})"
-            yield _Demand(
+            yield _MemoryDemand(
                 Subject(name, "cell", device.cell),
                 device.nodes,
                 device.plugged_bytes,
@@ -127,7 +127,7 @@ def _list_demands(facts: Vm) -> Iterator[_Demand]:
             )
 
 
-def _unbound_demands(facts: Vm, all_nodes: CpuSet) -> Iterator[_Demand]:
+def _unbound_demands(facts: Vm, all_nodes: CpuSet) -> Iterator[_MemoryDemand]:
     """Yield unbound memory; ordinary pages without devices are needed only when touched."""
     needs_all = bool(facts.hostdevs)
     parts: dict[str | Subject, Vm | VmCell] = {
@@ -137,19 +137,19 @@ def _unbound_demands(facts: Vm, all_nodes: CpuSet) -> Iterator[_Demand]:
         parts["<memory>"] = facts
     for subject, part in parts.items():
         mode = "strict" if needs_all or part.page_bytes is not None else "preferred"
-        yield _Demand(subject, all_nodes, part.memory_bytes, part.page_bytes, mode)
+        yield _MemoryDemand(subject, all_nodes, part.memory_bytes, part.page_bytes, mode)
 
 
-def _binding_with_cells(facts: Vm, demands: list[_Demand]) -> Iterator[_Demand]:
+def _binding_with_cells(facts: Vm, demands: list[_MemoryDemand]) -> Iterator[_MemoryDemand]:
     """Check <numatune><memory> if every cell has its own nodes: libvirt checks these nodes too."""
     if facts.binding is not None:
         mode, nodes = facts.binding
         if all(demand.nodes != nodes for demand in demands):
-            yield _Demand("<numatune>", nodes, 0, None, mode)
+            yield _MemoryDemand("<numatune>", nodes, 0, None, mode)
 
 
 def _nodes_exist(
-    demand: _Demand, node_at: dict[int, NumaNode], host: Host, source: str
+    demand: _MemoryDemand, node_at: dict[int, NumaNode], host: Host, source: str
 ) -> Iterator[Finding]:
     missing = demand.nodes - CpuSet(node_at)
     if missing:
@@ -172,7 +172,7 @@ def _nodes_exist(
 
 
 def _find_shortages(
-    demands: list[_Demand], space: dict[int, int | None]
+    demands: list[_MemoryDemand], space: dict[int, int | None]
 ) -> Iterator[tuple[CpuSet, int, int]]:
     """Yield (nodes, needed, available) of each set of nodes with too little memory. Unknown amounts
     are not judged. Exact for demands of single nodes; where sets overlap, each set is compared with
@@ -187,7 +187,7 @@ def _find_shortages(
 
 
 def _find_memory_shortages(
-    demands: list[_Demand],
+    demands: list[_MemoryDemand],
     free: dict[int, int | None],
     total: dict[int, int | None],
     running: bool | None,
@@ -216,7 +216,7 @@ def _free_memory(space: str, severity: Severity | None) -> str:
 
 
 def _check_ordinary_pages(
-    demands: list[_Demand], node_at: dict[int, NumaNode], running: bool | None
+    demands: list[_MemoryDemand], node_at: dict[int, NumaNode], running: bool | None
 ) -> Iterator[Finding]:
     free: dict[int, int | None] = {}
     total: dict[int, int | None] = {}
@@ -238,7 +238,7 @@ def _check_ordinary_pages(
 
 
 def _check_huge_pages(
-    demands: list[_Demand], node_at: dict[int, NumaNode], page: int, running: bool | None
+    demands: list[_MemoryDemand], node_at: dict[int, NumaNode], page: int, running: bool | None
 ) -> Iterator[Finding]:
     sizes = sorted({pool.page_bytes for node in node_at.values() for pool in node.page_pools})
     if not sizes:

@@ -42,7 +42,7 @@ from homenode.vm.plan import Plan
 from homenode.vm.targets.qemu_command import split_fields
 
 
-class PausedLook(Struct, frozen=True, kw_only=True):
+class PausedDomain(Struct, frozen=True, kw_only=True):
     """A paused start of a domain that is being checked."""
 
     virsh: Virsh
@@ -50,7 +50,7 @@ class PausedLook(Struct, frozen=True, kw_only=True):
     document: Document  # the definition that the start will use
 
 
-def find_startable(connect: str, name: str) -> PausedLook:
+def find_startable(connect: str, name: str) -> PausedDomain:
     """Return the domain to start. Raises UsageError if it runs, has saved memory or is remote."""
     if not is_local(connect):
         raise UsageError(f"--start with --connect {connect}: expected a daemon on this machine")
@@ -79,10 +79,10 @@ def find_startable(connect: str, name: str) -> PausedLook:
                 f"{state.name}: --start: expected no file that a start empties, found {path}",
                 hint=f"move it away, or let {file.owner} append to it",
             )
-    return PausedLook(virsh=virsh, state=state, document=document)
+    return PausedDomain(virsh=virsh, state=state, document=document)
 
 
-class MadeFile(NamedTuple):
+class CreatedFile(NamedTuple):
     """A file or socket that a start creates if it is missing."""
 
     owner: str  # the element or option that names it
@@ -97,7 +97,7 @@ _PATH_OPTIONS = frozenset(
 )
 
 
-def created_files(document: Document) -> Iterator[MadeFile]:
+def created_files(document: Document) -> Iterator[CreatedFile]:
     """Yield the files and sockets that a start creates or truncates."""
     root = document.root
     nvram = root.find("os/nvram")
@@ -134,9 +134,9 @@ def created_files(document: Document) -> Iterator[MadeFile]:
             yield from _made_file(option, path, properties.get("append"))
 
 
-def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[MadeFile]:
+def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[CreatedFile]:
     if path is not None and path.startswith("/"):
-        yield MadeFile(owner, path, is_emptied=append not in ("on", "yes"))
+        yield CreatedFile(owner, path, is_emptied=append not in ("on", "yes"))
 
 
 def _created_paths(document: Document, name: str) -> list[str]:
@@ -153,7 +153,7 @@ def _created_paths(document: Document, name: str) -> list[str]:
 
 
 def verify_paused(
-    on: PausedLook, plan: Plan | None, host: Host | None, locks: Sequence[int] = ()
+    on: PausedDomain, plan: Plan | None, host: Host | None, locks: Sequence[int] = ()
 ) -> Findings:
     """Start the VM paused, compare the reports of host and QEMU with the plan, and end it.
 
@@ -171,7 +171,7 @@ def verify_paused(
         return Findings(checked=(f"{name}: started paused",), findings=(failed,))
 
 
-def _look(on: PausedLook, plan: Plan | None, host: Host | None) -> Findings:
+def _look(on: PausedDomain, plan: Plan | None, host: Host | None) -> Findings:
     uuid = on.state.uuid
     expected, running = observe_running_domain(uuid, on.virsh.connect, plan)
     answers = {

@@ -67,7 +67,7 @@ LAYOUT = Layout(
 Place = tuple[int, int, int, int]
 
 
-class PlacedXml(Struct, frozen=True):
+class PlacedDefinition(Struct, frozen=True):
     """A definition with its devices placed; the input's own bytes if nothing changed."""
 
     document: bytes
@@ -90,7 +90,7 @@ def place_devices(
     asked_for: frozenset[Place] = frozenset(),
     granularity: PciGranularity = PciGranularity.CELL,
     source: str = "domain",
-) -> PlacedXml:
+) -> PlacedDefinition:
     """Return the definition with every passed-through function of a known node on its cell.
     asked_for: guest addresses that the user named; these devices stay, as do devices on pcie.0
     itself or on an expander bus. A second call changes nothing. Raises InputError for a document
@@ -101,7 +101,7 @@ def place_devices(
     guest = build_vm(document)
     reason = _reason_to_leave(document, guest)
     if reason is not None:
-        return PlacedXml(xml, (reason,))
+        return PlacedDefinition(xml, (reason,))
     host = needed_host(snapshot, tuple(sorted(h.bdf for h in guest.hostdevs)))
     nodes = cell_nodes(document, host)
     is_bound = bool(read_memnodes(document))
@@ -112,7 +112,7 @@ def place_devices(
             "it would have a wrong node: KubeVirt adds such a cell for memory hotplug; set "
             "spec.domain.cpu.numa.guestMappingPassthrough and omit maxGuest"
         )
-        return PlacedXml(xml, (reason,))
+        return PlacedDefinition(xml, (reason,))
     by_bdf = host.device_at
     guest, regained = _replace_lost_targets(guest, by_bdf, nodes.cell_of_node)
     staying = [h for h in guest.hostdevs if _is_chosen(guest, h, asked_for, regained)]
@@ -137,7 +137,7 @@ def place_devices(
         note = "no device to move: nothing to do"
         if rewritten != xml:
             note = "added the distances of the cells; no device moved"
-        return PlacedXml(rewritten, (*notes, note))
+        return PlacedDefinition(rewritten, (*notes, note))
     reject_machine(guest, source, "remove the hook from this VM")
     request = GuestRequest(
         guest=guest, layout=LAYOUT, options=PlanOptions(LAYOUT.name, pci_granularity=granularity)
@@ -162,7 +162,7 @@ def place_devices(
         buses = plural(len(regained), "expander bus", "expander buses")
         notes.append(f"added the cell and the bus number of {buses} again")
     notes.append(_format_summary(placeable, mirrored))
-    return PlacedXml(rewrite_by(steps, xml, plan, source), tuple(notes))
+    return PlacedDefinition(rewrite_by(steps, xml, plan, source), tuple(notes))
 
 
 def _reason_to_leave(document: Document, guest: Vm) -> str | None:

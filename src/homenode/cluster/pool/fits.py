@@ -44,7 +44,7 @@ _LOCALITY = (
 )
 
 
-class FreeOfNode(Struct, frozen=True, kw_only=True):
+class NodeResources(Struct, frozen=True, kw_only=True):
     """Resources of a node, or of a whole host, and their free part."""
 
     node: NodeIndex | None  # None = of a host, or GPUs of an unknown node
@@ -56,7 +56,7 @@ class FreeOfNode(Struct, frozen=True, kw_only=True):
     free_memory_bytes: int | None  # ordinary memory and huge pages
 
 
-def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
+def free_by_node(host: Host) -> tuple[NodeResources, ...]:
     """Return each node of the host; last, the GPUs of unknown node, if any."""
     request = blank_request(host)
     allocated, vm_memory = find_allocations(host, request), held_memory(host, request)
@@ -87,7 +87,7 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
         cores = [core for core in host.cores if node is not None and core.pus <= node.pus]
         has_memory = node is not None and node.memory_kind is not MemoryKind.GPU
         rows.append(
-            FreeOfNode(
+            NodeResources(
                 node=index,
                 gpus=len(gpus_of_node) if is_shown else None,
                 free_gpus=sum(map(is_free, gpus_of_node)) if is_shown else None,
@@ -100,14 +100,14 @@ def free_by_node(host: Host) -> tuple[FreeOfNode, ...]:
     return tuple(rows)
 
 
-def sum_of(parts: Iterable[FreeOfNode]) -> FreeOfNode:
+def sum_of(parts: Iterable[NodeResources]) -> NodeResources:
     """Return the sum; GPUs or memory are None if those of any node are unknown."""
     rows = tuple(parts)
 
     def sum_sizes(sizes: Sequence[int | None]) -> int | None:
         return None if None in sizes else sum(size or 0 for size in sizes)
 
-    return FreeOfNode(
+    return NodeResources(
         node=None,
         gpus=sum_sizes([row.gpus for row in rows]),
         free_gpus=sum_sizes([row.free_gpus for row in rows]),
@@ -231,7 +231,7 @@ def parse_size(text: str, option: str = "--size") -> VmSize:
     return size
 
 
-class SizeFits(Struct, frozen=True, kw_only=True):
+class SizeCapacity(Struct, frozen=True, kw_only=True):
     """The number of further VMs of a size that fit."""
 
     size: str
@@ -243,13 +243,13 @@ class SizeFits(Struct, frozen=True, kw_only=True):
 class PoolHost(Struct, frozen=True, kw_only=True):
     name: str
     vms: int | None  # that run or are planned; None: they were not read
-    nodes: tuple[FreeOfNode, ...]
-    fits: tuple[SizeFits, ...]  # in the order of the sizes
+    nodes: tuple[NodeResources, ...]
+    fits: tuple[SizeCapacity, ...]  # in the order of the sizes
     gaps: tuple[Gap, ...] = ()
     gpu_models: str = ""
 
     @property
-    def free(self) -> FreeOfNode:
+    def free(self) -> NodeResources:
         """The free resources of the whole host."""
         return sum_of(self.nodes)
 
@@ -267,7 +267,7 @@ def examine_pool(
     progress: Progress = lambda done, total: None,
 ) -> Pool:
     """Return the free resources and fitting VMs of each host; identical hosts are planned once."""
-    fits_of: dict[object, tuple[SizeFits, ...]] = {}
+    fits_of: dict[object, tuple[SizeCapacity, ...]] = {}
     hosts = []
     for number, entry in enumerate(named.hosts, start=1):
         host = complete_nodes(entry.host)
@@ -289,15 +289,15 @@ def examine_pool(
     return Pool(hosts=tuple(hosts), unread=named.unread)
 
 
-def _fits(host: Host, size: VmSize) -> SizeFits:
+def _fits(host: Host, size: VmSize) -> SizeCapacity:
     count = count_fits(host, size)
     if count is None or not size.gpus:
-        return SizeFits(size=str(size), count=count)
+        return SizeCapacity(size=str(size), count=count)
     try:
         vcpus, share_bytes = compute_share(host, 1)
     except InputError:  # the size names vCPUs and memory
-        return SizeFits(size=str(size), count=count)
-    return SizeFits(
+        return SizeCapacity(size=str(size), count=count)
+    return SizeCapacity(
         size=str(size),
         count=count,
         share_vcpus=vcpus if size.vcpus is None else None,

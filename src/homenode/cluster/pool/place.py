@@ -6,7 +6,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.cluster.pool.fits import FreeOfNode, equivalence_key, free_by_node, sum_of
+from homenode.cluster.pool.fits import NodeResources, equivalence_key, free_by_node, sum_of
 from homenode.errors import UNPLANNABLE, HomenodeError, InputError, NotKnownError, UsageError
 from homenode.findings import Rejection
 from homenode.machine.pci import DeviceKind
@@ -33,7 +33,7 @@ class PoolPlace(Struct, frozen=True, kw_only=True):
     entry: NamedHost
     options: PlanOptions  # with the layout that the VM gets there
     placement: Placement
-    free: FreeOfNode  # what is left on the host, with the VM on it
+    free: NodeResources  # what is left on the host, with the VM on it
     gpus: int  # that the VM gets
     decided: str = ""  # the first term in which it is behind the host before it; "" of the first
 

@@ -5,10 +5,10 @@ from itertools import accumulate
 
 from homenode.cluster.pool.fits import (
     MAX_COUNTED,
-    FreeOfNode,
+    NodeResources,
     Pool,
     PoolHost,
-    SizeFits,
+    SizeCapacity,
     model_names,
     sum_of,
 )
@@ -109,7 +109,7 @@ def _hosts_table(pool: Pool) -> Table:
     sizes = [fit.size for fit in pool.hosts[0].fits]
     total = sum_of(host.free for host in pool.hosts)
     counts = [
-        SizeFits(size=size, count=sum(host.fits[at].count or 0 for host in pool.hosts))
+        SizeCapacity(size=size, count=sum(host.fits[at].count or 0 for host in pool.hosts))
         for at, size in enumerate(sizes)
     ]
     is_read = all(host.vms is not None for host in pool.hosts)
@@ -136,14 +136,14 @@ def _nodes_table(hosts: Sequence[PoolHost]) -> Table:
     return Table(heads=heads, numeric=("node", *figures), rows=tuple(rows))
 
 
-def _format_node(free: FreeOfNode, vms: int | None, models: str = "") -> tuple[str, ...]:
+def _format_node(free: NodeResources, vms: int | None, models: str = "") -> tuple[str, ...]:
     gpus = f"{free.free_gpus}/{free.gpus} {models}".rstrip() if free.gpus else "-"
     gpus = "unknown" if free.gpus is None else gpus
     count = "unknown" if vms is None else str(vms)
     return gpus, str(free.free_cores), _format_memory(free.free_memory_bytes), count
 
 
-def _fit(fit: SizeFits) -> str:
+def _fit(fit: SizeCapacity) -> str:
     if fit.count is None:
         return "-"
     return f"{fit.count}+" if fit.count >= MAX_COUNTED else str(fit.count)

@@ -53,7 +53,7 @@ class ConfigFile(NamedTuple):
     text: str
 
 
-class UnreadFile(NamedTuple):
+class UnreadInclude(NamedTuple):
     """A file that an Include line names and whose lines are unknown."""
 
     path: str
@@ -67,7 +67,7 @@ class SlurmConfig(Struct, frozen=True):
     lines: tuple[ConfigLine, ...]  # without blank lines and comments
     # files that Include lines name, whose lines replace these in `lines`
     included: tuple[ConfigFile, ...] = ()
-    not_read: tuple[UnreadFile, ...] = ()  # those whose lines do not
+    not_read: tuple[UnreadInclude, ...] = ()  # those whose lines do not
 
     @property
     def files(self) -> tuple[ConfigFile, ...]:
@@ -147,7 +147,7 @@ class _ConfigReader(NamedTuple):
     include: Includer
     lines: list[ConfigLine]
     included: list[ConfigFile]
-    not_read: list[UnreadFile]
+    not_read: list[UnreadInclude]
 
     def add(self, file: ConfigFile, depth: int) -> None:
         """Add the lines of a file, in their places among the other lines."""
@@ -167,7 +167,7 @@ class _ConfigReader(NamedTuple):
         name = self._add_cluster(path)
         files = self.include(name, neighbours) if name else "ClusterName= is missing before it"
         if isinstance(files, str):
-            self.not_read.append(UnreadFile(path, files, place))
+            self.not_read.append(UnreadInclude(path, files, place))
             return
         for file in files:
             if depth >= MAX_DEPTH or len(self.included) >= MAX_INCLUDED:

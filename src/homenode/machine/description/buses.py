@@ -52,7 +52,7 @@ class PlacedFunction(Struct, frozen=True):
 
 
 def _divide_gpu(
-    numbering: "_Numbering", endpoint: Endpoint, gpu: PciDevice, virtual: Sequence[Bdf]
+    numbering: "_BdfNumbering", endpoint: Endpoint, gpu: PciDevice, virtual: Sequence[Bdf]
 ) -> PciDevice:
     """Return the GPU with its parts; virtual: addresses of its virtual functions."""
     model = endpoint.model
@@ -162,7 +162,7 @@ def number_devices(
             bus = max((last for _, last in in_use), default=-1) + 1
         name = f"pci{root.domain:04x}:{bus:02x}"
         node = None if root.node is None else NodeIndex(root.node)
-        numbered = _Numbering(
+        numbered = _BdfNumbering(
             source=source,
             root_complex=name,
             domain=root.domain,
@@ -250,7 +250,7 @@ def _assign_groups(placed: Sequence[PlacedFunction]) -> tuple[PciDevice, ...]:
     return tuple(grouped)
 
 
-class _Numbering(Struct):
+class _BdfNumbering(Struct):
     """The functions of one root complex, numbered depth first."""
 
     source: str

@@ -22,7 +22,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.discover.pci_nodes import Locality, StatedNode
+from homenode.machine.discover.pci_nodes import Locality, ReportedNode
 from homenode.machine.discover.readings import link_name, parse_address, read_lines, read_word
 from homenode.machine.pci import (
     AMD,
@@ -63,7 +63,7 @@ class DeviceLinks(Struct, frozen=True):
     links: tuple[DeviceLink, ...]  # ascending
     gpu_of_node: dict[NodeIndex, Bdf]  # GPUs whose memory is a node according to nvidia-smi
     # the node of each GPU without a node from firmware, if a tool reports it
-    node_of_gpu: dict[Bdf, StatedNode]
+    node_of_gpu: dict[Bdf, ReportedNode]
     # facts from NVIDIA's driver about its GPUs, in the order of the tool's numbers
     queried: dict[Bdf, NvidiaGpu]
     gaps: tuple[Gap, ...]
@@ -84,7 +84,7 @@ def read_device_links(
     queried = _query(snapshot, gaps) if nvidia else {}
     links: list[DeviceLink] = []
     gpu_of_node: dict[NodeIndex, Bdf] = {}
-    node_of_gpu: dict[Bdf, StatedNode] = {}
+    node_of_gpu: dict[Bdf, ReportedNode] = {}
     topo = snapshot.command_output("nvidia-smi-topo") if nvidia else None
     if topo is not None:
         try:
@@ -171,11 +171,11 @@ def _find_nvlinks(
 
 def _nodes_of_rows(
     matrix: nvidia_smi.TopoMatrix, gpus: list[PciDevice], locality: Locality, gaps: list[Gap]
-) -> dict[Bdf, StatedNode]:
+) -> dict[Bdf, ReportedNode]:
     """Return the nodes of GPUs without a firmware node, by their rows; a gap if a row and sysfs, or
     the two affinities of a row, name different nodes."""
     rows = (device for device in matrix.devices if device.name.startswith("GPU"))
-    node_of_gpu: dict[Bdf, StatedNode] = {}
+    node_of_gpu: dict[Bdf, ReportedNode] = {}
     for row, gpu in zip(rows, gpus, strict=True):
         # On GH200 the affinity lists the CPU's node and those kept for MIG.
         by_nodes = locality.node_listed(row.nodes or (), None)
@@ -185,7 +185,7 @@ def _nodes_of_rows(
             reason = f"{_TOPO} says node {by_nodes} and the CPUs of node {by_cpus}"
             gaps.append(Gap(f"node of {gpu.bdf}", f"{reason}; used neither"))
         elif gpu.node is None and node is not None:
-            node_of_gpu[gpu.bdf] = StatedNode(node, _TOPO)
+            node_of_gpu[gpu.bdf] = ReportedNode(node, _TOPO)
         elif node is not None and node != gpu.node:
             reason = f"{_TOPO} says {node}, sysfs says {gpu.node}; used sysfs"
             gaps.append(Gap(f"node of {gpu.bdf}", reason))
@@ -202,7 +202,7 @@ _AMD_TOOLS = (
 def _amd_links(
     snapshot: Snapshot,
     gpus: list[PciDevice],
-    node_of_gpu: dict[Bdf, StatedNode],
+    node_of_gpu: dict[Bdf, ReportedNode],
     locality: Locality,
     gaps: list[Gap],
 ) -> list[DeviceLink]:
@@ -228,7 +228,7 @@ def _amd_links(
         for number, listed in topology.node_of_gpu.items():
             gpu, node = gpu_of_number.get(number), locality.node_listed((listed,), None)
             if gpu is not None and gpu.node is None and node is not None:
-                node_of_gpu[gpu.bdf] = StatedNode(node, tool)
+                node_of_gpu[gpu.bdf] = ReportedNode(node, tool)
             elif gpu is not None and gpu.node not in (None, listed):
                 reason = f"{tool} has {listed}, sysfs has {gpu.node}; used sysfs"
                 gaps.append(Gap(f"node of {gpu.bdf}", reason))

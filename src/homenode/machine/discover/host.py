@@ -19,7 +19,7 @@ from homenode.machine.discover.nodes import (
 )
 from homenode.machine.discover.pci_nodes import (
     Locality,
-    StatedNode,
+    ReportedNode,
     add_tool_nodes,
     nodes_of_root_complexes,
 )
@@ -180,7 +180,7 @@ def _set_nodes_from_tools(
     snapshot: Snapshot,
     devices: tuple[PciDevice, ...],
     tree: PciTree,
-    stated_nodes: Mapping[Bdf, StatedNode],
+    stated_nodes: Mapping[Bdf, ReportedNode],
     locality: Locality,
 ) -> tuple[tuple[PciDevice, ...], PciTree]:
     """Add nodes from tools to functions whose node the firmware does not report; return the tree

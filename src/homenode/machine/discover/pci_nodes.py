@@ -120,7 +120,7 @@ def _is_of_a_device(node: NumaNode) -> bool:
     return not node.pus and (node.generic_initiator or is_gpu or node.memory_bytes == 0)
 
 
-class StatedNode(Struct, frozen=True):
+class ReportedNode(Struct, frozen=True):
     """The node of a GPU according to its driver's tool."""
 
     node: NodeIndex
@@ -128,7 +128,7 @@ class StatedNode(Struct, frozen=True):
 
 
 def add_tool_nodes(
-    devices: tuple[PciDevice, ...], node_of_bdf: Mapping[Bdf, StatedNode]
+    devices: tuple[PciDevice, ...], node_of_bdf: Mapping[Bdf, ReportedNode]
 ) -> tuple[tuple[PciDevice, ...], tuple[Gap, ...]]:
     """Add nodes from tools to GPUs without a node, and to all functions of their root complex."""
     gaps: list[Gap] = []

@@ -107,7 +107,7 @@ class LatencyLevel(Struct, frozen=True):
     capacity_bytes: int | None  # None of memory
 
 
-class Handoffs(Struct, frozen=True):
+class HandoffTimes(Struct, frozen=True):
     """Times of half a round trip of a line between two CPUs."""
 
     pus: tuple[int, int]
@@ -152,7 +152,7 @@ class PairLatency(Struct, frozen=True):
     disturbed: bool = False
 
 
-class LookedPair(Struct, frozen=True):
+class ObservedPair(Struct, frozen=True):
     pair: int
     pus: tuple[int, int]
 
@@ -171,12 +171,12 @@ class ProbeDocument(Struct, frozen=True, kw_only=True):
     runs: tuple[BandwidthRun, ...] = ()
     curves: tuple[LatencyCurve, ...] = ()
     levels: tuple[LatencyLevel, ...] = ()
-    handoffs: tuple[Handoffs, ...] = ()
+    handoffs: tuple[HandoffTimes, ...] = ()
     one: Rates | None = None
     all: Rates | None = None
     cores: tuple[SmtCore, ...] = ()
     points: tuple[LoadedPoint, ...] = ()
-    looked_pairs: tuple[LookedPair, ...] = ()
+    looked_pairs: tuple[ObservedPair, ...] = ()
     series: tuple[PairLatency, ...] = ()
 
 

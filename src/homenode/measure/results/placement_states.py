@@ -39,7 +39,7 @@ class Bracket(Struct, frozen=True):
     after_ns: Latencies  # latency of each pair of neighbours, in the team's order
 
 
-class States(Struct, frozen=True):
+class PlacementStates(Struct, frozen=True):
     """The state of the placement at each bracket."""
 
     # of each bracket, UNSETTLED if it was moved meanwhile or not measured
@@ -48,7 +48,7 @@ class States(Struct, frozen=True):
     transitions: tuple[int, ...]
 
 
-def classify_brackets(brackets: Sequence[Bracket]) -> States:
+def classify_brackets(brackets: Sequence[Bracket]) -> PlacementStates:
     """Return the labels of brackets in the order of time; each team has states of its own.
 
     >>> near, far = Bracket("0-1", (27.0,), (28.0,)), Bracket("0-1", (110.0,), (108.0,))
@@ -65,7 +65,7 @@ def classify_brackets(brackets: Sequence[Bracket]) -> States:
         for place, label in zip(of_team, states.labels, strict=True):
             labels[place] = label
         transitions += [of_team[position] for position in states.transitions]
-    return States(tuple(labels), tuple(sorted(transitions)))
+    return PlacementStates(tuple(labels), tuple(sorted(transitions)))
 
 
 def classify_values(values: Sequence[float]) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ def classify_values(values: Sequence[float]) -> tuple[int, ...]:
     return tuple(classes)
 
 
-def _states_of_team(brackets: Sequence[Bracket]) -> States:
+def _states_of_team(brackets: Sequence[Bracket]) -> PlacementStates:
     pairs = max(max(len(bracket.before_ns), len(bracket.after_ns)) for bracket in brackets)
     ends = _classes_over_time(brackets, pairs)
     signatures: list[_Signature | None] = []
@@ -114,7 +114,7 @@ def _states_of_team(brackets: Sequence[Bracket]) -> States:
     labels = tuple(UNSETTLED if signature is None else names[signature] for signature in signatures)
     if pairs >= MANY_PAIRS:
         labels = _join_moving(labels)
-    return States(labels, tuple(transitions))
+    return PlacementStates(labels, tuple(transitions))
 
 
 def _join_moving(labels: tuple[str, ...]) -> tuple[str, ...]:

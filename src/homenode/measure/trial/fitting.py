@@ -9,7 +9,7 @@ from homenode.check.domain.verification import verify_document
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity
 from homenode.machine.topology import Host, MemoryKind
-from homenode.measure.model import Group
+from homenode.measure.model import SuiteGroup
 from homenode.plan.pipeline import PlannedFile, plan_file
 from homenode.units import MIB, format_bytes
 from homenode.vm.domain.read import open_domain
@@ -66,9 +66,9 @@ def remove_domain(host: Host, name: str) -> Host:
     return structs.replace(host, domains=domains)
 
 
-def short_memory(fitted: Sequence[PlannedLayout], groups: Sequence[Group]) -> tuple[str, ...]:
+def short_memory(fitted: Sequence[PlannedLayout], groups: Sequence[SuiteGroup]) -> tuple[str, ...]:
     """Layouts whose guest has too little memory for STREAM, if STREAM is to be measured."""
-    if groups and Group.MEMORY_BANDWIDTH not in groups:
+    if groups and SuiteGroup.MEMORY_BANDWIDTH not in groups:
         return ()
     plans = [
         (candidate.layout, candidate.tuning.plan)

@@ -95,7 +95,7 @@ class TrialEntry(Struct, frozen=True, omit_defaults=True):
     boots: int | None = None  # number of boots of each layout from now on
 
 
-class State(Struct, frozen=True):
+class TrialState(Struct, frozen=True):
     outcomes: dict[int, TrialEntry]  # the outcome of each boot, by its number
     # steps to undo, in the order in which they began
     changes: tuple[ChangeEntry, ...]
@@ -129,7 +129,9 @@ class State(Struct, frozen=True):
         return frozenset(number for number, entry in self.outcomes.items() if entry.what in kinds)
 
 
-def summarize_entries(entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ()) -> State:
+def summarize_entries(
+    entries: Iterable[TrialEntry], changes: Iterable[ChangeEntry] = ()
+) -> TrialState:
     """Return the state after these lines. changes: the steps to undo.
 
     >>> whats = ((EntryKind.FAILED, 0), (EntryKind.AGAIN, 0), (EntryKind.MEASURED, 1))
@@ -147,7 +149,7 @@ def summarize_entries(entries: Iterable[TrialEntry], changes: Iterable[ChangeEnt
             if entry.what == EntryKind.AGAIN:
                 del outcomes[entry.number]
         ended = entry.what == EntryKind.ENDED
-    return State(outcomes, tuple(changes), ended, boots)
+    return TrialState(outcomes, tuple(changes), ended, boots)
 
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
@@ -161,7 +163,7 @@ class StoredTrial(Struct, frozen=True):
     reason: str | None = None  # why it cannot be read; then it has no head
 
     @property
-    def state(self) -> State:
+    def state(self) -> TrialState:
         return summarize_entries(self.entries, self.changes)
 
 

@@ -26,7 +26,7 @@ from homenode.measure.experiment import (
     TaskStatus,
     run_tasks,
 )
-from homenode.measure.model import Group, SuiteOptions
+from homenode.measure.model import SuiteGroup, SuiteOptions
 from homenode.measure.options import BenchOptions
 from homenode.measure.results.store import read_finished, run_named
 from homenode.measure.runner import run_bench
@@ -47,10 +47,10 @@ from homenode.measure.trial.journal import (
     COPY,
     STATES,
     EntryKind,
-    State,
     TrialEntry,
     TrialHead,
     TrialJournal,
+    TrialState,
 )
 from homenode.measure.trial.trial_config import (
     BARE,
@@ -112,7 +112,7 @@ class Trial(TrialSetup, frozen=True, kw_only=True):
         return TrialDomain(self.virsh, self.head, self.journal, self.root, stop_s, self.notify)
 
 
-def schedule_steps(head: TrialHead, state: State | None = None) -> tuple[ScheduledTask, ...]:
+def schedule_steps(head: TrialHead, state: TrialState | None = None) -> tuple[ScheduledTask, ...]:
     """Return the schedule of a trial, with boots that were ordered after it began."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
     ordered = None if state is None else state.boots
@@ -413,7 +413,7 @@ def measures_all_reduce(suite: SuiteOptions, plan: Plan, host: Host) -> bool:
     """Return whether all-reduce is measured in a guest: it needs two GPUs or more."""
     devices = (host.find_device(hostdev.bdf) for hostdev in plan.vm.hostdevs)
     gpus = sum(device is not None and device.kind is DeviceKind.GPU for device in devices)
-    return gpus > 1 and (not suite.groups or Group.NCCL in suite.groups)
+    return gpus > 1 and (not suite.groups or SuiteGroup.NCCL in suite.groups)
 
 
 def _bare_options(trial: Trial, step: ScheduledTask) -> BenchOptions:
@@ -451,7 +451,7 @@ def is_emulated(document: bytes) -> bool:
     return open_domain(document, "the domain").root.get("type") == "qemu"
 
 
-def outcome_code(state: State) -> int:
+def outcome_code(state: TrialState) -> int:
     """3 if a boot failed, 1 if a guest was not as planned or a test failed, else 0."""
     kinds = {entry.what for entry in state.outcomes.values()}
     if kinds & {EntryKind.FAILED, EntryKind.REJECTED}:

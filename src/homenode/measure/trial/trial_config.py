@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.measure.experiment import ScheduledTask, schedule
 from homenode.measure.model import SuiteOptions
-from homenode.measure.options import AppOrder, BenchOptions
+from homenode.measure.options import AppCommand, BenchOptions
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Condition, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.vm.domain.copy import WritableDisk
@@ -43,7 +43,7 @@ class MeasureOptions(Struct, frozen=True):
     suite: SuiteOptions
     repeats: int = 3
     seed: int = 1  # seed of the test order
-    app: AppOrder | None = None
+    app: AppCommand | None = None
     answer_s: float = ANSWER_S  # time limit for a guest to answer
     stop_s: float = STOP_S  # time limit for a guest to shut down
 

@@ -60,7 +60,7 @@ def _link_rate(device: PciDevice) -> float:
     return link.max_gt_per_s * link.max_width
 
 
-class SwitchedGpus(Struct, frozen=True):
+class NvswitchGpus(Struct, frozen=True):
     """All GPUs of a board, and the NVSwitches that join them."""
 
     gpus: frozenset[Bdf]
@@ -73,7 +73,7 @@ class SwitchedGpus(Struct, frozen=True):
         return tuple(bdf for bdf in self.switches if bdf not in devices)
 
 
-def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
+def switched_gpus(host: Host) -> tuple[NvswitchGpus, ...]:
     """Return the host's boards; () without NVSwitches on the PCI bus (as with B200). If the links
     to NVSwitches are unknown, all GPUs count as one board."""
     switches = [device.bdf for device in host.devices_of_kind(DeviceKind.NVSWITCH)]
@@ -84,7 +84,7 @@ def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
     if all(bdf in group_of for bdf in switches):
         boards = sorted({group_of[bdf] for bdf in switches})
         return tuple(
-            SwitchedGpus(
+            NvswitchGpus(
                 frozenset(gpu.bdf for gpu in whole_gpus if group_of.get(gpu.bdf) == board),
                 tuple(bdf for bdf in switches if group_of[bdf] == board),
             )
@@ -94,7 +94,7 @@ def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
     models = [(gpu.vendor_id, gpu.device_id) for gpu in whole_gpus]
     model = max(models, key=models.count)
     gpus = (gpu.bdf for gpu in whole_gpus if (gpu.vendor_id, gpu.device_id) == model)
-    return (SwitchedGpus(frozenset(gpus), tuple(switches)),)
+    return (NvswitchGpus(frozenset(gpus), tuple(switches)),)
 
 
 def link_groups(host: Host) -> dict[Bdf, Bdf]:
@@ -143,7 +143,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         }
 
     @cached_property
-    def boards(self) -> tuple[SwitchedGpus, ...]:
+    def boards(self) -> tuple[NvswitchGpus, ...]:
         return switched_gpus(self.host) if self.request.options.with_nvswitches else ()
 
     def _is_free(self, bdf: Bdf) -> bool:

@@ -30,7 +30,7 @@ from homenode.plan.search.solve import (
 from homenode.plan.search.split import pages_within, splits_of_cells
 from homenode.plan.search.supply import SiblingGroup
 from homenode.plan.search.threads import (
-    ThreadPlaces,
+    ThreadCpus,
     ThreadRequest,
     shared_places,
     thread_places,
@@ -410,18 +410,18 @@ class Attempt:
     # QEMU's own threads.
 
     @cached_property
-    def _places(self) -> ThreadPlaces:
+    def _places(self) -> ThreadCpus:
         request, search, problem = self.request, self.search, self.problem
         iothreads = len(request.guest.iothread_ids)
         emulator_pus, policy = request.options.emulator_pus, request.options.emulator_policy
         if request.layout.pinning is Pinning.NONE:
-            return ThreadPlaces(None, ())
+            return ThreadCpus(None, ())
         if emulator_pus is None and request.layout.pinning is Pinning.NODE:
             return shared_places(CpuSet.union(self._pins), iothreads)
         if emulator_pus is None and policy is EmulatorPolicy.SHARE:
             return shared_places(self._vcpu_pus, iothreads)
         if emulator_pus is None and policy is EmulatorPolicy.NONE:
-            return ThreadPlaces(None, ())
+            return ThreadCpus(None, ())
         housekeeping = policy is EmulatorPolicy.HOUSEKEEPING
         if housekeeping and emulator_pus is None and request.housekeeping_pus:
             emulator_pus = request.housekeeping_pus

@@ -144,7 +144,7 @@ class DeviceNode(Struct, frozen=True, kw_only=True):
         return 0
 
 
-class NamedDevice(Struct, frozen=True, kw_only=True):
+class RequestedDevice(Struct, frozen=True, kw_only=True):
     """A device that the VM gets whatever GPUs are chosen."""
 
     home: DeviceNode
@@ -220,7 +220,7 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     """The devices of a search, as its nodes see them."""
 
     options: DeviceOptions  # candidates
-    named: tuple[NamedDevice, ...]  # devices that the VM gets in any case
+    named: tuple[RequestedDevice, ...]  # devices that the VM gets in any case
     gpu_homes: tuple[DeviceNode | None, ...]  # node of each candidate GPU
     # of the VM's NICs that are paired with each GPU, if in another package
     nic_homes: tuple[tuple[DeviceNode, ...], ...]

@@ -22,7 +22,7 @@ MAX_NUMBERS = 5_000  # combinations of GPU counts by home tried for one set of n
 Ranges = tuple[GroupRange, ...]
 
 
-class Choice(NamedTuple):
+class NearestChoice(NamedTuple):
     """GPUs for a set of nodes, complete except for ties, and the splits nearest to all devices."""
 
     device_distance: int
@@ -132,9 +132,11 @@ class _Case(NamedTuple):
     homes: tuple[_Home, ...]  # homes of which some GPUs are chosen
     missing: int  # number of GPUs to choose from `homes`
 
-    def choice(self, row: Sequence[int], sure: int, tied: tuple[tuple[int, int], ...]) -> Choice:
+    def choice(
+        self, row: Sequence[int], sure: int, tied: tuple[tuple[int, int], ...]
+    ) -> NearestChoice:
         """Return these GPUs with all splits that are nearest to this row."""
-        return Choice(self.splits.distance(row), sure, tied, self.splits.all_nearest(row))
+        return NearestChoice(self.splits.distance(row), sure, tied, self.splits.all_nearest(row))
 
 
 class NearestGpus:
@@ -157,17 +159,17 @@ class NearestGpus:
             bounds.append(distance(case.row) + sum(sorted(costs)[: case.missing]))
         return min(bounds)
 
-    def choices(self, nodes: int, ranges: Ranges) -> list[Choice]:
+    def choices(self, nodes: int, ranges: Ranges) -> list[NearestChoice]:
         """Return the nearest choices for these nodes (bits), within these ranges."""
         problem = self.problem
         count = problem.devices.options.count
         if not problem.compares_devices:
             if not count:
-                return [Choice(0, 0, (), ranges)]
+                return [NearestChoice(0, 0, (), ranges)]
             # This policy ignores distances, so the GPUs of a group are equal.
             groups = problem.devices.home_groups(nodes)
             all_gpus = (sum(gpus for h in g.homes for _, gpus in h.by_weight) for g in groups)
-            return [Choice(0, 0, ((gpus, count),), ranges) for gpus in all_gpus]
+            return [NearestChoice(0, 0, ((gpus, count),), ranges) for gpus in all_gpus]
         choices = [
             choice
             for case in self._list_cases(nodes, ranges)
@@ -202,7 +204,7 @@ class NearestGpus:
             sure = sum([gpus for home in certain for _, gpus in home.by_weight])
             yield _Case(splits, row, sure, _merge_homes(open_homes, positions), missing)
 
-    def _choose_in_group(self, case: _Case) -> list[Choice]:
+    def _choose_in_group(self, case: _Case) -> list[NearestChoice]:
         if not case.missing:
             return [case.choice(case.row, case.certain, ())]
         if case.splits.extra and prod([home.total + 1 for home in case.homes]) <= MAX_NUMBERS:
@@ -211,7 +213,7 @@ class NearestGpus:
         split = case.splits.nearest(_add_rows(case.row, [(1, home.row) for home in case.homes]))
         return [_nearest_to_split(case, split)]
 
-    def _choose_by_numbers(self, case: _Case) -> list[Choice]:
+    def _choose_by_numbers(self, case: _Case) -> list[NearestChoice]:
         """Return the numbers of GPUs by home with the least distance."""
         homes, limit = case.homes, None
         nearest: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -256,7 +258,7 @@ def _add_rows(row: tuple[int, ...], rows: Sequence[tuple[int, Sequence[int]]]) -
     return tuple(map(sum, zip(row, *added, strict=True))) if added else row
 
 
-def _nearest_to_split(case: _Case, split: Sequence[int]) -> Choice:
+def _nearest_to_split(case: _Case, split: Sequence[int]) -> NearestChoice:
     total, tied = sum(map(mul, case.row, split)), 0
     sure, missing = case.certain, case.missing
     level, tied_count = -1, 0
@@ -275,5 +277,5 @@ def _nearest_to_split(case: _Case, split: Sequence[int]) -> Choice:
         tied |= gpus
     ranges = tuple([GroupRange(groups, groups) for groups in split])
     if missing < 0:
-        return Choice(total, sure, ((tied, tied_count),), ranges)
-    return Choice(total, sure | tied, (), ranges)
+        return NearestChoice(total, sure, ((tied, tied_count),), ranges)
+    return NearestChoice(total, sure | tied, (), ranges)

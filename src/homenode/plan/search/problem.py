@@ -23,7 +23,7 @@ from homenode.plan.memory import (
 )
 from homenode.plan.placement import Cost, order
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.devices import DeviceNode, DistanceMatrix, NamedDevice, SearchDevices
+from homenode.plan.search.devices import DeviceNode, DistanceMatrix, RequestedDevice, SearchDevices
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.supply import (
     AllocationCost,
@@ -414,7 +414,7 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             named=()
             if ignores
             else tuple(
-                NamedDevice(home=home[node], pulls=pulls, is_gpu=is_gpu)
+                RequestedDevice(home=home[node], pulls=pulls, is_gpu=is_gpu)
                 for node, pulls, is_gpu in options.homes
             ),
             gpu_homes=gpu_homes,

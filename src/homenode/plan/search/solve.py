@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from homenode.cpuset import list_members
 from homenode.plan.devices.options import GpuChoice
 from homenode.plan.placement import Cost
-from homenode.plan.search.gpu_choice import Choice, NearestGpus
+from homenode.plan.search.gpu_choice import NearestChoice, NearestGpus
 from homenode.plan.search.node_sets import Bounded, NodeSets
 from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.split import least_split
@@ -293,7 +293,7 @@ class _Search:
         """Return the best candidate on one set of nodes (bits)."""
         return self.work_out(nodes, self.nearest.choices(nodes, self.ranges(nodes)))
 
-    def work_out(self, nodes: int, choices: Sequence[Choice]) -> Candidate:
+    def work_out(self, nodes: int, choices: Sequence[NearestChoice]) -> Candidate:
         """Return the best candidate on one set of nodes among equally near choices. Lost GPU sets
         come before the terms of the split, so few splits are compared."""
         problem = self.problem

@@ -32,7 +32,7 @@ from homenode.text import cpus_text, nodes_text
 EMULATOR_CORES = 2
 
 
-class ThreadPlaces(Struct, frozen=True):
+class ThreadCpus(Struct, frozen=True):
     """The CPUs of threads other than vCPUs."""
 
     emulator_pus: CpuSet | None  # None = not pinned
@@ -54,14 +54,14 @@ class ThreadRequest(Struct, frozen=True):
     on_every_node: bool  # it needs a CPU on each of the VM's nodes
 
 
-def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadPlaces:
+def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadCpus:
     """Place all threads on the vCPUs' own CPUs."""
-    return ThreadPlaces(vcpu_pus, (vcpu_pus,) * iothreads)
+    return ThreadCpus(vcpu_pus, (vcpu_pus,) * iothreads)
 
 
 def thread_places(
     free: FreeCpus, node_order: Sequence[int], chosen: int, request: ThreadRequest
-) -> ThreadPlaces:
+) -> ThreadCpus:
     """Return places next to the vCPUs. node_order: positions in free.nodes, the nearest to the
     devices first; the first `chosen` are the VM's nodes."""
     nodes = node_order[:chosen]
@@ -82,7 +82,7 @@ def thread_places(
     if emulator is not None and request.on_every_node:
         findings = (*findings, *_off_nodes(free, emulator, nodes))
     if emulator is None or not request.iothreads:  # not pinned: no core is left for IOThreads
-        return ThreadPlaces(emulator, (), findings)
+        return ThreadCpus(emulator, (), findings)
     spare = chain(*spare_of_node.values(), _far_cores(free, far_nodes, request.vcpu_pus))
     cores = list(islice((pus for pus in spare if not pus & emulator.bits), request.iothreads))
     # The first CPU of every core before the second of any.
@@ -92,7 +92,7 @@ def thread_places(
     )
     places = [CpuSet([pu]) for pu in islice(singles, request.iothreads)]
     places += [emulator] * (request.iothreads - len(places))
-    return ThreadPlaces(emulator, tuple(places), findings)
+    return ThreadCpus(emulator, tuple(places), findings)
 
 
 def _choose_emulator_cores(

@@ -35,7 +35,7 @@ MAX_SOCKETS_PER_CELL = 4
 """If a cell needed more sockets, an imbalance of one online vCPU is better."""
 
 
-class Numbering(Struct, frozen=True):
+class VcpuNumbering(Struct, frozen=True):
     """The order in which vCPUs are numbered."""
 
     placement: Placement  # in the order of the numbers
@@ -46,14 +46,14 @@ class Numbering(Struct, frozen=True):
 
 def choose_numbering(
     request: GuestRequest, placement: Placement, *, may_share_sockets: bool
-) -> Numbering:
+) -> VcpuNumbering:
     """Return the numbering for a placement with its vCPUs cell by cell. may_share_sockets: sockets
     may hold parts of several cells. Raises InputError as cell_counts."""
     counts = cell_counts(request, placement)
     offline = offline_vcpus(request, sum(counts))
     runs = _SocketAssignment(tuple(_list_runs(counts)), None)
     if not offline or not placement.vcpu_nodes:
-        return Numbering(placement, runs.cells)
+        return VcpuNumbering(placement, runs.cells)
     ways = [
         _assign(counts, offline, size) for size in _list_sizes(counts, placement.threads_per_core)
     ]
@@ -66,7 +66,7 @@ def choose_numbering(
         vcpu_pins=tuple(pins[i] for i in at) if pins else (),
         vcpu_nodes=tuple(placement.vcpu_nodes[i] for i in at),
     )
-    return Numbering(placement, way.cells, way.socket_vcpus)
+    return VcpuNumbering(placement, way.cells, way.socket_vcpus)
 
 
 def cell_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ def may_share_sockets(host: Host | None, request: GuestRequest) -> bool:
 def guest_topology(
     host: Host | None,
     request: GuestRequest,
-    numbers: Numbering,
+    numbers: VcpuNumbering,
     *,
     llc_vcpus: int = 0,
     package_vcpus: tuple[int, ...] = (),
@@ -306,7 +306,7 @@ def _check_threads(cell_vcpus: tuple[int, ...], threads: int) -> None:
 def _sockets_of_cells(
     host: Host | None,
     request: GuestRequest,
-    numbers: Numbering,
+    numbers: VcpuNumbering,
     package_vcpus: tuple[int, ...],
     *,
     shares_llc: bool,

@@ -24,7 +24,7 @@ from homenode.show.report.answer import (
     stop_of,
 )
 from homenode.show.report.machine import (
-    HostPart,
+    HostSections,
     ReportedMachine,
     host_lines,
     host_part,
@@ -173,7 +173,7 @@ def _build_pictures(title: str, about: str, pictures: Iterator[Picture]) -> Iter
 
 
 def _build_machine(
-    machine: ReportedMachine, anchor: str, host: HostPart, *, paper: bool
+    machine: ReportedMachine, anchor: str, host: HostSections, *, paper: bool
 ) -> Section:
     parts: list[Part] = _build_heading(machine)
     if machine.recommendations and not stop_of(machine):
@@ -205,7 +205,9 @@ def _list_references(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(head.source for head in heads if head.source))
 
 
-def _machine_evidence(machine: ReportedMachine, host: HostPart, *, paper: bool) -> Iterator[Part]:
+def _machine_evidence(
+    machine: ReportedMachine, host: HostSections, *, paper: bool
+) -> Iterator[Part]:
     matrices = {
         alternative.label: build_matrices(alternative) for alternative in machine.alternatives
     }
@@ -303,7 +305,9 @@ def _build_tests(machines: Sequence[ReportedMachine]) -> Section:
     return Section("What is measured", (table,), "tests")
 
 
-def _build_topologies(machines: Sequence[ReportedMachine], hosts: Sequence[HostPart]) -> Section:
+def _build_topologies(
+    machines: Sequence[ReportedMachine], hosts: Sequence[HostSections]
+) -> Section:
     parts: list[Part] = []
     for machine, host in zip(machines, hosts, strict=True):
         for host_map in host.maps:

@@ -260,7 +260,7 @@ MAX_MAPS = 3
 """Pictures of one machine: they are large."""
 
 
-class HostPart(Struct, frozen=True, kw_only=True):
+class HostSections(Struct, frozen=True, kw_only=True):
     """The sections of a report on a host."""
 
     # topology pictures: self-contained on paper; a page has their style sheet and `hatches`
@@ -270,7 +270,7 @@ class HostPart(Struct, frozen=True, kw_only=True):
     findings: Section | None  # findings on the host and its plans; None without any
 
 
-def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
+def host_part(machine: ReportedMachine, *, paper: bool) -> HostSections:
     """Return the sections on the machine's known topology."""
     host = machine.host
     svgs: list[tuple[str, str]] = []
@@ -284,7 +284,7 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostPart:
     for label, guest in list(machine.guests.items())[: MAX_MAPS - len(svgs)]:
         svgs.append((f"what the suite detected under {label}", topology_map(guest)))
     hatches = next((match[0] for _, svg in svgs if (match := _HATCHES.search(svg))), "")
-    return HostPart(
+    return HostSections(
         maps=tuple(
             Picture(title, _draw_hosts(svg, paper=paper), look="map") for title, svg in svgs
         ),
@@ -303,7 +303,7 @@ def host_lines(machine: ReportedMachine) -> Iterator[Text]:
         yield Text(f"The host is drawn {source}.{assumption}", "dim small")
 
 
-def map_sections(machine: ReportedMachine, part: HostPart) -> Iterator[Part]:
+def map_sections(machine: ReportedMachine, part: HostSections) -> Iterator[Part]:
     """Yield the topologies, folded; or a line that none is known."""
     if not part.maps:
         reason = "no capture of the host and no plan is stored next to these results"

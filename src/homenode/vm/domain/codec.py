@@ -64,7 +64,7 @@ class ElementRow(Struct, frozen=True):
     once: bool = False  # a second element is rejected
 
 
-class PlanNeed(NamedTuple):
+class PlanContext(NamedTuple):
     """A plan, and of its guest whether the machine type is virt, and the IOMMU model."""
 
     plan: Plan
@@ -72,13 +72,13 @@ class PlanNeed(NamedTuple):
     iommu_model: str | None
 
 
-class VersionNeed(Struct, frozen=True):
+class MinimumVersions(Struct, frozen=True):
     """An element and the oldest versions that support it; qemu None: any version in use."""
 
     element: str
     libvirt: Version
     qemu: Version | None = None
-    is_planned: Callable[[PlanNeed], bool] = lambda need: False  # whether a plan writes it
+    is_planned: Callable[[PlanContext], bool] = lambda need: False  # whether a plan writes it
     is_in: Callable[[Document, Vm], bool] = lambda document, vm: False  # whether a document has it
 
 
@@ -275,32 +275,32 @@ ROWS: tuple[ElementRow, ...] = (
 """Rows in the order of reading: a definition without vCPUs is rejected first."""
 
 
-def _needs_iommu(need: PlanNeed) -> bool:
+def _needs_iommu(need: PlanContext) -> bool:
     return need.plan.vm.vcpus > iommu.MAX_VCPUS_WITHOUT and not need.is_virt
 
 
-def _needs_amd_iommu(need: PlanNeed, *, has_devices: bool) -> bool:
+def _needs_amd_iommu(need: PlanContext, *, has_devices: bool) -> bool:
     is_amd = need.iommu_model == "amd" and _needs_iommu(need)
     return is_amd and bool(need.plan.vm.hostdevs) == has_devices
 
 
-def _is_pinned(need: PlanNeed) -> bool:
+def _is_pinned(need: PlanContext) -> bool:
     return need.plan.vm.is_pinned
 
 
-def _is_set(field: str) -> Callable[[PlanNeed], bool]:
+def _is_set(field: str) -> Callable[[PlanContext], bool]:
     """Return whether the plan sets a field of its Vm."""
     return lambda need: bool(getattr(need.plan.vm, field))
 
 
-def _is_window_set(size: str) -> Callable[[PlanNeed], bool]:
+def _is_window_set(size: str) -> Callable[[PlanContext], bool]:
     """Return whether the plan sets a size of its aperture."""
     return lambda need: getattr(need.plan.aperture, size, None) is not None
 
 
 def _is_controller_added(
     model: PortModel, *, is_virt: bool | None = None
-) -> Callable[[PlanNeed], bool]:
+) -> Callable[[PlanContext], bool]:
     """Return whether the plan adds a controller of a model; is_virt None: to any machine type."""
     return lambda need: (
         is_virt in (None, need.is_virt)
@@ -324,7 +324,7 @@ def _list_drivers(document: Document) -> Iterator[bool]:
 
 
 _EXPANDER, _SWITCH = PortModel.EXPANDER_BUS, PortModel.SWITCH_UPSTREAM
-INITIATORS = VersionNeed(
+INITIATORS = MinimumVersions(
     "<hostdev><acpi nodeset=>",
     (11, 8, 0),
     (9, 0, 0),
@@ -332,40 +332,42 @@ INITIATORS = VersionNeed(
 )
 
 SINCE = (
-    VersionNeed("<vcpupin>", (0, 9, 0), None, _is_pinned),
-    VersionNeed("<emulatorpin>", (0, 10, 0), None, _is_set("emulator_pus")),
-    VersionNeed(
+    MinimumVersions("<vcpupin>", (0, 9, 0), None, _is_pinned),
+    MinimumVersions("<emulatorpin>", (0, 10, 0), None, _is_set("emulator_pus")),
+    MinimumVersions(
         "<iothreadpin>",
         (1, 2, 9),
         (2, 0, 0),
         _is_set("iothread_pins"),
         _holds("cputune/iothreadpin"),
     ),
-    VersionNeed("<numa><cell>", (0, 9, 8), None, _is_set("cells"), _holds("cpu/numa")),
-    VersionNeed(
+    MinimumVersions("<numa><cell>", (0, 9, 8), None, _is_set("cells"), _holds("cpu/numa")),
+    MinimumVersions(
         "<cell><distances>",
         (3, 10, 0),
         (2, 10, 0),
         lambda need: any(cell.distances for cell in need.plan.vm.cells),
         _holds("cpu/numa/cell/distances"),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<topology dies=>",
         (6, 1, 0),
         (4, 1, 0),
         lambda need: need.plan.vm.cpu_topology is not None and need.plan.vm.cpu_topology.dies > 1,
         lambda document, vm: (document.root.value("cpu/topology/@dies") or "1") != "1",
     ),
-    VersionNeed(
+    MinimumVersions(
         "<feature name='topoext'>",
         (4, 5, 0),
         (3, 0, 0),
         _is_set("topoext"),
         lambda document, vm: vm.topoext is not None,
     ),
-    VersionNeed("<cpu><cache>", (3, 3, 0), (2, 9, 0), _is_set("cpu_cache"), _holds("cpu/cache")),
-    VersionNeed("<numatune><memory>", (0, 9, 3), None, _is_set("binding")),
-    VersionNeed(
+    MinimumVersions(
+        "<cpu><cache>", (3, 3, 0), (2, 9, 0), _is_set("cpu_cache"), _holds("cpu/cache")
+    ),
+    MinimumVersions("<numatune><memory>", (0, 9, 3), None, _is_set("binding")),
+    MinimumVersions(
         "<memnode>",
         (1, 2, 7),
         (2, 1, 0),
@@ -375,99 +377,99 @@ SINCE = (
         ),
         _holds("numatune/memnode"),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<hugepages><page>",
         (1, 2, 5),
         (2, 1, 0),
         _is_set("page_bytes"),
         _holds("memoryBacking/hugepages/page"),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<controller model='pcie-expander-bus'>",
         (1, 3, 4),
         (2, 6, 0),
         _is_controller_added(_EXPANDER, is_virt=False),
         lambda document, vm: not vm.is_virt and _has_model(vm, _EXPANDER),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<controller model='pcie-expander-bus'> on aarch64 virt",
         (6, 1, 0),
         (6, 0, 0),
         _is_controller_added(_EXPANDER, is_virt=True),
         lambda document, vm: vm.is_virt and _has_model(vm, _EXPANDER),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<controller model='pcie-root-port'>",
         (1, 2, 19),
         None,
         _is_controller_added(PortModel.ROOT_PORT),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<model name='pcie-root-port'>",
         (3, 3, 0),
         (2, 9, 0),
         _is_controller_added(PortModel.ROOT_PORT),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<controller model='pcie-switch-upstream-port'>",
         (1, 2, 19),
         None,
         _is_controller_added(_SWITCH),
         lambda document, vm: _has_model(vm, _SWITCH),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<pcihole64>",
         (1, 1, 2),
         None,
         _is_window_set("pcihole64_bytes"),
         lambda document, vm: vm.pcihole64_bytes is not None,
     ),
-    VersionNeed(
+    MinimumVersions(
         "<maxphysaddr>",
         (8, 7, 0),
         (2, 7, 0),
         _is_window_set("physical_address_bits"),
         _holds("cpu/maxphysaddr"),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0), _is_window_set("firmware_mmio64_mib")
     ),
     INITIATORS,
-    VersionNeed(
+    MinimumVersions(
         "<iommu><driver eim=>",
         (3, 4, 0),
         (2, 8, 0),
         lambda need: _needs_iommu(need) and need.iommu_model != "amd",
         lambda document, vm: False in _list_drivers(document),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<iommu model='amd'><driver xtsup=>",
         (12, 2, 0),
         (9, 0, 0),
         lambda need: _needs_amd_iommu(need, has_devices=False),
     ),
-    VersionNeed(
+    MinimumVersions(
         "<iommu model='amd'><driver xtsup=> with passed-through devices",
         (12, 2, 0),
         (9, 2, 0),
         lambda need: _needs_amd_iommu(need, has_devices=True),
     ),
-    VersionNeed(  # not requested by plans: written if the host supports it
+    MinimumVersions(  # not requested by plans: written if the host supports it
         "<iommu model='smmuv3'><driver accel=>",
         iommu.LIBVIRT_WITH_ACCEL,
         iommu.QEMU_WITH_ACCEL,
         is_in=lambda document, vm: True in _list_drivers(document),
     ),
-    VersionNeed("<metadata>", (0, 9, 10), None, _is_pinned),
+    MinimumVersions("<metadata>", (0, 9, 10), None, _is_pinned),
 )
 
 
 def required_versions(
     plan: Plan, *, is_virt: bool = False, iommu_model: str | None = None
-) -> tuple[VersionNeed, ...]:
+) -> tuple[MinimumVersions, ...]:
     """Return the versions that a plan's elements need, the newest libvirt first. is_virt: an
     aarch64 guest. iommu_model: of the document's IOMMU."""
-    need = PlanNeed(plan, is_virt, iommu_model)
+    need = PlanContext(plan, is_virt, iommu_model)
     return tuple(
         sorted(
             (row for row in SINCE if row.is_planned(need)),
@@ -497,7 +499,7 @@ def reject_older(
 
 
 def older_than(
-    row: VersionNeed, libvirt: Version | None, qemu: Version | None
+    row: MinimumVersions, libvirt: Version | None, qemu: Version | None
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (program, version, required version) of programs known to be older."""
     for program, have, want in (("libvirt", libvirt, row.libvirt), ("QEMU", qemu, row.qemu)):

@@ -48,7 +48,7 @@ class TargetEdit(Struct, Generic[File], frozen=True, kw_only=True):
         return whole_mib(cell.memory_bytes, f"memory of cell {cell.id}", self.target)
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class FormatRow(Struct, frozen=True, kw_only=True):
     """One subject in a format."""
 
     # support level of a plan's features, with the option, or the reason
@@ -65,7 +65,7 @@ class Codec(Struct, frozen=True, kw_only=True):
     """Rows of a format, read and written."""
 
     name: str  # name of the target
-    rows: Sequence[Row]
+    rows: Sequence[FormatRow]
     parse: Callable[[bytes, str], Any]
     new: Callable[[Vm, Plan], str]  # the text of a file without a plan
     edited: Callable[[Any, Mapping[str, Any]], str]  # that of a writing's file with entries in it
@@ -164,7 +164,7 @@ def decode_text(content: bytes, source: str, meaning: str) -> str:
         raise ParseError(source, f"{meaning} in UTF-8", "other bytes") from None
 
 
-class Entry(NamedTuple):
+class ConfigEntry(NamedTuple):
     """KEY VALUE in a text."""
 
     key: str
@@ -176,7 +176,7 @@ class Entry(NamedTuple):
 
 def replace_entries(
     text: str,
-    entries: Sequence[Entry],
+    entries: Sequence[ConfigEntry],
     values_of_key: Mapping[str, Sequence[tuple[Any, str]]],
     joint: str = " = ",
 ) -> str:
@@ -198,7 +198,7 @@ def replace_entries(
     return text + (line_end if added and text and not text.endswith("\n") else "") + added
 
 
-def _line_span(text: str, entry: Entry) -> tuple[int, int]:
+def _line_span(text: str, entry: ConfigEntry) -> tuple[int, int]:
     """Start and end of an entry, with its line if nothing else is on it."""
     first = text.rfind("\n", 0, entry.start) + 1
     last = text.find("\n", entry.end) + 1 or len(text)

@@ -22,7 +22,7 @@ from homenode.text import command_line
 from homenode.units import MIB, whole_number
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan import Plan, with_vm
-from homenode.vm.targets.codec import Entry, decode_text, replace_entries
+from homenode.vm.targets.codec import ConfigEntry, decode_text, replace_entries
 from homenode.vm.targets.qemu_command import escape_commas, parse_options, ranges_text, read_command
 from homenode.vm.targets.script import PIN, PREPARE, plan_values, split_words
 
@@ -50,7 +50,7 @@ OWN_SLOTS = (
 ports of hostpci0 to 3, the bridge, the chipset."""
 
 
-class Conf(Struct, frozen=True, dict=True):
+class QmConf(Struct, frozen=True, dict=True):
     lines: tuple[str, ...]  # with their ends
     live: int  # how many of them are before the first section, such as [special:cloudinit]
     values: Mapping[str, str]  # values before the first section
@@ -101,7 +101,7 @@ class Conf(Struct, frozen=True, dict=True):
         return sorted(keys, key=lambda key: int(key.lstrip("abcdefghijklmnopqrstuvwxyz")))
 
 
-def parse(content: bytes, source: str) -> Conf:
+def parse(content: bytes, source: str) -> QmConf:
     """Raises ParseError for a line that a configuration cannot have or a key given twice,
     InputError for pending changes and snapshots."""
     lines = tuple(decode_text(content, source, "a qm configuration").splitlines(keepends=True))
@@ -122,7 +122,7 @@ def parse(content: bytes, source: str) -> Conf:
         if match[1] in values:
             raise ParseError(source, f"{match[1]} once", "it again", line=number + 1)
         values[match[1]] = match[2].strip(" \t")
-    return Conf(lines, live, values, source)
+    return QmConf(lines, live, values, source)
 
 
 def _reject_section(name: str, source: str) -> None:
@@ -242,7 +242,7 @@ def build_command(content: bytes, source: str) -> tuple[str, ...]:
     return build_conf_command(parse(content, source))
 
 
-def build_conf_command(conf: Conf) -> tuple[str, ...]:
+def build_conf_command(conf: QmConf) -> tuple[str, ...]:
     """Return `build_command` of a parsed configuration."""
     values, source, (sockets, cores) = conf.values, conf.source, conf.shape
     total = sockets * cores
@@ -262,7 +262,7 @@ def build_conf_command(conf: Conf) -> tuple[str, ...]:
     return ("qemu-system-x86_64", *(word for pair in pairs for word in pair), *args)
 
 
-def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
+def _numa_words(conf: QmConf, memory: int) -> Iterator[tuple[str, str]]:
     """Return the cells of numaN lines, else one cell for each socket."""
     values, (sockets, cores) = conf.values, conf.shape
     if values.get("numa") not in ("1", "yes", "on", "true"):
@@ -290,7 +290,7 @@ def _numa_words(conf: Conf, memory: int) -> Iterator[tuple[str, str]]:
         yield "-numa", f"node,nodeid={node}{ranges_text('cpus', vcpus)},memdev=ram-node{node}"
 
 
-def _own_devices(conf: Conf) -> Iterator[str]:
+def _own_devices(conf: QmConf) -> Iterator[str]:
     """Yield the root ports of its q35 machine, and the functions of hostpciN."""
     keys = conf.keys_like(HOSTPCI)
     is_q35 = "q35" in conf.machine
@@ -324,7 +324,7 @@ def replace_default(value: str | None, key: str, text: str) -> str:
     return ",".join([text, *other_words])
 
 
-def edit_conf(conf: Conf, changes: Mapping[str, str | None]) -> str:
+def edit_conf(conf: QmConf, changes: Mapping[str, str | None]) -> str:
     """The configuration with these values; sections and the blank lines before them stay last."""
     live, at = "".join(conf.lines[: conf.live]), 0
     entries = []
@@ -334,7 +334,7 @@ def edit_conf(conf: Conf, changes: Mapping[str, str | None]) -> str:
             start = at + len(line) - len(line.lstrip())
             value = match[2].strip(" \t")
             first = start + match.start(2) + len(match[2]) - len(match[2].lstrip(" \t"))
-            entries.append(Entry(match[1], value, start, first, first + len(value)))
+            entries.append(ConfigEntry(match[1], value, start, first, first + len(value)))
         at += len(line)
     end = len(live.rstrip("\r\n")) if live.strip() else 0
     end = live.find("\n", end) + 1 or len(live)

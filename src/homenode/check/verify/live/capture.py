@@ -18,13 +18,13 @@ from homenode.check.verify.live.checks import verify_live
 from homenode.check.verify.live.procfs import (
     GROUP_FILES,
     KERNEL_THREAD,
-    Area,
     BackendObject,
     DeviceInterrupt,
     GroupLimit,
-    HostPlaces,
+    HostCpus,
     MappedMemory,
     Neighbour,
+    ProcessMapping,
     RamArea,
     RunningVm,
     TaskTimes,
@@ -140,7 +140,7 @@ class ProcFiles:
         return () if self._root else (os.getpid(),)
 
     @cached_property
-    def places(self) -> HostPlaces:
+    def places(self) -> HostCpus:
         return _read_places(self)
 
     @cached_property
@@ -284,7 +284,7 @@ def _read_areas(
     return tuple(areas)
 
 
-def _is_memory(area: Area, policy: MappedMemory, sizes: Iterable[int]) -> bool:
+def _is_memory(area: ProcessMapping, policy: MappedMemory, sizes: Iterable[int]) -> bool:
     if area.permissions[1] != "w":
         return False
     slack = max(_ALWAYS_TOGETHER, policy.page_bytes)
@@ -323,7 +323,7 @@ def _list_interrupts(
         )
 
 
-def _read_places(proc: ProcFiles) -> HostPlaces:
+def _read_places(proc: ProcFiles) -> HostCpus:
     node_directory, cpu_directory = "/sys/devices/system/node", "/sys/devices/system/cpu"
     online = CpuSet.parse(proc.read(f"{cpu_directory}/online") or "")
     indices, pus = (
@@ -333,7 +333,7 @@ def _read_places(proc: ProcFiles) -> HostPlaces:
     nodes = ((NodeIndex(n), proc.read(f"{node_directory}/node{n}/cpulist")) for n in indices)
     siblings = (proc.read(f"{cpu_directory}/cpu{pu}/topology/thread_siblings_list") for pu in pus)
     cores = {CpuSet.parse(text) for text in siblings if text}
-    return HostPlaces(
+    return HostCpus(
         online,
         tuple((node, CpuSet.parse(text)) for node, text in nodes if text is not None),
         tuple(sorted(cores, key=lambda core: core.first() or 0)),

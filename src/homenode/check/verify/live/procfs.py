@@ -124,7 +124,7 @@ class Neighbour(Struct, frozen=True):
     busy_ratio: float  # CPU time on the VM's CPUs over the time that was watched, 1.0 = one CPU
 
 
-class HostPlaces(Struct, frozen=True):
+class HostCpus(Struct, frozen=True):
     """The host's CPUs that matter for a running VM, ascending."""
 
     online: CpuSet
@@ -155,7 +155,7 @@ class RunningVm(Struct, frozen=True):
     node_of_device: tuple[tuple[Bdf, NodeIndex], ...]
     neighbours: tuple[Neighbour, ...]
     watched_s: float  # how long neighbours were watched
-    host: HostPlaces
+    host: HostCpus
     gaps: tuple[Gap, ...]
     limits: tuple[ThreadLimit, ...] = ()  # limits of vCPUs and IOThreads
     group_limits: tuple[GroupLimit, ...] = ()  # limits of its process's cgroups
@@ -179,7 +179,7 @@ _VFIO = re.compile(
 _IRQ = re.compile(r"\s*(\d{1,9}):", re.ASCII)
 
 
-class Area(NamedTuple):
+class ProcessMapping(NamedTuple):
     """A mapping in /proc/PID/maps. Addresses in bytes."""
 
     start: int
@@ -258,10 +258,12 @@ def parse_stat(text: str, source: str) -> TaskTimes:
         raise ParseError(source, "a stat line of at least 39 fields", text) from None
 
 
-def parse_maps(text: str) -> tuple[Area, ...]:
+def parse_maps(text: str) -> tuple[ProcessMapping, ...]:
     """Return the mappings in /proc/PID/maps, in its order; lines of another form are omitted."""
     matches = (_AREA.match(line) for line in text.splitlines())
-    return tuple(Area(int(m[1], 16), int(m[2], 16), m[3]) for m in matches if m is not None)
+    return tuple(
+        ProcessMapping(int(m[1], 16), int(m[2], 16), m[3]) for m in matches if m is not None
+    )
 
 
 def parse_numa_maps(text: str) -> tuple[MappedMemory, ...]:

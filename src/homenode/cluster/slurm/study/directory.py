@@ -36,7 +36,7 @@ from homenode.cluster.slurm.study.experiments import (
     MAX_JOBS,
     NAME,
     Experiment,
-    Sharing,
+    NodeSharing,
     Study,
     render_script,
     script_name,
@@ -342,7 +342,7 @@ def read_study(directory: Path, study: Study) -> StudySources:
             if attempt is None:
                 continue
             texts = _read_texts(attempt)
-            if experiment.mode is Sharing.COLLECTIVE:
+            if experiment.mode is NodeSharing.COLLECTIVE:
                 collective = parse_collective(texts, experiment.gpus * len(experiment.nodes))
                 continue
             name = f"{experiment.id}-task{task}-{attempt.name}"

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.cluster.slurm.job_allocation import NodeMachine
-from homenode.cluster.slurm.study.experiments import Experiment, Sharing, job_size
+from homenode.cluster.slurm.study.experiments import Experiment, NodeSharing, job_size
 from homenode.cluster.slurm.study.locality import JobLocality, Locality, place_by_homes, place_of
 from homenode.cluster.slurm.tools.scontrol import Job, parse_scontrol_jobs
 from homenode.errors import ParseError
@@ -57,7 +57,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     """A task of an experiment."""
 
     name: str  # unique in the study
-    mode: Sharing
+    mode: NodeSharing
     node: str  # name of the cluster node
     gres: str = "gpu"
     gpus: int
@@ -78,7 +78,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     @property
     def locality(self) -> Locality:
         """Whether its CPUs and memory were on the nodes of its GPUs, with the evidence."""
-        if self.mode is Sharing.EXCLUSIVE:
+        if self.mode is NodeSharing.EXCLUSIVE:
             return JobLocality.BOUND, ""
         if self.place is not None:
             return self.place
@@ -100,7 +100,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
         gpu:1g.10gb, together"; "1 GPU, 2 of 4 together" if the others started too late."""
         size = job_size(self.gpus, self.gres)
         match = _MET.fullmatch(self.record.met or "")
-        if self.mode is Sharing.TOGETHER and match is not None and match[1] != match[2]:
+        if self.mode is NodeSharing.TOGETHER and match is not None and match[1] != match[2]:
             return f"{size}, {self.record.met} together"
         return f"{size}, {self.mode}"
 
@@ -205,7 +205,7 @@ def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
         for sample in job.samples:
             row = job.find_node(sample)
             is_copy = sample.metric == "h2d-bandwidth" and sample.variant is None
-            if job.mode is Sharing.EXCLUSIVE and is_copy and row is not None:
+            if job.mode is NodeSharing.EXCLUSIVE and is_copy and row is not None:
                 of_gpu = rates.setdefault(name_device(sample), {})
                 of_gpu.setdefault(row, []).append(sample.value)
     homes = {}
@@ -216,7 +216,7 @@ def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
     return homes
 
 
-def find_sharing(name: str) -> Sharing | None:
+def find_sharing(name: str) -> NodeSharing | None:
     """Return the queue of a job, a log or a series of logs; None if neither queue matches.
 
     >>> mode_of("exclusive_4gpu"), mode_of("shared_array_2gpu"), mode_of("hgx")
@@ -224,10 +224,10 @@ def find_sharing(name: str) -> Sharing | None:
     """
     words = name.lower().replace("-", "_").split("_")
     if "exclusive" in words:
-        return Sharing.EXCLUSIVE
+        return NodeSharing.EXCLUSIVE
     if "shared" not in words:
         return None
-    return Sharing.ALONE if "alone" in words else Sharing.TOGETHER
+    return NodeSharing.ALONE if "alone" in words else NodeSharing.TOGETHER
 
 
 def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidence, ...]:
@@ -247,7 +247,7 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
     return _add_homes(jobs)
 
 
-def _log_evidence(name: str, mode: Sharing, text: str, run: Run) -> JobEvidence:
+def _log_evidence(name: str, mode: NodeSharing, text: str, run: Run) -> JobEvidence:
     """Return the allowed nodes from the log's last section."""
     binding = next(
         (section.binding for section in split_sections(text) if section.binding is not None), None
@@ -271,7 +271,7 @@ def _run_evidence(run: Run) -> Iterator[JobEvidence]:
         return
     if run.head.experiment is not None:  # a job of its own
         nodes = tuple(run.head.nodes or ())
-        is_bound = mode is Sharing.EXCLUSIVE and len(nodes) == 1
+        is_bound = mode is NodeSharing.EXCLUSIVE and len(nodes) == 1
         yield _imported_evidence(mode, run, Binding(nodes if is_bound else (), nodes))
         return
     conditions = {c.name: c.value for c in run.head.conditions}
@@ -313,7 +313,7 @@ def _group_by_log(samples: list[Sample]) -> list[list[Sample]]:
     return logs
 
 
-def _imported_evidence(mode: Sharing, run: Run, binding: Binding | None) -> JobEvidence:
+def _imported_evidence(mode: NodeSharing, run: Run, binding: Binding | None) -> JobEvidence:
     """Return imported evidence. gpus: number of GPUs copied to; 0 if the job names none."""
     devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
     cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)
@@ -342,7 +342,7 @@ def _add_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
     return tuple(completed)
 
 
-class Collective(Struct, frozen=True):
+class CollectivePeaks(Struct, frozen=True):
     """Peaks of bus bandwidth, in bytes/s."""
 
     nodes: tuple[tuple[str, float], ...]  # alone
@@ -357,14 +357,14 @@ class StudySources(Struct, frozen=True, kw_only=True):
     """Results of studies."""
 
     jobs: tuple[JobEvidence, ...] = ()
-    collective: Collective | None = None
+    collective: CollectivePeaks | None = None
     missing: tuple[str, ...] = ()  # jobs without results
     gaps: tuple[Gap, ...] = ()  # unknown facts, with the job's name
     # (job, requested tests without a result)
     unmeasured: tuple[tuple[str, str], ...] = ()
 
 
-def parse_collective(texts: Mapping[str, str], gpus: int = 0) -> Collective:
+def parse_collective(texts: Mapping[str, str], gpus: int = 0) -> CollectivePeaks:
     """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: number of its GPUs."""
     nodes: list[tuple[str, float]] = []
     pairs: list[tuple[str, str, float]] = []
@@ -391,6 +391,6 @@ def parse_collective(texts: Mapping[str, str], gpus: int = 0) -> Collective:
             pairs.append((a, b, peak))
         else:
             all_peak = peak
-    return Collective(
+    return CollectivePeaks(
         tuple(nodes), tuple(pairs), all_peak, replayed, tuple(gaps), gpu_hours(texts, gpus)
     )

@@ -25,7 +25,7 @@ from homenode.errors import UsageError, out_of_range, requires, unknown
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
 from homenode.measure.experiment import seeded_order
-from homenode.measure.model import Group
+from homenode.measure.model import SuiteGroup
 from homenode.package_data import package_text
 from homenode.text import plural
 
@@ -36,10 +36,10 @@ MAX_JOBS = 64
 """Limit of jobs of one shape at once on one node; MIG gives a node of 8 GPUs 56 slices."""
 _SEED = 1
 
-_TESTS = frozenset(Group) - {Group.APP}
+_TESTS = frozenset(SuiteGroup) - {SuiteGroup.APP}
 
 
-class Sharing(StrEnum):
+class NodeSharing(StrEnum):
     """Sharing of a node by a job."""
 
     LOOK = "look"  # writes down what the node is; measures nothing
@@ -51,7 +51,7 @@ class Sharing(StrEnum):
 
 class Experiment(Struct, frozen=True):
     id: str
-    mode: Sharing
+    mode: NodeSharing
     nodes: tuple[str, ...]
     partition: str | None
     gpus: int
@@ -69,7 +69,7 @@ class Experiment(Struct, frozen=True):
     @property
     def arrangement(self) -> str:
         """Binding and node sharing of its jobs, as the arrangement of their runs."""
-        if self.mode is Sharing.EXCLUSIVE:
+        if self.mode is NodeSharing.EXCLUSIVE:
             return binding_text(self.numa)
         return f"{job_size(self.gpus, self.gres)}, {self.mode}"
 
@@ -280,7 +280,7 @@ def capture_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...
     return tuple(
         Experiment(
             f"look-{node.name}",
-            Sharing.LOOK,
+            NodeSharing.LOOK,
             (node.name,),
             node.partition,
             0,
@@ -315,7 +315,7 @@ def plan_experiments(
         experiments.append(
             Experiment(
                 "collective",
-                Sharing.COLLECTIVE,
+                NodeSharing.COLLECTIVE,
                 tuple(node.name for node in exclusive),
                 exclusive[0].partition,
                 gpus,
@@ -359,7 +359,7 @@ def _exclusive_experiments(
     for numa in choose_bound_nodes(host, options):
         yield Experiment(
             f"exclusive-{node.name}-numa{numa.index}",
-            Sharing.EXCLUSIVE,
+            NodeSharing.EXCLUSIVE,
             (node.name,),
             node.partition,
             node.gpus or 0,
@@ -386,7 +386,7 @@ def shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Exp
             raise out_of_range("--cpus-per-gpu", str(options.cpus_per_gpu), 1, most_cpus)
         alone = Experiment(
             f"{shape.name}-{node.name}-alone",
-            Sharing.ALONE,
+            NodeSharing.ALONE,
             (node.name,),
             node.partition,
             shape.gpus,
@@ -398,18 +398,18 @@ def shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Exp
         yield alone
         if jobs > 1:
             several = f"{shape.name}-{node.name}-together"
-            yield replace(alone, id=several, mode=Sharing.TOGETHER, jobs=jobs)
+            yield replace(alone, id=several, mode=NodeSharing.TOGETHER, jobs=jobs)
 
 
 COPIES = ("gpu-bandwidth", "gpu-peer")
 """Tests of homenode bench that every job runs."""
 
 _ABOUT = {
-    Sharing.LOOK: "the hardware of {nodes}: nothing is measured.",
-    Sharing.EXCLUSIVE: "the whole of {nodes}, bound to NUMA node {numa}: every GPU from there.",
-    Sharing.ALONE: "one job of the shared queue on {nodes}, as Slurm places and binds it.",
-    Sharing.TOGETHER: "{jobs} jobs of the shared queue on {nodes} that measure at the same time.",
-    Sharing.COLLECTIVE: "all-reduce on each node, on each pair of neighbours and on all of them.",
+    NodeSharing.LOOK: "the hardware of {nodes}: nothing is measured.",
+    NodeSharing.EXCLUSIVE: "the whole of {nodes}, bound to NUMA node {numa}: every GPU from there.",
+    NodeSharing.ALONE: "one job of the shared queue on {nodes}, as Slurm places and binds it.",
+    NodeSharing.TOGETHER: "{jobs} jobs of the shared queue on {nodes}, measuring at the same time.",
+    NodeSharing.COLLECTIVE: "all-reduce on each node, each pair of neighbours and all nodes.",
 }
 
 

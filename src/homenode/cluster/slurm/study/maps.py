@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from homenode.cluster.slurm.study.evidence import JobEvidence, measured_homes, name_device
-from homenode.cluster.slurm.study.experiments import Sharing
+from homenode.cluster.slurm.study.experiments import NodeSharing
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sample
 from homenode.measure.results.vantage import Vantage
 
@@ -47,7 +47,7 @@ class StudyMatrix(Struct, frozen=True, kw_only=True):
 
 def build_study_matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
     """Return a matrix for each cluster node and metric with jobs bound to NUMA nodes."""
-    exclusive = [job for job in jobs if job.mode is Sharing.EXCLUSIVE]
+    exclusive = [job for job in jobs if job.mode is NodeSharing.EXCLUSIVE]
     node_maps = []
     for node in dict.fromkeys(job.node for job in exclusive):
         node_jobs = [job for job in exclusive if job.node == node]

@@ -13,12 +13,12 @@ from statistics import fmean, median, stdev
 from msgspec import Struct
 
 from homenode.cluster.slurm.study.evidence import (
-    Collective,
+    CollectivePeaks,
     JobEvidence,
     StudySources,
     name_device,
 )
-from homenode.cluster.slurm.study.experiments import Sharing, binding_text
+from homenode.cluster.slurm.study.experiments import NodeSharing, binding_text
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import (
     COPIES,
@@ -45,7 +45,7 @@ _SHOWN = 3
 """Cluster nodes whose results a recommendation names."""
 
 
-class Queue(StrEnum):
+class RecommendedQueue(StrEnum):
     """The recommended queue."""
 
     EXCLUSIVE = "exclusive"
@@ -58,7 +58,7 @@ class QueueRecommendation(Struct, frozen=True, kw_only=True):
     """The queue to use for one kind of work."""
 
     work: str
-    queue: Queue
+    queue: RecommendedQueue
     rationale: str
     evidence: tuple[str, ...]
     measured: bool  # False if no result of this study supports it
@@ -134,7 +134,7 @@ def measure_spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
             if method is None or label is None:
                 continue
             method = "SM" if sample.metric in _BY_SM else method
-            origin = job.find_node(sample) if job.mode is Sharing.EXCLUSIVE else job.name
+            origin = job.find_node(sample) if job.mode is NodeSharing.EXCLUSIVE else job.name
             place = (job.node, origin, name_device(sample), sample.peer)
             by_place = values.setdefault((sample.metric, method, label), {})
             by_place.setdefault(place, []).append(sample.value)
@@ -167,10 +167,10 @@ def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
 def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
     node = job.find_node(sample)
     if sample.metric == "p2p-bandwidth":
-        return binding_text(node) if job.mode is Sharing.EXCLUSIVE else job.shape
+        return binding_text(node) if job.mode is NodeSharing.EXCLUSIVE else job.shape
     if sample.metric not in COPIES:
         return None
-    if job.mode is not Sharing.EXCLUSIVE:
+    if job.mode is not NodeSharing.EXCLUSIVE:
         return job.shape
     home = homes.get(name_device(sample))
     if home is None or node is None:
@@ -193,14 +193,14 @@ def compare_jobs(jobs: tuple[JobEvidence, ...]) -> Iterator[Comparison]:
 def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
     """Return the sort key: whole nodes first, by NUMA node."""
     label = _format_binding(job)
-    return job.mode is not Sharing.EXCLUSIVE, len(label), label
+    return job.mode is not NodeSharing.EXCLUSIVE, len(label), label
 
 
 def _format_binding(job: JobEvidence) -> str:
-    return binding_text(job.bound_to) if job.mode is Sharing.EXCLUSIVE else job.shape
+    return binding_text(job.bound_to) if job.mode is NodeSharing.EXCLUSIVE else job.shape
 
 
-QueueAnswer = tuple[Queue, str, Sequence[str], bool]
+QueueAnswer = tuple[RecommendedQueue, str, Sequence[str], bool]
 """(queue, reason, evidence, whether a result of this study supports it)."""
 
 
@@ -220,28 +220,28 @@ def _answer_copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -
     shared = [
         job
         for job in gpu_jobs
-        if job.mode in (Sharing.ALONE, Sharing.TOGETHER)
+        if job.mode in (NodeSharing.ALONE, NodeSharing.TOGETHER)
         and any(sample.metric == "h2d-bandwidth" for sample in job.samples)
     ]
     if not shared:
         reason = "bound to the GPUs' nodes it gets the local result; shared jobs were not measured"
-        return Queue.EXCLUSIVE, reason, evidence, True
+        return RecommendedQueue.EXCLUSIVE, reason, evidence, True
     places = [job.locality[0] for job in shared]
     evidence.append(_format_places(places))
     shapes = {job.shape for job in shared}
     if JobLocality.LOST in places or shapes & {*recommendation.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
-        return Queue.EXCLUSIVE, reason, evidence, True
+        return RecommendedQueue.EXCLUSIVE, reason, evidence, True
     if not shapes <= {recommendation.choice, *recommendation.also}:
         return _unknown_answer(format_sentence(recommendation), *evidence)
     if all(place is JobLocality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
-        return Queue.EITHER, reason, evidence, True
+        return RecommendedQueue.EITHER, reason, evidence, True
     reason = (
         "numactl --membind keeps memory at the GPU; shared jobs copied as fast in this study, "
         "but their memory is not bound to the GPU's node"
     )
-    return Queue.EXCLUSIVE, reason, evidence, True
+    return RecommendedQueue.EXCLUSIVE, reason, evidence, True
 
 
 def _format_evidence(recommendation: Recommendation) -> str:
@@ -261,7 +261,7 @@ def _choose_side(metric: str, job: JobEvidence, sample: Sample) -> str | None:
     """Return whether the side is whole nodes or parts of them; None for another metric."""
     if sample.metric != metric:
         return None
-    return WHOLE if job.mode is Sharing.EXCLUSIVE else PARTS
+    return WHOLE if job.mode is NodeSharing.EXCLUSIVE else PARTS
 
 
 def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
@@ -282,21 +282,26 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
             return _unknown_answer(f"measure more jobs of each: {caveats}", evidence)
         if effect.outcome is Outcome.NO_DIFFERENCE:
             reason = "your program runs as fast in a part of a node"
-            return Queue.SHARED, reason, (evidence,), True
+            return RecommendedQueue.SHARED, reason, (evidence,), True
         if effect.outcome is Outcome.BETTER:
-            return Queue.SHARED, "your program runs faster in a part of a node", (evidence,), True
+            return (
+                RecommendedQueue.SHARED,
+                "your program runs faster in a part of a node",
+                (evidence,),
+                True,
+            )
         reason = "your program runs slower in a part of a node, next to other jobs"
-        return Queue.EXCLUSIVE, reason, (evidence,), True
+        return RecommendedQueue.EXCLUSIVE, reason, (evidence,), True
     reason = "computing inside the GPU does not depend on the host's nodes"
     nothing = "this study did not measure computing; --app measures your own program"
-    return Queue.SHARED, reason, (nothing,), False
+    return RecommendedQueue.SHARED, reason, (nothing,), False
 
 
 def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     def label_of(job: JobEvidence, sample: Sample) -> str | None:
         if sample.metric != "p2p-bandwidth" or sample.variant is not None:
             return None
-        if job.mode is not Sharing.EXCLUSIVE:
+        if job.mode is not NodeSharing.EXCLUSIVE:
             return PARTS
         node = job.find_node(sample)
         return None if node is None else binding_text(node)
@@ -312,35 +317,40 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         return _unknown_answer(format_sentence(recommendation), evidence)
     if not recommendation.avoid:
         reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
-        return Queue.EITHER, reason, (evidence,), True
+        return RecommendedQueue.EITHER, reason, (evidence,), True
     reason = "copies between GPUs depend on the binding: they pass host memory"
-    return Queue.EXCLUSIVE, reason, (evidence,), True
+    return RecommendedQueue.EXCLUSIVE, reason, (evidence,), True
 
 
 def _answer_development(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
     waits: dict[bool, list[float]] = {}
     for job in jobs:
         if job.record.queue_wait_s is not None:
-            waits.setdefault(job.mode is Sharing.EXCLUSIVE, []).append(job.record.queue_wait_s)
+            waits.setdefault(job.mode is NodeSharing.EXCLUSIVE, []).append(job.record.queue_wait_s)
     if len(waits) < 2:
         reason = "a part of a node is usually free sooner than a whole one"
-        return Queue.SHARED, reason, ("queue waits were not recorded for both queues",), False
+        return (
+            RecommendedQueue.SHARED,
+            reason,
+            ("queue waits were not recorded for both queues",),
+            False,
+        )
     whole_wait, shared = median(waits[True]), median(waits[False])
     evidence = (
         f"median wait {whole_wait:.0f} s for whole nodes (n = {len(waits[True])}), "
         f"{shared:.0f} s for parts (n = {len(waits[False])})",
     )
     if shared < whole_wait:
-        return Queue.SHARED, "parts of nodes started sooner", evidence, True
+        return RecommendedQueue.SHARED, "parts of nodes started sooner", evidence, True
     if shared == whole_wait:
         reason = "waits were equal; a part of a node costs fewer GPU-hours"
-        return Queue.SHARED, reason, evidence, True
+        return RecommendedQueue.SHARED, reason, evidence, True
     reason = "whole nodes started sooner here; parts cost fewer GPU-hours"
-    return Queue.EITHER, reason, evidence, True
+    return RecommendedQueue.EITHER, reason, evidence, True
 
 
 def _unknown_answer(reason: str, *evidence: str) -> QueueAnswer:
-    return Queue.UNKNOWN, reason, evidence, False
+    return RecommendedQueue.UNKNOWN, reason, evidence, False
 
 
 def _format_places(places: list[JobLocality]) -> str:
@@ -350,12 +360,12 @@ def _format_places(places: list[JobLocality]) -> str:
     return f"locality of {plural(len(places), 'shared job')}: {', '.join(counts)}"
 
 
-class JobLine(Struct, frozen=True, kw_only=True):
+class JobSummary(Struct, frozen=True, kw_only=True):
     """A job: its place and cost. None if not recorded."""
 
     name: str
     node: str
-    mode: Sharing
+    mode: NodeSharing
     gpus: int
     locality: JobLocality
     reason: str
@@ -376,10 +386,10 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     matrices: tuple[StudyMatrix, ...]
     # of copies by where memory was, and of all else by how jobs were bound
     comparisons: tuple[Comparison, ...]
-    jobs: tuple[JobLine, ...]
+    jobs: tuple[JobSummary, ...]
     recommendations: tuple[QueueRecommendation, ...]
     outliers: tuple[Outlier, ...]
-    collective: Collective | None
+    collective: CollectivePeaks | None
     missing: tuple[str, ...]  # jobs without results, and why
     gaps: tuple[Gap, ...]
     spreads: tuple[CopySpread, ...] = ()  # spread of copies, by how they were made
@@ -434,12 +444,12 @@ def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
     kinds = sorted({job.run.head.host_kind for job in jobs if job.run.head.host_kind})
     if kinds:
         yield "machine", "; ".join(kinds)
-    exclusive = [job for job in jobs if job.mode is Sharing.EXCLUSIVE]
+    exclusive = [job for job in jobs if job.mode is NodeSharing.EXCLUSIVE]
     if exclusive:
         yield "GPUs per node", str(max(job.gpus for job in exclusive))
         nodes = sorted({job.bound_to for job in exclusive if job.bound_to is not None})
         yield "NUMA nodes bound to", ", ".join(map(str, nodes)) or "none"
-    shapes = sorted({job.shape for job in jobs if job.mode is not Sharing.EXCLUSIVE})
+    shapes = sorted({job.shape for job in jobs if job.mode is not NodeSharing.EXCLUSIVE})
     if shapes:
         yield "shared jobs", "; ".join(shapes)
     conditions: dict[str, dict[str, None]] = {}
@@ -453,10 +463,10 @@ def _setup(jobs: tuple[JobEvidence, ...]) -> Iterator[tuple[str, str]]:
         yield name, ", ".join(values)
 
 
-def _build_line(job: JobEvidence) -> JobLine:
+def _build_line(job: JobEvidence) -> JobSummary:
     locality, reason = job.locality
     record = job.record
-    return JobLine(
+    return JobSummary(
         name=job.name,
         node=job.node,
         mode=job.mode,

@@ -4,11 +4,16 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from homenode.cluster.slurm.study.evidence import Collective
-from homenode.cluster.slurm.study.experiments import Sharing
+from homenode.cluster.slurm.study.evidence import CollectivePeaks
+from homenode.cluster.slurm.study.experiments import NodeSharing
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import MIN_NODES, Outlier, StudyMatrix
-from homenode.cluster.slurm.study.report import CopySpread, Queue, StudyReport, describe_copies
+from homenode.cluster.slurm.study.report import (
+    CopySpread,
+    RecommendedQueue,
+    StudyReport,
+    describe_copies,
+)
 from homenode.decide.comparison import Comparison, Effect, Outcome
 from homenode.decide.sentences import MAX_LINE
 from homenode.decide.words import format_value, multiple_text, range_text
@@ -65,7 +70,7 @@ def _first_line(report: StudyReport) -> str:
     """Return the queues that results decide: "study: exclusive for memory-bound GPU codes"."""
     uses: dict[str, list[str]] = {}
     for answer in report.recommendations:
-        if answer.measured and answer.queue is not Queue.UNKNOWN:
+        if answer.measured and answer.queue is not RecommendedQueue.UNKNOWN:
             uses.setdefault(answer.queue, []).append(answer.work.partition(" (")[0])
     if not uses:
         jobs, nodes = plural(len(report.jobs), "job"), plural(len(report.nodes), "node")
@@ -223,7 +228,7 @@ def _format_jobs(report: StudyReport) -> Section:
     parts: list[Part] = [Table(heads=("job", "locality", "waited", "GPU-h", "at once"), rows=rows)]
     for job in report.jobs:
         remark = [job.reason] if job.reason else []
-        if job.mode is Sharing.ALONE and job.other_jobs:
+        if job.mode is NodeSharing.ALONE and job.other_jobs:
             remark.append(f"not alone: {plural(job.other_jobs, 'job')} of others on the node")
         if remark:
             look = "bad" if job.locality is JobLocality.LOST else ""
@@ -255,7 +260,7 @@ def _job_name(name: str) -> str:
     return re.sub(r"(-task0)?-\d+\.\d+\Z", "", name, flags=re.ASCII)
 
 
-def _format_collective(collective: Collective) -> Section:
+def _format_collective(collective: CollectivePeaks) -> Section:
     values = [(f"{node} alone", value) for node, value in collective.nodes]
     values += [(f"{a} with {b}", value) for a, b, value in collective.pairs]
     values += [] if collective.all is None else [("all nodes", collective.all)]
@@ -292,7 +297,11 @@ def _queue_table(report: StudyReport) -> Table:
         (
             answer.work,
             str(answer.queue)
-            + ("" if answer.measured or answer.queue is Queue.UNKNOWN else " (not measured)"),
+            + (
+                ""
+                if answer.measured or answer.queue is RecommendedQueue.UNKNOWN
+                else " (not measured)"
+            ),
             answer.rationale,
         )
         for answer in report.recommendations

@@ -210,7 +210,7 @@ _NEEDED = (_USER, _STATE, _NODES, _END)
 _PLACES = {beginning: place for place, beginning in enumerate(_LINES)}
 
 
-class _Block(NamedTuple):
+class _JobText(NamedTuple):
     """A text that may be a job's record."""
 
     number: str
@@ -252,9 +252,9 @@ def parse_scontrol_jobs(
     return tuple(_readable_jobs(blocks, source, listed))
 
 
-def _split_blocks(text: str) -> Iterator[_Block]:
+def _split_blocks(text: str) -> Iterator[_JobText]:
     """Yield each job's text. A JobId= that does not follow an empty line does not begin a job."""
-    block: _Block | None = None
+    block: _JobText | None = None
     is_free = True
     # Not splitlines: a name may hold other letters at which Python ends lines.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -263,9 +263,9 @@ def _split_blocks(text: str) -> Iterator[_Block]:
                 yield block
             head = _HEAD.match(line)
             if head is None:  # cut off, or somebody's text
-                block = _Block("", line[6:40], "", number, [])
+                block = _JobText("", line[6:40], "", number, [])
             else:
-                block = _Block(head[1], _parse_id(head), head[6].strip(), number, [])
+                block = _JobText(head[1], _parse_id(head), head[6].strip(), number, [])
         elif block is not None:
             block.lines.append(line.rstrip())
         is_free = not line.strip()
@@ -280,7 +280,7 @@ def _parse_id(head: re.Match[str]) -> str:
 
 
 def _readable_jobs(
-    blocks: tuple[_Block, ...], source: str, listed: Collection[str] | None
+    blocks: tuple[_JobText, ...], source: str, listed: Collection[str] | None
 ) -> Iterator[Job]:
     """Return the jobs of blocks; unreadable if a record may be text of the previous one."""
     counts = Counter(block.number for block in blocks)
@@ -347,7 +347,7 @@ def _parse_seconds(text: str) -> int | None:
     return None if match is None else timegm((*map(int, match.groups()), 0, 0, 0)[:9])
 
 
-def _parse_fields(block: _Block) -> _Fields:
+def _parse_fields(block: _JobText) -> _Fields:
     matches: dict[str, list[re.Match[str]]] = {}
     odd: list[str] = []
     last, before = -1, ""
@@ -367,7 +367,7 @@ def _parse_fields(block: _Block) -> _Fields:
 
 
 def _parse_job(
-    block: _Block, fields: _Fields, reason: str | None, source: str, lists: Hostlists
+    block: _JobText, fields: _Fields, reason: str | None, source: str, lists: Hostlists
 ) -> Job:
     unreadable = Job(block.id, block.number, block.name, None, "", ())
     if (reason := reason or fields.find_forgery()) is not None:

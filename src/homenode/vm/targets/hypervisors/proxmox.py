@@ -17,7 +17,7 @@ from homenode.findings import Finding, finding
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Plan
-from homenode.vm.targets.codec import Codec, Row, TargetEdit, changed_keys
+from homenode.vm.targets.codec import Codec, FormatRow, TargetEdit, changed_keys
 from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,
     POLICY_OF_MODE,
@@ -37,7 +37,7 @@ from homenode.vm.targets.qm_conf import (
     HOSTPCI,
     NUMA,
     OWN_SLOTS,
-    Conf,
+    QmConf,
     add_whole_cards,
     build_command,
     edit_conf,
@@ -85,7 +85,7 @@ _GLOBALS = (
 )
 
 
-def _reject_unsupported(writing: TargetEdit[Conf]) -> None:
+def _reject_unsupported(writing: TargetEdit[QmConf]) -> None:
     plan, conf, source = writing.plan, writing.file, writing.source
     reject_arm(writing.guest, "proxmox", "its q35 machine")
     machine = conf.values.get("machine", "q35" if not conf.values else "pc")
@@ -127,7 +127,7 @@ def _reject_unsupported(writing: TargetEdit[Conf]) -> None:
         raise InputError("proxmox: a guest NUMA node with memory has no vCPUs")
 
 
-def _read_head(conf: Conf) -> Mapping[str, Any]:
+def _read_head(conf: QmConf) -> Mapping[str, Any]:
     values = conf.values
     cpu = dict(split_pairs(values.get("cpu", "")))
     model = cpu.get("", cpu.get("cputype", "kvm64"))
@@ -144,7 +144,7 @@ def _read_head(conf: Conf) -> Mapping[str, Any]:
     }
 
 
-def _write_head(writing: TargetEdit[Conf]) -> Mapping[str, str]:
+def _write_head(writing: TargetEdit[QmConf]) -> Mapping[str, str]:
     if not writing.is_new:
         return {}
     is_kvm = writing.guest.domain_type == "kvm"
@@ -157,12 +157,12 @@ def _write_head(writing: TargetEdit[Conf]) -> Mapping[str, str]:
     return head if is_kvm else {**head, "kvm": "0"}
 
 
-def _read_fields(*fields: str) -> Callable[[Conf], Mapping[str, Any]]:
+def _read_fields(*fields: str) -> Callable[[QmConf], Mapping[str, Any]]:
     """Return a reader of fields from the QEMU command that Proxmox makes of the configuration."""
     return lambda conf: {field: conf.vm_fields[field] for field in fields}
 
 
-def _write_size(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
+def _write_size(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     plan, values = writing.plan, writing.file.values
     shape, (sockets, _) = plan.vm.cpu_topology, writing.file.shape
     if shape is not None:
@@ -177,7 +177,7 @@ def _write_size(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     return lines | ({"vcpus": str(plan.vm.vcpus)} if "vcpus" in values else {})
 
 
-def _numa_lines(writing: TargetEdit[Conf]) -> dict[str, str | None]:
+def _numa_lines(writing: TargetEdit[QmConf]) -> dict[str, str | None]:
     plan, host = writing.plan, writing.host
     lines: dict[str, str | None] = {}
     for cell in plan.cells if plan.is_mirrored or has_backend(plan) else ():
@@ -200,20 +200,20 @@ def _numa_lines(writing: TargetEdit[Conf]) -> dict[str, str | None]:
     return lines
 
 
-def _keeps_cell(writing: TargetEdit[Conf]) -> bool:
+def _keeps_cell(writing: TargetEdit[QmConf]) -> bool:
     """Return whether the file has one cell, which the layout does not change."""
     hook = writing.file.values.get(_HOOK_KEY, "")
     of_user = not writing.plan.vcpu_pins and not _numa_lines(writing) and _OUR_HOOK not in hook
     return of_user and len(writing.file.keys_like(NUMA)) == 1
 
 
-def _write_numa(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
+def _write_numa(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     plan, present = writing.plan, writing.file.values.get("numa")
     has_nodes = plan.is_mirrored or has_backend(plan)
     return {} if _keeps_cell(writing) else {"numa": "1" if has_nodes else "0" if present else None}
 
 
-def _write_cells(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
+def _write_cells(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     page = writing.plan.vm.page_bytes
     pages = {} if page is None else {"hugepages": str(page // MIB) if page else "any"}
     if _keeps_cell(writing):
@@ -221,20 +221,20 @@ def _write_cells(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
     return {**pages, **dict.fromkeys(writing.file.keys_like(NUMA), None), **_numa_lines(writing)}
 
 
-def _write_affinity(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
+def _write_affinity(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     plan = writing.plan
     pus = CpuSet.union((*plan.vcpu_pins, plan.vm.emulator_pus))
     return {"affinity": str(pus) if plan.vcpu_pins else None}
 
 
-def _write_hook(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
+def _write_hook(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     present = writing.file.values.get(_HOOK_KEY)
     if _format_hook(writing) is not None:
         return {_HOOK_KEY: present or _own_hook(writing)}
     return {_HOOK_KEY: None} if (present or "").startswith(_OUR_HOOK) else {}
 
 
-def _read_pins(conf: Conf) -> Mapping[str, Any]:
+def _read_pins(conf: QmConf) -> Mapping[str, Any]:
     """Read `affinity`: Proxmox starts QEMU under taskset, so it holds for all threads."""
     affinity = conf.values.get("affinity")
     if affinity is None:
@@ -248,15 +248,15 @@ def _needs_args(plan: Plan) -> bool:
     return any(device.cell is not None for device in plan.vm.hostdevs) and bool(plan.vm.controllers)
 
 
-def _format_hook(writing: TargetEdit[Conf]) -> str | None:
+def _format_hook(writing: TargetEdit[QmConf]) -> str | None:
     return hook_script(writing.plan, mirrored=_needs_args(writing.plan))
 
 
-def _own_hook(writing: TargetEdit[Conf]) -> str:
+def _own_hook(writing: TargetEdit[QmConf]) -> str:
     return f"{_OUR_HOOK}{writing.file.vmid or 'vm'}.sh"
 
 
-def _format_hostpci(writing: TargetEdit[Conf]) -> tuple[dict[str, str | None], list[Finding]]:
+def _format_hostpci(writing: TargetEdit[QmConf]) -> tuple[dict[str, str | None], list[Finding]]:
     """Return hostpciN lines of devices that `args` lacks, and findings on the others."""
     plan, conf = writing.plan, writing.file
     planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
@@ -300,19 +300,19 @@ def _format_hostpci(writing: TargetEdit[Conf]) -> tuple[dict[str, str | None], l
     return lines, findings
 
 
-def _write_devices(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
+def _write_devices(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     plan, lines = writing.plan, _format_hostpci(writing)[0]
     balloon = bool(plan.vm.hostdevs) and (bool(plan.vcpu_pins) or writing.is_new)
     return {"balloon": "0", **lines} if balloon else lines
 
 
-def _write_iommu(writing: TargetEdit[Conf]) -> Mapping[str, str]:
+def _write_iommu(writing: TargetEdit[QmConf]) -> Mapping[str, str]:
     machine = writing.file.values.get("machine", "q35")
     lacks = writing.plan.vm.has_iommu and "viommu" not in machine
     return {"machine": f"{machine},viommu=intel"} if lacks else {}
 
 
-def _write_args(writing: TargetEdit[Conf]) -> Mapping[str, str | None]:
+def _write_args(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
     plan, args = writing.plan, writing.file.values.get("args")
     if "-uuid" not in (args or "").split():  # before homenode's words, as the next plan reads it
         uuid = (word for pair in uuid_words(plan, writing.guest) for word in pair)
@@ -390,7 +390,7 @@ def _is_ours(option: str, value: str) -> bool:
     )
 
 
-def _find_losses(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
+def _find_losses(writing: TargetEdit[QmConf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     plan, conf, guest = writing.plan, writing.file, writing.guest
     yield from changed_keys(
         writing,
@@ -430,23 +430,23 @@ def _find_losses(writing: TargetEdit[Conf], lines: Mapping[str, str | None]) -> 
         )
 
 
-def _list_companions(writing: TargetEdit[Conf], _: object) -> tuple[tuple[str, bytes], ...]:
+def _list_companions(writing: TargetEdit[QmConf], _: object) -> tuple[tuple[str, bytes], ...]:
     hook = _format_hook(writing)
     return () if hook is None else ((_HOOK_SUFFIX, hook.encode()),)
 
 
 ROWS = (
-    Row(
+    FormatRow(
         says={Feature.TOPOLOGY: make_native("`sockets`, `cores`")},
         read=_read_fields("vcpus", "memory_bytes", "cpu_topology"),
         write=_write_size,
     ),
-    Row(
+    FormatRow(
         says={Feature.CELLS: make_native("`numaN: cpus=,memory=`, at most 8; since 3.3.7")},
         read=_read_fields("cells"),
         write=_write_numa,
     ),
-    Row(
+    FormatRow(
         says={
             Feature.VCPU_PINS: indirect_support(
                 "`affinity` is one set of CPUs for all threads; the hook script pins each vCPU; "
@@ -462,7 +462,7 @@ ROWS = (
         write=_write_affinity,
         is_compared=False,
     ),
-    Row(
+    FormatRow(
         says={
             Feature.MEMORY_NODES: make_native("`numaN: hostnodes=,policy=`: a range; since 3.3.7"),
             Feature.MEMORY_MODE: make_native("`numaN: policy=`; since 3.3.7"),
@@ -471,8 +471,8 @@ ROWS = (
         read=_read_fields("binding", "page_bytes"),
         write=_write_cells,
     ),
-    Row(read=_read_head, write=_write_head),
-    Row(
+    FormatRow(read=_read_head, write=_write_head),
+    FormatRow(
         says={
             Feature.DEVICES: make_native(
                 "`hostpciN`, at most 16; in `args` if the layout shows PCIe"
@@ -481,13 +481,15 @@ ROWS = (
         read=_read_fields("hostdevs", "mediated"),
         write=_write_devices,
     ),
-    Row(
+    FormatRow(
         says={Feature.IOMMU: make_native("`machine: q35,viommu=intel`; since 8.1.2")},
         read=_read_fields("has_iommu"),
         write=_write_iommu,
     ),
-    Row(says=list_indirect("proxmox"), read=_read_fields("pcihole64_bytes"), write=_write_args),
-    Row(
+    FormatRow(
+        says=list_indirect("proxmox"), read=_read_fields("pcihole64_bytes"), write=_write_args
+    ),
+    FormatRow(
         says={
             Feature.IOTHREAD_PINS: lost_feature(
                 "Proxmox names IOThreads by their disk, and the plan by number",

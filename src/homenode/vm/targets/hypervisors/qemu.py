@@ -16,7 +16,7 @@ from homenode.text import plural, printable
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
 from homenode.vm.plan import Plan
-from homenode.vm.targets.codec import Codec, Row, TargetEdit
+from homenode.vm.targets.codec import Codec, FormatRow, TargetEdit
 from homenode.vm.targets.qemu_command import (
     Options,
     QemuPciTree,
@@ -59,7 +59,7 @@ set -euo pipefail
 _TAIL = package_text("vm", "targets", "scripts", "qemu_start.sh")
 
 
-class Script(NamedTuple):
+class QemuScript(NamedTuple):
     """A script that this module wrote: its command, program first, and the options of that."""
 
     text: str
@@ -76,20 +76,20 @@ class Script(NamedTuple):
         return dict(self.options).get(option) or ""
 
 
-def parse(content: bytes, source: str) -> Script:
+def parse(content: bytes, source: str) -> QemuScript:
     """Parse a script of this module. Raises ParseError for other files."""
     text = content.decode("utf-8", "replace")
     words = find_array(text, "qemu")
     if not words:
         raise ParseError(source, "a script of homenode with a qemu=( ) array")
-    return Script(text, words, parse_options(words[1:], source), source)
+    return QemuScript(text, words, parse_options(words[1:], source), source)
 
 
 def _create_script(guest: Vm, plan: Plan) -> str:
     return f"\nqemu=(\n  qemu-system-{guest.architecture}\n)\n"
 
 
-def _reject_unsupported(writing: TargetEdit[Script]) -> None:
+def _reject_unsupported(writing: TargetEdit[QemuScript]) -> None:
     if writing.guest.architecture not in ("x86_64", "aarch64"):
         raise InputError(
             f"qemu: expected a guest of x86_64 or aarch64, found {writing.guest.architecture}"
@@ -100,7 +100,7 @@ Pairs = list[tuple[str, str | None]]
 """Options with their dash, and their values."""
 
 
-def _render_script(writing: TargetEdit[Script], options: Mapping[str, Pairs]) -> str:
+def _render_script(writing: TargetEdit[QemuScript], options: Mapping[str, Pairs]) -> str:
     """Return the complete script: same plan, same bytes."""
     plan, guest = writing.plan, writing.guest
     locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
@@ -151,7 +151,7 @@ def _find_root_bus(guest: Vm) -> str:
     return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
 
 
-def _read_head(script: Script) -> Mapping[str, Any]:
+def _read_head(script: QemuScript) -> Mapping[str, Any]:
     machine = script.value("machine").partition(",")[0]
     is_max = script.value("cpu").startswith("max")
     return {
@@ -164,7 +164,7 @@ def _read_head(script: Script) -> Mapping[str, Any]:
     }
 
 
-def _write_head(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
+def _write_head(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     guest, is_kvm = writing.guest, writing.guest.domain_type == "kvm"
     name = f"guest={escape_commas(guest.name)},debug-threads=on"
     accelerator = ("-accel", "kvm" if is_kvm else "tcg")
@@ -173,29 +173,29 @@ def _write_head(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     }
 
 
-def _write_cpu(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
+def _write_cpu(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     model = "host" if writing.guest.domain_type == "kvm" else "max"
     return {"cpu": [("-cpu", cpu_text(writing.plan, model)), ("-smp", smp_text(writing.plan))]}
 
 
-def _read_command(script: Script) -> Mapping[str, Any]:
+def _read_command(script: QemuScript) -> Mapping[str, Any]:
     fields = read_command(script.options, script.source)
     model = "smmuv3" if script.is_arm else "intel"
     return {**fields, "iommu_model": model if fields["has_iommu"] else None}
 
 
-def _write_memory(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
+def _write_memory(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     size = f"size={size_text(writing.plan.vm.memory_bytes)}"
     return {"memory": [("-m", size), *numa_words(writing.plan)]}
 
 
-def _write_iommu(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
+def _write_iommu(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     has_own = writing.plan.vm.has_iommu and writing.guest.architecture == "x86_64"
     device = "intel-iommu,intremap=on,eim=on,caching-mode=on"
     return {"iommu": [("-device", device)] if has_own else []}
 
 
-def _write_devices(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
+def _write_devices(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     plan, guest = writing.plan, writing.guest
     controllers, places = _build_tree(plan, guest)
     used = (*places.values(), *(c.address for c in controllers if c.address is not None))
@@ -205,7 +205,7 @@ def _write_devices(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
     return {"devices": [*bridges, *devices, *uuid_words(plan, guest)]}
 
 
-def _read_pins(script: Script) -> Mapping[str, Any]:
+def _read_pins(script: QemuScript) -> Mapping[str, Any]:
     vcpus, emulator, iothreads = parse_pins(script.text)
     return {
         "vcpu_pins": vcpus,
@@ -215,13 +215,13 @@ def _read_pins(script: Script) -> Mapping[str, Any]:
     }
 
 
-def _write_iothreads(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
+def _write_iothreads(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     """The pins themselves are values of the script."""
     numbers = range(1, len(writing.plan.iothread_pus) + 1)
     return {"iothreads": [("-object", f"iothread,id=iothread{number}") for number in numbers]}
 
 
-def _write_window(writing: TargetEdit[Script]) -> Mapping[str, Pairs]:
+def _write_window(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     """Return the plan's window, or the file's."""
     window = {
         option: value
@@ -329,8 +329,8 @@ def is_script(content: bytes) -> bool:
 
 
 ROWS = (
-    Row(read=_read_head, write=_write_head),
-    Row(
+    FormatRow(read=_read_head, write=_write_head),
+    FormatRow(
         says={
             Feature.TOPOLOGY: make_native("-smp"),
             Feature.THREADS: make_native("-smp threads="),
@@ -340,7 +340,7 @@ ROWS = (
         read=_read_command,
         write=_write_cpu,
     ),
-    Row(
+    FormatRow(
         says={
             Feature.CELLS: make_native("-numa node"),
             Feature.DISTANCES: make_native("-numa dist"),
@@ -351,12 +351,12 @@ ROWS = (
         read=_read_command,
         write=_write_memory,
     ),
-    Row(
+    FormatRow(
         says={Feature.IOMMU: make_native("-device intel-iommu; of aarch64 -machine iommu=smmuv3")},
         read=_read_command,
         write=_write_iommu,
     ),
-    Row(
+    FormatRow(
         says={
             Feature.DEVICES: indirect_support(
                 "-device vfio-pci; the script's `prepare` binds them to vfio-pci",
@@ -378,7 +378,7 @@ ROWS = (
         read=_read_command,
         write=_write_devices,
     ),
-    Row(
+    FormatRow(
         says={
             Feature.VCPU_PINS: indirect_support(
                 "QEMU has no option: the script pins its threads by taskset after the start",
@@ -388,7 +388,7 @@ ROWS = (
         },
         read=_read_pins,
     ),
-    Row(  # of a test guest, which has as many IOThreads as its plan
+    FormatRow(  # of a test guest, which has as many IOThreads as its plan
         says={
             Feature.IOTHREAD_PINS: indirect_support(
                 "taskset after the start, of threads named iothreadN",
@@ -398,7 +398,7 @@ ROWS = (
         write=_write_iothreads,
         is_compared=False,
     ),
-    Row(
+    FormatRow(
         says={
             Feature.WINDOW: make_native(
                 "-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"

@@ -21,8 +21,8 @@ from homenode.vm.model import Vm, VmCell
 from homenode.vm.plan import Plan
 from homenode.vm.targets.codec import (
     Codec,
-    Entry,
-    Row,
+    ConfigEntry,
+    FormatRow,
     TargetEdit,
     changed_keys,
     decode_text,
@@ -57,11 +57,11 @@ _RECORD = "#siblings"
 Value = str | int | list["Value"]
 
 
-class Config(NamedTuple):
+class XlConfig(NamedTuple):
     """A configuration: its text and its pairs, each key once."""
 
     text: str
-    pairs: tuple[Entry, ...]
+    pairs: tuple[ConfigEntry, ...]
     source: str
 
     @property
@@ -75,7 +75,7 @@ class Config(NamedTuple):
         return value
 
 
-def parse(content: bytes, source: str) -> Config:
+def parse(content: bytes, source: str) -> XlConfig:
     """Parse a configuration. Raises ParseError for text that xl rejects, and for a repeated key."""
     text = decode_text(content, source, "an xl configuration")
     tokens: list[tuple[str, str, int, int]] = []
@@ -88,7 +88,7 @@ def parse(content: bytes, source: str) -> Config:
         if kind not in ("blank", "comment", "continued"):
             tokens.append((kind, match[0], at, match.end()))
         at = match.end()
-    pairs: list[Entry] = []
+    pairs: list[ConfigEntry] = []
     index = 0
     while index < len(tokens):
         kind, word, start, _ = tokens[index]
@@ -101,10 +101,10 @@ def parse(content: bytes, source: str) -> Config:
             raise _parse_error(text, start, f"{word} once", source)
         value_start = tokens[index + 2][2]
         value, index = _parse_value(tokens, index + 2, text, source, 0)
-        pairs.append(Entry(word, value, start, value_start, tokens[index - 1][3]))
+        pairs.append(ConfigEntry(word, value, start, value_start, tokens[index - 1][3]))
         if index < len(tokens) and tokens[index][0] != "end":
             raise _parse_error(text, tokens[index][2], "a new line or a semicolon", source)
-    return Config(text, tuple(pairs), source)
+    return XlConfig(text, tuple(pairs), source)
 
 
 def _parse_error(text: str, at: int, expected: str, source: str) -> ParseError:
@@ -151,7 +151,7 @@ def is_config(content: bytes) -> bool:
     return "name" in keys and bool(keys & {"memory", "vcpus", "type", "builder", "kernel", "disk"})
 
 
-def _render_config(writing: TargetEdit[Config], lines: Mapping[str, str | None]) -> str:
+def _render_config(writing: TargetEdit[XlConfig], lines: Mapping[str, str | None]) -> str:
     config = writing.file
     values = {
         key: [] if text is None else [(parse(f"x={text}".encode(), key).values["x"], text)]
@@ -170,7 +170,7 @@ def _create_config(guest: Vm, plan: Plan) -> str:
     return f'# homenode: written for xl create\nname = "{guest.name}"\ntype = "hvm"\n'
 
 
-def _read_name(config: Config) -> Mapping[str, Any]:
+def _read_name(config: XlConfig) -> Mapping[str, Any]:
     name = config.values.get("name")
     if not isinstance(name, str) or not name:
         raise ParseError(config.source, 'name="NAME"')
@@ -178,7 +178,7 @@ def _read_name(config: Config) -> Mapping[str, Any]:
     return {"name": name, "firmware": "efi" if is_efi else None}
 
 
-def _count(config: Config, key: str, default: int) -> int:
+def _count(config: XlConfig, key: str, default: int) -> int:
     value = config.values.get(key, default)
     count = None if isinstance(value, list) else whole_number(str(value), digits=12)
     if not count:
@@ -186,14 +186,14 @@ def _count(config: Config, key: str, default: int) -> int:
     return count
 
 
-def _read_size(config: Config) -> Mapping[str, Any]:
+def _read_size(config: XlConfig) -> Mapping[str, Any]:
     return {
         "vcpus": _count(config, "vcpus", 1),
         "memory_bytes": _count(config, "memory", 128) * MIB,
     }
 
 
-def _write_size(writing: TargetEdit[Config]) -> Mapping[str, str]:
+def _write_size(writing: TargetEdit[XlConfig]) -> Mapping[str, str]:
     memory, vcpus = str(writing.memory_mib), str(writing.plan.vm.vcpus)
     limits = {"maxvcpus": vcpus, "maxmem": memory}
     values, is_fixed = writing.file.values, writing.plan.is_mirrored or writing.plan.vm.hostdevs
@@ -206,7 +206,7 @@ def _write_size(writing: TargetEdit[Config]) -> Mapping[str, str]:
     return {"vcpus": vcpus, "memory": memory, **present}
 
 
-def _read_pins(config: Config) -> Mapping[str, Any]:
+def _read_pins(config: XlConfig) -> Mapping[str, Any]:
     return {"vcpu_pins": _pins(config, None)}
 
 
@@ -215,7 +215,7 @@ def _with_named_pus(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
     return replace(vm, vcpu_pins=_pins(parse(content, source), host))
 
 
-def _pins(config: Config, host: Host | None) -> tuple[CpuSet | None, ...]:
+def _pins(config: XlConfig, host: Host | None) -> tuple[CpuSet | None, ...]:
     """Return the CPUs of each vCPU; None if it floats, or if only a host shows them."""
     vcpus = _count(config, "vcpus", 1)
     cpus = config.values.get("cpus", config.values.get("cpus_soft", []))
@@ -246,21 +246,21 @@ def _named_pus(text: str, place: str, host: Host | None) -> CpuSet | None:
     return None if included - excluded == everything else included - excluded
 
 
-def _is_soft(writing: TargetEdit[Config]) -> bool:
+def _is_soft(writing: TargetEdit[XlConfig]) -> bool:
     """Return whether the file gives vCPUs preferred CPUs, and the layout lets them float."""
     values = writing.file.values
     floats = writing.plan.layout.pinning is Pinning.NODE
     return floats and "cpus_soft" in values and "cpus" not in values
 
 
-def _write_pins(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
+def _write_pins(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
     if not writing.plan.vcpu_pins:
         return {}
     pins = "[" + ", ".join(f'"{pus}"' for pus in writing.plan.vcpu_pins) + "]"
     return {"cpus_soft": pins} if _is_soft(writing) else {"cpus": pins, "cpus_soft": None}
 
 
-def _read_cells(config: Config) -> Mapping[str, Any]:
+def _read_cells(config: XlConfig) -> Mapping[str, Any]:
     place = f"{config.source}: vnuma"
     nodes = enumerate(config.list("vnuma"))
     return {"cells": tuple(_parse_cell(number, node, place) for number, node in nodes)}
@@ -286,7 +286,7 @@ def _parse_cell(number: int, node: Value, source: str) -> VmCell:
     )
 
 
-def _write_cells(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
+def _write_cells(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
     if not writing.plan.is_mirrored:
         return {"vnuma": None}
     nodes = one_node_each(writing.plan, "xen")
@@ -301,7 +301,7 @@ def _write_cells(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
     return {"vnuma": "[" + ", ".join(rows) + "]"}
 
 
-def _list_devices(config: Config) -> dict[Bdf, str]:
+def _list_devices(config: XlConfig) -> dict[Bdf, str]:
     """Return the PCI_SPEC_STRINGs by their functions: [DDDD:]BB:DD.F[@VSLOT][,KEY=VALUE...]."""
     spec_of = {}
     for spec in map(str, config.list("pci")):
@@ -310,31 +310,31 @@ def _list_devices(config: Config) -> dict[Bdf, str]:
     return spec_of
 
 
-def _read_devices(config: Config) -> Mapping[str, Any]:
+def _read_devices(config: XlConfig) -> Mapping[str, Any]:
     return {"hostdevs": passed_through((bdf, None) for bdf in _list_devices(config))[0]}
 
 
-def _write_devices(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
+def _write_devices(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
     """Return each planned function; a present one keeps its options."""
     specs = _list_devices(writing.file)
     planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.vm.hostdevs]
     return {"pci": "[" + ", ".join(planned) + "]" if planned else None}
 
 
-def _read_siblings(config: Config) -> Mapping[str, Any]:
+def _read_siblings(config: XlConfig) -> Mapping[str, Any]:
     vcpus = _count(config, "vcpus", 1)
     return {"cpu_topology": shape_of_siblings(vcpus)} if _EXPOSED in config.text else {}
 
 
-def _write_siblings(writing: TargetEdit[Config]) -> Mapping[str, str | None]:
+def _write_siblings(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
     """Return a comment of homenode's own, since vCPUs double only once."""
     return {_RECORD: _EXPOSED if shows_siblings(writing.plan) else None}
 
 
 ROWS = (
-    Row(read=_read_name),
-    Row(read=_read_size, write=_write_size),
-    Row(
+    FormatRow(read=_read_name),
+    FormatRow(read=_read_size, write=_write_size),
+    FormatRow(
         says={
             Feature.VCPU_PINS: make_native(
                 '`cpus=["0", "1", ...]`; with `--pinning node` also `cpus_soft=`, where the file '
@@ -344,7 +344,7 @@ ROWS = (
         read=_read_pins,
         write=_write_pins,
     ),
-    Row(
+    FormatRow(
         says={
             Feature.CELLS: make_native("`vnuma=[...]`, for hvm and pvh guests"),
             Feature.DISTANCES: make_native("`vnuma` vdistances="),
@@ -356,12 +356,12 @@ ROWS = (
         read=_read_cells,
         write=_write_cells,
     ),
-    Row(
+    FormatRow(
         says={Feature.DEVICES: make_native('`pci=["BDF"]`')},
         read=_read_devices,
         write=_write_devices,
     ),
-    Row(
+    FormatRow(
         says={
             Feature.TOPOLOGY: lost_feature(
                 "xl has no key for sockets and cores", "the guest sees what libxl derives"
@@ -374,11 +374,11 @@ ROWS = (
         write=_write_siblings,
         is_compared=False,
     ),
-    Row(says=list_lost("xen")),
+    FormatRow(says=list_lost("xen")),
 )
 
 
-def _reject_unsupported(writing: TargetEdit[Config]) -> None:
+def _reject_unsupported(writing: TargetEdit[XlConfig]) -> None:
     values, plan, source = writing.file.values, writing.plan, writing.source
     kind = values.get("type", values.get("builder", "pv"))
     if plan.vm.vcpus > _MAX_VCPUS:
@@ -400,7 +400,9 @@ def _reject_unsupported(writing: TargetEdit[Config]) -> None:
         )
 
 
-def _find_losses(writing: TargetEdit[Config], lines: Mapping[str, str | None]) -> Iterator[Finding]:
+def _find_losses(
+    writing: TargetEdit[XlConfig], lines: Mapping[str, str | None]
+) -> Iterator[Finding]:
     """Yield the choice that Xen alone gives to floating vCPUs, as XAPI does; and dom0's CPUs."""
     plan, guest = writing.plan, writing.guest
     reason = "Xen requires it with vnuma or pci"

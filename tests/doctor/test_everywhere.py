@@ -88,6 +88,14 @@ def test_a_file_of_a_target_gives_no_alarm_on_its_own_plan(
         assert "vm.hook.sh is missing" in done.stdout and "pin-off-node" not in done.stdout
 
 
+def test_a_script_for_qemu_has_the_nodes_of_a_grace_gpu_without_libvirt(tmp_path: Path) -> None:
+    words = "--target qemu --vcpus 8 --memory 16GiB --gpus 1 --host gh200x4 --qemu 9.1".split()
+    planned = homenode("plan", *words, "-o", tmp_path / "vm.sh")
+    assert "initiators-missing" not in planned.output and "libvirt" not in planned.output
+    done = homenode("doctor", tmp_path / "vm.sh", "--host", "gh200x4")
+    assert done.exit_code == 0, done.stdout
+
+
 @pytest.mark.parametrize("name", shipped_hosts())
 def test_no_host_drifts_from_its_own_record(name: str) -> None:
     assert list(find_drift(record_of(host(name)), host(name), "host.json")) == []

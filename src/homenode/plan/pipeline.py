@@ -18,6 +18,7 @@ from homenode.plan.planner import manual_placement, plan
 from homenode.plan.request import request_for, set_vcpus
 from homenode.plan.shape.aperture import QEMU_VERSION, WINDOW, WINDOW_FINDINGS
 from homenode.plan.shape.assemble import assemble
+from homenode.plan.shape.guest_numa import LIBVIRT_WITH_INITIATORS
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import reject_older
 from homenode.vm.domain.copy import DEFAULT_NAME, copy_domain, shared_with_original
@@ -264,7 +265,9 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     if module.one_socket and request.options.objective is None and lacks_topology:
         guest = structs.replace(vm.guest, cpu_topology=GuestTopology(1, 1, vm.guest.vcpus, 1))
         vm, request = structs.replace(vm, guest=guest), structs.replace(request, guest=guest)
-    vm_plan = plan(host, request)
+    # The file has QEMU's own options: libvirt limits nothing.
+    settings = structs.replace(host.settings, libvirt_version=LIBVIRT_WITH_INITIATORS)
+    vm_plan = plan(structs.replace(host, settings=settings), request)
     _reject_lost_vgpus(vm_plan, module)
     limits: tuple[Finding, ...] = ()
     if module.runs_qemu:

@@ -313,7 +313,7 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
     vcpu_nodes = find_nodes(facts.pinned_pus, host)
-    unbound = [cell.id for cell in facts.cells if not cell.nodes]
+    unbound = [cell.id for cell in facts.cells if cell.memory_bytes and not cell.nodes]
     if len(facts.cells) > 1 and unbound:
         yield finding(
             "memory-unbound",

@@ -376,13 +376,11 @@ def _missing_initiators(
     shows: bool,
 ) -> Finding:
     needed = sum(map(len, nodes_of_gpu.values()))
-    versions = [
-        f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
-        for name, version in (
-            ("libvirt", host.settings.libvirt_version),
-            ("QEMU", host.settings.qemu_version),
-        )
-    ]
+    programs = (
+        ("libvirt", host.settings.libvirt_version, LIBVIRT_WITH_INITIATORS),
+        ("QEMU", host.settings.qemu_version, QEMU_WITH_INITIATORS),
+    )
+    old = [program for program in programs if program[1] is None or program[1] < program[2]]
     if not nodes_of_gpu:
         detail = (
             "no host nodes of generic initiators that can be shared evenly among the Grace GPUs"
@@ -393,9 +391,14 @@ def _missing_initiators(
         detail += "gives none"
         case = None
     else:
+        expected = " and ".join(f"{name} {least[0]}.{least[1]}" for name, _, least in old)
+        found = " and ".join(
+            f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
+            for name, version, _ in old
+        )
         detail = (
             f"the guest's driver needs {needed} NUMA nodes without memory (<acpi nodeset=>): "
-            f"expected libvirt 11.8 and QEMU 9.0 or newer, found {' and '.join(versions)}"
+            f"expected {expected} or newer, found {found}"
         )
         libvirt = host.settings.libvirt_version
         case = "unknown programs" if libvirt is None else "old programs"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct, toml
 from msgspec.structs import replace
@@ -151,45 +152,35 @@ def lost_feature(how: str, loses: str) -> Support:
     return Support(SupportLevel.LOST, how, loses)
 
 
-class _Texts(Struct, frozen=True, forbid_unknown_fields=True):
-    """The texts of support.toml, by target."""
-
-    lost: dict[str, dict[str, list[str]]]
-    indirect: dict[str, dict[str, list[str]]]
-    add: dict[str, dict[str, str]]
-    omit: dict[str, frozenset[str]]
-    fix: dict[str, dict[str, str]]
-    key: dict[str, dict[str, str]]
-
-
-_TEXTS = toml.decode(package_text("vm", "targets", "support.toml"), type=_Texts)
+_TEXTS: Mapping[str, Any] = toml.decode(package_text("vm", "targets", "support.toml"))
 
 
 def list_lost(target: str) -> dict[Feature, Support]:
     """Return the features that a target lacks."""
-    return {Feature[name]: lost_feature(*texts) for name, texts in _TEXTS.lost[target].items()}
+    return {Feature[name]: lost_feature(*texts) for name, texts in _TEXTS["lost"][target].items()}
 
 
 def list_indirect(target: str) -> dict[Feature, Support]:
     """Return the features that a target provides at a price."""
-    texts = _TEXTS.indirect[target]
+    texts = _TEXTS["indirect"][target]
     return {Feature[name]: indirect_support(how, loses) for name, (how, loses) in texts.items()}
 
 
 def way_to_add(target: str, kind: str) -> str:
     """Return how a user adds disks, network, firmware or other settings to a target's VM."""
-    return _TEXTS.add[target][kind]
+    way: str = _TEXTS["add"][target][kind]
+    return way
 
 
 def findings_for(target: str, findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings on a VM of a target, without those that do not hold there, with the target's
     fixes, and with keys of its file in place of libvirt's elements."""
-    fixes, key_of = _TEXTS.fix[target], _TEXTS.key[target]
+    fixes, key_of = _TEXTS["fix"][target], _TEXTS["key"][target]
 
     def put_keys(text: str) -> str:
         return re.sub(r"<([A-Za-z]{1,20})>", lambda match: key_of.get(match[1], match[1]), text)
 
-    held = (f for f in findings if f.id not in _TEXTS.omit[target])
+    held = (f for f in findings if f.id not in _TEXTS["omit"][target])
     fixed = (with_fix(f, fixes[f.id]) if f.id in fixes else f for f in held)
     return tuple(
         replace(

@@ -202,7 +202,9 @@ def test_nothing_but_the_doors_opens_a_file() -> None:
 
 def test_each_exception_is_one() -> None:
     used = {(inside, name) for inside, name, _, _ in _found()}
-    assert {(inside, name) for inside, names in EXCEPTIONS.items() for name in names} <= used
+    rooms = {path.name for path in SOURCE.iterdir()}  # an installation may be without the cluster's
+    named = {(inside, name) for inside, names in EXCEPTIONS.items() for name in names}
+    assert {(inside, name) for inside, name in named if inside.split("/")[0] in rooms} <= used
 
 
 @pytest.mark.parametrize(

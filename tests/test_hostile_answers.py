@@ -12,9 +12,6 @@ import pytest
 
 from homenode.change.journal import ChangeHead
 from homenode.check.verify.live.capture import _parse_bytes
-from homenode.cluster.kubevirt.arguments import parse_version
-from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
-from homenode.cluster.slurm.tools.squeue import parse_states
 from homenode.errors import HomenodeError, HostError, InputError, ParseError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
 from homenode.json_text import NotJsonError, decode_json
@@ -32,6 +29,7 @@ from homenode.plan.stored import read_plan_for
 from homenode.safe.record_directory import JOURNAL
 from homenode.vm.hypervisor.connection import parse_dominfo, pins_of_text
 from homenode.vm.sources import load_host
+from tests.command_line import NEEDS_CLUSTER
 from tests.report_runs import full_run
 from tests.source_trees import FILES, nodes
 from tests.sysfs_trees import PCI, cpu_files, pci_function, snapshot
@@ -97,18 +95,30 @@ def test_a_number_of_thousands_of_digits_is_no_traceback() -> None:
     assert any("a node that is not online" in gap.reason for gap in host.gaps)
 
 
-@pytest.mark.parametrize("number", [LONG, "\u00b2"], ids=["long", "superscript"])
-def test_a_number_that_int_refuses_is_none(number: str) -> None:
-    with pytest.raises(ParseError, match="Id: a number or -"):
-        parse_dominfo(f"Id: {number}\nName: a\nUUID: b\nState: running\nPersistent: yes\n")
-    with pytest.raises(ParseError):
-        pins_of_text(f"vcpu {number} 0-1")
+UNREADABLE = pytest.mark.parametrize("number", [LONG, "\u00b2"], ids=["long", "superscript"])
+
+
+@NEEDS_CLUSTER
+@UNREADABLE
+def test_a_number_of_a_cluster_that_int_refuses_is_none(number: str) -> None:
+    from homenode.cluster.kubevirt.arguments import parse_version
+    from homenode.cluster.slurm.tools.slurm_nodes import parse_nodes
+    from homenode.cluster.slurm.tools.squeue import parse_states
+
     assert parse_nodes(f"n1|p|idle|{number}|1000|gpu:8\n") == ()
     assert parse_nodes(f"n1|p|idle|64|{number}|gpu:8\n") == ()
     (job,) = parse_states(f"7|{number}|RUNNING@name@None", "@")
     assert job.task is None
     assert parse_states(f"{number}|1|RUNNING@name@None", "@") == ()
     assert parse_version(f"v1.{number}") is None
+
+
+@UNREADABLE
+def test_a_number_that_int_refuses_is_none(number: str) -> None:
+    with pytest.raises(ParseError, match="Id: a number or -"):
+        parse_dominfo(f"Id: {number}\nName: a\nUUID: b\nState: running\nPersistent: yes\n")
+    with pytest.raises(ParseError):
+        pins_of_text(f"vcpu {number} 0-1")
     assert _parse_bytes(f"Hugepagesize: {number} kB\n", "Hugepagesize") is None
 
 

@@ -312,10 +312,22 @@ def test_a_guests_nodes_are_not_the_hosts() -> None:
     assert found.cells == (2, 0)
 
 
-@pytest.mark.parametrize(("unit", "ratio"), [("ns", 2.0), ("bytes_per_s", 0.5)])
-def test_a_ratio_above_1_is_in_favour_of_the_near_node(unit: str, ratio: float) -> None:
+@pytest.mark.parametrize(
+    ("unit", "local", "remote", "ratio"),
+    [
+        ("ns", 1.0, 2.0, 2.0),
+        ("bytes_per_s", 1.0, 2.0, 0.5),
+        ("ns", None, 2.0, None),
+        ("ns", 1.0, None, None),
+    ],
+)
+def test_a_ratio_above_1_is_in_favour_of_the_near_node(
+    unit: str, local: float | None, remote: float | None, ratio: float | None
+) -> None:
     key = MatrixKey("copies", unit, None, Axis.NODE, Axis.GPU)
-    found = CopyLocality(alternative="a", key=key, local=1.0, remote=2.0, cells=(1, 1), basis="")
+    found = CopyLocality(
+        alternative="a", key=key, local=local, remote=remote, cells=(1, 1), basis=""
+    )
     assert found.ratio == ratio
 
 

@@ -2,13 +2,14 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.decide.alternative import group_runs
+from homenode.decide.alternative import _states_of_boots, group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, EvidenceLevel, Outcome
 from homenode.decide.machine_facts import facts_of_runs
@@ -347,3 +348,19 @@ def test_what_a_boot_changes_for_all_gpus_is_no_layouts_doing(boots: int, own: f
             one.primary and one.outcome in (Outcome.BETTER, Outcome.WORSE) for one in effects
         )
     assert told <= 0.06 * count
+
+
+@pytest.mark.parametrize(
+    ("boots", "states"),
+    [
+        ([(2, 1)], {"near"}),  # two thirds are the usual state
+        ([(3, 2)], {None}),
+        ([(2, 1), (3, 2)], {None}),
+        ([(2, 1), (0, 3), (3, 2)], {"near", "far"}),
+    ],
+)
+def test_a_boots_usual_state_has_two_thirds_of_its_samples(
+    boots: list[tuple[int, int]], states: set[str | None]
+) -> None:
+    counters = [Counter({"near": near, "far": far}) for near, far in boots]
+    assert _states_of_boots(counters) == states

@@ -21,6 +21,7 @@ from homenode.decide.machine_facts import (
     facts_of_runs,
     own_runs,
     runs_by_machine,
+    runs_of_kind,
 )
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE, MetricRank, Ranking, is_like_best
 from homenode.decide.recommendation import (
@@ -157,6 +158,18 @@ def test_runs_of_a_directory_are_of_one_machine_unless_they_name_two_hosts_or_ki
             replace(run, head=replace(run.head, host=host, host_kind=kind)) for host, kind in hosts
         ]
         assert list(runs_by_machine(runs)) == [run.head.system + name for name in names]
+
+
+def test_runs_of_a_kind_are_those_of_other_machines_alone() -> None:
+    machine = facts_of_host(load_host("h200-xeon8558"))
+    run = simulated_run("pin", {"memory-bandwidth": ("bytes_per_s", 1e11)}, random.Random(1))
+    hosts = (machine.fingerprint, "other", None)
+    runs = [
+        replace(run, head=replace(run.head, host=host, host_kind=kind, vantage=Vantage.GUEST))
+        for host in hosts
+        for kind in (machine.kind, "another", None)
+    ]
+    assert runs_of_kind(runs, machine) == {"other": (runs[3],)}
 
 
 @pytest.mark.parametrize(("pinned", "layout"), [("pin", "default"), ("pin-numa", "pin-bound")])
@@ -475,6 +488,9 @@ def test_a_trial_tells_the_part_of_bare_metal_on_the_metric_that_decides() -> No
     assert re.search(
         "run pin-numa for latency: .*; 12[3-7] % of bare metal$", answer_of(made, head, 5).sentence
     )
+    by_rule = tuple(replace(one, level=EvidenceLevel.RULE) for one in made.recommendations)
+    unsure = answer_of(structs.replace(made, recommendations=by_rule), head, 5)
+    assert unsure.is_open and "cannot tell" in unsure.sentence
 
 
 def test_runs_without_a_host_are_a_machines_if_directory_and_kind_agree() -> None:

@@ -113,7 +113,7 @@ def test_two_plans_of_one_vm_or_of_one_device_are_refused() -> None:
     request = small_request(4, 8 * GIB, devices=["19:00.0"])
     placement = placed((2, 2), devices=bdfs("19:00.0"))
     plans = [(name, assemble(host, named(request, name), placement)) for name in ("a", "b")]
-    with pytest.raises(UsageError, match=r"0000:19:00\.0"):
+    with pytest.raises(UsageError, match=r"0000:19:00\.0 in the plans of a and b"):
         add_planned([host], plans)
 
 

@@ -6,7 +6,14 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import DomainMark, RunningDomain
 from homenode.plan.allocations import find_allocations, own_domains
-from tests.small_hosts import even_host, floating_domain, pinned_domain, small_guest, small_request
+from tests.small_hosts import (
+    asking,
+    even_host,
+    floating_domain,
+    pinned_domain,
+    small_guest,
+    small_request,
+)
 
 RANGE = CpuSet.parse("0-3")
 COPY = replace(pinned_domain("0", running=False), mark=DomainMark.COPY)
@@ -49,7 +56,7 @@ def test_what_floats_and_memory_that_nothing_binds_are_gaps(
 
 
 def test_vcpus_that_float_over_a_range_have_as_many_cores_at_its_end() -> None:
-    ranges = replace(pinned_domain("0,3"), vcpu_pins=(RANGE, RANGE))
+    ranges = replace(pinned_domain("0,3", emulator="0-2"), vcpu_pins=(RANGE, RANGE))
     host = even_host(1, domains=[pinned_domain("3", name="pinned"), ranges])
     found = find_allocations(host, small_request())
     assert str(found.vcpu_cores) == "1-3,5-7" and not found.service_cores
@@ -61,3 +68,8 @@ def test_vms_that_are_shut_off_and_hold_their_place_are_named() -> None:
     found = find_allocations(even_host(1, domains=domains), small_request())
     assert found.shut_off == {"other"}
     assert [cores.domain for cores in found.by_domain] == ["other", "planned", "runs"]
+    host = even_host(1, domains=[pinned_domain("0", running=False), *domains[1:]])
+    for reserve_defined in (False, True):
+        request = asking(small_request(), reserve_defined=reserve_defined)
+        names = [cores.domain for cores in find_allocations(host, request).by_domain]
+        assert names == ["other"] * reserve_defined + ["planned", "runs"]

@@ -145,6 +145,12 @@ def test_the_boundary_is_a_core_beyond_the_hosts_reserve(reserve: int, cores: in
     assert len(cores_of(R7950X3D, place(R7950X3D, wanted))) == cores
 
 
+def test_siblings_leave_the_cores_that_they_do_not_take() -> None:
+    findings = place(even_host(1, 1, 1, 16, 4), request(8, 4)).findings
+    (finding,) = (finding for finding in findings if finding.id == "document-siblings")
+    assert numbers(str(finding.fix)) == [2, 6]
+
+
 def test_no_reserve_does_not_make_a_vm_take_every_core() -> None:
     wanted = replace(request(16), host_reserve=HostReserve(0, None))
     placement = place(R7950X3D, wanted)

@@ -95,6 +95,7 @@ def test_too_few_pages_for_the_cells_are_refused_with_the_least_that_works(
     with pytest.raises(InputError) as error:
         split_memory(pages * GIB, GIB, counts)
     assert numbers(error.value.hint)[-1] == least
+    assert numbers(error.value.message)[-2:] == [len(counts), pages]
     assert 0 not in split_memory(least * GIB, GIB, counts)
     with pytest.raises(InputError):
         split_memory((least - 1) * GIB, GIB, counts)

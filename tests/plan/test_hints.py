@@ -56,6 +56,7 @@ def test_a_limit_of_nodes_names_how_many_would_do() -> None:
     host = even_host(4, 1, 1, 4, 1)
     error = refusal(host, asking(small_request(12), max_nodes=2))
     assert "--max-nodes 3" in (error.hint or "")
+    assert "3 nodes needed, 2 allowed" in error.message
     uneven = host_of([NodeSpec(((1,) * 5,)), NodeSpec(((1,) * 3,), package=1)])
     error = refusal(uneven, asking(small_request(8), max_nodes=1))
     assert "--max-nodes 2" in (error.hint or "")

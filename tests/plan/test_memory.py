@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Rejection
 from homenode.machine.topology import Host, HostReserve, MemoryKind, PagePool
@@ -257,6 +258,34 @@ def test_a_vm_planned_again_gets_back_pages_of_the_size_that_it_had() -> None:
         host = even_host(1, domains=[own], pools=(PagePool(GIB, 10, 0),))
         request = replace(small_request(), page_bytes=GIB)
         assert free_memory(host, request, host.nodes[0], GIB)[1] == pages
+
+
+def test_pages_of_the_vm_that_its_pool_still_counts_as_free_are_there_once() -> None:
+    own = pinned_domain("0", name="vm", memory_by_node=((0, 5 * GIB),), page_bytes=GIB)
+    other = replace(own, name="other", running=False, planned=True)
+    other = replace(other, memory_by_node=((0, 4 * GIB),))
+    host = even_host(1, domains=[own, other], pools=(PagePool(GIB, 10, 10),))
+    request = replace(small_request(), page_bytes=GIB)
+    assert free_memory(host, request, host.nodes[0], GIB)[1] == 6
+
+
+def test_a_mediated_device_of_a_planned_vm_has_page_tables_like_a_function() -> None:
+    size = 32 * GIB
+    bare = pinned_domain("0", running=False, memory_bytes=size, memory_by_node=((0, size),))
+    bare = replace(bare, planned=True)
+    with_function = replace(bare, devices=(Bdf.parse("19:00.0"),))
+    free = [
+        free_memory(even_host(1, domains=[domain]), small_request(), node, GIB)[0] or 0
+        for domain in (bare, with_function, replace(bare, mediated=("uuid",)))
+        for node in even_host(1).nodes[:1]
+    ]
+    assert free[0] > free[1] == free[2]
+
+
+def test_cores_whose_share_of_memory_is_on_their_node_are_counted() -> None:
+    host = host_of([NodeSpec(((1,) * 8,), memory_bytes=size * GIB) for size in (64, 8)])
+    placement = place(host, small_request(12, 48 * GIB, layout="pin-numa"))
+    assert [9, 12] in [numbers(rejection.detail)[-2:] for rejection in placement.rejections]
 
 
 def test_a_running_vm_planned_again_gets_back_what_it_has() -> None:

@@ -100,6 +100,7 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
     ]
     assert [sentence[:4] for sentence in remote] == ["25 %"]
     assert answer_line(plan, hgx).count("256 GiB") == 2
+    assert domain_of_plan(plan).memory_bytes == 512 * GIB
 
 
 def test_memory_devices_that_fit_on_no_node_with_its_cell_are_refused(hgx: Host) -> None:

@@ -8,6 +8,7 @@ from homenode.cpuset import CpuSet
 from homenode.plan.placement import Placement
 from homenode.plan.search.place import place
 from homenode.units import MIB
+from homenode.vm.layout import PRESETS, Pinning
 from homenode.vm.plan import Relaxation
 from homenode.vm.plan_options import EmulatorPolicy, Policy
 from tests.figures import numbers
@@ -155,6 +156,9 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     (shared,) = near.findings
     assert (shared.id, shared.subject) == ("emulator-shares-vcpus", "CPU 4")
     assert "--vcpus 3" in str(shared.fix)
+    both = structs.replace(wide, domains=(pinned_domain("0-3", emulator="4-5"),))
+    (shared,) = place(both, small_request(4, devices=["10:00.0"])).findings
+    assert "--vcpus 2" in str(shared.fix)
     (taken,) = place(even_host(1, 1, 1, 1, 1), small_request(1)).findings[:1]
     assert "vcpus" not in str(taken.fix)  # a VM of one vCPU cannot have fewer
     (rejection,) = place(even_host(1, 1, 1, 4, 1), small_request(4)).rejections
@@ -178,6 +182,21 @@ def test_an_emulators_core_is_taken_for_a_whole_gpu_set_of_cores_first_alone(
     wanted = asking(small_request(4), gpu_count=gpu_count, policy=policy, max_nodes=1)
     placement = place(host, wanted)
     assert (*placement.nodes, placement.relaxations) == expected
+
+
+def test_an_emulators_core_is_taken_to_have_a_gpu_at_home() -> None:
+    gpus = [DeviceSpec("0000:10:00.0", 0)]
+    host = even_host(1, 2, 1, 6, 1, devices=gpus, domains=[pinned_domain("0-1", emulator="2")])
+    wanted = asking(small_request(4, layout="pin-numa-pci"), gpu_count=1, max_nodes=1)
+    placement = place(host, wanted)
+    assert (placement.nodes, placement.relaxations) == ((0,), (Relaxation.EMULATOR_CORE,))
+
+
+def test_vcpus_that_float_over_the_whole_host_leave_it_a_core() -> None:
+    floating = structs.replace(PRESETS["pin"], pinning=Pinning.NODE, name="custom")
+    wanted = asking(small_request(4), layout=floating)
+    for packages, cores in ((1, 7), (2, 8)):
+        assert len(vcpus(place(even_host(packages, 1, 1, 8, 1), wanted))) == cores
 
 
 @pytest.mark.parametrize(("policy", "node"), [(Policy.CORES_FIRST, 1), (Policy.SPREAD, 0)])
@@ -210,6 +229,17 @@ def test_named_housekeeping_pus_serve_the_emulator_and_take_no_vcpu() -> None:
     placement = place(host, kept)
     assert placement.emulator_pus == CpuSet([0])
     assert vcpus(placement).isdisjoint(CpuSet([0]))
+
+
+def test_emulators_on_housekeeping_cores_share_one_however_far() -> None:
+    gpus = [DeviceSpec(f"0000:1{i}:00.0", 0) for i in range(2)]
+    gpus += [DeviceSpec("0000:90:00.0", 1)]
+    domain = pinned_domain("15", emulator="14")
+    host = even_host(2, 1, 1, 8, 1, devices=gpus, domains=[domain])
+    wanted = asking(
+        small_request(5, devices=["10:00.0"]), emulator_policy=EmulatorPolicy.HOUSEKEEPING
+    )
+    assert place(host, wanted).emulator_pus == CpuSet([14])
 
 
 def test_with_bound_huge_pages_the_emulator_has_a_pu_on_every_node() -> None:

@@ -109,7 +109,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
         reason = f"no conclusion for {objective}: {obstacle or format_sentence(answer)}"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
     undecided = "" if obstacle else _undecided_pair(answer)
-    if not undecided and not obstacle and rests_on_rule_alone(answer):
+    if not obstacle and rests_on_rule_alone(answer):
         obstacle = f"no result of it; the rule of auto chooses {layout_named(answer)}"
     undecided = undecided or f"for {objective}: {obstacle or format_sentence(answer)}"
     resume = command_line(

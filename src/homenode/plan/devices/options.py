@@ -23,6 +23,7 @@ from homenode.plan.allocations import Allocations
 from homenode.plan.devices.brought import CompanionDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.request import GuestRequest
+from homenode.text import subjects_text
 from homenode.units import MIB
 from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
 from homenode.vm.plan import Unplannable
@@ -339,9 +340,23 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
         sets=tuple(sorted(masks)),
         without_node=frozenset(d.bdf for d in host.pci_devices if d.node not in node_indices),
         findings=findings,
-        gaps=gaps,
+        gaps=(*gaps, *_list_foreign(host, request)),
         brought=brought,
     )
+
+
+def _list_foreign(host: Host, request: GuestRequest) -> Iterator[Gap]:
+    """Yield a gap if another host's addresses may name other devices here: a NIC for a GPU."""
+    record, guest = request.guest.record, request.guest
+    if record is None or record.host is None or host.has_fingerprint(record.host):
+        return
+    devices = [hostdev.bdf for hostdev in guest.hostdevs if hostdev.bdf in request.devices]
+    if devices:
+        named = subjects_text([str(bdf) for bdf in devices])
+        yield Gap(
+            f"whether the definition means {named} of {host.name}",
+            "homenode tuned it for another host; if not, remove its <hostdev>",
+        )
 
 
 def _list_choices(

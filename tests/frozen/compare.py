@@ -1,10 +1,9 @@
 """Compare this checkout's answers with the frozen ones: python -m tests.frozen.compare [KIND...]
 
 Kinds: shipped (2,142 plans on the shipped hosts), auto (3,672), made (300 made hosts of 9 to 64
-nodes), rewritten (200 definitions), restored (40), published (148 samples), compared (30 result
-directories), planned (240 drawn hosts), asked (300 drawn options) and decided (120 drawn results).
-Each difference is printed with both answers; the exit code is 1 if there is one that
-differences.txt does not accept.
+nodes), rewritten (200 definitions), published (148 samples), planned (240 drawn hosts), asked (300
+drawn options) and decided (120 drawn results). Each difference is printed with both answers; the
+exit code is 1 if there is one that differences.txt does not accept.
 
 A difference that a change means to make is a line of differences.txt, four fields with tabs between
 them: kind, key, digest of the new answer, cause. The cause names what changed and why it is right.

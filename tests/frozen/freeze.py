@@ -15,7 +15,7 @@ from tests.frozen.projection import digest
 from tests.frozen.requests import KINDS, Request
 
 ANSWERS = Path(__file__).parent / "answers"
-WIDTH = {"auto": 40, "asked": 60, "rewritten": 300, "compared": 2000}
+WIDTH = {"auto": 40, "asked": 60, "rewritten": 300}
 NORMAL_WIDTH = 160
 
 _requests: list[Request] = []

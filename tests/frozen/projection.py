@@ -161,29 +161,3 @@ def _cell_of_bus(root: etree._Element) -> dict[int | None, int]:
                 break
             bus = above.get(bus) if bus is not None else None
     return cells
-
-
-def comparison_text(comparison: Mapping[str, Any]) -> str:
-    """Ratios and outcomes by metric."""
-    return " ".join(
-        f"{each['metric']}{'/' + each['variant'] if each['variant'] else ''}"
-        f":{each['alternative']}:{each['baseline']}={each['ratio']:.4g}:{each['outcome']}"
-        for each in comparison["effects"]
-    )
-
-
-def recommendation_text(document: Mapping[str, Any]) -> str:
-    """Objective, layout, level and what to avoid."""
-    return " ".join(
-        f"{each['objective']}={each['layout']}:{each['level']}:-{','.join(sorted(each['avoid']))}"
-        for each in document.get("recommendations") or ()
-    )
-
-
-def same_elements(document: bytes, other: bytes) -> bool:
-    """Whether two documents are equal but for the space between elements."""
-    return len({etree.tostring(_stripped(each), method="c14n") for each in (document, other)}) == 1
-
-
-def _stripped(document: bytes) -> etree._Element:
-    return etree.fromstring(document, etree.XMLParser(remove_blank_text=True))

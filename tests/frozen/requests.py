@@ -1,26 +1,19 @@
 """The requests of each kind, in a fixed order, and how each is answered in this process."""
 
 import json
-import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import homenode as package
-from homenode.formats import VERSIONS
 from homenode.machine.description.parse import shipped_hosts
-from homenode.vm.sources import load_host
-from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import Result, homenode
 from tests.domain_corpus import NAMES, sample
 from tests.frozen import drawn, drawn_options, projection
-from tests.virsh_stand_in import StandIn
 
 
 class Request(NamedTuple):
@@ -241,103 +234,6 @@ def rewritten() -> Iterator[Request]:
         yield Request(key, partial(_rewritten, "study", words))
 
 
-_EDITS = {
-    "title": ("</name>", "</name><title>mine</title>"),
-    "disk": (
-        "</devices>",
-        "<disk type='file' device='disk'><source file='/d'/><target dev='vdz'/></disk></devices>",
-    ),
-    "crash": ("<devices>", "<on_crash>preserve</on_crash><devices>"),
-    "no-display": ("<graphics type='vnc' port='-1' passwd='kept'/>", ""),
-}
-_DEFINED = ORIGINAL.decode().replace("type='qemu'", "type='kvm'").replace(NAME, "vm")
-_FOUR_CORES = """name = "four-cores"
-packages = 2
-cores_per_package = 8
-memory_per_node = "32GiB"
-"""
-
-
-def _restored_file(name: str) -> str:
-    def in_directory(document: Path) -> str:
-        host = document.with_name("host.toml")
-        host.write_text(_ARM_HOST if "aarch64" in name else _CORPUS_HOST)
-        before = document.read_bytes()
-        words = ("--host", host, "--layout", "pin-numa", "-o", document, "--force", "-q")
-        planned = homenode("plan", document, *words, whole=True)
-        changed = document.read_bytes() != before
-        homenode("restore", document, "--yes", whole=True)
-        same = document.read_bytes() == before
-        others = sorted(path.name for path in document.parent.iterdir())
-        return (
-            f"{'rewritten' if changed else _error_text(planned)}; "
-            f"{'original back' if same else 'not the original'}; {' '.join(others)}"
-        )
-
-    return _in_file(_definition(name), "vm.xml", in_directory)
-
-
-@contextmanager
-def _daemon(directory: Path) -> Iterator[StandIn]:
-    stand_in = StandIn(directory / "daemon", "vm", _DEFINED.encode())
-    host = directory / "host.toml"
-    host.write_text(_FOUR_CORES)
-    environment = {
-        "PATH": f"{stand_in.bin}:/usr/bin:/bin",
-        "XDG_STATE_HOME": str(directory / "state"),
-    }
-    with (
-        patch.dict(os.environ, environment),
-        patch("os.geteuid", lambda: 1000),
-        patch("homenode.change.journal.SHARED", Path("/nowhere")),
-        patch("homenode.vm.daemon_host._this_machine", lambda: load_host(str(host))),
-    ):
-        yield stand_in
-
-
-def _edited(definition: bytes, edit: str) -> bytes:
-    before, after = _EDITS[edit]
-    return definition.replace(before.encode(), after.encode(), 1)
-
-
-def _restored_domain(layout: str, edit: str, keep_edits: bool) -> str:
-    with tempfile.TemporaryDirectory() as name, _daemon(Path(name)) as daemon:
-        before = daemon.definition()
-        words = ("--layout", layout, "--yes", "-q")
-        applied = homenode("apply", "vm", *words, whole=True)
-        defined = daemon.definition()
-        if edit:
-            daemon.put_definition(_edited(defined, edit))
-        edited = daemon.definition()
-        yes = ("--yes",) if "--yes" in homenode("restore", "--help-all").stdout else ()
-        kept = ("--keep-edits",) if keep_edits else ()
-        homenode("restore", "vm", *kept, *yes, whole=True)
-        after = daemon.definition()
-        if after == before:
-            outcome = "original back"
-        elif after == edited:
-            outcome = "refused"
-        else:
-            equal = projection.same_elements(after, _edited(before, edit))
-            outcome = "original with the edit" if equal else f"else {projection.digest(after)}"
-        return f"{'defined' if defined != before else _error_text(applied)}; {outcome}"
-
-
-def restored() -> Iterator[Request]:
-    """Files and domains whose original comes back, alone or with a later edit."""
-    for name in NAMES[:15]:
-        yield Request(f"file {name}", partial(_restored_file, name))
-    for layout in (*LAYOUTS[1:], "pin-numa-pci-smt"):
-        yield Request(f"domain {layout}", partial(_restored_domain, layout, "", False))
-    for layout, edit in product(("pin", "pin-numa-pci"), _EDITS):
-        key = f"domain {layout} {edit}"
-        yield Request(f"{key} refuse", partial(_restored_domain, layout, edit, False))
-        yield Request(f"{key} keep-edits", partial(_restored_domain, layout, edit, True))
-    for layout, edit in product(("pin-bound", "pin-numa", "pin-numa-smt"), ("title",)):
-        key = f"domain {layout} {edit} keep-edits"
-        yield Request(key, partial(_restored_domain, layout, edit, True))
-
-
 def published() -> Iterator[Request]:
     """Published samples, by system, layout, metric and position."""
     counts: dict[str, int] = {}
@@ -363,81 +259,6 @@ def _published_samples() -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield lines[0]["system"], lines[0]["name"], fields
 
 
-METRICS = {
-    "memory-bandwidth": ("bytes_per_s", 1e11, True),
-    "memory-latency": ("ns", 100.0, False),
-    "allreduce-busbw-peak": ("bytes_per_s", 2e10, True),
-    "h2d-bandwidth": ("bytes_per_s", 2e10, True),
-}
-
-
-def _results(rng: random.Random, number: int) -> Iterator[tuple[str, str]]:
-    """Made results of some layouts: file name and content."""
-    metrics = rng.sample(sorted(METRICS), rng.randint(1, len(METRICS)))
-    boots = rng.choice((1, 2, 3, 3, 3, 5))
-    between = rng.choice((0.002, 0.01, 0.03))
-    for layout in rng.sample(LAYOUTS, rng.randint(2, 5)):
-        head = {
-            "format": f"homenode.results/{VERSIONS['results']}",
-            "name": layout,
-            "system": f"made-{number}",
-            "origin": "measured",
-            "vantage": "guest",
-            "switches": _switches_of(layout),
-            "host_kind": "made",
-            "host": "5f" * 32,
-            "vcpus": 8,
-            "conditions": [{"name": "governor", "value": "performance"}],
-        }
-        samples = []
-        for metric in metrics:
-            unit, typical, _ = METRICS[metric]
-            level = typical * rng.choice((0.5, 0.9, 1.0, 1.0, 1.1, 2.0))
-            for boot in range(boots):
-                centre = level * rng.gauss(1, between)
-                for repeat in range(5):
-                    fields = {"metric": metric, "unit": unit, "value": centre * rng.gauss(1, 0.004)}
-                    fields |= {"boot": boot, "number": repeat}
-                    if metric == "memory-latency":
-                        fields["variant"] = "dram"
-                    samples.append(fields)
-        lines = [head, *samples, {"end": len(samples)}]
-        yield layout, "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def _switches_of(layout: str) -> dict[str, str]:
-    """The five switches of a layout."""
-    has_smt, has_cells, is_default = "smt" in layout, "numa" in layout, layout == "default"
-    bound = "bound" if layout == "pin-bound" else "keep"
-    return {
-        "pinning": "none" if is_default else "all-cpus" if has_smt else "one-cpu-per-core",
-        "siblings": "keep" if is_default else "exposed" if has_smt else "hidden",
-        "cells": "host" if has_cells else "single",
-        "pcie": "host" if "pci" in layout else "keep",
-        "memory": "bound-per-node" if has_cells else bound,
-    }
-
-
-def _compared(number: int) -> str:
-    with tempfile.TemporaryDirectory() as directory:
-        for layout, content in _results(random.Random(number), number):
-            path = Path(directory) / layout / "results.jsonl"
-            path.parent.mkdir()
-            path.write_text(content)
-        done = homenode("compare", directory, "--json", whole=True)
-    if not done.stdout.startswith("{"):
-        return _error_text(done)
-    comparison = json.loads(done.stdout)
-    recommended = projection.recommendation_text(comparison)
-    return f"{recommended}; {projection.comparison_text(comparison)}"
-
-
-def compared() -> Iterator[Request]:
-    """Made result directories: recommendations, ratios and outcomes."""
-    for number in range(30):
-        yield Request(f"made-{number}", partial(_compared, number))
-
-
 def planned() -> Iterator[Request]:
     """Drawn hosts and requests: every value of the plan."""
     for number in range(240):
@@ -461,9 +282,7 @@ KINDS: dict[str, Callable[[], Iterator[Request]]] = {
     "auto": auto,
     "made": made,
     "rewritten": rewritten,
-    "restored": restored,
     "published": published,
-    "compared": compared,
     "planned": planned,
     "asked": asked,
     "decided": decided,

@@ -118,6 +118,8 @@ def test_a_plan_alone_writes_nothing_and_shows_masks(space: SimulatedConfig) -> 
     assert space.writes == []
     assert "mask 0x000f" in text and "mask 0x0020" in text
     assert "0x1042 -> 0x1044" in text and "0x0243 -> 0x0263" in text
+    narrow = describe(replace(planned(space.host, space), expected_width=8))
+    assert narrow[-1].startswith("expected: 16 GT/s x8; ")
     assert str(planned(space.host, space).port) in text
 
 
@@ -174,9 +176,11 @@ def test_a_link_that_stays_slow_or_narrow_gets_back_the_target_that_was_found(
     port = planned(space.host, space).port
     getattr(space, trains)[port] = {"reaches": 2, "trains_narrow": 8}[trains]
     journal = MemoryJournal()
-    _, result = carried_out(space, journal)
-    (finding,) = result.findings
+    width = {"reaches": 4, "trains_narrow": 12}[trains]
+    plan = replace(planned(space.host, space), expected_width=width)
+    (finding,) = retrained(plan, space, journal).findings
     assert (finding.id, finding.severity) == ("retrain-failed", Severity.CRITICAL)
+    assert finding.expected == f"16 GT/s x{width} after training"
     assert space.read(port, LINK_CONTROL_2, 2) == 0x1042
     assert journal.open_entry is None
 

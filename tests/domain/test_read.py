@@ -256,7 +256,10 @@ def test_what_else_the_planner_asks_for() -> None:
         (domain().replace(b" type='kvm'", b""), "<domain> with type="),
         (domain("<cpu><topology sockets='0' cores='1' threads='1'/></cpu>"), "sockets from 1"),
         (domain("<iothreads>x</iothreads>"), "IOThreads"),
-        (domain("<devices/>\n<devices/>"), "vm.xml:2: expected one <devices> in <domain>, found 2"),
+        (
+            domain("<devices/>\n<devices/>"),
+            "vm.xml:2: expected one <devices> in <domain>, found 2, the first at line 1",
+        ),
         (domain("<cpu><numa/><numa/></cpu>"), "expected one <numa> in <cpu>"),
         (
             domain(

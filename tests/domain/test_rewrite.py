@@ -291,6 +291,9 @@ def test_pins_with_other_values_are_changed_in_place_and_keep_their_comments() -
     changed = [line for line, was in zip(after, before, strict=True) if line != was]
     assert len(changed) == 8 + 1 + 2  # vCPUs, emulator, IOThreads
     assert changed[0].strip() == b"<emulatorpin cpuset='36,37'/>"
+    fewer = with_vm(plan, iothread_pins=plan.vm.iothread_pins[:1])
+    with pytest.raises(InputError, match="expected 1 IOThread as in the plan, found 2"):
+        rewrite(xml, fewer)
 
 
 def test_pins_that_say_the_same_in_another_spelling_stay() -> None:

@@ -215,6 +215,15 @@ def test_auto_chooses_no_layout_that_the_target_cannot_have(tmp_path: Path) -> N
     assert "pin-bound (auto, gpu-copy)" in output and "pin-numa-pci" not in output
 
 
+def test_the_reasons_of_a_plan_for_xen_name_nothing_that_xen_lacks(tmp_path: Path) -> None:
+    (tmp_path / "vm.xml").write_bytes(XML)
+    words = ("--host", HOST, "--target", "xen", "--layout", "pin-numa-pci", "--explain")
+    text = homenode("plan", tmp_path / "vm.xml", *words).stdout
+    assert (
+        re.search("isolcpus|libvirt|[Ss]ocket|L3|guest address 0|<topology>|memlock", text) is None
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "layout", "changed"),
     [

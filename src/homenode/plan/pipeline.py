@@ -18,6 +18,7 @@ from homenode.plan.planner import manual_placement, plan
 from homenode.plan.request import request_for, set_vcpus
 from homenode.plan.shape.aperture import QEMU_VERSION, WINDOW, WINDOW_FINDINGS
 from homenode.plan.shape.assemble import assemble
+from homenode.plan.shape.consequences import list_consequences
 from homenode.plan.shape.guest_numa import LIBVIRT_WITH_INITIATORS
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import reject_older
@@ -28,7 +29,13 @@ from homenode.vm.model import GuestTopology, Vm
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable
 from homenode.vm.plan_options import EmulatorPolicy, ManualRanges, PlanOptions, size_of_cells
 from homenode.vm.targets import libvirt
-from homenode.vm.targets.registry import VmFile, add_host_facts, other_parts, target_named
+from homenode.vm.targets.registry import (
+    VmFile,
+    add_host_facts,
+    other_parts,
+    runs_qemu,
+    target_named,
+)
 from homenode.vm.targets.target import (
     Feature,
     Rendering,
@@ -39,7 +46,9 @@ from homenode.vm.targets.target import (
     is_vgpu,
     list_features,
     list_settings,
+    lost_features,
     target_findings,
+    visible_vm,
     way_to_add,
 )
 
@@ -68,8 +77,10 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
         infos = (f for f in self.findings if f.severity is Severity.INFO)
         findings = same_command((*self.plan.findings, *infos))
         shown = structs.replace(self.plan, findings=findings)
-        if self.target == LIBVIRT or target_named(self.target).runs_qemu:
+        if runs_qemu(self.target):
             return shown
+        lost = lost_features(target_named(self.target), shown)
+        shown = structs.replace(shown, vm=visible_vm(shown.vm, lost))
         return _remove_qemu_parts(shown)
 
     @property
@@ -283,6 +294,9 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     vm_plan = structs.replace(
         vm_plan,
         findings=findings_for(target, vm_plan.findings),
+        consequences=list_consequences(
+            host, request, visible_vm(vm_plan.vm, lost_features(module, vm_plan)), vm_plan.cells
+        ),
         kept=list_settings(module, rendering.document),
         kept_of=target,
     )

@@ -15,6 +15,7 @@ from homenode.units import KIB, MIB, format_bytes, format_limit
 from homenode.vm.layout import Pinning
 from homenode.vm.model import GuestCache
 from homenode.vm.plan import CostTerm, Plan
+from homenode.vm.targets.registry import runs_qemu
 
 _PLACES = ("2nd", "3rd", "4th", "5th")
 _MAX_REJECTIONS = 4  # of one constraint; further ones are counted
@@ -202,8 +203,8 @@ def _format_devices(plan: Plan, host: Host | None) -> Section:
     )
     columns = ("host BDF", "kind", "node", "guest node", "guest address")
     lines = (
-        "`lspci` in the guest shows other bus numbers: guest addresses are libvirt's, with the "
-        "index of a controller as bus.",
+        "`lspci` in the guest shows other bus numbers: guest addresses have the index of a "
+        "controller as bus.",
     )
     has_address = any(device.address is not None for device in plan.vm.hostdevs)
     return _make_section("Devices", lines if has_address else (), Table(heads=columns, rows=rows))
@@ -260,7 +261,8 @@ def _kernel_parameters(plan: Plan, host: Host | None) -> Section:
         for page_bytes in sorted(pools, reverse=True)  # small pages fragment memory
     ]
     pus = CpuSet.union(plan.vcpu_pins)
-    if host is not None and pus and plan.layout.pinning is not Pinning.NODE:
+    has_kernel = runs_qemu(plan.kept_of)
+    if host is not None and pus and plan.layout.pinning is not Pinning.NODE and has_kernel:
         # Whatever runs on an idle sibling slows the vCPU of that core.
         siblings = CpuSet.union(host.core_at[pu].pus for pu in pus if pu in host.core_at)
         threads = CpuSet.union([plan.vm.emulator_pus or CpuSet(), *plan.iothread_pus])

@@ -372,7 +372,9 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="cell-binding",
-        values=lambda vm: list_cell_values(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
+        values=lambda vm: list_cell_values(
+            vm, lambda cell: (cell.mode, cell.nodes) if cell.memory_bytes else None, "memory of "
+        ),
         fields=("binding",),
         agrees=_same_binding,
         show=_binding_text,

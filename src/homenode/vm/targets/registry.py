@@ -45,6 +45,11 @@ class VmFile(Struct, frozen=True):
     source: str
 
 
+def runs_qemu(name: str) -> bool:
+    """Return whether libvirt, or a target, starts QEMU on Linux."""
+    return name == LIBVIRT or target_named(name).runs_qemu
+
+
 def recognize_target(content: bytes) -> str | None:
     """The target that a file is of, by its content; None for a domain document, and for others."""
     if libvirt.recognizes(content):

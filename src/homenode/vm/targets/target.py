@@ -299,7 +299,8 @@ def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
         bound = tuple(replace(cell, mode=strict) for cell in vm.cells)
         vm = replace(vm, binding=(strict, vm.binding[1]), cells=bound)
     if Feature.DEVICE_CELLS in lost:
-        vm = replace(vm, hostdevs=tuple(replace(device, address=None) for device in vm.hostdevs))
+        hostdevs = tuple(replace(device, address=None, cell=None) for device in vm.hostdevs)
+        vm = replace(vm, hostdevs=hostdevs, controllers=())
     return vm
 
 

@@ -131,6 +131,9 @@ def test_the_command_reads_a_short_configuration_for_its_target_alone(tmp_path: 
     done = homenode(*command, "--target", "proxmox")
     assert done.exit_code == 0 and b"machine: q35,viommu=intel" in out.read_bytes(), done.stderr
     assert homenode(*command, "--target", "xen", "--force").exit_code == 2
+    refused = homenode(*command, "--force")
+    assert refused.exit_code == 2 and "--target proxmox" in refused.stderr
+    assert homenode("doctor", conf, "--host", HOST).exit_code == 0
     assert json.loads(homenode(*command, "--target", "proxmox", "--json").stdout)["vm"]["record"]
 
 

@@ -129,7 +129,7 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
         (("--guest", "@guest"), 2, "--guest requires VM or --plan"),
         (("--plan", "@plan", "--guest", "@guest", "--boot"), 2, "--boot requires VM"),
         (("/nowhere/vm.xml", "--host", SMALL), 2, "no such file"),
-        (("@plan", "--host", SMALL), 2, "expected well-formed XML"),
+        (("@plan", "--host", SMALL), 2, "not a VM: expected libvirt"),
         (
             ("@document", "--plan", "@document", "--host", SMALL),
             2,

@@ -51,7 +51,13 @@ from homenode.vm.sources import (
     split_sources,
 )
 from homenode.vm.targets.qemu_command import read_command_line
-from homenode.vm.targets.registry import add_host_facts, read_vm, recognize_target, target_named
+from homenode.vm.targets.registry import (
+    TARGETS,
+    add_host_facts,
+    read_vm,
+    recognize_target,
+    target_named,
+)
 from homenode.vm.targets.script import parse_pins
 
 if TYPE_CHECKING:
@@ -244,9 +250,10 @@ def _vm_of_file(name: str, host: "Host") -> _VmSource:
     content = read_subject(name, "a file of a VM or a host")
     if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
         return _VmSource(name, open_domain(content, name), None)
-    target = recognize_target(content)
+    possible = (name for name in TARGETS if target_named(name).may_be(content))
+    target = recognize_target(content) or next(possible, None)
     if target is not None:
-        vm, script = add_host_facts(read_vm(content, name), host).guest, ""
+        vm, script = add_host_facts(read_vm(content, name, target), host).guest, ""
         suffix = target_named(target).hook_suffix
         if suffix is not None and b"\nhookscript:" in content:
             script = f"{name}{suffix}"

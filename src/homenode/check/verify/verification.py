@@ -33,7 +33,8 @@ from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, vm_as_it_runs
 from homenode.vm.sources import load_host
-from homenode.vm.targets.registry import TARGETS, recognize_kind, recognize_target, target_named
+from homenode.vm.targets import libvirt
+from homenode.vm.targets.registry import TARGETS, recognize_kind, target_named
 from homenode.vm.targets.target import findings_for
 
 _SSH = "ssh:"
@@ -74,7 +75,7 @@ def verify(request: VerifyRequest) -> Verification:
         document = open_domain(virsh.read_definition(state.uuid), f"domain {state.name}")
     elif request.document is not None:
         content = read_subject(request.document, "a VM")
-        if recognize_target(content) is None:
+        if libvirt.recognizes(content):
             document = open_domain(content, str(request.document))
         elif request.guest is not None:
             raise UsageError(
@@ -149,7 +150,8 @@ class _Answer(Struct, kw_only=True):
     def add_target_file(self, content: bytes, source: str) -> None:
         """A file of another hypervisor than libvirt. Raises UsageError without a plan, InputError
         for a target that no test guest boots for."""
-        target, plan = recognize_kind(content, source), self.plan
+        plan = self.plan
+        target = recognize_kind(content, source, None if plan is None else plan.kept_of)
         if plan is None:
             raise UsageError(
                 f"{source}: missing --plan",

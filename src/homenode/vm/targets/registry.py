@@ -74,10 +74,12 @@ def recognize_kind(content: bytes, source: str, named: str | None = None) -> str
             f"{source}: a VM of KubeVirt, not a definition of libvirt, qm or xl",
             hint=command_line("homenode", "kubevirt", "check", source),
         )
+    possible = next((name for name in TARGETS if target_named(name).may_be(content)), None)
+    with_target = command_line("homenode", "plan", source, "--target", possible)
     raise InputError(
         f"{source}: not a VM: expected libvirt's domain XML, a configuration of qm or xl, or a "
         "script of homenode",
-        hint=_DUMP,
+        hint=_DUMP if possible is None else with_target,
     )
 
 

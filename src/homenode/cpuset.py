@@ -236,7 +236,7 @@ LlcIndex = NewType("LlcIndex", int)
 def list_members(mask: int) -> tuple[int, ...]:
     """The positions of the set bits, ascending. Cached, as a search needs the same sets often.
 
-    >>> members(0b1010)
+    >>> list_members(0b1010)
     (1, 3)
     """
     if mask.bit_count() * 8 > mask.bit_length():

@@ -84,7 +84,7 @@ _OWN_TIME = replace(_OWN_RATE, id="app-time", unit="ns", lower_is_better=True)
 def find_metric(id: str) -> Metric | None:
     """Return the metric of an id; None for one whose direction is unknown.
 
-    >>> metric_of("app-time:epoch").lower_is_better, metric_of("frobs") is None
+    >>> find_metric("app-time:epoch").lower_is_better, find_metric("frobs") is None
     (True, True)
     """
     for template in (_OWN_RATE, _OWN_TIME):

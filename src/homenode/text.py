@@ -9,7 +9,7 @@ from homenode.cpuset import CpuSet
 def printable(text: str) -> str:
     """Return a text from outside with nothing in it that steers a terminal or breaks XML.
 
-    >>> printable("vm\x1b[31m1\n")
+    >>> printable("vm\\x1b[31m1\\n")
     'vm?[31m1?'
     """
     if text.isprintable():
@@ -39,7 +39,7 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     are replaced by question marks.
 
     >>> csv_text([["a,b", 3], ["=1+1", None], [True, 0.5]])
-    '"a,b",3\r\n\'=1+1,\r\ntrue,0.5\r\n'
+    '"a,b",3\\r\\n\\'=1+1,\\r\\ntrue,0.5\\r\\n'
     """
     import csv
 
@@ -70,8 +70,8 @@ def command_line(*words: object) -> str:
 
     >>> command_line("virsh", "define", "/tmp/a b; rm -rf ~")
     "virsh define '/tmp/a b; rm -rf ~'"
-    >>> command_line("cat", "a\x1b'")
-    "cat $'a\\x1b\\''"
+    >>> command_line("cat", "a\\x1b'")
+    "cat $'a\\\\x1b\\\\''"
     """
     return " ".join(_word(str(word)) for word in words)
 

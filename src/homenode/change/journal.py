@@ -97,7 +97,7 @@ def last_lines(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEn
     """Return the last line of each step, in the order of their start.
 
     >>> lines = [ChangeEntry(what=ChangeState.BEGIN, kind="file", subject="/a")]
-    >>> last_lines([*lines, lines[0].now(ChangeState.DONE)])["file", "/a"].what
+    >>> last_lines([*lines, lines[0].with_state(ChangeState.DONE)])["file", "/a"].what
     <ChangeState.DONE: 'done'>
     """
     last_entries: dict[tuple[str, str], ChangeEntry] = {}

@@ -164,7 +164,7 @@ load, and a topology beyond that can mislead the guest. The study advises the sa
 def find_preset(switches: Switches) -> str | None:
     """Return the simplest preset that agrees with every known switch; None if none is.
 
-    >>> preset_of(structs.replace(Switches.of_layout(PRESETS["pin"]), memory=None))
+    >>> find_preset(structs.replace(Switches.from_layout(PRESETS["pin"]), memory=None))
     'pin'
     """
     if switches == UNKNOWN_SWITCHES:

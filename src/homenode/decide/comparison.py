@@ -273,7 +273,7 @@ def _joint_p(tested: Sequence[MetricTest]) -> float:
 def correct_by_holm(ps: Sequence[float]) -> tuple[float, ...]:
     """Return the p values corrected for their number (Holm), in the same order.
 
-    >>> holm([0.01, 0.04, 0.03])
+    >>> correct_by_holm([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
     """
     adjusted = [0.0] * len(ps)

@@ -157,8 +157,8 @@ def _parse_models(name: str) -> frozenset[str]:
     """Return the words of a name that distinguish a processor or GPU model: words with a digit,
     except sizes and connectors, and variant words; none without a digit.
 
-    >>> sorted(_models("NVIDIA A100-SXM4-80GB")), sorted(_models("AMD EPYC 9654 96-Core Processor"))
-    (['a100'], ['9654'])
+    >>> sorted(_parse_models("NVIDIA A100-SXM4-80GB") | _parse_models("AMD EPYC 9654 96-Core"))
+    ['9654', 'a100']
     """
     words = _WORD.findall(name[:_MAX_NAME].lower())
     numbers = {w for w in words if _MODEL.fullmatch(w) and not _NO_MODEL.fullmatch(w)}

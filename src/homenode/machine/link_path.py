@@ -71,7 +71,7 @@ class LinkRate(Struct, frozen=True):
 
     def format_with_rate(self) -> str:
         """
-        >>> LinkRate(5.0, 16).with_rate()
+        >>> LinkRate(5.0, 16).format_with_rate()
         '5 GT/s x16 (8.0 GB/s)'
         """
         return f"{self} ({format_rate(self.bytes_per_s)})"
@@ -84,7 +84,7 @@ def slower_rate(a: LinkRate, b: LinkRate) -> LinkRate:
 
 def format_rate(bytes_per_s: float) -> str:
     """
-    >>> gigabytes(63.01e9)
+    >>> format_rate(63.01e9)
     '63.0 GB/s'
     """
     return f"{bytes_per_s / 1e9:.1f} GB/s"

@@ -347,7 +347,7 @@ def is_study_directory(names: frozenset[str]) -> bool:
 def parse_switches(name: str) -> Switches:
     """Return the layout that a directory's name denotes; unknown for other names.
 
-    >>> switches_of("vcpu_pin_60c").name, switches_of("VCPU-Pin_NUMA.run2 (1)").name
+    >>> parse_switches("vcpu_pin_60c").name, parse_switches("VCPU-Pin_NUMA.run2 (1)").name
     ('pin', 'pin-numa')
     """
     name = name.lower().replace("_", "-")

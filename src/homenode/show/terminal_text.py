@@ -288,7 +288,7 @@ def _shorten_sets(table: Table) -> Table:
 def _remove_middle(text: str, width: int) -> str:
     """Shorten a name to its beginning and end, which distinguish it.
 
-    >>> _without_middle("gpu-7.rack-17.example.org", 14)
+    >>> _remove_middle("gpu-7.rack-17.example.org", 14)
     'gpu-7.…ple.org'
     """
     if len(text) <= width:
@@ -299,7 +299,7 @@ def _remove_middle(text: str, width: int) -> str:
 class ShellCommand:
     """A command for copying: long commands use the shell's line continuation.
 
-    >>> print("".join(ShellCommand("virsh define --validate 'a b.xml'").lines(24)))
+    >>> print("".join(ShellCommand("virsh define --validate 'a b.xml'").wrap_lines(24)))
     virsh define \\
     --validate 'a b.xml'
     """

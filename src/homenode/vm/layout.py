@@ -126,7 +126,7 @@ def add_preset_name(layout: Layout) -> Layout:
 def expose_siblings(layout: Layout) -> Layout:
     """Return the layout with vCPUs on all hyper-threads of each core, exposed as siblings.
 
-    >>> with_siblings(PRESETS["pin-numa"]).name
+    >>> expose_siblings(PRESETS["pin-numa"]).name
     'pin-numa-smt'
     """
     return add_preset_name(replace(layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED))
@@ -135,7 +135,7 @@ def expose_siblings(layout: Layout) -> Layout:
 def layout_text(layout: Layout) -> str:
     """Return the layout's name for people; for a preset with other siblings with a note.
 
-    >>> layout_text(with_siblings(PRESETS["pin-bound"])), layout_text(PRESETS["pin"])
+    >>> layout_text(expose_siblings(PRESETS["pin-bound"])), layout_text(PRESETS["pin"])
     ('pin-bound with siblings', 'pin')
     """
     hidden = add_preset_name(

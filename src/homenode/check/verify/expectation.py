@@ -99,7 +99,7 @@ def build_expectation(
 def group_neighbours(vcpus: int, size: int) -> tuple[CpuSet, ...]:
     """Runs of `size` neighbouring vCPUs: how QEMU deals vCPUs to threads, cores, dies, sockets.
 
-    >>> groups_of(4, 2)
+    >>> group_neighbours(4, 2)
     (CpuSet('0-1'), CpuSet('2-3'))
     """
     return tuple(CpuSet(range(i, min(i + size, vcpus))) for i in range(0, vcpus, size))

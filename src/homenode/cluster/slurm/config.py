@@ -220,7 +220,7 @@ def config_word(key: str, value: str) -> str:
     """Return a word that is read as this key and value.
 
     >>> config_word("Type", "h100"), config_word("Flags", "a b"), config_word("NodeName", "gpu#1")
-    ('Type=h100', 'Flags="a b"', 'NodeName=gpu\\#1')
+    ('Type=h100', 'Flags="a b"', 'NodeName=gpu\\\\#1')
 
     Raises InputError for a value that no line can hold.
     """

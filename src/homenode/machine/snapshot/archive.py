@@ -398,7 +398,7 @@ def _parse_size(digits: str) -> int:
 
 
 def _pax_records(content: bytes) -> dict[str, str]:
-    """Return the records of a pax header: "LENGTH KEY=VALUE\n" each. Raises _DamagedError."""
+    """Return the records of a pax header: "LENGTH KEY=VALUE\\n" each. Raises _DamagedError."""
     records: dict[str, str] = {}
     at = 0
     while at < len(content) and content[at]:  # GNU tar fills up with zeros

@@ -145,7 +145,7 @@ class Line(NamedTuple):
     def parse_number(self, word: str, expected: str) -> float:
         """Return a finite number that is not negative, such as 12.4 or 1.2e+06. Raises ParseError.
 
-        >>> Line("", None, "tool").figure("1.2e+06", "a time")
+        >>> Line("", None, "tool").parse_number("1.2e+06", "a time")
         1200000.0
         """
         if not _DECIMAL.fullmatch(word):

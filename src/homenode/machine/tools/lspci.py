@@ -405,7 +405,7 @@ def _read_codes() -> dict[str, dict[str, int]]:
 def find_class_code(name: str) -> int | None:
     """16 bits of a class by its name; None for one that is not listed.
 
-    >>> hex(class_code_of("3D controller") or 0), class_code_of("Flux capacitor")
+    >>> hex(find_class_code("3D controller") or 0), find_class_code("Flux capacitor")
     ('0x302', None)
     """
     return _read_codes()["classes"].get(name)
@@ -414,7 +414,7 @@ def find_class_code(name: str) -> int | None:
 def find_vendor_id(words: str) -> int | None:
     """Return the vendor with whose name a function's description begins; None if not listed.
 
-    >>> hex(vendor_id_of("NVIDIA Corporation Device 2330") or 0)
+    >>> hex(find_vendor_id("NVIDIA Corporation Device 2330") or 0)
     '0x10de'
     """
     fitting = [name for name in _read_codes()["vendors"] if words.startswith(name)]

@@ -96,7 +96,7 @@ def installed_script(names: Collection[str]) -> str:
 def split_status(stderr: str, mark: str) -> tuple[str, str | None]:
     """Standard error without the mark, and the status behind it; None if the mark never came.
 
-    >>> status_of("warning\\n\\nM 3\\n", "M")
+    >>> split_status("warning\\n\\nM 3\\n", "M")
     ('warning\\n', '3')
     """
     text, separator, status = stderr.rpartition(f"\n{mark} ")
@@ -108,7 +108,7 @@ def split_status(stderr: str, mark: str) -> tuple[str, str | None]:
 def convert_status(status: int) -> int:
     """Return the code as in ProgramResult: a shell reports a signal as 128 plus its number.
 
-    >>> returncode_of(3), returncode_of(137)
+    >>> convert_status(3), convert_status(137)
     (3, -9)
     """
     return 128 - status if 128 < status <= 128 + 64 else status

@@ -53,7 +53,7 @@ class Statistic(StrEnum):
 class Switches(Struct, frozen=True):
     """A layout's five switches, None = unknown.
 
-    >>> Switches.of_layout(PRESETS["pin-numa"]).name
+    >>> Switches.from_layout(PRESETS["pin-numa"]).name
     'pin-numa'
     >>> Switches(None, None, None, None, None).name
     'unknown'
@@ -98,7 +98,7 @@ CPU_ONLY, GPU_UNKNOWN = "cpu-only", "gpu-unknown"
 def name_system(gpu_name: str | None) -> str:
     """Return the directory of a machine: its GPU's name, as a directory can have it.
 
-    >>> system_of("NVIDIA GH200 480GB"), system_of(None)
+    >>> name_system("NVIDIA GH200 480GB"), name_system(None)
     ('nvidia-gh200-480gb', 'gpu-unknown')
     """
     return re.sub(r"[^a-z0-9]+", "-", (gpu_name or "").lower()).strip("-")[:80] or GPU_UNKNOWN

@@ -52,8 +52,8 @@ def classify_brackets(brackets: Sequence[Bracket]) -> PlacementStates:
     """Return the labels of brackets in the order of time; each team has states of its own.
 
     >>> near, far = Bracket("0-1", (27.0,), (28.0,)), Bracket("0-1", (110.0,), (108.0,))
-    >>> states_of([near, near, far, far])
-    States(labels=('28 ns', '28 ns', '109 ns', '109 ns'), transitions=(2,))
+    >>> classify_brackets([near, near, far, far])
+    PlacementStates(labels=('28 ns', '28 ns', '109 ns', '109 ns'), transitions=(2,))
     """
     places: dict[str, list[int]] = {}
     for place, bracket in enumerate(brackets):
@@ -71,7 +71,7 @@ def classify_brackets(brackets: Sequence[Bracket]) -> PlacementStates:
 def classify_values(values: Sequence[float]) -> tuple[int, ...]:
     """Class of each value, 0 for the least: cut at the widest gap until no class spans too much.
 
-    >>> classes_of([27.0, 110.0, 28.5, 112.0])
+    >>> classify_values([27.0, 110.0, 28.5, 112.0])
     (0, 1, 0, 1)
     """
     order = sorted(range(len(values)), key=lambda place: (values[place], place))

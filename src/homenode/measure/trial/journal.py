@@ -136,7 +136,7 @@ def summarize_entries(
 
     >>> whats = ((EntryKind.FAILED, 0), (EntryKind.AGAIN, 0), (EntryKind.MEASURED, 1))
     >>> lines = [TrialEntry("", what, number) for what, number in whats]
-    >>> state_of(lines).outcomes.keys()
+    >>> summarize_entries(lines).outcomes.keys()
     dict_keys([1])
     """
     outcomes: dict[int, TrialEntry] = {}

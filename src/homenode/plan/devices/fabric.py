@@ -60,7 +60,7 @@ def find_board(names: Iterable[str | None]) -> Board | None:
 
     None for GPUs without an NVSwitch board, such as PCIe cards, and for mixed models.
 
-    >>> board_of(["NVIDIA H100 80GB HBM3"] * 8), board_of(["NVIDIA H100 PCIe"])
+    >>> find_board(["NVIDIA H100 80GB HBM3"] * 8), find_board(["NVIDIA H100 PCIe"])
     (<Board.HGX_H100: 'hgx-h100'>, None)
     """
     boards = {

@@ -269,9 +269,9 @@ def _shorten_names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
 
     >>> from homenode.bdf import Bdf
     >>> gpus = [MatrixPlace(Axis.GPU, 0, Bdf(0, bus, n, 0)) for bus, n in ((0x19, 0), (0x3B, 0))]
-    >>> _names(gpus)
+    >>> _shorten_names(gpus)
     ('19', '3b')
-    >>> _names([gpus[0], MatrixPlace(Axis.GPU, 0, Bdf(0, 0x19, 1, 0))])
+    >>> _shorten_names([gpus[0], MatrixPlace(Axis.GPU, 0, Bdf(0, 0x19, 1, 0))])
     ('19:00', '19:01')
     """
     if len(places) < 2 or any(place.address is None for place in places):

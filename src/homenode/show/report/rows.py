@@ -46,7 +46,7 @@ def list_rows(machine: ReportedMachine) -> Iterator[ReportRow]:
 def format_csv(rows: Iterable[ReportRow]) -> str:
     """Return the rows as CSV, with a header.
 
-    >>> csv_of([]).startswith("machine,system,layout")
+    >>> format_csv([]).startswith("machine,system,layout")
     True
     """
     return csv_text([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)])

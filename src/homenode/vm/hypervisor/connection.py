@@ -51,7 +51,7 @@ def checked_uri(uri: str) -> str:
 def add_connection(uri: str, *words: str) -> tuple[str, ...]:
     """Return the words of a homenode command, with --connect for a URI other than the default.
 
-    >>> with_connection("qemu:///session", "homenode", "restore", "vm")
+    >>> add_connection("qemu:///session", "homenode", "restore", "vm")
     ('homenode', 'restore', 'vm', '--connect', 'qemu:///session')
     """
     return words if uri == DEFAULT else (*words, "--connect", uri)
@@ -81,7 +81,7 @@ def find_machine(uri: str) -> str:
 
     A port of localhost may be a tunnel to any machine, so it is included.
 
-    >>> machine_of("qemu:///session"), machine_of("qemu+ssh://root@gpu7:22/system")
+    >>> find_machine("qemu:///session"), find_machine("qemu+ssh://root@gpu7:22/system")
     ('', 'gpu7')
     """
     match = _FORM.match(uri)

@@ -249,7 +249,7 @@ def split_fields(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
     Also of a value in JSON, as libvirt 7 and newer write it; a list is a text with commas.
 
-    >>> fields_of("node,nodeid=0,cpus=0-3,cpus=8")
+    >>> split_fields("node,nodeid=0,cpus=0-3,cpus=8")
     ('node', (('nodeid', '0'), ('cpus', '0-3'), ('cpus', '8')))
     """
     if value.startswith("{"):

@@ -221,7 +221,7 @@ def thread_kind(name: str, cgroup: str) -> tuple[ThreadKind, int | None]:
 
 
 def status_field(text: str, label: str) -> str | None:
-    """Return the value of a line "Label:\tvalue" in /proc/PID/status, or None."""
+    """Return the value of a line "Label:\\tvalue" in /proc/PID/status, or None."""
     for line in text.splitlines():
         name, colon, value = line.partition(":")
         if colon and name == label:
@@ -233,7 +233,7 @@ def list_cgroups(text: str, controller: str = "cpu") -> Iterator[str]:
     """Yield the cgroup that limits a task's CPU time and its parents, from the lowest up, without
     the root.
 
-    >>> list(cgroups_of("3:cpu,cpuacct:/machine/vm/vcpu0"))
+    >>> list(list_cgroups("3:cpu,cpuacct:/machine/vm/vcpu0"))
     ['/machine/vm/vcpu0', '/machine/vm', '/machine']
     """
     for line in text.splitlines():

@@ -219,8 +219,8 @@ def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
 def find_sharing(name: str) -> NodeSharing | None:
     """Return the queue of a job, a log or a series of logs; None if neither queue matches.
 
-    >>> mode_of("exclusive_4gpu"), mode_of("shared_array_2gpu"), mode_of("hgx")
-    (<Sharing.EXCLUSIVE: 'exclusive'>, <Sharing.TOGETHER: 'together'>, None)
+    >>> find_sharing("exclusive_4gpu"), find_sharing("shared_array_2gpu"), find_sharing("hgx")
+    (<NodeSharing.EXCLUSIVE: 'exclusive'>, <NodeSharing.TOGETHER: 'together'>, None)
     """
     words = name.lower().replace("-", "_").split("_")
     if "exclusive" in words:

@@ -330,7 +330,7 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
 def parse_shapes(text: str) -> dict[str, NodeShape]:
     """Return the shapes by node name. Raises ParseError for a line that shows none.
 
-    >>> str(parse_shapes("2|16|2|64|gpu:8|gpu01\n2|16|2|64|gpu:8|gpu01\n")["gpu01"])
+    >>> str(parse_shapes("2|16|2|64|gpu:8|gpu01\\n2|16|2|64|gpu:8|gpu01\\n")["gpu01"])
     '2 x 16 x 2'
     """
     shapes: dict[str, NodeShape] = {}
@@ -347,9 +347,9 @@ def parse_shapes(text: str) -> dict[str, NodeShape]:
 def _parse_gpus(offered: str) -> tuple[int | None, str | None]:
     """Return whole GPUs of a text, and their type if there are MIG slices too.
 
-    >>> _gpus("gpu:h100:8(S:0-1)"), _gpus("gpu:1g.10gb:7(S:0,1),gpu:a100:6,nic:2")
+    >>> _parse_gpus("gpu:h100:8(S:0-1)"), _parse_gpus("gpu:1g.10gb:7(S:0,1),gpu:a100:6,nic:2")
     ((8, None), (6, 'a100'))
-    >>> _gpus("(null)"), _gpus("gpu:4")
+    >>> _parse_gpus("(null)"), _parse_gpus("gpu:4")
     ((None, None), (4, None))
     """
     # A comma inside parentheses lists sockets: gpu:8(S:0,1)

@@ -69,6 +69,16 @@ def test_fixes_keep_the_host_and_its_listing(
             assert f"homenode plan {vm} --host numactl --lspci lspci" in output
 
 
+def test_a_fix_for_a_command_line_of_qemu_is_a_call_that_plan_takes(tmp_path: Path) -> None:
+    text = f"{QEMU.rstrip()} -device vfio-pci,host=0000:19:00.0"
+    (tmp_path / "ps").write_text(text)
+    done = homenode("doctor", tmp_path / "ps", "--host", "hgx-h100", "--json")
+    (fix,) = (f["fix"] for f in json.loads(done.stdout)["findings"] if f["id"] == "unpinned")
+    words = fix.partition("homenode ")[2].split()
+    assert words[-2:] == ["--host", "hgx-h100"] and "0000:19:00.0" in words
+    assert homenode(*words).exit_code == 0
+
+
 def test_several_vms_are_judged_and_the_host_once(tmp_path: Path) -> None:
     code, said = doctor(tmp_path, VM, TABLE, VM)
     assert code == 1

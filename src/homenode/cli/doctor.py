@@ -30,6 +30,7 @@ from homenode.errors import (
     unknown,
 )
 from homenode.findings import (
+    Call,
     Findings,
     GapKind,
     add_gaps,
@@ -41,6 +42,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
 from homenode.safe.input_files import read_input, read_subject
 from homenode.text import command_line, first_few, plural, printable
+from homenode.units import MIB
 from homenode.vm.domain.read import open_domain
 from homenode.vm.sources import (
     is_host_source,
@@ -52,7 +54,6 @@ from homenode.vm.sources import (
 )
 from homenode.vm.targets.qemu_command import read_command_line
 from homenode.vm.targets.registry import (
-    TARGETS,
     add_host_facts,
     read_vm,
     recognize_target,
@@ -72,6 +73,16 @@ class _VmSource(Struct, frozen=True):
     vm: "Vm | None"  # VM of another hypervisor
     target: str = "qemu"  # that hypervisor
     unread: str = ""  # the script with the CPUs of each vCPU, if it is not next to the file
+    is_command: bool = False  # a command line of QEMU, which plan does not read
+
+    @property
+    def words(self) -> Call:
+        """The words by which homenode plan takes the VM."""
+        if self.vm is None or not self.is_command:
+            return ((self.name,),)
+        sizes = {"--vcpus": str(self.vm.vcpus), "--memory": f"{self.vm.memory_bytes // MIB}MiB"}
+        devices = (("--device", str(device.bdf)) for device in self.vm.hostdevs)
+        return (("--target", "qemu"), *sizes.items(), *devices)
 
 
 def doctor(arguments: DoctorArguments) -> None:
@@ -115,7 +126,7 @@ def doctor(arguments: DoctorArguments) -> None:
     findings = add_gaps(findings, loaded.gaps, asks_vms=asks_vms)
     bases, listings = split_sources(sources, arguments.lspci)
     host = bases[0] if len(bases) == 1 else "SOURCE" if bases else arguments.host
-    call: list[tuple[str, ...]] = [(vms[0].name if len(vms) == 1 else "VM",)]
+    call: list[tuple[str, ...]] = [*vms[0].words] if len(vms) == 1 else [("VM",)]
     call += [] if host is None else [("--host", host)]
     call += [("--lspci", str(listing)) for listing in listings]
     findings = structs.replace(findings, findings=with_call(findings.findings, call))
@@ -250,8 +261,9 @@ def _vm_of_file(name: str, host: "Host") -> _VmSource:
     content = read_subject(name, "a file of a VM or a host")
     if b"<domain" in content[:_HEAD_BYTES] or content[:2] in _UTF_16:
         return _VmSource(name, open_domain(content, name), None)
-    possible = (name for name in TARGETS if target_named(name).may_be(content))
-    target = recognize_target(content) or next(possible, None)
+    target = recognize_target(content)
+    if target is None and name.endswith(".conf") and target_named("proxmox").may_be(content):
+        target = "proxmox"
     if target is not None:
         vm, script = add_host_facts(read_vm(content, name, target), host).guest, ""
         suffix = target_named(target).hook_suffix
@@ -271,7 +283,7 @@ def _vm_of_file(name: str, host: "Host") -> _VmSource:
             "output of lspci -vvv, numactl -H, lscpu -e, xl info -n or nvidia-smi topo -m)",
             hint="virsh dumpxml --inactive NAME > VM.xml",
         )
-    return _VmSource(name, None, command)
+    return _VmSource(name, None, command, is_command=True)
 
 
 _POOL = "homenode doctor --pool captures/"

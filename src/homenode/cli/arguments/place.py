@@ -49,11 +49,10 @@ class PlanArguments(Struct, frozen=True, kw_only=True):
     NAME` plans and defines a domain of libvirt.
 
     Options:
-      document: The VM: a domain XML, as virsh dumpxml prints it; a configuration of qm (Proxmox) or
-        xl (Xen); a script that homenode wrote for QEMU; - reads standard input. Default: options
-        alone.
+      document: The VM: a domain XML, or a configuration of qm (Proxmox) or xl (Xen); a script that
+        homenode wrote for QEMU; - reads standard input. Default: options alone.
       host: Host to plan for (sources: homenode show --help). Default: this machine.
-      target: Hypervisor to write for; libvirt or one of the targets. A file of that target is
+      target: Hypervisor to write for: libvirt, proxmox, qemu, xen. A file of that target is
         edited. Default: the target of [VM]; xen if the host is `xl info -n`; else libvirt.
       output: Write the tuned definition, and the original to FILE.orig. May be VM.xml itself; - is
         standard output, as for the options of other files.

@@ -215,6 +215,13 @@ def test_auto_chooses_no_layout_that_the_target_cannot_have(tmp_path: Path) -> N
     assert "pin-bound (auto, gpu-copy)" in output and "pin-numa-pci" not in output
 
 
+def test_a_new_file_of_a_numbered_vm_has_its_number(tmp_path: Path) -> None:
+    words = ("--host", HOST, "--target", "proxmox", "--vcpus", "4", "--memory", "4GiB")
+    output = homenode("plan", *words, "-o", tmp_path / "102.conf").output
+    assert "snippets/homenode-102.sh" in (tmp_path / "102.conf").read_text()
+    assert "homenode-vm.sh" not in output
+
+
 def test_the_reasons_of_a_plan_for_xen_name_nothing_that_xen_lacks(tmp_path: Path) -> None:
     (tmp_path / "vm.xml").write_bytes(XML)
     words = ("--host", HOST, "--target", "xen", "--layout", "pin-numa-pci", "--explain")

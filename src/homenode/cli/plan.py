@@ -263,7 +263,8 @@ def _plan(source: VmSource, arguments: PlanArguments) -> tuple[PlannedFile, tupl
         expander_buses=has_feature(source.target, Feature.DEVICE_CELLS),
     )
     if source.target != LIBVIRT:
-        planned = plan_for_target(vm, resolved.options, host, source.target)
+        output = None if arguments.output is None else arguments.output.name
+        planned = plan_for_target(vm, resolved.options, host, source.target, output=output)
     else:
         assert vm.content is not None, "a new domain has a definition"
         planned = plan_file(vm.content, vm.source, resolved.options, host, copy_name=name)

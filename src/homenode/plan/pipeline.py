@@ -264,9 +264,12 @@ def vm_of_options(
     return VmFile(None, vm, None, "options")
 
 
-def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -> PlannedFile:
-    """Plan a VM and write it for a target. A file of that target is edited. Raises like plan_file,
-    and InputError if the target cannot take the plan."""
+def plan_for_target(
+    vm: VmFile, options: PlanOptions, host: Host, target: str, *, output: str | None = None
+) -> PlannedFile:
+    """Plan a VM and write it for a target. A file of that target is edited; output: the name of a
+    new one, which may have the VM's number. Raises like plan_file, and InputError if the target
+    cannot take the plan."""
     module = target_named(target)
     vm = add_host_facts(vm, host)
     if vm.kind != target:
@@ -287,7 +290,8 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
         limits = check_vcpus(vm.guest, vm_plan.vm.vcpus, qemu, vm.source)
     reject_unsafe(vm.guest, vm_plan, vm.source)
     document = vm.content if vm.kind == target else None
-    rendering = module.render(vm_plan, vm.guest, host, document, vm.source)
+    name = vm.source if document is not None else output or vm.source
+    rendering = module.render(vm_plan, vm.guest, host, document, name)
     findings = (*target_findings(module, vm_plan), *rendering.findings, *limits)
     if vm.kind != target:
         findings = (*findings, *_not_carried(vm, module, target))

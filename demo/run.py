@@ -24,7 +24,7 @@ from homenode.plan.stored import encode_plan
 from homenode.show.explain import explain
 from homenode.show.host_groups import host_counts
 from homenode.show.html import html_page
-from homenode.show.plan_text import refusal_text
+from homenode.show.plan_text import format_refusal
 from homenode.show.report.answer import answer_text
 from homenode.show.report.document import build_report
 from homenode.show.report.inputs import gather
@@ -136,7 +136,7 @@ def _plan_machine(
         except Unplannable as refusal:
             plans[preset] = refusal
             failed += 1
-            _explain(directory / f"{preset}.txt", refusal_text(refusal))
+            _explain(directory / f"{preset}.txt", format_refusal(refusal))
             continue
         plans[preset] = tuning.plan
         errors, gap = validate(tuning.document)

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.change.retrain.execution import explain_interrupted
-from homenode.change.retrain.install import dropped_links
+from homenode.change.retrain.install import find_dropped_links
 from homenode.change.retrain.plan import plan_retrain
 from homenode.check.doctor.baseline import find_drift, record_of
-from homenode.check.doctor.devices import matrix_findings
+from homenode.check.doctor.devices import check_matrix
 from homenode.check.doctor.diagnosis import MeasuredRates, diagnose
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding
@@ -198,8 +198,8 @@ HOST_CASES: dict[str, Case] = {
     ),
     "job-gpu-far": Case(
         "nvidia-smi topo -m of a job without CPUs of its GPU's node",
-        lambda: list(matrix_findings(parse_topology(_AFFINITY.format("")), "topo")),
-        lambda: list(matrix_findings(parse_topology(_AFFINITY.format("0-3")), "topo")),
+        lambda: list(check_matrix(parse_topology(_AFFINITY.format("")), "topo")),
+        lambda: list(check_matrix(parse_topology(_AFFINITY.format("0-3")), "topo")),
     ),
     "device-silent": Case(
         "a listing in which a GPU has revision ff and header type 7f",
@@ -214,10 +214,10 @@ HOST_CASES: dict[str, Case] = {
     ),
     "pcie-link-dropped": Case(
         "rtx5090-epyc7702 after the start of a VM with its GPUs",
-        lambda: list(dropped_links(host(SICK), gpus(SICK, 8), "vm", {})),
+        lambda: list(find_dropped_links(host(SICK), gpus(SICK, 8), "vm", {})),
         # rtx4080-i9-14900k with its GPU at x8 before and after the start of a VM
         lambda: list(
-            dropped_links(link_at(16.0, 8), (GPU_4080,), "vm", {GPU_4080: LinkRate(16.0, 8)})
+            find_dropped_links(link_at(16.0, 8), (GPU_4080,), "vm", {GPU_4080: LinkRate(16.0, 8)})
         ),
     ),
     "pcie-errors-uncorrected": Case(

@@ -15,7 +15,7 @@ from homenode.doc import (
     Section,
     Table,
     Text,
-    plain,
+    format_plain,
 )
 
 
@@ -43,8 +43,8 @@ def explained(doc: Doc) -> tuple[Explained, ...]:
     """The sections of a document."""
     return tuple(
         Explained(
-            plain(one.title),
-            tuple(" " * t.indent + plain(t.words) for t in one.parts if isinstance(t, Text)),
+            format_plain(one.title),
+            tuple(" " * t.indent + format_plain(t.words) for t in one.parts if isinstance(t, Text)),
             next((part for part in one.parts if isinstance(part, Table)), None),
             tuple(line for part in one.parts if isinstance(part, Commands) for line in part.lines),
         )
@@ -57,7 +57,7 @@ def section(doc: Doc | Section, title: str) -> Section:
     """The first section below that has an id, or begins with a title."""
     for part in doc.parts:
         if isinstance(part, Section):
-            if title in (part.id, part.name) or plain(part.title).startswith(title):
+            if title in (part.id, part.name) or format_plain(part.title).startswith(title):
                 return part
             with contextlib.suppress(LookupError):
                 return section(part, title)
@@ -72,14 +72,14 @@ def pictures(of: Doc | Section, title: str = "") -> dict[str, Picture]:
         except LookupError:
             return {}
     galleries = [part for part in of.parts if isinstance(part, Gallery)]
-    return {plain(one.title): one for gallery in galleries for one in gallery.pictures}
+    return {format_plain(one.title): one for gallery in galleries for one in gallery.pictures}
 
 
 def rows(of: Doc | Section, title: str = "") -> list[dict[str, str]]:
     """The rows of all tables below, by the first lines of their heads."""
     part = section(of, title) if title else of
     return [
-        dict(zip(map(first, table.heads), map(plain, row), strict=False))
+        dict(zip(map(first, table.heads), map(format_plain, row), strict=False))
         for table in tables(part.parts)
         for row in table.rows
     ]
@@ -87,10 +87,10 @@ def rows(of: Doc | Section, title: str = "") -> list[dict[str, str]]:
 
 def first(head: str | Cell) -> str:
     """The first line of a head."""
-    return plain(head.lines[0]) if isinstance(head, Cell) else head
+    return format_plain(head.lines[0]) if isinstance(head, Cell) else head
 
 
 def items(of: Doc | Section, title: str) -> list[str]:
     """The items of a section."""
     lists = [part for part in section(of, title).parts if isinstance(part, Items)]
-    return [plain(one) for part in lists for one in part.items]
+    return [format_plain(one) for part in lists for one in part.items]

@@ -4,7 +4,7 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.machine.tools.versions import Version
-from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.domain.read import read_vm
 from homenode.vm.sources import load_host
 from tests.lab.boot import BootOutcome, boot
@@ -85,7 +85,7 @@ def test_a_running_domain_is_not_redefined_but_its_threads_can_move(booted: Boot
 @pytest.mark.lab
 def test_restore_gives_the_definition_back(booted: BootOutcome) -> None:
     before, after = booted.report("restored")
-    assert same_definition(after.encode(), before.encode())
+    assert is_same_definition(after.encode(), before.encode())
 
 
 @pytest.mark.lab

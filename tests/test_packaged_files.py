@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import homenode
-from homenode.measure.tools_installed import program_text
+from homenode.measure.tools_installed import read_program
 from tests.source_trees import FILES, nodes, tree
 
 PACKAGE = Path(homenode.__file__).parent
@@ -83,7 +83,7 @@ READERS = [path for path in FILES if "package_text(" in path.read_text(encoding=
 @pytest.mark.parametrize("path", READERS, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_packaged_file_that_a_module_names_is_there(path: Path) -> None:
     directories = []
-    for call in calls(path, "package_text"):
+    for call in calls(path, "read_package_text"):
         words = words_of(call, path)
         certain = [word for word in words if word is not None]
         if certain == words:
@@ -132,7 +132,7 @@ def test_every_program_that_is_sent_is_there_and_every_one_there_is_sent() -> No
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_that_is_sent_runs_in_a_plain_python(name: str) -> None:
     words = CALLED_WITH.get(name, ("--help",))
-    run_alone("-", *words, text=program_text(name))
+    run_alone("-", *words, text=read_program(name))
 
 
 @pytest.mark.parametrize("path", ALONE, ids=lambda path: path.name)

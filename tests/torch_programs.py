@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.tools_installed import program_text
+from homenode.measure.tools_installed import read_program
 from homenode.process import ProgramResult
 
 STAND_IN = Path(__file__).parent / "torch_stand_in"
@@ -33,7 +33,7 @@ def run_program(
     """One program. settings: of the stand-in (tests/torch_stand_in/torch)."""
     environment = {"PYTHONPATH": str(STAND_IN), "STAND_IN": json.dumps(settings)}
     argv = (python, "-", *words)
-    return LocalMachine().run(argv, 300.0, program_text(name), environment=environment)
+    return LocalMachine().run(argv, 300.0, read_program(name), environment=environment)
 
 
 def copies(command: str, **settings: Any) -> str:

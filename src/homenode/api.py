@@ -77,11 +77,11 @@ def verify(domain: Domain, host: HostSource = None, plan: Plan | None = None) ->
     from homenode.check.domain.verification import verify_document
     from homenode.findings import sort_findings
     from homenode.vm.domain.read import open_domain
-    from homenode.vm.domain.schema import parsed_by_libvirt, validate
+    from homenode.vm.domain.schema import parse_with_libvirt, validate
 
     document = open_domain(*_read_document(domain))
     errors, gap = validate(document.to_bytes())
-    parsed = parsed_by_libvirt(document) if errors else None
+    parsed = parse_with_libvirt(document) if errors else None
     verification = verify_document(
         document, plan=plan, host=_read_host(host), schema_errors=errors, parsed=parsed
     )

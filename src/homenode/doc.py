@@ -142,12 +142,12 @@ def spans(words: Words) -> tuple[Span, ...]:
     return tuple(Span(run) if isinstance(run, str) else run for run in runs)
 
 
-def plain(words: "Words | Cell") -> str:
+def format_plain(words: "Words | Cell") -> str:
     """Return the letters of a line or a cell.
 
-    >>> plain(("node 0", Span(": near", "dim"))), plain(Cell(("a", "b")))
+    >>> format_plain(("node 0", Span(": near", "dim"))), format_plain(Cell(("a", "b")))
     ('node 0: near', 'a; b')
     """
     if isinstance(words, Cell):
-        return "; ".join(map(plain, words.lines))
+        return "; ".join(map(format_plain, words.lines))
     return "".join(span.text for span in spans(words))

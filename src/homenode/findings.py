@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import NodeIndex
 from homenode.errors import DONE, FINDINGS, NOT_KNOWN
-from homenode.package_data import package_text
-from homenode.text import command_line, first_few, subjects_text
+from homenode.package_data import read_package_text
+from homenode.text import command_line, first_few, format_subjects
 
 
 class Severity(StrEnum):
@@ -115,24 +115,24 @@ def unread_vms(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     return tuple(gap for gap in gaps if gap.kind in (GapKind.VMS, GapKind.VM))
 
 
-def gap_lines(gaps: Iterable[Gap]) -> tuple[str, ...]:
+def format_gaps(gaps: Iterable[Gap]) -> tuple[str, ...]:
     """Return a line for each reason with its subjects; further reasons share one line."""
     subjects: dict[str, list[str]] = {}
     for gap in dict.fromkeys(gaps):
         subjects.setdefault(gap.reason, []).append(gap.subject)
-    lines = [f"{subjects_text(group)}: {reason}" for reason, group in subjects.items()]
+    lines = [f"{format_subjects(group)}: {reason}" for reason, group in subjects.items()]
     if len(lines) > _MAX_REASONS + 1:
         groups = list(subjects.values())[_MAX_REASONS:]
-        shared = "; ".join(map(subjects_text, groups))
+        shared = "; ".join(map(format_subjects, groups))
         lines[_MAX_REASONS:] = [f"{shared}: homenode show --explain prints the reasons"]
     return tuple(lines)
 
 
-def shared_gap_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
+def format_shared_gaps(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
     """Return the lines of several hosts, each line once, after the names of its hosts."""
     names: dict[str, list[str]] = {}
     for name, gaps in gaps_of:
-        for line in gap_lines(gaps):
+        for line in format_gaps(gaps):
             names.setdefault(line, []).append(name)
     return tuple(f"{first_few(hosts, 3)}: {line}" for line, hosts in names.items())
 
@@ -331,7 +331,7 @@ def fill_in(text: str, values: Mapping[str, object]) -> str:
 def find_texts(id: str) -> FindingTexts:
     """Return the texts of a finding. Raises KeyError for an unknown id."""
     for name in GROUPS:
-        if id in _page_text(name) and id in page(name):
+        if id in _format_page(name) and id in page(name):
             return page(name)[id]
     raise KeyError(id)
 
@@ -363,14 +363,14 @@ GROUPS = {
 
 
 @cache
-def _page_text(name: str) -> str:
-    return package_text("findings", f"{name}.toml")
+def _format_page(name: str) -> str:
+    return read_package_text("findings", f"{name}.toml")
 
 
 @cache
 def page(name: str) -> Mapping[str, FindingTexts]:
     """Return the findings of a page, by id, in its order."""
-    tables = toml.decode(_page_text(name), type=dict[str, FindingTexts])
+    tables = toml.decode(_format_page(name), type=dict[str, FindingTexts])
     return {key: texts for first, texts in tables.items() for key in (first, *texts.also)}
 
 
@@ -401,5 +401,5 @@ def add_gaps(findings: Findings, gaps: Sequence[Gap], *, asks_vms: bool | None =
     question, so that an unread one makes the answer unknown; None = the answer needs no VMs."""
     unread = unread_vms(gaps) if asks_vms else ()
     omitted = {NO_VMS} if asks_vms is None else set()
-    unknown = gap_lines(gap for gap in gaps if gap not in unread and gap.subject not in omitted)
-    return replace(findings, not_read=gap_lines(unread), unknown=(*findings.unknown, *unknown))
+    unknown = format_gaps(gap for gap in gaps if gap not in unread and gap.subject not in omitted)
+    return replace(findings, not_read=format_gaps(unread), unknown=(*findings.unknown, *unknown))

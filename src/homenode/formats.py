@@ -71,7 +71,7 @@ def decode(text: str | bytes, kind: str, record_type: type[T], source: str) -> T
     return _convert(document, record_type, f"{source}: not a valid homenode.{kind}")
 
 
-def head_line(kind: str, value: Any) -> str:
+def read_head_line(kind: str, value: Any) -> str:
     """Return the first line of a file of lines."""
     head = {"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_encode_text)}
     return encode_json(head).decode() + "\n"

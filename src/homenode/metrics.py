@@ -8,7 +8,7 @@ from msgspec import Struct, toml
 from msgspec.structs import replace
 
 from homenode.objective import Objective
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class _Table(Struct, forbid_unknown_fields=True):
     metric: tuple[Metric, ...]
 
 
-_METRICS = toml.decode(package_text("metrics.toml"), type=_Table).metric
+_METRICS = toml.decode(read_package_text("metrics.toml"), type=_Table).metric
 
 METRICS: dict[str, Metric] = {metric.id: metric for metric in _METRICS}
 """Every metric, by id, in the order in which reports show them."""

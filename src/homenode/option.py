@@ -82,7 +82,7 @@ def size_bytes(text: str, option: str) -> int:
         raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
 
 
-def size_text(size: int) -> str:
+def format_size(size: int) -> str:
     """Format a size as an option value, without rounding."""
     return f"{size}B"
 

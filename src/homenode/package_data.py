@@ -11,6 +11,6 @@ def package_names(*directory: str) -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in top.iterdir())) if top.is_dir() else ()
 
 
-def package_text(*path: str) -> str:
+def read_package_text(*path: str) -> str:
     """Return a text of the package. Raises OSError if it does not exist."""
     return _PACKAGE.joinpath(*path).read_text(encoding="utf-8")

@@ -117,12 +117,12 @@ def first_few(texts: Iterable[str], limit: int, between: str = ", ") -> str:
 _MAX_SUBJECTS = 6  # that are named; further ones are counted
 
 
-def subjects_text(subjects: Sequence[str]) -> str:
+def format_subjects(subjects: Sequence[str]) -> str:
     """Join subjects with the same statement: a few completely, else the first and a count.
 
-    >>> subjects_text(["node of 0000:17:00.0", "node of 0000:65:00.0"])
+    >>> format_subjects(["node of 0000:17:00.0", "node of 0000:65:00.0"])
     'node of 0000:17:00.0 and 0000:65:00.0'
-    >>> subjects_text([str(number) for number in range(16)])
+    >>> format_subjects([str(number) for number in range(16)])
     '0, 1, 2, 3, 4, 5 and 10 more'
     """
     heads = {subject.rpartition(" ")[0] for subject in subjects}
@@ -144,10 +144,10 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
-def duration_text(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration, rounded.
 
-    >>> duration_text(45), duration_text(600), duration_text(7800)
+    >>> format_duration(45), format_duration(600), format_duration(7800)
     ('45 s', '10 min', '2 h 10 min')
     """
     if seconds < 90:
@@ -189,20 +189,20 @@ def number_list(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
-def nodes_text(nodes: Iterable[int]) -> str:
+def format_nodes(nodes: Iterable[int]) -> str:
     """Return the nodes with the word.
 
-    >>> nodes_text([2]), nodes_text([0, 1, 3])
+    >>> format_nodes([2]), format_nodes([0, 1, 3])
     ('node 2', 'nodes 0-1,3')
     """
     indices = set(nodes)
     return ("node " if len(indices) == 1 else "nodes ") + (number_list(indices) or "none")
 
 
-def cpus_text(pus: CpuSet) -> str:
+def format_cpus(pus: CpuSet) -> str:
     """Return a list of CPUs, with the word in the right number.
 
-    >>> cpus_text(CpuSet([4])), cpus_text(CpuSet.parse("0-3,8"))
+    >>> format_cpus(CpuSet([4])), format_cpus(CpuSet.parse("0-3,8"))
     ('CPU 4', 'CPUs 0-3,8')
     """
     return f"CPU {pus}" if len(pus) == 1 else f"CPUs {pus}"

@@ -26,7 +26,7 @@ from homenode.decide.matrices import (
     far_copies,
 )
 from homenode.decide.recommendation import decide_for_machines
-from homenode.decide.sentences import first_line
+from homenode.decide.sentences import format_answer
 from homenode.decide.summary import collect_series
 from homenode.findings import Caveat, Severity
 from homenode.measure.results.model import (
@@ -41,7 +41,7 @@ from homenode.measure.results.model import (
 )
 from homenode.measure.results.vantage import Vantage
 from homenode.objective import Objective
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
 from tests.simulated_runs import simulated_run
@@ -67,7 +67,7 @@ def test_runs_without_a_host_are_named() -> None:
 
 def test_every_caveat_has_a_cause_a_fix_and_a_line_in_the_documents() -> None:
     page = Path("docs/reference/formats/comparison.md").read_text()
-    for name in tomllib.loads(package_text("decide", "caveats.toml")):
+    for name in tomllib.loads(read_package_text("decide", "caveats.toml")):
         made = make_caveat(name, "x", "y")
         assert made.cause and made.fix and f"`{name}`" in page, name
 
@@ -210,7 +210,7 @@ def test_a_missing_gpu_of_a_collective_leaves_other_answers_and_is_named() -> No
     found = {one.objective: one for one in decide_for_machines(runs, tuple(Objective))}
     answer = found[Objective.MEMORY_BANDWIDTH]
     assert (answer.layout, answer.tells) == ("pin-numa", True)
-    line = first_line("H200", [found[Objective.MULTI_GPU]])
+    line = format_answer("H200", [found[Objective.MULTI_GPU]])
     assert line.endswith("which layout is best: collective GPUs: 3 against 4")
 
 

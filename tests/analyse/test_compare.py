@@ -33,7 +33,7 @@ from homenode.measure.results.model import Condition, Origin, Run, Sample, Stati
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import METRICS, find_metric, list_primaries
 from homenode.objective import Objective
-from homenode.show.results_text import file_text, power_table
+from homenode.show.results_text import build_power_table, file_text
 from tests.simulated_runs import simulated_run
 
 TRIAD = {"memory-bandwidth": ("bytes_per_s", 100e9)}
@@ -92,9 +92,9 @@ def test_power_is_shown_by_test_and_layout_and_decides_nothing() -> None:
     loud = replace(loud, samples=(*loud.samples, *watts))
     both = compared(replace(quiet, samples=(*quiet.samples, *watts)), loud)
     assert not [one for one in (*found.caveats, *both.caveats) if one.id == "unknown-metric"]
-    (table,) = power_table({"pin": {}, **found.power})
+    (table,) = build_power_table({"pin": {}, **found.power})
     assert (table.heads[1:], table.rows) == (("pin", "pin-numa"), (("matmul", "-", "400 W"),))
-    assert power_table({}) == ()
+    assert build_power_table({}) == ()
 
 
 def test_all_reduce_with_the_topology_file_is_compared_within_its_layout() -> None:

@@ -32,7 +32,7 @@ from homenode.decide.recommendation import (
     decide_for_machines,
     recommend,
 )
-from homenode.decide.sentences import first_line, format_basis, format_sentence
+from homenode.decide.sentences import format_answer, format_basis, format_sentence
 from homenode.decide.trial_conclusion import answer_of, conclude
 from homenode.findings import Severity
 from homenode.measure.results.model import (
@@ -114,7 +114,7 @@ def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     (caveat,) = [one for one in made.caveats if one.id == "pin-regression"]
     assert "homenode doctor" in caveat.fix
     assert caveat.detail.startswith("36 % below")
-    assert first_line("RTX 4080", (made,)).startswith("RTX 4080: review first: check the pins")
+    assert format_answer("RTX 4080", (made,)).startswith("RTX 4080: review first: check the pins")
 
 
 def test_a_measured_difference_may_be_smaller_than_one_that_may_be_none() -> None:

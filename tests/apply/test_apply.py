@@ -26,8 +26,8 @@ from homenode.change.apply.definition import (
     find_obstacles,
     forget_original,
     preview_definition,
+    read_saved_original,
     restore_definition,
-    saved_original,
 )
 from homenode.change.apply.live_pins import (
     apply_live_pins,
@@ -35,13 +35,13 @@ from homenode.change.apply.live_pins import (
     restore_live_pins,
     run_mark,
 )
-from homenode.change.apply.store import DomainStore, compute_sha256, saved_originals
+from homenode.change.apply.store import DomainStore, compute_sha256, list_saved_originals
 from homenode.change.journal import ChangeState, default_root
-from homenode.change.paused_start import PausedStart, end_paused, paused_journal
+from homenode.change.paused_start import PausedStart, end_paused, open_paused_journal
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.safe.durable import part_name
-from homenode.vm.hypervisor.connection import DomainState, checked_uri, parse_dominfo, parse_pins
+from homenode.vm.hypervisor.connection import DomainState, check_uri, parse_dominfo, parse_pins
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.seeds import part
@@ -184,7 +184,7 @@ def test_kept_edits_are_the_original_as_libvirt_printed_them(daemon: StandIn, ro
     daemon.put("drops", "<iothreads>")
     restore_definition(Virsh(URI), NAME, root, keep_edits=True)
     assert b"<title>" in daemon.definition() and b"<iothreads>" not in daemon.definition()
-    assert saved_original(Virsh(URI), NAME, root) == Virsh(URI).read_definition(UUID)
+    assert read_saved_original(Virsh(URI), NAME, root) == Virsh(URI).read_definition(UUID)
 
 
 def test_edits_since_the_apply_are_never_dropped(daemon: StandIn, root: Path) -> None:
@@ -355,11 +355,11 @@ def test_a_restore_with_nothing_saved_says_where_something_is(daemon: StandIn, r
     apply(root)
     with pytest.raises(InputError, match="applied with --connect qemu:///system"):
         restore_definition(Virsh("qemu:///session"), NAME, root)
-    (saved,) = saved_originals(root, URI, NAME)
+    (saved,) = list_saved_originals(root, URI, NAME)
     damaged = DomainStore(root, URI, UUID.replace("6", "0"))  # of another domain
     damaged.save(ORIGINAL)
     (damaged.directory / "journal.jsonl").write_text("{}\n")
-    assert saved_originals(root, URI, NAME) == (saved,)
+    assert list_saved_originals(root, URI, NAME) == (saved,)
 
 
 def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root: Path) -> None:
@@ -602,7 +602,7 @@ def test_a_paused_vm_is_ended_unless_its_guest_runs_or_another_started_it(
 ) -> None:
     virsh = Virsh(URI)
     step = PausedStart(virsh=virsh, uuid=UUID, name=NAME)
-    step.do(paused_journal(root, virsh, UUID, NAME).write)
+    step.do(open_paused_journal(root, virsh, UUID, NAME).write)
     daemon.put("id", run_id)
     daemon.put("run-state", run_state)
     assert [entry.what for entry in end_paused(virsh, root, UUID, NAME)] == [outcome]
@@ -616,7 +616,7 @@ def test_files_that_a_paused_start_made_go_unless_they_were_written_since(
     was_there.touch()
     makes = tuple(map(str, (was_there, made, written)))
     step = PausedStart(virsh=Virsh(URI), uuid=UUID, name=NAME, makes=makes)
-    journal = paused_journal(root, Virsh(URI), UUID, NAME)
+    journal = open_paused_journal(root, Virsh(URI), UUID, NAME)
     entry = step.do(journal.write)
     assert entry.made == makes[1:] and "destroy" in entry.by_hand and UUID in entry.by_hand
     daemon.put("id", "1")
@@ -679,7 +679,7 @@ def test_an_unknown_domain_is_bad_input(daemon: StandIn) -> None:
 @pytest.mark.parametrize("uri", ["", "-h", "qemu", "qemu:///system evil", "file:///etc", "xen:///"])
 def test_a_connection_must_be_a_uri_of_the_qemu_driver(uri: str) -> None:
     with pytest.raises(UsageError, match="expected a libvirt URI"):
-        checked_uri(uri)
+        check_uri(uri)
 
 
 def test_dominfo_and_pin_tables_of_old_and_new_versions_are_read() -> None:

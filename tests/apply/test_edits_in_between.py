@@ -22,7 +22,7 @@ from homenode.change.apply.definition import (
 )
 from homenode.change.apply.store import DomainStore
 from homenode.errors import InputError
-from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.processes import code_of, start_child
@@ -159,8 +159,8 @@ def test_keeping_edits_after_a_kill_at_any_call_ends_with_the_edited_original(
         daemon.put_definition(with_title(daemon.definition()))
         would = preview_restore(Virsh(URI), NAME, start.root, keep_edits=True)
         restore(start.root, keep_edits=True)
-        assert same_definition(daemon.definition(), with_title(ORIGINAL))
-        assert same_definition(would.original, with_title(ORIGINAL))
+        assert is_same_definition(daemon.definition(), with_title(ORIGINAL))
+        assert is_same_definition(would.original, with_title(ORIGINAL))
         restore(start.root)
         assert TITLE in daemon.definition()
 
@@ -238,7 +238,7 @@ def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Pat
     daemon.put_definition(now)
     restore_definition(virsh, "renamed", tmp_path, keep_edits=True)
     wanted = ORIGINAL.replace(NAME.encode() + b"</name>", b"renamed</name>")
-    assert same_definition(daemon.definition(), wanted)
+    assert is_same_definition(daemon.definition(), wanted)
     daemon.put("name", "again")
     daemon.put_definition(wanted.replace(b"renamed</name>", b"again</name>"))
     restore_definition(virsh, "again", tmp_path, keep_edits=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from homenode.change.apply.define_step import dropped_fields
+from homenode.change.apply.define_step import list_dropped_fields
 
 DEVICE = (
     "<hostdev mode='subsystem' type='pci' managed='yes'><source>"
@@ -32,13 +32,13 @@ def lost(*changes: tuple[str, str]) -> tuple[str, ...]:
     for before, after in changes:
         assert before in owned
         owned = owned.replace(before, after)
-    return dropped_fields(GIVEN.encode(), owned.encode())
+    return list_dropped_fields(GIVEN.encode(), owned.encode())
 
 
 def test_what_libvirt_adds_of_its_own_is_no_change() -> None:
     assert lost(("</target></memory>", "</target><alias name='dimm0'/></memory>")) == ()
     bare = GIVEN.replace(ADDRESS, "")
-    assert dropped_fields(bare.encode(), GIVEN.encode()) == ()
+    assert list_dropped_fields(bare.encode(), GIVEN.encode()) == ()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from homenode.cli.apply import tuned_together
+from homenode.cli.apply import plan_together
 from homenode.units import GIB
 from homenode.vm.plan import is_critical
 from homenode.vm.plan_options import PlanOptions
@@ -229,7 +229,7 @@ def test_quiet_of_apply_leaves_what_makes_the_exit_code_1(
     wanted = PlanOptions(layout="default", vcpus=2, memory_bytes=900 * GIB, gpu_count=1)
     given = Path(DOCUMENT).read_bytes()
     host = load_host("small-2n8c-2gpu")
-    made = tuned_together({"gpu-vm": given}, wanted, host, (), ())[0]
+    made = plan_together({"gpu-vm": given}, wanted, host, (), ())[0]
     assert is_critical(made.plan)
     shown = capsys.readouterr()
     assert shown.out == "" and "critical: small-2n8c-2gpu" in shown.err

@@ -25,8 +25,8 @@ def _loaded(statement: str) -> set[str]:
 def at_start() -> set[str]:
     """With every command, as the help needs them."""
     return _loaded(
-        "from homenode.cli.main import PROGRAM; from homenode.cli.help import help_text; "
-        "help_text(PROGRAM, 'homenode', shows_all=True, to_terminal=False); "
+        "from homenode.cli.main import PROGRAM; from homenode.cli.help import format_help; "
+        "format_help(PROGRAM, 'homenode', shows_all=True, to_terminal=False); "
         "[one.parameters for each in PROGRAM.commands for one in (each, *each.commands)]"
     )
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
-from homenode.machine.description.parse import shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import PlannedFile, plan_for_target, vm_of_options
@@ -51,7 +51,7 @@ class Planned:
 
 @cache
 def _shipped(architecture: str) -> tuple[Host, ...]:
-    hosts = (load_host(name) for name in shipped_hosts() if name not in LARGE)
+    hosts = (load_host(name) for name in list_shipped_hosts() if name not in LARGE)
     return tuple(host for host in hosts if host.architecture == architecture)
 
 

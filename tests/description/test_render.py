@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homenode.machine.description.parse import load_shipped, parse_description, shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts, load_shipped, parse_description
 from homenode.machine.discover.host import discover
 from homenode.machine.snapshot.contents import PATHS, PathKind
 from homenode.machine.snapshot.protocol import MemorySnapshot
@@ -93,7 +93,7 @@ def test_discovery_gives_back_what_was_described(text: str) -> None:
     assert as_described(found, described) == described
 
 
-@pytest.mark.parametrize("name", part(shipped_hosts(), 1))
+@pytest.mark.parametrize("name", part(list_shipped_hosts(), 1))
 def test_every_rendered_file_has_the_form_that_a_capture_expects(name: str) -> None:
     snapshot = render(load_shipped(name))
     files = _by_real_path_pattern(snapshot)

@@ -13,13 +13,13 @@ from msgspec.structs import asdict
 
 from homenode.errors import UsageError
 from homenode.findings import NO_VMS
-from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
+from homenode.machine.description.parse import is_made_up, list_shipped_hosts, load_shipped
 from homenode.machine.description.tables import HostDescription
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import HostSummary, summarise
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.units import parse_bytes
 from tests.memory_directory import memory_directory
 from tests.rendered.machine import render
@@ -33,7 +33,7 @@ COUNTS = Path(__file__).with_name("shipped_counts.txt")
 HGX_CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
 
-EVERY = pytest.mark.parametrize("name", shipped_hosts())
+EVERY = pytest.mark.parametrize("name", list_shipped_hosts())
 
 
 WITH_UNKNOWNS = {
@@ -63,7 +63,7 @@ def test_a_shipped_host_is_named_as_its_file_and_says_what_it_is(name: str) -> N
     description = load_shipped(name)
     assert description.host.name == name
     assert description.about
-    table = tomllib.loads(package_text("machine", "hosts", f"{name}.toml"))
+    table = tomllib.loads(read_package_text("machine", "hosts", f"{name}.toml"))
     assert table["facts"], "which facts are published, and which are assumed?"
 
 
@@ -71,7 +71,7 @@ def test_shipped_hosts_have_the_counts_of_their_rows() -> None:
     """A slip in a description changes them."""
     names, *rows = (line.split() for line in COUNTS.read_text().splitlines())
     assert names[1:] == list(HostSummary.__struct_fields__)
-    assert [row[0] for row in rows] == list(shipped_hosts())
+    assert [row[0] for row in rows] == list(list_shipped_hosts())
     for name, *cells in rows:
         counts = asdict(summarise(load_shipped(name).host))
         expected = {
@@ -83,7 +83,7 @@ def test_shipped_hosts_have_the_counts_of_their_rows() -> None:
 
 def test_the_format_document_lists_every_shipped_host() -> None:
     listed = re.findall(r"^\| `([a-z0-9-]+)` \|", FORMAT.read_text(), re.MULTILINE)
-    assert sorted(set(listed) & set(shipped_hosts())) == list(shipped_hosts())
+    assert sorted(set(listed) & set(list_shipped_hosts())) == list(list_shipped_hosts())
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
@@ -134,7 +134,7 @@ def _lstopo(description: HostDescription, directory: Path) -> etree._Element:
 
 @pytest.mark.hwloc
 @pytest.mark.skipif(LSTOPO is None, reason="lstopo is not installed")
-@pytest.mark.parametrize("name", part(shipped_hosts(), 2, every=9))
+@pytest.mark.parametrize("name", part(list_shipped_hosts(), 2, every=9))
 def test_hwloc_sees_the_same_host(name: str) -> None:
     description = load_shipped(name)
     host = description.host
@@ -179,6 +179,6 @@ def _bits(cpuset: str) -> int:
 
 
 def test_hosts_that_are_named_for_their_shape_are_made_up() -> None:
-    real = [name for name in shipped_hosts() if not is_made_up(name)]
+    real = [name for name in list_shipped_hosts() if not is_made_up(name)]
     assert {"hgx-h100", "rtx4080-i9-14900k"} <= set(real)
     assert not [name for name in real if name.startswith(("x86-", "small-", "xapi-"))]

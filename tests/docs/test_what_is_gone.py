@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from homenode import formats
 from homenode.cli.command import Command
-from homenode.cli.help import help_text
+from homenode.cli.help import format_help
 from homenode.cli.main import PROGRAM
 from homenode.findings import catalogue
 from tests.command_line import every_command
@@ -23,7 +23,7 @@ PAGES = [
     if page.path.parts[:3] != ("docs", "developer", "decisions") and page.path.name != "limits.md"
 ]
 HELPS = [
-    Page(ROOT / " ".join(words), help_text(command, " ".join(words)))
+    Page(ROOT / " ".join(words), format_help(command, " ".join(words)))
     for words, command in every_command()
 ]
 EVERY = (*PAGES, *HELPS)

@@ -20,7 +20,7 @@ from homenode.cli import retrain as retrain_command
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.command import CallError
 from homenode.cli.main import run as program
-from homenode.doc import Text, plain
+from homenode.doc import Text, format_plain
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Finding, Findings, Gap, GapKind, Severity, add_gaps, finding
 from homenode.formats import encode
@@ -28,7 +28,7 @@ from homenode.machine.pci import PciLink
 from homenode.machine.topology import Host
 from homenode.safe import trusted_path
 from homenode.show.findings_text import (
-    findings_text,
+    format_findings,
     format_prometheus,
     format_subjects,
     group_findings,
@@ -413,8 +413,8 @@ def test_the_first_line_keeps_the_letters_of_a_setting() -> None:
 
 
 def lines(findings: Findings, *, explain: bool = False) -> list[str]:
-    parts = findings_text(findings, "h", explain=explain).parts
-    return [plain(part.words) for part in parts if isinstance(part, Text)]
+    parts = format_findings(findings, "h", explain=explain).parts
+    return [format_plain(part.words) for part in parts if isinstance(part, Text)]
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_a_screen_of_many_findings_counts_what_does_not_fit() -> None:
     assert "(vCPU 0; each: --explain)" in text[4]
     assert text[-2].startswith("warning  ") and "more: " in text[-2] and "llc-strad" in text[-2]
     assert text[-1] == "info     1: node-spans-llcs (--explain)"
-    assert len(findings_text(Findings(checked=(), findings=many), "h", explain=True).parts) > 900
+    assert len(format_findings(Findings(checked=(), findings=many), "h", explain=True).parts) > 900
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.doctor.host_settings import layout_findings
+from homenode.check.doctor.host_settings import check_layout
 from homenode.cpuset import CpuSet
 from homenode.machine.description.parse import load_shipped
 from homenode.machine.discover.host import discover
@@ -239,5 +239,5 @@ def test_a_node_over_packages_that_are_cores_is_no_fault(cores: int, ids: list[s
     every = f"0-{8 * cores - 1}\n"
     files |= {f"{NODE}/online": "0\n", f"{NODE}/node0/cpulist": every}
     files |= {f"{NODE}/node0/distance": "10\n"}
-    found = layout_findings(discover(snapshot(files)))
+    found = check_layout(discover(snapshot(files)))
     assert [finding.id for finding in found] == ids

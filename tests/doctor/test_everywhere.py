@@ -13,7 +13,7 @@ from homenode.check.doctor.baseline import find_drift, record_of
 from homenode.check.doctor.diagnosis import diagnose
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity, catalogue
-from homenode.machine.description.parse import shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
 from homenode.vm.domain.document import Document
@@ -45,9 +45,9 @@ def documents() -> list[Document]:
 DOCUMENTS = documents()
 
 
-@pytest.mark.parametrize("name", shipped_hosts())
+@pytest.mark.parametrize("name", list_shipped_hosts())
 def test_any_document_is_diagnosed_on_any_host(name: str) -> None:
-    first = shipped_hosts().index(name) % 4  # each host gets a part of them
+    first = list_shipped_hosts().index(name) % 4  # each host gets a part of them
     chosen = DOCUMENTS if THOROUGH else DOCUMENTS[first::4]
     assert chosen
     for document in chosen:
@@ -96,7 +96,7 @@ def test_a_script_for_qemu_has_the_nodes_of_a_grace_gpu_without_libvirt(tmp_path
     assert done.exit_code == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", shipped_hosts())
+@pytest.mark.parametrize("name", list_shipped_hosts())
 def test_no_host_drifts_from_its_own_record(name: str) -> None:
     assert list(find_drift(record_of(host(name)), host(name), "host.json")) == []
 
@@ -111,7 +111,7 @@ WARNED = {
 """Findings of a plan, and of the doctor, on the same."""
 
 
-@pytest.mark.parametrize("name", part(shipped_hosts(), 0, every=6))
+@pytest.mark.parametrize("name", part(list_shipped_hosts(), 0, every=6))
 @pytest.mark.parametrize("layout", ["pin-numa-pci", "pin-numa-pci-smt"])
 def test_plans_of_our_own_give_no_alarm_on_any_host_in_any_size(name: str, layout: str) -> None:
     there = host(name)
@@ -119,7 +119,7 @@ def test_plans_of_our_own_give_no_alarm_on_any_host_in_any_size(name: str, layou
     memory = sum(node.memory_bytes or 0 for node in there.nodes if node.pus) // GIB
     sizes = list(product(sorted({0, 1, len(gpus(name, 8))}), (0.1, 0.5, 1.0)))
     # Each layout gets every fourth size, which are others on the next host.
-    first = (shipped_hosts().index(name) // 3 + 2 * layout.endswith("smt")) % 4
+    first = (list_shipped_hosts().index(name) // 3 + 2 * layout.endswith("smt")) % 4
     for count, share in sizes if THOROUGH else sizes[first::4]:
         xml = domain(
             max(1, int(len(there.cores) * share)),

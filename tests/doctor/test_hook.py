@@ -10,7 +10,7 @@ from homenode.bdf import Bdf
 from homenode.change.retrain.execution import LinkRecords
 from homenode.change.retrain.install import (
     UNIT_NAME,
-    dropped_links,
+    find_dropped_links,
     gpus_of_domain,
     has_devices,
     libvirt_hook,
@@ -136,22 +136,22 @@ def test_a_hook_takes_the_domains_gpus_only() -> None:
 
 def test_a_drop_at_vm_start_is_critical_and_only_for_the_domains_gpus() -> None:
     host = sick()
-    (finding,) = dropped_links(host, (GPU,), "vm", {})
+    (finding,) = find_dropped_links(host, (GPU,), "vm", {})
     assert (finding.id, finding.severity) == ("pcie-link-dropped", Severity.CRITICAL)
-    assert list(dropped_links(shipped(SOUND), gpus(SOUND, 4), "vm", {})) == []
+    assert list(find_dropped_links(shipped(SOUND), gpus(SOUND, 4), "vm", {})) == []
 
 
 def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
     host = sick()
     before = slot_links(host, (GPU,))
     assert before == {GPU: LinkRate(5.0, 16)}
-    assert list(dropped_links(host, (GPU,), "vm", before)) == []
+    assert list(find_dropped_links(host, (GPU,), "vm", before)) == []
     # Without a record no one knows how wide the slot is: only the speed is judged.
     narrow = changed(
         shipped(SOUND), lambda d: d.bdf in gpus(SOUND, 1), link=PciLink(16.0, 8, 16.0, 16)
     )
-    assert list(dropped_links(narrow, gpus(SOUND, 1), "vm", {})) == []
-    (finding,) = dropped_links(host, (GPU,), "vm", {GPU: LinkRate(16.0, 16)})
+    assert list(find_dropped_links(narrow, gpus(SOUND, 1), "vm", {})) == []
+    (finding,) = find_dropped_links(host, (GPU,), "vm", {GPU: LinkRate(16.0, 16)})
     assert "at start/begin" in finding.expected
     assert finding.cost == f"75 % of the link: {format_rate(before[GPU].bytes_per_s)}"
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import diagnose
-from homenode.check.doctor.links import link_findings, link_health
+from homenode.check.doctor.links import check_links, link_health
 from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.link_path import LinkRate, describe_paths, rates_that_fit
@@ -44,7 +44,7 @@ def with_link(host: Host, bdf: str, **fields: object) -> Host:
 
 def found(host: Host, is_loaded: bool = False, **known: int) -> list[Finding]:
     widths = {Bdf.parse(bdf.replace("_", ":")): width for bdf, width in known.items()}
-    return list(link_findings(host, is_loaded, widths))
+    return list(check_links(host, is_loaded, widths))
 
 
 @needs_shared

@@ -162,8 +162,10 @@ def test_rates_of_the_copy_are_judged_unless_the_user_gave_some(
 
     reached = programs.LoadCopies(frozenset({GPU_4080}), {GPU_4080: 5.3e9})
     monkeypatch.setattr(load_sampling, "sample_under_load", lambda host, *_: (host, reached))
-    _, known = doctor_command._under_load(host(SOUND), MeasuredRates(), "sleep 0")
+    _, known = doctor_command._measure_under_load(host(SOUND), MeasuredRates(), "sleep 0")
     assert known.h2d == {GPU_4080: 5.3e9} and known.is_loaded
     assert [f.id for f in diagnose(host(SOUND), None, known).findings] == ["h2d-low"]
-    _, known = doctor_command._under_load(host(SOUND), MeasuredRates(h2d_all=24e9), "sleep 0")
+    _, known = doctor_command._measure_under_load(
+        host(SOUND), MeasuredRates(h2d_all=24e9), "sleep 0"
+    )
     assert known.h2d == {} and known.h2d_all == 24e9

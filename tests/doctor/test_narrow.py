@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.doctor.copies import copy_findings
-from homenode.check.doctor.links import link_findings
+from homenode.check.doctor.links import check_links
 from homenode.findings import Severity
 from homenode.machine.discover.lspci import host_from_lspci
 from homenode.machine.pci import DeviceKind
@@ -25,14 +25,14 @@ def test_a_narrow_gpu_without_peers_is_a_warning_unless_the_slot_is_known() -> N
     (finding,) = found(narrow_4080())
     assert (finding.id, finding.severity) == ("pcie-link-narrow", Severity.WARNING)
     assert "--known-width" in (finding.fix or "")
-    assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 8})) == []
-    assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 16}))
+    assert list(check_links(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 8})) == []
+    assert list(check_links(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 16}))
 
 
 def test_a_known_slot_is_what_its_link_and_copies_are_compared_with() -> None:
     gpu = Bdf.parse("01:00.0")
     slow = with_link(narrow_4080(), str(gpu), current_gt_per_s=5.0)
-    (finding,) = link_findings(slow, known_widths={gpu: 8})
+    (finding,) = check_links(slow, known_widths={gpu: 8})
     assert finding.expected.startswith("16 GT/s x8 (15.8 GB/s)") and "8 lanes" in finding.expected
     assert "11.8 of 15.8 GB/s" in (finding.cost or "")
     (unknown,) = copy_findings(narrow_4080(), {}, 12e9)
@@ -53,7 +53,7 @@ def test_the_slot_of_a_gpu_behind_its_own_switch_may_be_named_by_the_gpu() -> No
     host = host_from_lspci(arc().replace("16GT/s (ok), Width x8", "16GT/s (ok), Width x4"), "arc")
     assert found(host)
     for name in ("03:00.0", "01:00.0"):
-        assert list(link_findings(host, known_widths={Bdf.parse(name): 4})) == []
+        assert list(check_links(host, known_widths={Bdf.parse(name): 4})) == []
 
 
 def idle_gpus(*widths: int) -> Host:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.peer_paths import peer_findings
+from homenode.check.doctor.peer_paths import check_peers
 from homenode.findings import Severity
 from homenode.machine.discover.host import discover
 from homenode.machine.discover.lspci import host_from_lspci
@@ -127,7 +127,7 @@ REDIRECTS = {"ReqRedir", "CmpltRedir", "UpstreamFwd"}
 
 def test_direct_trans_and_ats_and_relaxed_ordering_make_a_redirect_harmless() -> None:
     def cases(on: set[str], ats: bool, relaxed: bool) -> list[str]:
-        found = peer_findings(made(on, ats=ats, relaxed=relaxed))
+        found = check_peers(made(on, ats=ats, relaxed=relaxed))
         return [one.fix or "" for one in found if one.id == "p2p-redirected"]
 
     both = REDIRECTS | {"DirectTrans"}
@@ -143,16 +143,16 @@ def test_direct_trans_and_ats_and_relaxed_ordering_make_a_redirect_harmless() ->
 
 
 def test_the_meaning_stands_before_the_addresses_and_the_rate_is_given() -> None:
-    (found,) = peer_findings(made(REDIRECTS, ats=True))
+    (found,) = check_peers(made(REDIRECTS, ats=True))
     assert found.severity is Severity.WARNING
     assert "DirectTrans is off" in found.observed.split("0000:")[0]
     assert "32.4 GB/s of 57.6 GB/s" in found.observed
 
 
 def test_a_bare_host_gains_by_clearing_redirects_and_needs_no_ats() -> None:
-    (found,) = peer_findings(made(REDIRECTS, vm=False))
+    (found,) = check_peers(made(REDIRECTS, vm=False))
     assert found.severity is Severity.WARNING and "0000:000c" in (found.fix or "")
-    assert list(peer_findings(made({"TransBlk"}, vm=False))) == []
+    assert list(check_peers(made({"TransBlk"}, vm=False))) == []
 
 
 def with_virtual_function(
@@ -203,7 +203,7 @@ def test_only_the_nics_of_mellanox_are_told_to_use_mlxconfig() -> None:
         host = with_virtual_function(REDIRECTS | {"DirectTrans"}, vendor=vendor, **pair)
         fixes = [
             one.fix or ""
-            for one in peer_findings(host)
+            for one in check_peers(host)
             if one.id == "p2p-redirected" and "03:00.1" in one.subject
         ]
         assert [("mlxconfig -d 0000:03:00.0" in fix) is is_theirs for fix in fixes] == [True], fixes
@@ -219,7 +219,7 @@ def test_routes_of_thousands_of_functions_are_looked_for_below_one_root_port_eac
     with cpu_time_below(8):
         many = discover(BoundedSnapshot(MemorySnapshot("many", files)))
         assert len(many.devices_of_kind(DeviceKind.GPU)) == 4_000
-        assert not list(peer_findings(many))
+        assert not list(check_peers(many))
 
 
 GPU_FILES = {"class": "0x030200", "vendor": "0x10de", "device": "0x2330", "numa_node": "0"}

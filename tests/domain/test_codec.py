@@ -14,7 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.vm.domain.codec import ROWS, STEPS, ElementRow
 from homenode.vm.domain.document import Document, Element
-from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.domain.read import build_vm, open_domain, read_running_domain, read_vm
 from homenode.vm.model import GuestAddress, GuestCache, Vm
 from homenode.vm.plan import Aperture, Plan, with_vm
@@ -271,14 +271,18 @@ def test_the_order_in_which_libvirt_prints_controllers_says_nothing() -> None:
     usb = b"    <controller type='usb' index='0'/>\n"
     moved = DOMAIN.replace(usb, b"").replace(b"  </devices>", usb + b"  </devices>")
     assert moved != DOMAIN
-    assert same_definition(DOMAIN, moved)
-    assert same_definition(DOMAIN, DOMAIN.replace(b"type='usb' index='0'", b"index='0' type='usb'"))
-    assert same_definition(DOMAIN, DOMAIN + b"\n")
+    assert is_same_definition(DOMAIN, moved)
+    assert is_same_definition(
+        DOMAIN, DOMAIN.replace(b"type='usb' index='0'", b"index='0' type='usb'")
+    )
+    assert is_same_definition(DOMAIN, DOMAIN + b"\n")
 
 
 def test_the_order_of_disks_and_every_value_do() -> None:
     swapped = DOMAIN.replace(b"vda", b"x").replace(b"vdb", b"vda").replace(b"'x'", b"'vdb'")
-    assert not same_definition(DOMAIN, swapped)
-    assert not same_definition(DOMAIN, DOMAIN.replace(b"<name>a<", b"<name>a <"))
-    assert not same_definition(DOMAIN, DOMAIN.replace(b"index='0'/>\n  </d", b"index='1'/>\n  </d"))
-    assert not same_definition(DOMAIN, DOMAIN.replace(b"  <name>a</name>\n", b""))
+    assert not is_same_definition(DOMAIN, swapped)
+    assert not is_same_definition(DOMAIN, DOMAIN.replace(b"<name>a<", b"<name>a <"))
+    assert not is_same_definition(
+        DOMAIN, DOMAIN.replace(b"index='0'/>\n  </d", b"index='1'/>\n  </d")
+    )
+    assert not is_same_definition(DOMAIN, DOMAIN.replace(b"  <name>a</name>\n", b""))

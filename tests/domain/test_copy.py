@@ -5,7 +5,7 @@ import re
 import pytest
 
 from homenode.errors import InputError, UsageError
-from homenode.vm.domain.copy import copied_mac, copied_uuid, copy_domain, shared_with_original
+from homenode.vm.domain.copy import check_shared, copy_domain, make_mac, make_uuid
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.read import nvram_file
 from homenode.vm.domain.schema import validate
@@ -73,7 +73,7 @@ def test_everything_that_must_be_its_own_is_its_own() -> None:
     copy = copy_domain(FULL, "vm-pin").decode()
     assert "<domain type='kvm'>" in copy
     assert "<name>vm-pin</name>" in copy
-    own = copied_uuid("6f7b4c2e-5a0d-4a53-9d0e-3c1f2b7a9e10", "vm-pin")
+    own = make_uuid("6f7b4c2e-5a0d-4a53-9d0e-3c1f2b7a9e10", "vm-pin")
     assert copy.count(own) == 2
     assert "6f7b4c2e" not in copy
     assert "43dc0cf8" not in copy
@@ -95,25 +95,25 @@ def test_a_copy_is_the_same_bytes_every_time_and_another_for_another_name() -> N
 
 
 def test_macs_are_local_unicast_and_distinct() -> None:
-    macs = {copied_mac(f"52:54:00:00:00:{i:02x}", "copy") for i in range(64)}
+    macs = {make_mac(f"52:54:00:00:00:{i:02x}", "copy") for i in range(64)}
     assert len(macs) == 64
     assert all(int(mac[:2], 16) & 3 == 2 for mac in macs)
-    assert copied_mac("52:54:00:0A:0B:0C", "copy") == copied_mac("52:54:00:0a:0b:0c", "copy")
+    assert make_mac("52:54:00:0A:0B:0C", "copy") == make_mac("52:54:00:0a:0b:0c", "copy")
 
 
 def test_what_both_domains_would_share_is_said() -> None:
     xml = FULL.replace(b"device='disk'", b"device='lun'").replace(b"vnet3", b"macvtap3")
-    found = {finding.id: finding.subject for finding in shared_with_original(xml)}
+    found = {finding.id: finding.subject for finding in check_shared(xml)}
     assert found["copy-shares-disk"] == "disk vda"
     assert found["copy-shares-tap"] == "interface tap-vm"
     assert found["copy-shares-file"] == "serial /var/log/vm.log"
     assert found["copy-shares-device"].startswith("hostdev")
-    assert len(shared_with_original(xml)) == 4
+    assert len(check_shared(xml)) == 4
     for disk in (b"<readonly/></disk>", b"<shareable/></disk>"):
         read_only = xml.replace(b"</disk>", disk, 1)
-        assert len(shared_with_original(read_only)) == 4 - (b"readonly" in disk)
+        assert len(check_shared(read_only)) == 4 - (b"readonly" in disk)
     empty = re.sub(rb"<source file='[^']*'/>", b"", xml)
-    assert "copy-shares-disk" not in {finding.id for finding in shared_with_original(empty)}
+    assert "copy-shares-disk" not in {finding.id for finding in check_shared(empty)}
 
 
 @pytest.mark.parametrize("name", NAMES)

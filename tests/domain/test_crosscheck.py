@@ -5,7 +5,7 @@ import pytest
 from homenode.findings import Finding
 from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.limits import document_findings
+from homenode.vm.domain.limits import check_document
 from homenode.vm.domain.read import read_vm
 from homenode.vm.plan import Aperture, Plan
 from homenode.vm.targets.libvirt import rewrite
@@ -161,7 +161,7 @@ def test_a_window_may_be_filled_to_its_last_bus() -> None:
 
 
 def _findings(xml: bytes, plan: Plan) -> tuple[Finding, ...]:
-    return document_findings(xml, rewrite(xml, plan), plan)
+    return check_document(xml, rewrite(xml, plan), plan)
 
 
 def test_a_command_line_of_ours_is_reported_and_one_that_was_there_is_not() -> None:

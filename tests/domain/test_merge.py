@@ -13,8 +13,8 @@ from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.merge import (
     MergeResult,
     add_libvirt_parts,
-    added_ports,
-    same_definition,
+    is_same_definition,
+    list_added_ports,
     take_out,
 )
 from homenode.vm.domain.read import open_domain
@@ -66,7 +66,9 @@ def test_edits_to_a_tuned_document_end_up_as_the_same_edits_to_the_original(
     done = merged(ORIGINAL, applied, edited(applied, names))
     assert not done.conflicts
     wanted = edited(ORIGINAL, names)
-    assert same_definition(done.document.to_bytes().replace(b"  <!-- planned -->\n", b""), wanted)
+    assert is_same_definition(
+        done.document.to_bytes().replace(b"  <!-- planned -->\n", b""), wanted
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -76,7 +78,7 @@ def test_a_layout_with_devices_comes_out_whole(layout: str) -> None:
     done = merged(plan.original, plan.document, title)
     assert not done.conflicts
     wanted = plan.original.replace(b"</name>", b"</name><title>mine</title>", 1)
-    assert same_definition(done.document.to_bytes(), wanted)
+    assert is_same_definition(done.document.to_bytes(), wanted)
 
 
 def parts(document: bytes) -> Counter[str]:
@@ -113,7 +115,7 @@ def test_one_layout_put_over_another_gives_the_first_documents_elements_back() -
     first = tuned("pin-numa")
     second = tuned("pin", first)
     done = merged(first, second, edited(second, ["a title"]))
-    assert same_definition(done.document.to_bytes(), edited(first, ["a title"]))
+    assert is_same_definition(done.document.to_bytes(), edited(first, ["a title"]))
 
 
 def test_what_both_changed_is_a_conflict_by_place_with_all_three_values() -> None:
@@ -240,7 +242,7 @@ def test_elements_of_one_kind_are_told_apart_by_what_names_them(path: str, eleme
         return text.replace("<domain>", "<domain><vcpu>3</vcpu><memory>3</memory>").encode()
 
     done = merged(document(0, 1), document(0, 1, 2), document(1, 2))
-    assert same_definition(done.document.to_bytes(), document(1)), done
+    assert is_same_definition(done.document.to_bytes(), document(1)), done
 
 
 def test_a_port_that_nothing_is_plugged_into_is_an_edit_and_not_libvirts() -> None:
@@ -252,7 +254,7 @@ def test_a_port_that_nothing_is_plugged_into_is_an_edit_and_not_libvirts() -> No
             "<disk><address type='pci' bus='2'/></disk>",
         )
     )
-    assert added_ports(tuning, printed) == {2}
+    assert list_added_ports(tuning, printed) == {2}
 
 
 def test_a_controller_of_the_layout_goes_with_libvirts_defaults_and_not_with_an_edit() -> None:
@@ -264,7 +266,7 @@ def test_a_controller_of_the_layout_goes_with_libvirts_defaults_and_not_with_an_
         for end in (target, stored_target, target.replace(b"0<", b"1<"))
     )
     done = merged(ORIGINAL, applied, stored)
-    assert not done.conflicts and same_definition(done.document.to_bytes(), ORIGINAL)
+    assert not done.conflicts and is_same_definition(done.document.to_bytes(), ORIGINAL)
     (conflict,) = merged(ORIGINAL, applied, mine).conflicts
     assert "original none, applied 0, now 1" in conflict
 

@@ -27,7 +27,7 @@ from homenode.vm.domain.edits import (
 from homenode.vm.domain.read import build_vm, open_domain, read_running_domain, read_vm
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan_options import PlanOptions
-from homenode.vm.sources import shipped_host
+from homenode.vm.sources import load_shipped_host
 from homenode.vm.targets.libvirt import rewrite
 from tests.command_line import homenode
 from tests.domain_corpus import NAMES, sample
@@ -238,6 +238,8 @@ def test_a_guest_of_4096_vcpus_with_a_pin_for_each_is_read() -> None:
 def test_a_thousand_broken_references_are_a_few_lines() -> None:
     pins = "".join(f"<vcpupin vcpu='{number}' cpuset='0'/>" for number in range(1000))
     document = within("cputune")(pins).encode()
-    notes = plan_file(document, "vm.xml", PlanOptions(layout="pin"), shipped_host("hgx-h100")).notes
+    notes = plan_file(
+        document, "vm.xml", PlanOptions(layout="pin"), load_shipped_host("hgx-h100")
+    ).notes
     assert len([one for one in notes if "pin-unknown-vcpu" in one]) == 9
     assert any("904 more of this kind (pin-unknown-vcpu)" in one for one in notes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from homenode.check.domain.verification import verify_document
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import InputError, UsageError
-from homenode.machine.description.parse import shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.auto import resolve_layout
@@ -36,7 +36,7 @@ def planned(host: Host, options: PlanOptions, document: bytes | None = None) -> 
     return plan_file(xml, "vm.xml", chosen, host).document
 
 
-@pytest.mark.parametrize("name", part(shipped_hosts(), 1, every=6))
+@pytest.mark.parametrize("name", part(list_shipped_hosts(), 1, every=6))
 def test_a_new_domain_is_valid_on_every_host_and_planned_again_unchanged(name: str) -> None:
     host = load_host(name)
     count = len(host.devices_of_kind(DeviceKind.GPU)) and 1

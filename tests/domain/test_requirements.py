@@ -7,8 +7,8 @@ from homenode.errors import HostError, InputError
 from homenode.machine.description.parse import load_shipped
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
-from homenode.vm.domain.codec import SINCE, reject_older, required_versions
-from homenode.vm.domain.limits import check_vcpus, launch_findings, most_vcpus, reject_unsafe
+from homenode.vm.domain.codec import SINCE, list_required_versions, reject_older
+from homenode.vm.domain.limits import check_launch_security, check_vcpus, most_vcpus, reject_unsafe
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import PortModel, Vm
@@ -28,7 +28,7 @@ def protected(kind: str) -> Vm:
 
 def test_each_layout_names_what_it_writes() -> None:
     def elements(layout: str) -> set[str]:
-        return {need.element for need in required_versions(hand_plan(GUEST, layout))}
+        return {need.element for need in list_required_versions(hand_plan(GUEST, layout))}
 
     assert elements("default") == set()
     assert "<vcpupin>" in elements("pin")
@@ -36,7 +36,7 @@ def test_each_layout_names_what_it_writes() -> None:
     assert {"<memnode>", "<cell><distances>"} <= elements("pin-numa")
     unbound = hand_plan(GUEST, "pin-numa")
     unbound = structs.replace(unbound, vm=structs.replace(unbound.vm, binding=None))
-    assert "<memnode>" not in {need.element for need in required_versions(unbound)}
+    assert "<memnode>" not in {need.element for need in list_required_versions(unbound)}
     assert "<controller model='pcie-expander-bus'>" in elements("pin-numa-pci")
 
 
@@ -49,10 +49,10 @@ def test_an_older_daemon_is_refused_by_the_name_of_the_element() -> None:
     )
     existing = tuple(structs.replace(c, existing=True) for c in plan.vm.controllers)
     there = structs.replace(plan, vm=structs.replace(plan.vm, controllers=existing), aperture=None)
-    named = {need.element for need in required_versions(there, is_virt=True)}
+    named = {need.element for need in list_required_versions(there, is_virt=True)}
     assert not any("<controller" in element or "<model" in element for element in named)
-    switch = {need.element for need in required_versions(plan) if "switch" in need.element}
-    arm = {need.element for need in required_versions(plan) if "aarch64" in need.element}
+    switch = {need.element for need in list_required_versions(plan) if "switch" in need.element}
+    arm = {need.element for need in list_required_versions(plan) if "aarch64" in need.element}
     assert (switch, arm) == (set(), set())
     with pytest.raises(HostError, match=r"QEMU 6\.0\.0 or newer, found 5\.2\.0"):
         reject_older(hand_plan(GUEST, "pin-numa-pci"), None, (5, 2, 0), is_virt=True)
@@ -206,9 +206,9 @@ def test_rewriting_refuses_what_is_unsafe() -> None:
 
 
 def test_a_plan_that_changes_the_measurement_says_so() -> None:
-    (finding,) = launch_findings(protected("sev-snp"), hand_plan(GUEST, "pin-numa-pci-smt"))
+    (finding,) = check_launch_security(protected("sev-snp"), hand_plan(GUEST, "pin-numa-pci-smt"))
     assert finding.severity == "warning"
     for part in ("vCPUs 56 to 112", "CPU topology", "PCI roots", "cells"):
         assert part in finding.observed
-    assert not [*launch_findings(protected("sev-snp"), hand_plan(GUEST, "pin"))]
-    assert not [*launch_findings(GUEST, hand_plan(GUEST, "pin-numa-pci"))]
+    assert not [*check_launch_security(protected("sev-snp"), hand_plan(GUEST, "pin"))]
+    assert not [*check_launch_security(GUEST, hand_plan(GUEST, "pin-numa-pci"))]

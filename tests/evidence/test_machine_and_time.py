@@ -19,7 +19,7 @@ from homenode.decide.machine_facts import (
 )
 from homenode.errors import ParseError
 from homenode.measure.imported_files import find_directories
-from homenode.measure.imported_runs import ImportOptions, imported_runs
+from homenode.measure.imported_runs import ImportOptions, build_runs
 from homenode.measure.importers import stream
 from homenode.measure.results.model import Origin, Run, list_hardware
 from homenode.measure.step_reading import read_tool_results
@@ -200,7 +200,7 @@ def test_memory_that_numactl_bound_is_that_node_s_and_no_headline() -> None:
 def test_tags_of_mpirun_are_removed(tag: str, tmp_path: Path) -> None:
     text = STREAM.format(rate=200000)
     (tmp_path / "x.log").write_text("".join(f"{tag}{line}\n" for line in text.splitlines()))
-    (run,) = imported_runs(find_directories(tmp_path).directories, ImportOptions())
+    (run,) = build_runs(find_directories(tmp_path).directories, ImportOptions())
     assert run.run.samples
 
 

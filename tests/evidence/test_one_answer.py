@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode import api
-from homenode.cli.apply import tuned_together
+from homenode.cli.apply import plan_together
 from homenode.decide.comparison import EvidenceLevel
 from homenode.decide.machine_facts import facts_of_host, facts_of_measured
 from homenode.decide.recommendation import Recommendation, RecommendedComparison, decide
@@ -18,7 +18,7 @@ from homenode.decide.trial_conclusion import conclude
 from homenode.formats import decode
 from homenode.machine.topology import Host
 from homenode.measure.imported_files import find_sources
-from homenode.measure.imported_runs import ImportOptions, imported_runs
+from homenode.measure.imported_runs import ImportOptions, build_runs
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import write_run
 from homenode.objective import Objective
@@ -149,7 +149,7 @@ def placed_with(command: str, document: Path, host: str, objective: Objective) -
         if command == "Python":
             return api.plan(document, host, wanted).layout
         content = document.read_bytes()
-        (made,) = tuned_together({"gpu-vm": content}, wanted, load_host(host), (), ())
+        (made,) = plan_together({"gpu-vm": content}, wanted, load_host(host), (), ())
         return made.plan.layout
     words = {
         "plan": ["plan", str(document), "--host", host],
@@ -196,7 +196,7 @@ def test_commands_that_place_a_vm_take_every_answer(
 def test_logs_whose_layout_is_unknown_have_one_answer(tmp_path: Path) -> None:
     """The names of such runs are no layouts: nothing is chosen among them."""
     write_study(tmp_path / "transfer")
-    for one in imported_runs(find_sources([tmp_path / "transfer"]).directories, ImportOptions()):
+    for one in build_runs(find_sources([tmp_path / "transfer"]).directories, ImportOptions()):
         write_run(tmp_path / "results", one.run)
     assert recommended(*map(str, sorted((tmp_path / "results").glob("*/*")))) == {}
     assert reported(str(tmp_path / "results")) == {}

@@ -16,11 +16,11 @@ from homenode.decide.machine_facts import MachineFacts, facts_of_runs
 from homenode.decide.matrices import build_matrices, compare_localities
 from homenode.decide.recommendation import decide_all, decide_for_machines
 from homenode.decide.sentences import (
-    effect_text,
-    first_line,
+    format_answer,
     format_basis,
+    format_effect,
+    format_review,
     format_sentence,
-    review_text,
     stop_text,
 )
 from homenode.decide.switch_effects import file_effects, switch_effects
@@ -343,9 +343,9 @@ def decided(number: int) -> str:
     )
     values: list[object] = [
         answers,
-        [first_line("made", answers), review_text(answers), stop_text(answers)],
+        [format_answer("made", answers), format_review(answers), stop_text(answers)],
         [
-            (format_sentence(answer), format_basis(answer), effect_text(answer))
+            (format_sentence(answer), format_basis(answer), format_effect(answer))
             for answer in answers
         ],
         switch_effects("made", chosen),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import homenode as package
-from homenode.machine.description.parse import shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts
 from tests.command_line import Result, homenode
 from tests.domain_corpus import NAMES, sample
 from tests.frozen import drawn, drawn_options, projection
@@ -49,7 +49,7 @@ def _gpu_words(count: int, *, with_nics: bool = False) -> tuple[str, ...]:
 def shipped() -> Iterator[Request]:
     """Each shipped host: three layouts, seven numbers of GPUs, two sizes."""
     layouts = ("pin-bound", "pin-numa-smt", "pin-numa-pci")
-    for host, layout, gpus, size in product(shipped_hosts(), layouts, GPU_COUNTS, SIZES):
+    for host, layout, gpus, size in product(list_shipped_hosts(), layouts, GPU_COUNTS, SIZES):
         words = ("--host", host, "--layout", layout, "--vcpus", str(size[0]), "--memory", size[1])
         key = f"{host} {layout} {gpus} {size[0]}x{size[1]}"
         yield Request(key, partial(_plan, *words, *_gpu_words(gpus)))
@@ -101,7 +101,7 @@ def auto() -> Iterator[Request]:
     objectives = "memory-bandwidth multi-gpu gpu-copy latency throughput density".split()
     devices = ((0, False, "none"), (1, False, "gpu"), (1, True, "gpu+nic"))
     for host, objective, (gpus, nics, words), buses, private in product(
-        shipped_hosts(), objectives, devices, (True, False), (False, True)
+        list_shipped_hosts(), objectives, devices, (True, False), (False, True)
     ):
         key = f"{host} {objective} {words}{'' if buses else ' no-expander'}"
         key += " private" if private else ""

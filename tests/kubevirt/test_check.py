@@ -15,10 +15,10 @@ from homenode.cluster.kubevirt.manifests import GATES as WRITTEN
 from homenode.cluster.kubevirt.manifests import virtual_machine
 from homenode.cluster.kubevirt.object import (
     Cluster,
+    format_yaml,
     parse_quantity,
     read_cluster,
     read_manifest,
-    yaml_text,
 )
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, build_guest, build_vmi, read_vmi
 from homenode.errors import InputError
@@ -276,7 +276,7 @@ def cluster_of(version: str, *named: str, off: tuple[str, ...] = (), kind: str =
     spec = {"configuration": {"developerConfiguration": lists, "permittedHostDevices": devices}}
     cr = {"kind": "KubeVirt", "spec": spec, "status": {"observedKubeVirtVersion": version}}
     if kind == "yaml":
-        return read_cluster(yaml_text(cr).encode(), "cr")
+        return read_cluster(format_yaml(cr).encode(), "cr")
     listed = {"kind": kind or "List", "items": [cr]}
     return read_cluster(json.dumps(listed, indent="\t").encode(), "cr")
 

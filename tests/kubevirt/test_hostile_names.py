@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from homenode.cluster.kubevirt.arguments import ManifestOptions
 from homenode.cluster.kubevirt.manifests import render_manifests
-from homenode.cluster.kubevirt.object import yaml_text
+from homenode.cluster.kubevirt.object import format_yaml
 from homenode.errors import UsageError
 from tests.hostile_names import ENCODED, NAMES
 
@@ -17,13 +17,13 @@ from tests.hostile_names import ENCODED, NAMES
 @pytest.mark.parametrize("name", ENCODED, ids=ascii)
 def test_yaml_is_read_as_it_was_written(name: str) -> None:
     value = {"a": name, "b": [name, {name: name}], "c": f"{name}\n", "d": f"x\n{name}\n"}
-    assert yaml.safe_load(yaml_text(value)) == value
+    assert yaml.safe_load(format_yaml(value)) == value
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_is_the_same_in_yaml(text: str) -> None:
     value = {"a": text, "b": [{"c": text}], "d": [text]}
-    assert yaml.safe_load(yaml_text(value)) == value
+    assert yaml.safe_load(format_yaml(value)) == value
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from homenode.measure.options import BenchOptions
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import read_step_results
 from homenode.measure.suite import ShownGpus, build_suite, parse_shown
-from homenode.measure.tools_installed import program_text
+from homenode.measure.tools_installed import read_program
 from homenode.process import ProgramResult
 from tests.measure import test_gpu_run as gpu_run
 from tests.measure.test_gpu_suite import NVIDIA, TWO, by_id, host_with
@@ -141,7 +141,7 @@ def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
     ended = LocalMachine().run(
         (sys.executable, "-", "cuda"),
         60,
-        program_text("gpus_shown"),
+        read_program("gpus_shown"),
         environment={"LD_LIBRARY_PATH": str(directory)},
     )
     expected = ShownGpus((Bdf.parse("0001:9b:00.0"), Bdf.parse("0001:19:00.0")))
@@ -151,7 +151,7 @@ def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
 
 def test_the_question_is_written_for_python_3_6() -> None:
     """RHEL 8's own: it has neither deferred annotations nor list[str]."""
-    text = program_text("gpus_shown")
+    text = read_program("gpus_shown")
     ast.parse(text, feature_version=(3, 6))
     assert not [part for part in ("__future__", "-> list", "words: list") if part in text]
 
@@ -160,7 +160,7 @@ def test_without_a_driver_nothing_is_asked() -> None:
     ended = LocalMachine().run(
         (sys.executable, "-", "hip"),
         60,
-        program_text("gpus_shown"),
+        read_program("gpus_shown"),
         environment={"LD_LIBRARY_PATH": ""},
     )
     assert parse_shown(ended.stdout_or_raise()) is None

@@ -12,8 +12,8 @@ from homenode.measure.imported_runs import (
     ImportOptions,
     RunWithSources,
     SourceDirectory,
+    build_runs,
     find_contradictions,
-    imported_runs,
     parse_switches,
     read_study_results,
 )
@@ -130,7 +130,7 @@ def chosen(one: RunWithSources, metric: str, **fields: object) -> list[Sample]:
 
 
 def test_a_study_directory_is_one_run_under_the_layout_of_its_name() -> None:
-    one = only(imported_runs([directory(STUDY)], ImportOptions()))
+    one = only(build_runs([directory(STUDY)], ImportOptions()))
     head = one.run.head
     assert (head.system, head.name, head.vcpus) == ("h200", "vcpu_pin_numa", 8)
     assert head.switches == Switches.from_layout(PRESETS["pin-numa"])
@@ -139,7 +139,7 @@ def test_a_study_directory_is_one_run_under_the_layout_of_its_name() -> None:
 
 
 def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
-    one = only(imported_runs([directory(STUDY)], ImportOptions()))
+    one = only(build_runs([directory(STUDY)], ImportOptions()))
     found = {sample.metric: sample.unit for sample in one.run.samples}
     assert found == {
         "cpu-single": "events_per_s",
@@ -175,7 +175,7 @@ def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
 
 def test_the_slow_gpu_is_not_hidden_behind_the_fast_one() -> None:
     texts = {**STUDY, "gpu_bandwidth.txt": f"# run 1\n{COPIES}"}
-    one = only(imported_runs([directory(texts)], ImportOptions()))
+    one = only(build_runs([directory(texts)], ImportOptions()))
     assert [(s.index, s.value) for s in chosen(one, "h2d-bandwidth")] == [(0, 55.12e9), (1, 31e9)]
 
 
@@ -188,7 +188,7 @@ def test_the_end_of_the_curve_is_memory_only_where_it_is_large() -> None:
 
 def test_all_nodes_count_and_not_only_the_first() -> None:
     texts = {**STUDY, "metadata.json": json.dumps({"vcpus": 4})}
-    assert only(imported_runs([directory(texts)], ImportOptions())).run.head.vcpus == 8
+    assert only(build_runs([directory(texts)], ImportOptions())).run.head.vcpus == 8
 
 
 @pytest.mark.parametrize(
@@ -196,12 +196,12 @@ def test_all_nodes_count_and_not_only_the_first() -> None:
 )
 def test_a_guest_that_cannot_have_had_its_layout_is_unusable(name: str, is_wrong: bool) -> None:
     assert bool(list(find_contradictions(STUDY, parse_switches(name)))) is is_wrong
-    one = only(imported_runs([directory(STUDY, name)], ImportOptions()))
+    one = only(build_runs([directory(STUDY, name)], ImportOptions()))
     assert bool(one.run.head.unusable) is is_wrong
 
 
 def test_conditions_of_the_guest_and_of_its_tools_are_read() -> None:
-    one = only(imported_runs([directory(STUDY)], ImportOptions()))
+    one = only(build_runs([directory(STUDY)], ImportOptions()))
     assert one.run.head.hardware == ("INTEL(R) XEON(R) PLATINUM 8558", "NVIDIA H200")
     conditions = {one.name: one.value for one in one.run.head.conditions}
     assert conditions["guest threads per core"] == "1"
@@ -211,7 +211,7 @@ def test_conditions_of_the_guest_and_of_its_tools_are_read() -> None:
     lscpu = LSCPU.replace("per core:   1", "per core:   2")
     two = {"cpu_topology.txt": lscpu, "hugepages.txt": ""}
     metadata = {**two, "stream.txt": stream.OUTPUT}
-    assert only(imported_runs([directory(metadata)], ImportOptions())).run.head.vcpus == 8
+    assert only(build_runs([directory(metadata)], ImportOptions())).run.head.vcpus == 8
     (reason,) = find_contradictions(two, parse_switches("vcpu_pin"))
     assert reason == "layout pin hides siblings, the guest showed 2 a core"
     assert not list(find_contradictions(two, parse_switches("vcpu_pin_numa_smt")))
@@ -219,7 +219,7 @@ def test_conditions_of_the_guest_and_of_its_tools_are_read() -> None:
 
 def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:
     texts = {**STUDY, "stream.txt": "./stream: not found\n", "cpu_all.txt": ""}
-    one = only(imported_runs([directory(texts)], ImportOptions()))
+    one = only(build_runs([directory(texts)], ImportOptions()))
     subjects = {gap.subject for gap in one.gaps}
     assert {"stream.txt", "cpu_all.txt"} <= subjects
     assert chosen(one, "cpu-single")
@@ -227,18 +227,18 @@ def test_a_broken_file_is_a_gap_that_names_it_and_the_others_are_kept() -> None:
 
 def test_a_layout_that_the_name_does_not_tell_can_be_said() -> None:
     options = ImportOptions(layouts={"try7": Switches.from_layout(PRESETS["pin-numa-pci"])})
-    one = only(imported_runs([directory(STUDY, "try7")], options))
+    one = only(build_runs([directory(STUDY, "try7")], options))
     assert one.run.head.switches.name == "pin-numa-pci"
-    unknown = only(imported_runs([directory(STUDY, "try7")], ImportOptions()))
+    unknown = only(build_runs([directory(STUDY, "try7")], ImportOptions()))
     assert unknown.run.head.switches.name == "unknown"
     assert any(gap.subject == "layout" for gap in unknown.gaps)
     with pytest.raises(InputError, match="no run named"):
-        imported_runs([directory(STUDY)], options)
+        build_runs([directory(STUDY)], options)
 
 
 def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None:
     options = ImportOptions(layouts={"run1": Switches.from_layout(PRESETS["pin"])})
-    one = only(imported_runs([directory({"run1.log": nccl.TEXT})], options))
+    one = only(build_runs([directory({"run1.log": nccl.TEXT})], options))
     assert (one.run.head.name, one.run.head.switches.name) == ("run1", "pin")
     assert not any(gap.subject == "layout" for gap in one.gaps)
 
@@ -246,13 +246,13 @@ def test_a_layout_reaches_logs_of_tools_by_the_name_that_their_run_has() -> None
 def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
     logs = {"run1.log": nccl.TEXT}
     directories = [directory(logs, "first", "a"), directory(logs, "second", "a")]
-    names = [one.run.head.name for one in imported_runs(directories, ImportOptions())]
+    names = [one.run.head.name for one in build_runs(directories, ImportOptions())]
     assert len(set(names)) == 2
     layouts = {names[1]: Switches.from_layout(PRESETS["pin-numa"])}
-    runs = imported_runs(directories, ImportOptions(layouts=layouts))
+    runs = build_runs(directories, ImportOptions(layouts=layouts))
     assert [one.run.head.switches.name for one in runs] == ["unknown", "pin-numa"]
     with pytest.raises(InputError, match="no run named") as refused:
-        imported_runs(
+        build_runs(
             directories, ImportOptions(layouts={"run1": Switches.from_layout(PRESETS["pin"])})
         )
     assert refused.value.hint == f"runs: {', '.join(sorted(names))}"
@@ -260,7 +260,7 @@ def test_a_layout_is_of_one_of_two_runs_that_had_to_be_renamed() -> None:
 
 def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:
     texts = {f"exclusive_4gpu_node{n}.txt": pinned(n) for n in range(4)}
-    one = only(imported_runs([directory(texts, "transfer", "data")], ImportOptions()))
+    one = only(build_runs([directory(texts, "transfer", "data")], ImportOptions()))
     assert (one.run.head.system, one.run.head.name) == ("nvidia-gh200-120gb", "exclusive_4gpu")
     assert one.run.head.vantage is Vantage.JOB
     cells = {(s.node, s.device): s.value for s in chosen(one, "h2d-bandwidth")}
@@ -273,7 +273,7 @@ def test_logs_under_numa_pinning_give_the_matrix_of_nodes_and_gpus() -> None:
 
 def test_shared_jobs_are_placed_by_their_pus_where_memory_may_be_anywhere() -> None:
     texts = {f"shared_array_1gpu_node{n}.txt": shared_job(n) for n in range(4)}
-    one = only(imported_runs([directory(texts)], ImportOptions()))
+    one = only(build_runs([directory(texts)], ImportOptions()))
     assert sorted({sample.node for sample in one.run.samples if sample.node is not None}) == [
         0,
         1,
@@ -287,7 +287,7 @@ def test_shared_jobs_are_placed_by_their_pus_where_memory_may_be_anywhere() -> N
 
 def test_exclusive_and_shared_files_of_one_directory_are_two_runs() -> None:
     texts = {"exclusive_4gpu_node0.txt": pinned(0), "shared_array_1gpu_node0.txt": shared_job(0)}
-    runs = imported_runs([directory(texts)], ImportOptions())
+    runs = build_runs([directory(texts)], ImportOptions())
     assert [one.run.head.name for one in runs] == ["exclusive_4gpu", "shared_array_1gpu"]
 
 
@@ -308,10 +308,10 @@ def test_a_scripts_own_word_stands_against_a_numactl_that_was_asked_outside() ->
 
 def test_files_of_several_nodes_without_a_binding_are_not_repeats_of_each_other() -> None:
     bare = {f"gpu_node{n}.txt": nvbandwidth.TEXT for n in range(2)}
-    runs = imported_runs([directory(bare)], ImportOptions())
+    runs = build_runs([directory(bare)], ImportOptions())
     assert [one.run.head.name for one in runs] == ["gpu_node0", "gpu_node1"]
     repeats = {f"gpu_run{n}.txt": nvbandwidth.TEXT for n in range(2)}
-    one = only(imported_runs([directory(repeats)], ImportOptions()))
+    one = only(build_runs([directory(repeats)], ImportOptions()))
     device = chosen(one, "h2d-bandwidth")[0].device
     assert [s.number for s in chosen(one, "h2d-bandwidth", device=device)] == [0, 1]
 
@@ -320,13 +320,13 @@ def test_pairs_of_gpus_keep_both_addresses() -> None:
     text = nvbandwidth.TEXT.replace(
         "device_to_device_bidirectional_memcpy_read_ce", "device_to_device_memcpy_read_ce"
     )
-    one = only(imported_runs([directory({"a.txt": text})], ImportOptions()))
+    one = only(build_runs([directory({"a.txt": text})], ImportOptions()))
     pair = chosen(one, "p2p-bandwidth", variant="total")[0]
     assert (pair.peer, pair.device) == (Bdf.parse("9:01:00.0".rjust(12, "0")), Bdf.parse("3b:00.0"))
 
 
 def test_matrices_of_mlc_are_threads_by_memory() -> None:
-    one = only(imported_runs([directory({"mlc_v3.9.txt": mlc.OUTPUT})], ImportOptions()))
+    one = only(build_runs([directory({"mlc_v3.9.txt": mlc.OUTPUT})], ImportOptions()))
     assert one.run.head.name == "mlc_v3.9"
     assert one.run.head.system == "cpu-only"
     far = chosen(one, "memory-latency", node=0, peer_node=2)
@@ -337,27 +337,27 @@ def test_matrices_of_mlc_are_threads_by_memory() -> None:
 
 def test_several_collectives_of_one_log_are_all_read() -> None:
     gather = nccl.TEXT.replace("all_reduce_perf", "all_gather_perf")
-    one = only(imported_runs([directory({"nccl.log": nccl.TEXT + gather})], ImportOptions()))
+    one = only(build_runs([directory({"nccl.log": nccl.TEXT + gather})], ImportOptions()))
     assert chosen(one, "allreduce-busbw-peak") and chosen(one, "all-gather-busbw-peak")
 
 
 def test_a_collective_that_old_versions_do_not_name_is_named_by_the_file() -> None:
-    one = only(imported_runs([directory({"rccl_all_reduce.log": nccl.RCCL})], ImportOptions()))
+    one = only(build_runs([directory({"rccl_all_reduce.log": nccl.RCCL})], ImportOptions()))
     assert chosen(one, "allreduce-busbw-peak")[0].value == 289.16e9
-    nameless = only(imported_runs([directory({"rccl.log": nccl.RCCL})], ImportOptions()))
+    nameless = only(build_runs([directory({"rccl.log": nccl.RCCL})], ImportOptions()))
     assert not chosen(nameless, "allreduce-busbw-peak")
     assert any(gap.subject == "collective" for gap in nameless.gaps)
 
 
 def test_wrong_data_give_no_figures() -> None:
     wrong = nccl.TEXT.replace("372.75       0", "372.75       3")
-    one = only(imported_runs([directory({"nccl.log": wrong})], ImportOptions()))
+    one = only(build_runs([directory({"nccl.log": wrong})], ImportOptions()))
     assert not one.run.samples
     assert any("wrong values" in gap.reason for gap in one.gaps)
 
 
 def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
-    one = only(imported_runs([directory({"rbt.txt": rocm.MATRICES})], ImportOptions()))
+    one = only(build_runs([directory({"rbt.txt": rocm.MATRICES})], ImportOptions()))
     assert chosen(one, "h2d-bandwidth", variant=None)[0].value == 55.177e9
     assert chosen(one, "d2h-bandwidth", variant=None)[0].value == 56.151e9
     assert chosen(one, "d2d-bandwidth")[0].device == Bdf.parse("0d:00.0")

@@ -15,7 +15,7 @@ from homenode.findings import Gap
 from homenode.machine.tools import study_programs
 from homenode.measure import imported_files as import_directory
 from homenode.measure.imported_files import find_directories
-from homenode.measure.imported_runs import ImportOptions, imported_runs
+from homenode.measure.imported_runs import ImportOptions, build_runs
 from homenode.measure.importers import cuda_bandwidth_test, intel_mlc
 from homenode.measure.importers.stream import parse as parse_stream
 from homenode.measure.importers.sysbench import parse as parse_sysbench
@@ -105,7 +105,7 @@ def test_no_line_costs_more_than_its_length(unit: str) -> None:
     texts = (sysbench.CPU, stream.OUTPUT, nvbandwidth.TEXT, nccl.TEXT, mlc.OUTPUT)
     for text in (*texts, rocm.MATRICES, cuda.OUTPUT):
         hostile = f"{text}rsa {unit * (16_000 // len(unit))}!\n"
-        imported_runs([directory({"log.txt": hostile})], ImportOptions())
+        build_runs([directory({"log.txt": hostile})], ImportOptions())
     # Linear ones take some milliseconds; squares of 16,000 took seconds each.
     assert time.process_time() - started < 3
 
@@ -146,9 +146,9 @@ def test_the_published_outputs_are_imported(tmp_path: Path) -> None:
 def test_no_damaged_study_directory_or_log_stops_an_import() -> None:
     for name, text in STUDY.items():
         for damaged in mutations(text, MUTATIONS // 25):
-            imported_runs([directory({**STUDY, name: damaged})], ImportOptions())
+            build_runs([directory({**STUDY, name: damaged})], ImportOptions())
     for damaged in mutations(pinned(1), MUTATIONS // 5):
-        imported_runs([directory({"log.txt": damaged})], ImportOptions())
+        build_runs([directory({"log.txt": damaged})], ImportOptions())
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> Non
 def test_the_studys_names_are_known_with_a_number_of_cores_or_a_repeat(
     name: str, layout: str
 ) -> None:
-    (one,) = imported_runs([directory(STUDY, name)], ImportOptions())
+    (one,) = build_runs([directory(STUDY, name)], ImportOptions())
     assert one.run.head.switches.name == layout
     assert one.run.head.name == name
 
@@ -323,7 +323,7 @@ def test_each_run_of_a_paste_is_bound_as_the_numactl_line_above_it_says(
         f"{command.format(node)}\n{output.format(rate, unit)}" for node, rate in ((0, 12), (1, 3))
     ]
     (tmp_path / "paste.txt").write_text("\n".join(parts))
-    (made,) = imported_runs(find_directories(tmp_path).directories, ImportOptions())
+    (made,) = build_runs(find_directories(tmp_path).directories, ImportOptions())
     rates = {
         (one.node, round(one.value / 1e9))
         for one in made.run.samples
@@ -340,7 +340,7 @@ def test_texts_that_a_windows_shell_redirected_are_read(encoding: str, tmp_path:
     mark = "\ufeff" if encoding == "utf-16-be" else ""
     text = (mark + mlc.OUTPUT).replace("\n", "\r\n")
     (tmp_path / "mlc.txt").write_bytes(text.encode(encoding))
-    (run,) = imported_runs(find_directories(tmp_path).directories, ImportOptions())
+    (run,) = build_runs(find_directories(tmp_path).directories, ImportOptions())
     assert run.run.samples
 
 
@@ -351,7 +351,7 @@ def test_labels_of_srun_and_colours_are_removed(text: str, tmp_path: Path) -> No
     for number, said in enumerate((text, labelled, f"\x1b[32m{text}\x1b[0m")):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}/x.log").write_text(said)
-    runs = imported_runs(find_directories(tmp_path).directories, ImportOptions())
+    runs = build_runs(find_directories(tmp_path).directories, ImportOptions())
     assert len(runs) == 3
     assert runs[0].run.samples == runs[1].run.samples == runs[2].run.samples
 

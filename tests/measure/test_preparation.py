@@ -11,7 +11,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.measure import runner
 from homenode.measure.model import PROBE, TORCH, Reader, SuiteDepth, SuiteGroup, SuiteOptions
-from homenode.measure.options import AppCommand, BenchOptions, restricted_to
+from homenode.measure.options import AppCommand, BenchOptions, choose_cpus
 from homenode.measure.preparation import prepare_run
 from homenode.measure.results.model import Condition, Switches
 from homenode.measure.results.vantage import Vantage
@@ -111,9 +111,9 @@ def test_bare_metal_is_measured_on_the_pus_of_the_plan() -> None:
     plan = guest_orders().plan
     assert plan is not None
     orders = replace(HOST_ORDERS, plan=plan)
-    assert restricted_to(orders) == CpuSet(pu for pins in plan.vcpu_pins for pu in pins)
+    assert choose_cpus(orders) == CpuSet(pu for pins in plan.vcpu_pins for pu in pins)
     with pytest.raises(UsageError, match="pins no vCPUs"):
-        restricted_to(replace(orders, plan=with_vm(plan, vcpu_pins=())))
+        choose_cpus(replace(orders, plan=with_vm(plan, vcpu_pins=())))
 
 
 def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:

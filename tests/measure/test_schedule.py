@@ -16,11 +16,11 @@ from homenode.measure.experiment import (
     TaskState,
     TaskStatus,
     WaitPolicy,
-    moved_rounds,
+    find_moved_rounds,
+    order_by_seed,
     remaining_tasks,
     run_tasks,
     schedule,
-    seeded_order,
 )
 from homenode.measure.model import PROBE, SuiteGroup, SuiteOptions
 from homenode.measure.suite import build_suite
@@ -50,12 +50,12 @@ def test_controls_stand_on_both_sides_of_every_round() -> None:
 
 def test_orders_differ_between_rounds_and_between_seeds() -> None:
     names = [f"test {n}" for n in range(8)]
-    orders = {seeded_order(names, seed, number) for seed in range(5) for number in range(5)}
+    orders = {order_by_seed(names, seed, number) for seed in range(5) for number in range(5)}
     assert len(orders) == 25
 
 
 def test_no_test_is_always_first() -> None:
-    firsts = [seeded_order(["a", "b", "c"], 1, number)[0] for number in range(300)]
+    firsts = [order_by_seed(["a", "b", "c"], 1, number)[0] for number in range(300)]
     assert all(70 < firsts.count(name) < 130 for name in "abc")
 
 
@@ -71,9 +71,9 @@ def test_what_is_left_of_a_run_that_was_cut_short() -> None:
 def test_a_round_whose_control_moved_is_reported() -> None:
     made = schedule(["a"], ["c"], 3, seed=1)
     values = {(-1, "c"): 100.0, (0, "c"): 101.0, (1, "c"): 90.0, (2, "c"): 90.0}
-    assert [(at, control) for at, control, _ in moved_rounds(made, values)] == [(1, "c")]
-    assert moved_rounds(made, values)[0][2] == pytest.approx(90 / 101)
-    assert moved_rounds(made, {(-1, "c"): 100.0}) == ()
+    assert [(at, control) for at, control, _ in find_moved_rounds(made, values)] == [(1, "c")]
+    assert find_moved_rounds(made, values)[0][2] == pytest.approx(90 / 101)
+    assert find_moved_rounds(made, {(-1, "c"): 100.0}) == ()
 
 
 @pytest.mark.parametrize(

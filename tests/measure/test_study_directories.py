@@ -14,10 +14,10 @@ from homenode.decide.recommendation import (
     RecommendedComparison,
     decide_for_machines,
 )
-from homenode.decide.sentences import effect_text, first_line, format_basis
+from homenode.decide.sentences import format_answer, format_basis, format_effect
 from homenode.formats import decode
 from homenode.measure.imported_files import find_sources
-from homenode.measure.imported_runs import ImportOptions, imported_runs
+from homenode.measure.imported_runs import ImportOptions, build_runs
 from homenode.measure.results.store import load_runs
 from homenode.objective import Objective
 from homenode.show.report.inputs import gather
@@ -95,7 +95,7 @@ def test_the_rtx_5090_gets_none_and_its_card_says_why(
     (found,) = [{finding.id for finding in one.findings} for one in own[:1]]
     assert found == {"h2d-low", "collective-flat-curve"}
     assert not [one for one in own if one.tells]
-    assert first_line("RTX 5090", own).startswith("RTX 5090: repair first: ")
+    assert format_answer("RTX 5090", own).startswith("RTX 5090: repair first: ")
 
 
 def test_sweeps_of_any_start_up_time_and_rate_change_no_recommendation(tmp_path: Path) -> None:
@@ -107,14 +107,14 @@ def test_sweeps_of_any_start_up_time_and_rate_change_no_recommendation(tmp_path:
         start_s, rate = rng.uniform(10e-6, 100e-6), rng.uniform(2e9, 20e9)
         write_study_directories(root, start_s, rate)
         directories = find_sources([root]).directories
-        runs = [one.run for one in imported_runs(directories, ImportOptions())]
+        runs = [one.run for one in build_runs(directories, ImportOptions())]
         found = {(one.system, one.objective): one for one in decide_for_machines(runs, OBJECTIVES)}
         for key, layout in RECOMMENDED.items():
             assert found[key].layout == layout, (start_s, rate, key)
         for (system, _), answer in found.items():
             assert bool(answer.findings) <= (system == "RTX 5090"), (start_s, rate, system)
         own = [one for (system, _), one in found.items() if system == "RTX 5090"]
-        assert first_line("RTX 5090", own).startswith("RTX 5090: repair first: ")
+        assert format_answer("RTX 5090", own).startswith("RTX 5090: repair first: ")
         sick = [run for run in runs if run.head.system == "RTX 5090"]
         assert "collective-flat-curve" in {one.id for one in check_results(sick)}
 
@@ -131,7 +131,7 @@ def test_compare_and_report_name_files_of_a_run_that_could_not_be_read(root: Pat
 def test_the_ground_of_an_answer_names_what_is_worse_and_calls_5_percent_alike(
     verdicts: dict[tuple[str, Objective], Recommendation],
 ) -> None:
-    text = effect_text(verdicts["H200", Objective.MULTI_GPU])
+    text = format_effect(verdicts["H200", Objective.MULTI_GPU])
     assert text == "2.1x pin-numa, cannot tell it from default"
 
 

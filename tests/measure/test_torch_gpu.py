@@ -11,7 +11,7 @@ from homenode.measure.model import SuiteDepth, SuiteGroup, SuiteOptions
 from homenode.measure.programs.torch_place import nodes_to_bind
 from homenode.measure.step_reading import read_step_results
 from homenode.measure.suite import build_suite, parse_shown
-from homenode.measure.tools_installed import program_text
+from homenode.measure.tools_installed import read_program
 from homenode.vm.sources import load_host
 
 pytestmark = pytest.mark.gpu
@@ -54,7 +54,7 @@ def python() -> str:
 def medians(python: str, command: str) -> dict[tuple[str, str | None], float]:
     """Medians of the first GPU."""
     ended = LocalMachine().run(
-        (python, "-", command, "--seconds", "0.5"), 300, program_text("torch_copies")
+        (python, "-", command, "--seconds", "0.5"), 300, read_program("torch_copies")
     )
     (run,) = torch_report.parse(ended.stdout_or_raise())
     return {
@@ -77,7 +77,7 @@ def test_figures_are_those_of_plain_pytorch(python: str) -> None:
 
 def test_every_gpu_has_an_address_that_this_machine_shows(python: str) -> None:
     ended = LocalMachine().run(
-        (python, "-", "small-copies", "--seconds", "0.1"), 120, program_text("torch_copies")
+        (python, "-", "small-copies", "--seconds", "0.1"), 120, read_program("torch_copies")
     )
     (run,) = torch_report.parse(ended.stdout_or_raise())
     known = {str(device.bdf) for device in load_host(None).pci_devices}
@@ -89,13 +89,13 @@ def test_the_driver_shows_the_gpus_that_pytorch_sees_in_its_order(python: str) -
     driver = "hip" if LocalMachine().run((python, "-c", code), 60).stdout.strip() else "cuda"
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     said = LocalMachine().run(
-        (python, "-", driver), 60, program_text("gpus_shown"), environment=order
+        (python, "-", driver), 60, read_program("gpus_shown"), environment=order
     )
     shown = parse_shown(said.stdout_or_raise())
     ended = LocalMachine().run(
         (python, "-", "small-copies", "--seconds", "0.1"),
         120,
-        program_text("torch_copies"),
+        read_program("torch_copies"),
         environment=order,
     )
     (run,) = torch_report.parse(ended.stdout_or_raise())
@@ -108,7 +108,7 @@ def test_host_memory_of_a_bound_run_is_seen_on_its_node(python: str) -> None:
     ended = LocalMachine().run(
         (python, "-", "host-copies", "--seconds", "0.1", "--node", node),
         120,
-        program_text("torch_copies"),
+        read_program("torch_copies"),
     )
     (run,) = torch_report.parse(ended.stdout_or_raise())
     assert {one.memory_node for one in run.results} == {int(node)}
@@ -127,7 +127,7 @@ def test_figures_are_those_of_nvbandwidth(python: str) -> None:
             continue
         found = []
         for attempt in test.attempts:
-            program = None if attempt.program is None else program_text(attempt.program)
+            program = None if attempt.program is None else read_program(attempt.program)
             ended = LocalMachine().run(
                 attempt.argv, attempt.timeout_s, program, environment=dict(attempt.environment)
             )

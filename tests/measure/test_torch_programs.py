@@ -20,7 +20,7 @@ from homenode.measure.programs import torch_copies, torch_place
 from homenode.measure.programs.torch_copies import copy_size
 from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
 from homenode.measure.step_reading import read_step_results
-from homenode.measure.tools_installed import program_text
+from homenode.measure.tools_installed import read_program
 from tests.small_hosts import DeviceSpec, even_host
 from tests.torch_programs import GPUS, copies, find_python, run_program
 
@@ -46,7 +46,7 @@ def values(
 
 @pytest.mark.parametrize("name", ["torch_copies", "torch_collectives", "watched", "gpus_shown"])
 def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
-    text = program_text(name)
+    text = read_program(name)
     is_torch = name.startswith("torch_")
     ast.parse(text, feature_version=(3, 8) if is_torch else (3, 6))
     assert ("from __future__" in text) == is_torch, "3.6 has no annotations there"
@@ -72,7 +72,7 @@ def test_a_program_runs_in_the_oldest_python_that_it_is_for(
 
 def test_a_program_that_is_not_there_is_reported() -> None:
     with pytest.raises(HostError, match="expected it in measure/programs"):
-        program_text("torch_dances")
+        read_program("torch_dances")
 
 
 def test_host_copies_have_the_gpus_rates_by_address() -> None:
@@ -277,7 +277,7 @@ def test_a_gpu_that_the_machine_does_not_show_is_reported() -> None:
 
 def test_without_pytorch_the_message_names_the_package() -> None:
     argv = (sys.executable, "-I", "-S", "-", "matmul")
-    ended = LocalMachine().run(argv, 60.0, program_text("torch_copies"))
+    ended = LocalMachine().run(argv, 60.0, read_program("torch_copies"))
     failure = ended.failure()
     assert failure is not None
     assert "torch: not installed in" in failure

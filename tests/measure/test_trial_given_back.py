@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.change.apply.definition import apply_definition, restore_definition, saved_original
+from homenode.change.apply.definition import (
+    apply_definition,
+    read_saved_original,
+    restore_definition,
+)
 from homenode.change.journal import ChangeState
 from homenode.errors import HostError, InputError, UsageError
 from homenode.measure.results.store import load_runs
@@ -25,7 +29,7 @@ from homenode.measure.trial.journal import (
 )
 from homenode.measure.trial.prepare import latest_trial, preflight, prepare
 from homenode.measure.trial.runner import run_trial
-from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.simulated_trial import (
@@ -57,7 +61,7 @@ def test_a_vm_that_had_a_layout_applied_has_it_again(daemon: StandIn, tmp_path: 
     assert applied != ORIGINAL
     _, journal = run_one(root, tmp_path / "results", SimulatedReach(daemon, EQUAL))
     assert len(journal.load().state.measured_boots) == 1
-    assert same_definition(daemon.definition(), applied)
+    assert is_same_definition(daemon.definition(), applied)
     assert not journal.load().state.to_undo
     restore_definition(virsh, UUID, root)
     assert daemon.definition() == ORIGINAL, "and its first definition is still known"
@@ -160,7 +164,7 @@ def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_pa
         TrialDomain(virsh, head, journal, root, 0.2).undo()
         assert (daemon.state / "undefined").exists()
         (daemon.state / "undefined").unlink()
-        assert saved_original(virsh, UUID, root) is None
+        assert read_saved_original(virsh, UUID, root) is None
         assert not journal.load().state.to_undo
 
 

@@ -96,7 +96,7 @@ def decoded(content: bytes) -> tuple[TrialHead, tuple[TrialEntry, ...]]:
 def test_a_journal_cut_anywhere_is_read_up_to_its_last_whole_line(
     entries: list[TrialEntry], cut: int
 ) -> None:
-    first_line = formats.head_line(KIND, _HEAD).encode()
+    first_line = formats.read_head_line(KIND, _HEAD).encode()
     whole = first_line + "".join(map(formats.line, entries)).encode()
     head, read = decoded(whole)
     assert (head, list(read)) == (_HEAD, entries)

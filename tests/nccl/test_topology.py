@@ -24,7 +24,7 @@ from homenode.nccl.topology import (
     NcclVariant,
     cloud_config,
     format_affinity,
-    link_speed_text,
+    format_link_speed,
     write_topology,
 )
 from homenode.plan.pipeline import plan_file
@@ -416,7 +416,7 @@ def test_a_mask_is_as_long_as_the_guest_in_groups_of_32() -> None:
     ],
 )
 def test_every_speed_has_a_word_that_nccl_knows(gt_per_s: float, text: str) -> None:
-    assert link_speed_text(gt_per_s) == text
+    assert format_link_speed(gt_per_s) == text
 
 
 def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> None:

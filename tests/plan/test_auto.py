@@ -18,7 +18,7 @@ from homenode.decide.machine_facts import facts_of_runs
 from homenode.decide.recommendation import ReasonId, decide
 from homenode.decide.sentences import choose_by_results
 from homenode.findings import Finding, Severity
-from homenode.machine.description.parse import shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind, PciDevice, has_verbs
 from homenode.machine.topology import Host, PagePool
 from homenode.objective import Objective
@@ -109,7 +109,7 @@ OTHER_ANSWERS = {
 
 
 def test_the_answers_of_every_shipped_host_and_objective() -> None:
-    rest = set(shipped_hosts()).difference(*OTHER_ANSWERS.values())
+    rest = set(list_shipped_hosts()).difference(*OTHER_ANSWERS.values())
     assert len(rest) == 36
     for answers, names in {**OTHER_ANSWERS, (*_CELLS, "pin-numa-smt"): rest}.items():
         for name in names:
@@ -138,7 +138,7 @@ def test_a_plan_without_results_loads_nothing_that_measures_or_decides(tmp_path:
     assert (tmp_path / "vm.xml").is_file()
 
 
-@pytest.mark.parametrize("name", part(shipped_hosts(), 0))
+@pytest.mark.parametrize("name", part(list_shipped_hosts(), 0))
 @pytest.mark.parametrize("with_nics", [True, False])
 def test_gpus_and_rdma_nics_of_one_switch_stay_pairs_in_the_guest_and_no_others_get_switches(
     name: str, with_nics: bool
@@ -170,7 +170,7 @@ def test_gpus_and_rdma_nics_of_one_switch_stay_pairs_in_the_guest_and_no_others_
     assert all(switch_of[gpu] == switch_of[nic] is not None for gpu, nic in pairs)
 
 
-@pytest.mark.parametrize("name", shipped_hosts())
+@pytest.mark.parametrize("name", list_shipped_hosts())
 def test_every_answer_binds_memory_and_shows_the_guest_what_the_table_chose(name: str) -> None:
     host = host_named(name)
     for objective in Objective:
@@ -341,7 +341,7 @@ def sizes(host: Host) -> Iterator[tuple[int, int, int]]:
         yield count, max(1, cores // 3), max(GIB, memory // 4 // GIB * GIB)
 
 
-@pytest.mark.parametrize("name", part(shipped_hosts(), 1, every=6))
+@pytest.mark.parametrize("name", part(list_shipped_hosts(), 1, every=6))
 def test_doctor_finds_nothing_in_pins_and_memory_of_the_layout(name: str) -> None:
     host = host_named(name)
     known = {one.id for one in diagnose(host).findings}
@@ -429,7 +429,7 @@ def test_a_vm_that_no_layout_holds_is_refused_in_the_layout_of_the_table() -> No
     assert options.layout == "pin-numa"
 
 
-@pytest.mark.parametrize("name", part(shipped_hosts(), 2))
+@pytest.mark.parametrize("name", part(list_shipped_hosts(), 2))
 def test_a_vm_that_the_node_of_its_gpus_holds_alone_is_placed_there(name: str) -> None:
     host = host_named(name)
     gpus = {gpu.bdf: gpu.node for gpu in whole_gpus(host)}

@@ -11,7 +11,7 @@ from homenode.bdf import Bdf
 from homenode.errors import UsageError
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind, PciLink
 from homenode.machine.topology import Host
-from homenode.plan.devices.brought import switched_gpus
+from homenode.plan.devices.brought import list_nvswitch_gpus
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
@@ -186,7 +186,7 @@ def test_a_board_is_what_its_links_join() -> None:
         DeviceLink(LinkKind.NVLINK, gpu, switches[number // 4]) for number, gpu in enumerate(gpus)
     )
     host = structs.replace(host, links=links)
-    assert [len(one.gpus) for one in switched_gpus(host)] == [4, 4]
+    assert [len(one.gpus) for one in list_nvswitch_gpus(host)] == [4, 4]
     first = place(host, wanting(4, with_nvswitches=True))
     assert set(first.devices) in ({*gpus[:4], switches[0]}, {*gpus[4:], switches[1]})
     whole = place(host, wanting(8, with_nvswitches=True))
@@ -203,7 +203,7 @@ def test_a_card_of_another_model_is_no_part_of_the_board() -> None:
     host = hgx(*SWITCHES)
     last = Bdf.parse(HGX[-1].bdf)
     devices = (structs.replace(d, device_id=7) if d.bdf == last else d for d in host.pci_devices)
-    (board,) = switched_gpus(structs.replace(host, pci_devices=tuple(devices)))
+    (board,) = list_nvswitch_gpus(structs.replace(host, pci_devices=tuple(devices)))
     assert len(board.gpus) == 7 and last not in board.gpus
 
 

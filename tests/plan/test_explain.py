@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from homenode.cli import terminal
 from homenode.cpuset import CpuSet, NodeIndex
-from homenode.doc import Text, plain
+from homenode.doc import Text, format_plain
 from homenode.findings import Finding, Rejection, Severity
 from homenode.machine.topology import Host
 from homenode.plan.planner import plan as plan_on
-from homenode.show.explain import explain, term_words
-from homenode.show.plan_text import answer_line, plan_text
+from homenode.show.explain import explain, format_term
+from homenode.show.plan_text import answer_line, format_plan
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS
 from homenode.vm.plan import (
@@ -146,9 +146,9 @@ def test_a_refusal_has_a_line_for_each_kind_and_the_option_to_add(words: str) ->
 def test_the_first_relaxation_is_in_the_first_line(
     relaxation: Relaxation, effect: str, line: str
 ) -> None:
-    doc = plan_text(replace(_plan(), relaxations=(relaxation,)), h200_host())
+    doc = format_plan(replace(_plan(), relaxations=(relaxation,)), h200_host())
     assert doc.title.endswith(f"with a fallback: {effect}")
-    lines = [plain(part.words) for part in doc.parts if isinstance(part, Text)]
+    lines = [format_plain(part.words) for part in doc.parts if isinstance(part, Text)]
     assert any(text.startswith(f"relaxed  {line}") for text in lines), lines
 
 
@@ -163,7 +163,9 @@ def test_findings_are_grouped_by_severity_with_all_their_subjects() -> None:
     critical = found("host-memory-taken", Severity.CRITICAL, "host")
     plan = replace(_plan(), findings=(*devices, critical, found("x", Severity.INFO, "y")))
     lines = [
-        plain(part.words) for part in plan_text(plan, h200_host()).parts if isinstance(part, Text)
+        format_plain(part.words)
+        for part in format_plan(plan, h200_host()).parts
+        if isinstance(part, Text)
     ]
     assert lines[0] == "critical  host: found; fix: fix it"
     assert (
@@ -204,11 +206,11 @@ def _terms(plan: Plan, host: Host | None) -> dict[str, tuple[str, ...]]:
 
 def test_the_terms_of_the_cost_are_compared_in_their_order_with_the_next_best() -> None:
     terms = _terms(_plan(), h200_host())
-    names = [term_words(term.name) for term in _plan().cost]
+    names = [format_term(term.name) for term in _plan().cost]
     assert list(terms) == [name for name in names if name in terms]
     assert terms["nodes"] == ("4", "4")
     assert terms["distance between the chosen nodes"] == ("21", "30")
-    assert term_words("cache_colour") == "cache colour"
+    assert format_term("cache_colour") == "cache colour"
 
 
 def test_each_device_has_a_row_with_its_node_cell_and_address() -> None:

@@ -23,7 +23,7 @@ from homenode.plan.stored import domain_of_plan
 from homenode.show.explain import explain
 from homenode.show.plan_text import answer_line
 from homenode.units import GIB
-from homenode.vm.domain.codec import INITIATORS, required_versions
+from homenode.vm.domain.codec import INITIATORS, list_required_versions
 from homenode.vm.domain.document import parse_document
 from homenode.vm.domain.memory import edit_memory_devices
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
@@ -304,7 +304,7 @@ def test_eight_cells_without_vcpus_and_memory_follow_the_cells_of_the_vm() -> No
     assert plan.cells[0].distances == (10, *[80] * 8)
     assert plan.vm.hostdevs[0].initiator_cells == CpuSet(range(1, 9))
     assert "initiators-missing" not in [finding.id for finding in plan.findings]
-    assert INITIATORS in required_versions(plan, is_virt=True)
+    assert INITIATORS in list_required_versions(plan, is_virt=True)
     assert domain_of_plan(plan).memory_by_node == ((0, 4 * GIB),)
     lines = [line for section in explained(explain(plan, NEW)) for line in section.lines]
     assert any(line.startswith("Guest nodes 1-8 are for the memory of GPU") for line in lines)

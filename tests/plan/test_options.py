@@ -27,7 +27,7 @@ from homenode.vm.plan_options import (
     EmulatorPolicy,
     PartialReserve,
     PlanOptions,
-    cell_text,
+    format_cell,
     make_cell,
     parse_guest_node,
     reject_objective,
@@ -291,7 +291,7 @@ def test_a_cell_option_that_says_too_little_or_too_much_is_refused(
 def test_options_of_cells_and_of_the_hosts_share_are_read() -> None:
     texts = ["vcpus=6,memory=12GiB,node=1", "memory=4GiB, vcpus=2"]
     assert tuple(map(parse_guest_node, texts)) == CELLS
-    assert tuple(parse_guest_node(cell_text(cell)) for cell in CELLS) == CELLS
+    assert tuple(parse_guest_node(format_cell(cell)) for cell in CELLS) == CELLS
     assert reserve_of("cores=2,memory=8GiB") == PartialReserve(2, 8 * GIB)
     assert reserve_of("memory=0") == PartialReserve(memory_bytes=0)
     assert reserve_of("cores=0") == PartialReserve(cores=0)

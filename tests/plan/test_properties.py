@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.cli.apply import tuned_together
+from homenode.cli.apply import plan_together
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, UsageError
-from homenode.machine.description.parse import shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.plan.pipeline import plan_file
@@ -159,7 +159,7 @@ def test_runners_up_cost_more_and_name_the_term_that_decided(draw: random.Random
 
 
 SEED = int(os.environ.get("HOMENODE_SEED", "20261128"))
-HOSTS = shipped_hosts()
+HOSTS = list_shipped_hosts()
 TOPOLOGY = b"<topology sockets='1' cores='%d' threads='2'/>"
 
 
@@ -216,7 +216,7 @@ def drawn_document(draw: random.Random) -> bytes:
 
 def applied(definition: bytes, options: PlanOptions, host: Host) -> bytes:
     """As `homenode apply` makes of a VM of libvirt."""
-    (tuning,) = tuned_together({"vm": definition}, options, host, (), ())
+    (tuning,) = plan_together({"vm": definition}, options, host, (), ())
     return tuning.document
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool
-from homenode.cluster.pool.text import MAX_ROWS, pool_text
+from homenode.cluster.pool.text import MAX_ROWS, format_pool
 from homenode.doc import Doc
 from homenode.findings import Gap, GapKind
 from homenode.show.terminal_text import PrintableConsole
@@ -235,7 +235,7 @@ def _printed(text: Doc, width: int) -> list[str]:
 def test_no_line_is_wider_than_the_terminal_and_every_host_is_there(width: int) -> None:
     names = ["gpu-1", "a-long-name-of-a-host.rack-17.example.org"]
     hosts = named(**{name: filled(shipped("hgx-h100"), 5) for name in names})
-    lines = _printed(pool_text(examine_pool(hosts, DEFAULT_SIZES)), width)
+    lines = _printed(format_pool(examine_pool(hosts, DEFAULT_SIZES)), width)
     assert all(len(line) <= width for line in lines)
     text = "".join(lines)
     for name in names:
@@ -246,11 +246,11 @@ def test_of_many_hosts_those_with_equal_figures_are_one_row() -> None:
     hosts = {f"gpu-{number}": shipped("hgx-h100") for number in range(MAX_ROWS)}
     hosts["busy"] = filled(shipped("hgx-h100"), 1)
     pool = examine_pool(named(**hosts), DEFAULT_SIZES)
-    rows = _printed(pool_text(pool), 100)
+    rows = _printed(format_pool(pool), 100)
     assert sum("gpu-" in row for row in rows if "unknown" not in row) == 1
     assert any(f"gpu-0 and {MAX_ROWS - 1} more" in row for row in rows)
     bare = examine_pool(named(a=replace(shipped("hgx-h100"), pci_devices=())), ())
-    assert _printed(pool_text(bare), 100)[0] == "1 host, all free: 112 cores, 2 TiB; 0 VMs"
+    assert _printed(format_pool(bare), 100)[0] == "1 host, all free: 112 cores, 2 TiB; 0 VMs"
     unread = replace(shipped("hgx-h100"), gaps=(Gap("VMs", "no virsh", GapKind.VMS),))
-    rows = _printed(pool_text(examine_pool(named(a=unread, b=hosts["busy"]), ())), 100)
+    rows = _printed(format_pool(examine_pool(named(a=unread, b=hosts["busy"]), ())), 100)
     assert next(row for row in rows if row.lstrip().startswith("total")).split()[-1] == "unknown"

@@ -9,16 +9,16 @@ import pytest
 from msgspec import structs
 
 from homenode.decide.machine_facts import find_machines, runs_by_machine
-from homenode.doc import Gallery, Items, Section, Text, plain, spans
+from homenode.doc import Gallery, Items, Section, Text, format_plain, spans
 from homenode.measure.results.model import Run
 from homenode.show.effect_dots import EffectDot, EffectGroup, EffectRow, has_lines
 from homenode.show.html import html_page
-from homenode.show.report.across import across_pictures, link_speeds
-from homenode.show.report.answer import answer_section, answer_text, counts_text, list_advice
+from homenode.show.report.across import build_across_pictures, link_speeds
+from homenode.show.report.answer import answer_section, answer_text, format_counts, list_advice
 from homenode.show.report.document import build_report, format_title
 from homenode.show.report.inputs import gather
 from homenode.show.report.machine import ReportedMachine, StoredRun, build_machines
-from homenode.show.report.pictures import bar_pictures, forest_pictures
+from homenode.show.report.pictures import build_bar_pictures, build_forest_pictures
 from homenode.show.terminal_text import PrintableConsole
 from homenode.vm.sources import load_host
 from tests.published_runs import DIRECTORY
@@ -82,7 +82,7 @@ def test_report_answers_in_line_1_then_a_line_each(published: tuple[ReportedMach
         "                              GB/s",
         "  RTX 4080          review    check the pins of pin: 36 % slower than default",
     ]
-    assert counts_text(published) == "9 machines; 2 answers, 1 to repair first, 1 to review first"
+    assert format_counts(published) == "9 machines; 2 answers, 1 to repair first, 1 to review first"
     page = html_page(build_report(published, (), "now"))
     assert "Multi GPU: pin, not pin-numa. " in page and "not used for other machines" in page
 
@@ -115,7 +115,7 @@ def test_machines_that_disagree_are_both_named() -> None:
 def test_layouts_that_are_equal_are_no_reason_to_do_anything() -> None:
     machines = measured(*made("A", pin=100, pin_numa=100), *made("B", pin=100, pin_numa=100))
     assert sentences(machines) == []
-    assert "No result decides" in plain(answer_section(machines, ["a", "b"]).parts[0].words)  # type: ignore[union-attr]
+    assert "No result decides" in format_plain(answer_section(machines, ["a", "b"]).parts[0].words)  # type: ignore[union-attr]
 
 
 def test_one_machine_is_told_its_layout_and_how_sure_that_is() -> None:
@@ -164,9 +164,11 @@ def test_the_picture_has_each_sound_machine_with_a_number_at_each_dot(
 ) -> None:
     _, strength, meanings, gallery = answer_section(published, ["x"] * len(published)).parts
     assert isinstance(gallery, Gallery) and isinstance(meanings, Items)
-    assert isinstance(strength, Text) and plain(strength.words).startswith("provisional, one print")
+    assert isinstance(strength, Text) and format_plain(strength.words).startswith(
+        "provisional, one print"
+    )
     assert {"pin: ", "pin-numa: ", "pin-numa-smt: "} <= {
-        plain(item).partition(" ")[0] + " " for item in meanings.items
+        format_plain(item).partition(" ")[0] + " " for item in meanings.items
     }, "what the picture names is explained next to it"
     drawn = ElementTree.fromstring(gallery.pictures[0].svg)
     texts = [one.text for one in drawn.iter("text")]
@@ -197,9 +199,9 @@ def test_no_text_of_a_chart_is_a_multiple_below_1(published: tuple[ReportedMachi
     every = (*published, *measured(*made("A", default=100, pin=43, pin_numa=260)))
     gallery = answer_section(every, ["x"] * len(every)).parts[-1]
     assert isinstance(gallery, Gallery)
-    charts = [*across_pictures(every), *gallery.pictures]
+    charts = [*build_across_pictures(every), *gallery.pictures]
     for machine in every:
-        charts += (*bar_pictures(machine), *forest_pictures(machine))
+        charts += (*build_bar_pictures(machine), *build_forest_pictures(machine))
     assert len(charts) > 20 and any(" % slower [" in one.svg for one in charts)
     for svg in (one.svg for one in charts):
         for one in ElementTree.fromstring(svg).iter():

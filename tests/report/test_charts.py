@@ -12,14 +12,14 @@ from homenode.show.bars import (
     Bar,
     BarGroup,
     ForestRow,
-    bar_chart,
+    build_bar_chart,
+    build_forest_chart,
     chart_scale,
-    forest_chart,
     format_range,
     format_short,
     log_steps,
 )
-from homenode.show.curves import MAX_CELLS, Curve, Matrix, SizeRange, curve_chart, heat_map
+from homenode.show.curves import MAX_CELLS, Curve, Matrix, SizeRange, build_curve_chart, heat_map
 from homenode.show.svg_canvas import (
     HEAT,
     PRESET_SERIES,
@@ -80,7 +80,7 @@ def test_bars_of_any_figures_stay_inside(
         for name, value, high in given
     ]
     groups = [BarGroup("", tuple(bars[:1])), BarGroup("others", tuple(bars[1:]))]
-    root = _inside(bar_chart("bars", unit, groups, log=log))
+    root = _inside(build_bar_chart("bars", unit, groups, log=log))
     drawn = [one for one in root.findall("rect") if "pale" not in one.get("class", "")]
     assert len(drawn) == 2 * len(bars)
 
@@ -98,7 +98,7 @@ def test_curves_of_any_figures_stay_inside(unit: str, given: list[dict[int, floa
         Curve("pin", tuple(sorted((float(size), value) for size, value in points.items())), n)
         for n, points in enumerate(given)
     ]
-    root = _inside(curve_chart("curves", unit, curves, (SizeRange("L1", 1.0, 32768.0),)))
+    root = _inside(build_curve_chart("curves", unit, curves, (SizeRange("L1", 1.0, 32768.0),)))
     assert len(root.findall("circle")) == sum(len(curve.points) for curve in curves)
 
 
@@ -125,12 +125,12 @@ def test_effects_of_any_size_stay_inside(given: list[tuple[str, float, float, st
         ForestRow(label, gain, gain / reach, gain * reach, said[:24], "better")
         for label, gain, reach, said in given
     ]
-    _inside(forest_chart("effects", rows))
+    _inside(build_forest_chart("effects", rows))
 
 
 def test_names_are_text_and_never_elements() -> None:
     nasty = "<script>alert(1)</script>\"'&\x00\x1b]"
-    svg = bar_chart(nasty, "ns", [BarGroup(nasty, (Bar(nasty, 1.0, None, None, 0),))])
+    svg = build_bar_chart(nasty, "ns", [BarGroup(nasty, (Bar(nasty, 1.0, None, None, 0),))])
     root = ElementTree.fromstring(svg)
     assert {element.tag for element in root.iter()} <= {"svg", "text", "rect", "path", "title"}
     assert "&lt;script&gt;" in svg
@@ -139,7 +139,7 @@ def test_names_are_text_and_never_elements() -> None:
 def test_groups_share_one_axis() -> None:
     small = BarGroup("small", (Bar("a", 1.0, None, None, 0),))
     large = BarGroup("large", (Bar("a", 4.0, None, None, 1),))
-    root = ElementTree.fromstring(bar_chart("x", "ns", [small, large]))
+    root = ElementTree.fromstring(build_bar_chart("x", "ns", [small, large]))
     widths = {rect.get("class"): float(rect.get("width", 0)) for rect in root.findall("rect")}
     assert widths["s1"] == pytest.approx(4 * widths["s0"], rel=0.01)
     assert widths["s1"] == widths["plot"]
@@ -147,7 +147,7 @@ def test_groups_share_one_axis() -> None:
 
 def test_a_range_is_drawn_from_end_to_end_and_written_as_one() -> None:
     bar = Bar("H200", 48.4e9, 41.5e9, 55.3e9, 1, is_range=True)
-    svg = bar_chart("copies", "bytes_per_s", [BarGroup("", (bar,))])
+    svg = build_bar_chart("copies", "bytes_per_s", [BarGroup("", (bar,))])
     root = ElementTree.fromstring(svg)
     assert "41.5\u201355.3 GB/s" in svg
     assert "48.4" not in svg
@@ -158,7 +158,7 @@ def test_a_range_is_drawn_from_end_to_end_and_written_as_one() -> None:
 
 def test_no_label_of_an_effect_crosses_the_line_of_equality() -> None:
     rows = [ForestRow("a label that is as wide as the chart is", 2.0, 1.5, 3.0, "2 x", "better")]
-    root = ElementTree.fromstring(forest_chart("effects", rows))
+    root = ElementTree.fromstring(build_forest_chart("effects", rows))
     (axis,) = [p for p in root.findall("path") if p.get("class") == "axis"]
     top = float((axis.get("d") or "").split("L")[0].split()[1])
     label = next(t for t in root.findall("text") if (t.text or "").startswith("a label"))

@@ -8,7 +8,7 @@ from demo import gh200_study
 from homenode.cli.main import main
 from homenode.decide.alternative import group_runs
 from homenode.decide.matrices import Axis, build_matrices, compare_localities
-from homenode.doc import plain
+from homenode.doc import format_plain
 from homenode.measure.results.model import Origin
 from homenode.show.report.answer import stop_of
 from homenode.show.report.document import build_report
@@ -60,7 +60,7 @@ def test_logs_that_name_no_layout_say_what_to_do_and_are_found_next_to_runs(
     for name, text in gh200_study.files().items():
         (real / name).write_text(text.partition("\n")[2])
     (machine,) = _machines([real])
-    assert "homenode import --layout" in plain(stop_of(machine)[0])
+    assert "homenode import --layout" in format_plain(stop_of(machine)[0])
     (one,) = [run for run in results.rglob("results.jsonl") if "exclusive" in str(run)]
     (real / "run").mkdir()
     (real / "run/results.jsonl").write_bytes(one.read_bytes())
@@ -74,7 +74,7 @@ def _machines(directories: list[Path]) -> tuple[ReportedMachine, ...]:
 
 def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: ReportedMachine) -> None:
     assert {run.head.origin for run in machine.runs} == {Origin.SYNTHESISED}
-    action, reason = map(plain, stop_of(machine))
+    action, reason = map(format_plain, stop_of(machine))
     assert action == "measure again first" and "its results are synthesised" in reason
     assert [one.label for one in machine.chosen] == [
         "exclusive_4gpu",

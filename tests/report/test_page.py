@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
-from homenode.decide.sentences import review_text
+from homenode.decide.sentences import format_review
 from homenode.decide.switch_effects import StudySwitch
-from homenode.doc import Doc, plain
+from homenode.doc import Doc, format_plain
 from homenode.errors import HostError
 from homenode.machine.snapshot.capture import capture_host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, Sample
@@ -101,11 +101,11 @@ def parsed(html: str) -> _Html:
 def test_systems_under_review_are_named_and_others_are_not(
     published: dict[str, ReportedMachine],
 ) -> None:
-    reviews = {name: review_text(one.recommendations) for name, one in published.items()}
+    reviews = {name: format_review(one.recommendations) for name, one in published.items()}
     assert [name for name, review in reviews.items() if review] == ["RTX 4080", "RTX 5090"]
     assert "check the pins of pin" in reviews["RTX 4080"]
     stop = stop_of(published["RTX 5090"])
-    assert plain(stop[0]) == "repair first" and "homenode doctor" in plain(stop[1])
+    assert format_plain(stop[0]) == "repair first" and "homenode doctor" in format_plain(stop[1])
 
 
 def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: Doc) -> None:
@@ -249,7 +249,7 @@ def test_caveats_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:
     run = full_run("pin", 1)
     write_run(tmp_path, Run(replace(run.head, unusable=("throttled",)), run.samples))
     (one,) = machines(tmp_path)
-    assert plain(stop_of(one)[0]) == "measure again first"
+    assert format_plain(stop_of(one)[0]) == "measure again first"
     assert [(caveat.id, caveat.detail) for caveat in one.caveats] == [("unusable", "throttled")]
 
 

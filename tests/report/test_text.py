@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from homenode.cpuset import NodeIndex
 from homenode.doc import Doc
 from homenode.findings import Gap, Rejection
-from homenode.machine.description.parse import load_shipped, shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts, load_shipped
 from homenode.machine.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.machine.settings import HostSettings
 from homenode.machine.topology import summarise
@@ -20,11 +20,11 @@ from homenode.measure import runner
 from homenode.measure.model import SuiteDepth, SuiteOptions
 from homenode.measure.options import BenchOptions, BenchOutcome
 from homenode.measure.results.vantage import Vantage
-from homenode.show.device_groups import address_text, short_addresses
+from homenode.show.device_groups import format_address, has_short_addresses
 from homenode.show.explain import explain
-from homenode.show.host_text import host_text, host_tree
-from homenode.show.plan_text import refusal_text
-from homenode.show.results_text import bench_text, steps_text
+from homenode.show.host_text import format_host, host_tree
+from homenode.show.plan_text import format_refusal
+from homenode.show.results_text import format_bench, format_steps
 from homenode.show.terminal_text import PrintableConsole
 from homenode.text import plural
 from homenode.vm.plan import Unplannable
@@ -68,18 +68,18 @@ def test_every_gpu_nic_and_nvswitch_is_in_the_tree(name: str) -> None:
     text = _printed(host_tree(host), 300)
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
-            assert address_text(device.bdf, short_addresses(host)) in text
+            assert format_address(device.bdf, has_short_addresses(host)) in text
 
 
 def test_a_host_is_one_screen() -> None:
-    lines = _printed(host_text(load_shipped("hgx-h100").host), 80).splitlines()
+    lines = _printed(format_host(load_shipped("hgx-h100").host), 80).splitlines()
     assert [line.rstrip() for line in lines] == SCREEN.read_text().splitlines()
 
 
-@pytest.mark.parametrize("name", shipped_hosts())
+@pytest.mark.parametrize("name", list_shipped_hosts())
 def test_the_screen_of_every_host_has_its_counts_in_line_1_and_fits_40_lines(name: str) -> None:
     host = load_shipped(name).host
-    lines = _printed(host_text(host), 80).splitlines()
+    lines = _printed(format_host(host), 80).splitlines()
     assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
     assert f"{name}: {plural(summarise(host).packages, 'package')}, " in lines[0]
     assert f"{summarise(host).cores} core" in lines[0] and not lines[1].strip()
@@ -135,7 +135,7 @@ def test_an_unplannable_request_lists_its_rejections_and_the_hint() -> None:
         for node in range(25)
     )
     error = Unplannable("no node set fits", rejections, hint="allow two nodes")
-    text = _printed(refusal_text(error), 80)
+    text = _printed(format_refusal(error), 80)
     assert [line.rstrip() for line in text.splitlines()] == [
         "no node set fits",
         "  each of nodes 0-24    needs 48, 40 free",
@@ -170,7 +170,7 @@ def shown(text: Doc, width: int) -> str:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_every_figure_has_its_median_and_its_range(outcome: BenchOutcome, width: int) -> None:
-    text = " ".join(shown(bench_text(outcome), width).split())
+    text = " ".join(shown(format_bench(outcome), width).split())
     for words in ("memory bandwidth", "27 ns apart", "36 GB/s", "93.5 ns", "4,600 events/s"):
         assert words in text, words
 
@@ -178,7 +178,7 @@ def test_every_figure_has_its_median_and_its_range(outcome: BenchOutcome, width:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_every_step_is_shown_with_its_command(width: int) -> None:
     record = runner.inspect(FakeMachine(), ORDERS)[0].record
-    text = " ".join(shown(steps_text(record), width).split())
+    text = " ".join(shown(format_steps(record), width).split())
     assert text.count("cpu-single (control)") == 2
     assert "homenode-probe placement" in text
     assert "not measured: nccl: no GPU" in text
@@ -191,7 +191,7 @@ def test_why_a_run_is_marked_is_shown_and_nothing_steers_the_terminal(
     head = structs.replace(outcome.run.head, unusable=("\x1b[2Jevil",))
     gaps = tuple(Gap(f"test {number}", "\x1b]0;evil") for number in range(40))
     text = shown(
-        bench_text(replace(outcome, run=structs.replace(outcome.run, head=head), gaps=gaps)), 80
+        format_bench(replace(outcome, run=structs.replace(outcome.run, head=head), gaps=gaps)), 80
     )
     assert "\x1b" not in text
     assert "marked: ?[2Jevil" in text

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Gap
-from homenode.machine.description.parse import shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import host_of_nothing
-from homenode.show.device_groups import address_text, short_addresses
+from homenode.show.device_groups import format_address, has_short_addresses
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, read_css
 from homenode.show.topology_map import topology_map
 from homenode.vm.layout import PRESETS
@@ -83,7 +83,7 @@ def test_every_gpu_and_nic_has_a_card(name: str) -> None:
     joined = " ".join(_texts(_map_of(name)))
     for device in host.pci_devices:
         if device.kind in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
-            address = address_text(device.bdf, short_addresses(host))
+            address = format_address(device.bdf, has_short_addresses(host))
             assert address.partition(".")[0] in joined  # ports of one NIC share a card
 
 
@@ -242,7 +242,7 @@ def test_text_on_a_cell_has_contrast(cell: int) -> None:
     assert contrast(fills[f"cell{cell}"], fills[f"on-cell{cell}"]) >= 4.5
 
 
-@pytest.mark.parametrize("name", part(shipped_hosts(), 1))
+@pytest.mark.parametrize("name", part(list_shipped_hosts(), 1))
 def test_every_shipped_host_is_drawn_legibly(name: str) -> None:
     assert_legible(topology_map(load_host(name)))
 

@@ -25,9 +25,9 @@ from homenode.measure.results.model import (
 from homenode.measure.results.store import (
     FILE,
     end_line,
-    head_line,
     load_runs,
     parse_run,
+    read_head_line,
     read_run,
     run_text,
     write_run,
@@ -69,7 +69,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_run_can_be_appended_to_line_by_line() -> None:
-    lines = head_line(HEAD) + "".join(map(formats.line, RUN.samples)) + end_line(3)
+    lines = read_head_line(HEAD) + "".join(map(formats.line, RUN.samples)) + end_line(3)
     assert parse_run(lines.encode(), "run") == RUN
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_was_cut_short_is_never_mistaken_for_whole(at: int) -> None:
 
 def test_an_end_that_counts_other_samples_is_refused() -> None:
     with pytest.raises(InputError, match="expected 4 samples, as in its last line, found 3"):
-        text = head_line(HEAD) + "".join(map(formats.line, RUN.samples)) + end_line(4)
+        text = read_head_line(HEAD) + "".join(map(formats.line, RUN.samples)) + end_line(4)
         parse_run(text.encode(), "run")
 
 

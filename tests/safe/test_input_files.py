@@ -332,5 +332,5 @@ def test_a_record_is_read_through_no_link(tmp_path: Path) -> None:
 
 
 def test_the_limit_has_a_unit_where_it_has_a_round_one() -> None:
-    assert input_files._size_text(64 << 20) == "64 MiB"
-    assert input_files._size_text(1000) == "1000 bytes"
+    assert input_files._format_size(64 << 20) == "64 MiB"
+    assert input_files._format_size(1000) == "1000 bytes"

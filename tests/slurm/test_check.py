@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from homenode.cluster.slurm.check import check, gpu_cores
 from homenode.cluster.slurm.config import parse_config
-from homenode.cluster.slurm.correction import correct, shared_lines
+from homenode.cluster.slurm.correction import correct, find_shared_lines
 from homenode.cluster.slurm.numbering import core_order
 from homenode.errors import InputError
 from homenode.findings import Findings, Severity
@@ -559,7 +559,7 @@ def test_a_line_about_several_lines_of_nodes_is_corrected_for_all_of_them(
     shape = "Sockets=2 CoresPerSocket=56 ThreadsPerCore=2 Gres=gpu:8"
     slurm = f"{CLUSTER}NodeName=hgx[01-08] {shape}\nNodeName=hgx09 {shape}\n"
     files = parse_config(right.replace("56-111", "0-55"), "g"), parse_config(slurm, "s")
-    shared_by = shared_lines(*files, host, nodes).values()
+    shared_by = find_shared_lines(*files, host, nodes).values()
     assert {set(others) <= set(of_line) for of_line in shared_by} == ({True} if others else set())
     assert correct(*files, host, nodes)["g"] == (files[0].text if others else right)
     fixes = {f.fix for f in check(*files, host, nodes=nodes).findings if "cores" in f.id}

@@ -12,7 +12,7 @@ from homenode.cluster.slurm.gres import (
     node_classes,
     node_definitions,
 )
-from homenode.cluster.slurm.tools.scontrol import gpu_count, owned_gpus, parse_scontrol_jobs
+from homenode.cluster.slurm.tools.scontrol import gpu_count, parse_owned_gpus, parse_scontrol_jobs
 from homenode.cluster.slurm.tools.slurm_nodes import (
     NodeShape,
     compress_hostlist,
@@ -150,7 +150,7 @@ def test_a_bad_value_of_gres_is_named_with_its_line(bad: str) -> None:
     ],
 )
 def test_the_gpus_of_a_job_are_read(text: str, count: int, indices: tuple[int, ...] | None) -> None:
-    found = owned_gpus(text, "job")
+    found = parse_owned_gpus(text, "job")
     assert (found.count, found.indices) == (count, indices)
 
 
@@ -272,4 +272,4 @@ def test_a_listing_whose_jobs_each_hold_65536_nodes_is_read_as_far_as_a_cluster_
 
 def test_a_job_has_no_more_gpus_than_a_node() -> None:
     with pytest.raises(ParseError, match="at most 4096 GPUs"):
-        owned_gpus("gpu:h100:2(IDX:0-65535)", "job 1")
+        parse_owned_gpus("gpu:h100:2(IDX:0-65535)", "job 1")

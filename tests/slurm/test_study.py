@@ -32,8 +32,8 @@ from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_someb
 from homenode.errors import UsageError
 from homenode.measure.experiment import Progress, TaskState, TaskStatus
 from homenode.show.terminal_text import PrintableConsole
-from homenode.show.trial_text import missing_lines, progress_view
-from homenode.text import duration_text
+from homenode.show.trial_text import format_missing, progress_view
+from homenode.text import format_duration
 from homenode.vm.sources import load_host
 from tests.command_line import homenode
 
@@ -414,7 +414,7 @@ def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest()
     assert "NonZeroExitCode" in lines[1], "below the heads"
     assert "61 more" in lines[-2]
     assert lines[-1] == "90 of 91 jobs done, 1 failed"
-    (only,) = missing_lines(Progress(tuple(tasks)).list_missing())
+    (only,) = format_missing(Progress(tuple(tasks)).list_missing())
     assert only == "1 failed: NonZeroExitCode: bad (job 99)"
 
 
@@ -428,7 +428,7 @@ def test_a_dry_run_with_a_described_host_needs_no_slurm(
     scripts = list((tmp_path / "study/jobs").iterdir())
     jobs = f"{len(scripts)} jobs of up to 30 minutes each"
     assert done.stdout == f"wrote {tmp_path}/study/jobs: {jobs}, none submitted\n"
-    time = duration_text(30 * 60 * len(scripts) / 2)  # two nodes, a job at a time on each
+    time = format_duration(30 * 60 * len(scripts) / 2)  # two nodes, a job at a time on each
     assert f"takes at most {time}, if no job waits" in done.stderr
     text = min(path for path in scripts if "-a1-" in path.name).read_text()
     assert "--gres=gpu:4" in text and "--nodelist=a1" in text

@@ -13,7 +13,7 @@ from homenode.cluster.slurm.arguments import SharedJobShape, StudyOptions
 from homenode.cluster.slurm.study.directory import StudyDirectory, read_sources
 from homenode.cluster.slurm.study.experiments import Study, plan_experiments
 from homenode.cluster.slurm.study.report import StudyReport, study_report
-from homenode.cluster.slurm.study.text import slurm_study_text
+from homenode.cluster.slurm.study.text import format_slurm_study
 from homenode.cluster.slurm.tools.slurm_nodes import ClusterNode
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
@@ -99,7 +99,7 @@ def shown(directory: Path, width: int = 40) -> str:
     json.loads(encode("slurm-report", made))
     out = io.StringIO()
     console = PrintableConsole(file=out, width=width, color_system=None)
-    console.print(slurm_study_text(made))
+    console.print(format_slurm_study(made))
     return out.getvalue()
 
 

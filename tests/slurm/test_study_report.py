@@ -37,15 +37,15 @@ from homenode.cluster.slurm.study.report import (
 )
 from homenode.cluster.slurm.study.text import (
     effect_cells,
+    format_slurm_study,
     slurm_study_page,
     slurm_study_summary,
-    slurm_study_text,
 )
 from homenode.cpuset import CpuSet
 from homenode.decide.alternative import group_runs
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Effect, Outcome
-from homenode.doc import Doc, plain
+from homenode.doc import Doc, format_plain
 from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.measure.results.model import (
@@ -74,7 +74,7 @@ GPU_NODE = node_machine(load_host(str(Path(__file__).parent / "gpu-node.toml")))
 
 def text_of(shown: StudyReport | Doc, width: int = 100) -> str:
     """The whole report of a study, or a document."""
-    doc = shown if isinstance(shown, Doc) else slurm_study_text(shown)
+    doc = shown if isinstance(shown, Doc) else format_slurm_study(shown)
     out = io.StringIO()
     PrintableConsole(file=out, width=width, color_system=None).print(doc)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
@@ -530,8 +530,8 @@ def test_the_report_is_a_page_of_its_own(gh200: Path, monkeypatch: pytest.Monkey
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "wrote study.html\n")
     page = Path("study.html").read_text()
     shown = html.unescape(re.sub(r"<[^>]*>", "", page)).replace("\u00a0", " ")
-    every = slurm_study_text(structs.replace(of_directory(gh200), source="data"))
-    cells = {plain(cell) for one in tables(every.parts) for row in one.rows for cell in row}
+    every = format_slurm_study(structs.replace(of_directory(gh200), source="data"))
+    cells = {format_plain(cell) for one in tables(every.parts) for row in one.rows for cell in row}
     assert "[412.0]" in cells
     assert not [cell for cell in cells if cell not in shown]
     assert page.count("<title>Slurm study data</title>") == 1

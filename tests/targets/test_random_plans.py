@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from homenode.check.verify.target_file import verify_target
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import Severity
-from homenode.machine.description.parse import shipped_hosts
+from homenode.machine.description.parse import list_shipped_hosts
 from homenode.machine.pci import DeviceKind
 from homenode.plan.pipeline import plan_for_target, vm_of_options
 from homenode.units import GIB, MIB
@@ -23,9 +23,9 @@ from homenode.vm.targets.registry import TARGETS, read_vm, target_named
 from homenode.vm.targets.target import (
     Feature,
     SupportLevel,
+    check_target,
     list_features,
     lost_features,
-    target_findings,
 )
 from tests.conformance.vms import planned_cases
 from tests.seeds import part
@@ -121,7 +121,7 @@ TWICE = ("x86-2p2n16c32t-isolated-pus", "small-2n8c-2gpu", "gh200x4")
 """Hosts on which the file that came of a plan is planned again."""
 
 
-@pytest.mark.parametrize("name", dict.fromkeys((*TWICE, *LARGE, *part(shipped_hosts(), 0))))
+@pytest.mark.parametrize("name", dict.fromkeys((*TWICE, *LARGE, *part(list_shipped_hosts(), 0))))
 def test_a_plan_becomes_a_file_that_says_it_or_a_refusal(name: str) -> None:
     become_files(name, ("pin-numa-pci",) if name in LARGE else tuple(PRESETS))
 
@@ -175,7 +175,7 @@ def test_every_target_says_of_every_feature_how_far_it_goes() -> None:
 def test_each_loss_of_a_plan_is_a_finding_and_nothing_else_is(target: str) -> None:
     made = written("qemu", "x86-2p2n16c32t-isolated-pus", options("pin-numa-smt")).plan
     module = target_named(target)
-    found = target_findings(module, made)
+    found = check_target(module, made)
     asked = list_features(made)
     assert sum(f.id == "target-lost" for f in found) == len(lost_features(module, made))
     assert len(found) == sum(module.support[f].level is not SupportLevel.NATIVE for f in asked)

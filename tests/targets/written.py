@@ -10,7 +10,7 @@ from homenode.units import GIB
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from homenode.vm.targets.registry import read_vm, target_named
-from homenode.vm.targets.target import list_settings, target_findings
+from homenode.vm.targets.target import check_target, list_settings
 
 
 @cache
@@ -52,7 +52,7 @@ def rendered(target: str, host: str, wanted: PlanOptions) -> PlannedFile:
         target=target,
         original=b"",
         rendering=rendering,
-        findings=target_findings(target_named(target), made),
+        findings=check_target(target_named(target), made),
     )
 
 

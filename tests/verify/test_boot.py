@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.check.verify.boot.guest_files import kvm_works
+from homenode.check.verify.boot.guest_files import can_use_kvm
 from homenode.check.verify.boot.initramfs import pack_initramfs
 from homenode.check.verify.boot.libvirt import find_uri
 from homenode.check.verify.boot.stand_in import TWO_GUESTS_TEXT
@@ -251,7 +251,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = guest_files(fake_qemu=True)
-    kvm_works(files.kernel, pack_initramfs(files.busybox))  # kept: the program below is not asked
+    can_use_kvm(files.kernel, pack_initramfs(files.busybox))  # kept: the program below is not asked
     program = tmp_path / "qemu-system-x86_64"
     program.write_text(ENDLESS)
     program.chmod(0o755)

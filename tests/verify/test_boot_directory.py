@@ -250,7 +250,7 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr("homenode.check.verify.boot.boot_directory.let_in", unsupported)
-    monkeypatch.setattr("homenode.check.verify.boot.stand_in_boot.kvm_works", lambda *_: False)
+    monkeypatch.setattr("homenode.check.verify.boot.stand_in_boot.can_use_kvm", lambda *_: False)
     document = open_domain(tuned("default").document, "vm.xml")
     booted = boot_stand_in(document, build_vm(document), BootOptions(connect=uri))
     found = {finding.id: finding.observed for finding in booted.findings}

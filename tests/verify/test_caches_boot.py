@@ -24,7 +24,7 @@ from homenode.plan.shape.caches import guest_cpu, guest_l3_groups
 from homenode.units import GIB
 from homenode.vm.model import GuestCache, GuestTopology
 from homenode.vm.plan import Plan, with_vm
-from homenode.vm.targets.qemu_command import cpu_text, smp_text
+from homenode.vm.targets.qemu_command import format_cpu, format_smp
 from tests.small_hosts import even_host, small_request
 from tests.verify_guests import guest_files
 
@@ -68,7 +68,7 @@ class Seen:
 def booted(made: Plan, model: str, online: int, directory: Path) -> Seen:
     files = guest_files()
     (directory / "initramfs").write_bytes(pack_initramfs(files.busybox, INIT))
-    smp = smp_text(made).removeprefix(f"{made.vm.vcpus},")
+    smp = format_smp(made).removeprefix(f"{made.vm.vcpus},")
     cells = (
         (
             "-object",
@@ -82,7 +82,7 @@ def booted(made: Plan, model: str, online: int, directory: Path) -> Seen:
         [
             "qemu-system-x86_64",
             *("-machine", "q35", "-accel", "tcg,thread=single"),
-            *("-cpu", cpu_text(replace(made, aperture=None), model)),
+            *("-cpu", format_cpu(replace(made, aperture=None), model)),
             *("-smp", f"{online},maxcpus={made.vm.vcpus},{smp}"),
             *("-m", f"{128 * len(made.cells)}M"),
             *chain.from_iterable(cells),

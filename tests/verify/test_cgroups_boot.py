@@ -7,7 +7,7 @@ import pytest
 
 from homenode.check.verify.boot.initramfs import pack_initramfs
 from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
-from homenode.check.verify.live.checks import group_findings, limit_findings
+from homenode.check.verify.live.checks import check_groups, check_limits
 from homenode.vm.domain.read import read_vm
 from tests.proc_trees import BARE, PID, UUID, ProcTree
 from tests.verify_guests import guest_files
@@ -114,7 +114,7 @@ def findings(files: dict[str, str], root: Path) -> list[tuple[str, str, str]]:
             tree.put(f"proc/{PID}/cgroup", cgroup)
     seen = capture_running_vm(UUID, BARE, ProcFiles(str(root)), watched_s=0)
     vm = read_vm(TWO, "vm.xml")
-    found = [*limit_findings(vm, seen), *group_findings(vm, seen)]
+    found = [*check_limits(vm, seen), *check_groups(vm, seen)]
     return [(one.id, one.subject, one.observed) for one in found]
 
 

@@ -12,7 +12,7 @@ from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.topology import PagePool
 from homenode.units import GIB, MIB
 from homenode.vm.domain.read import open_domain
-from homenode.vm.domain.schema import SchemaError, parsed_by_libvirt
+from homenode.vm.domain.schema import SchemaError, parse_with_libvirt
 from tests.kubevirt_documents import document as kubevirt_document
 from tests.verify_documents import PLAIN, changed, findings_of, small_host
 
@@ -64,7 +64,7 @@ def schema_findings(xml: bytes) -> list[Finding]:
         pytest.skip("no virsh here")
     document = open_domain(xml, "vm.xml")
     errors = [SchemaError(1, "Element domain failed to validate content")]
-    parsed = parsed_by_libvirt(document)
+    parsed = parse_with_libvirt(document)
     answer = verify_document(document, schema_errors=errors, parsed=parsed)
     return [one for one in answer.findings if one.id == "schema"]
 
@@ -92,7 +92,7 @@ def test_memory_of_cells_without_that_of_a_dimm_is_taken(mib: int) -> None:
 @pytest.mark.libvirt
 def test_a_redirected_usb_device_has_the_controller_that_qemus_driver_adds() -> None:
     document = changed(PLAIN, ("</devices>", "<redirdev bus='usb' type='spicevmc'/></devices>"))
-    parsed = parsed_by_libvirt(open_domain(document, "vm.xml"))
+    parsed = parse_with_libvirt(open_domain(document, "vm.xml"))
     assert parsed is not None
     assert parsed.refusal is None
 

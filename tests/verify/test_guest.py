@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.check.verify.boot.initramfs import kernel_findings
+from homenode.check.verify.boot.initramfs import check_kernel
 from homenode.check.verify.expectation import build_expectation, group_neighbours
 from homenode.check.verify.guest_checks import GuestView, view_of_guest
 from homenode.cpuset import CpuSet
@@ -317,7 +317,7 @@ def log(*lines: str, level: int = 6) -> str:
 )
 def test_a_bar_without_room_is_a_finding_of_the_host_device(line: str) -> None:
     bridge = f"pci {PORT}: bridge window [mem size 0x3000000000 64bit pref]: failed to assign"
-    (found,) = kernel_findings(log(bridge, line), NAMES, "vm.xml")
+    (found,) = check_kernel(log(bridge, line), NAMES, "vm.xml")
     assert (found.id, found.severity) == ("guest-bar-unplaced", Severity.CRITICAL)
     assert found.subject == "device 0000:19:00.0"
     assert "0x2000000000" in found.observed
@@ -325,7 +325,7 @@ def test_a_bar_without_room_is_a_finding_of_the_host_device(line: str) -> None:
 
 def test_a_bridge_without_room_is_named_where_no_device_is() -> None:
     bridge = f"pci {PORT}: bridge window [mem size 0x3000000000 64bit pref]: failed to assign"
-    (found,) = kernel_findings(log(bridge), NAMES, "vm.xml")
+    (found,) = check_kernel(log(bridge), NAMES, "vm.xml")
     assert PORT in found.subject
 
 
@@ -352,7 +352,7 @@ def test_a_bridge_without_room_is_named_where_no_device_is() -> None:
 def test_warnings_of_topology_nodes_and_windows_are_findings(
     topic: str, line: str, level: int
 ) -> None:
-    (found,) = kernel_findings(log(line, level=level), NAMES, "vm.xml")
+    (found,) = check_kernel(log(line, level=level), NAMES, "vm.xml")
     assert found.severity is Severity.WARNING
     assert found.subject.startswith(topic) and line in found.observed
 
@@ -367,14 +367,14 @@ def test_warnings_of_topology_nodes_and_windows_are_findings(
     ],
 )
 def test_what_the_emulated_machine_always_says_is_none(line: str) -> None:
-    assert not list(kernel_findings(log(line, level=4), NAMES, "vm.xml"))
+    assert not list(check_kernel(log(line, level=4), NAMES, "vm.xml"))
 
 
 def test_several_warnings_of_a_topic_are_one_finding() -> None:
     lines = [f"NUMA: Warning: node {i}" for i in range(9)]
-    (found,) = kernel_findings(log(*lines, level=4), NAMES, "vm.xml")
+    (found,) = check_kernel(log(*lines, level=4), NAMES, "vm.xml")
     assert "and 6 more" in found.observed
 
 
 def test_a_log_of_anything_else_is_no_finding() -> None:
-    assert not list(kernel_findings("\x00<9>[x] y\n<6>\n" + "<6>[ 1.0] z", NAMES, "vm.xml"))
+    assert not list(check_kernel("\x00<9>[x] y\n<6>\n" + "<6>[ 1.0] z", NAMES, "vm.xml"))

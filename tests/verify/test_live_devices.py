@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from homenode.check.domain.verification import throttle_findings
+from homenode.check.domain.verification import check_throttle
 from homenode.check.verify.live.capture import ProcFiles, capture_running_vm
-from homenode.check.verify.live.checks import group_findings, limit_findings
+from homenode.check.verify.live.checks import check_groups, check_limits
 from homenode.check.verify.live.procfs import parse_vfio_interrupts
 from homenode.findings import Findings, Severity
 from homenode.units import GIB
@@ -179,7 +179,7 @@ DOMAIN = "<domain type='kvm'><name>a</name><vcpu>2</vcpu><cputune>{tune}</cputun
     ],
 )  # fmt: skip
 def test_a_document_that_gives_less_than_its_pus_is_named(tune: str, named: list[str]) -> None:
-    found = throttle_findings(open_domain(DOMAIN.format(tune=tune, more="").encode(), "vm.xml"))
+    found = check_throttle(open_domain(DOMAIN.format(tune=tune, more="").encode(), "vm.xml"))
     assert [f"{one.subject}: {one.observed}" for one in found if one.is_bad] == named
 
 
@@ -188,7 +188,7 @@ def test_a_limit_of_a_disk_is_worth_knowing_and_no_fault() -> None:
         "<devices><disk type='file'><target dev='vda'/><iotune>"
         "<total_iops_sec>100</total_iops_sec></iotune></disk></devices>"
     )
-    (found,) = throttle_findings(open_domain(DOMAIN.format(tune="", more=more).encode(), "vm.xml"))
+    (found,) = check_throttle(open_domain(DOMAIN.format(tune="", more=more).encode(), "vm.xml"))
     assert (found.id, found.subject, found.is_bad) == ("io-limit", "disk vda", False)
     assert found.observed == "<iotune>: total_iops_sec 100"
 
@@ -226,7 +226,7 @@ def test_a_running_vm_that_the_kernel_holds_back_is_named(
     for path, text in files.items():
         tree.put(path, text)
     seen = capture_running_vm(UUID, BARE, ProcFiles(str(tmp_path)), watched_s=0)
-    found = limit_findings(read_vm(TWO, "vm.xml"), seen)
+    found = check_limits(read_vm(TWO, "vm.xml"), seen)
     assert [(one.id, one.subject, one.observed) for one in found] == named
 
 
@@ -260,7 +260,7 @@ def test_a_limit_of_a_cgroup_is_named_with_its_figure_and_one_that_is_none_is_no
     tree.put(f"proc/{PID}/cgroup", "0::/m/vm/emulator\n")
     tree.put(f"sys/fs/cgroup{directory}/{file}", f"{text}\n")
     seen = capture_running_vm(UUID, BARE, ProcFiles(str(tmp_path)), watched_s=0)
-    found = group_findings(read_vm(TWO, "vm.xml"), seen)
+    found = check_groups(read_vm(TWO, "vm.xml"), seen)
     assert [(one.id, one.observed) for one in found] == [
         (id_, said.format(directory)) for id_, said in named
     ]

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.verify.start import MonitorView, created_files, read_view, view_findings
+from homenode.check.verify.start import MonitorView, check_view, list_created_files, read_view
 from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.machine.pci import PciBar
@@ -66,7 +66,7 @@ def found(seen: MonitorView) -> list[tuple[str, str]]:
     own = replace(gpu, bdf=Bdf.parse("0000:18:00.0"), bars=bars)
     others = tuple(one for one in host.pci_devices if one.bdf not in (own.bdf, gpu.bdf))
     real = replace(host, pci_devices=tuple(sorted((*others, own), key=lambda one: one.bdf)))
-    findings: list[Finding] = list(view_findings(read_vm(DOCUMENT, "vm.xml"), seen, real))
+    findings: list[Finding] = list(check_view(read_vm(DOCUMENT, "vm.xml"), seen, real))
     return [(one.id, one.subject) for one in findings]
 
 
@@ -132,4 +132,4 @@ def test_files_that_a_start_makes_are_those_that_the_document_names(
     os: str, devices: str, more: str, files: list[tuple[str, bool]]
 ) -> None:
     document = parse_document(DOMAIN.format(os, devices, more).encode(), "vm.xml")
-    assert [(file.path, file.is_emptied) for file in created_files(document)] == files
+    assert [(file.path, file.is_emptied) for file in list_created_files(document)] == files

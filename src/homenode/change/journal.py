@@ -182,7 +182,7 @@ class Journal:
             return
         self.read_entries()  # rejects an invalid journal
         self.files.make()
-        head = formats.head_line(KIND, self.head)
+        head = formats.read_head_line(KIND, self.head)
         self.files.write(self.files.journal_path.name, f"{head}{text}".encode())
 
     def settle(self, make_step: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:

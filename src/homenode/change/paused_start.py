@@ -83,7 +83,7 @@ def _read_change_time(path: str) -> str:
     return str(Path(path).stat().st_mtime_ns) if Path(path).exists() else ""
 
 
-def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
+def open_paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
     """Return the journal of a domain's paused starts. root: homenode's own directory."""
     words = command_line("homenode", "verify", name, "--start")
     undo = command_line(*add_connection(virsh.connect, "homenode", "restore", name))
@@ -91,7 +91,7 @@ def paused_journal(root: Path, virsh: Virsh, uuid: str, name: str) -> Journal:
     return Journal(RecordDirectory(root / _DIRECTORY / uuid, hint=state_hint), head)
 
 
-def paused_journals(root: Path) -> Iterator[Journal]:
+def list_paused_journals(root: Path) -> Iterator[Journal]:
     directory = root / _DIRECTORY
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         head = ChangeHead(run=path.name, command="homenode verify --start", undo="")
@@ -101,7 +101,7 @@ def paused_journals(root: Path) -> Iterator[Journal]:
 def end_paused(virsh: Virsh, root: Path, uuid: str, name: str) -> tuple[ChangeEntry, ...]:
     """End the VMs of killed starts, and return the outcome of each."""
     step = PausedStart(virsh=virsh, uuid=uuid, name=name)
-    return paused_journal(root, virsh, uuid, name).undo(lambda entry: step)
+    return open_paused_journal(root, virsh, uuid, name).undo(lambda entry: step)
 
 
 def while_paused(step: PausedStart, journal: Journal, look: Callable[[], T]) -> T:

@@ -51,9 +51,9 @@ from homenode.plan.pipeline import FileRequest, PlannedFile, plan_several
 from homenode.plan.request import fills_cores
 from homenode.plan.stored import encode_plan
 from homenode.safe.input_files import read_input
-from homenode.show.change_text import change_doc
+from homenode.show.change_text import build_change_doc
 from homenode.show.explain import explain
-from homenode.text import command_line, cpus_text, first_few, plural
+from homenode.text import command_line, first_few, format_cpus, plural
 from homenode.vm.daemon_host import load_daemon_host, reject_tuned_for_other, reject_unread_vms
 from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import reject_new_errors
@@ -97,7 +97,9 @@ def apply(arguments: ApplyArguments) -> None:
         host = () if arguments.host is None else ("--host", arguments.host)
         raise UsageError(
             f"{files[0]}: a file, not a domain of libvirt",
-            hint=command_line("homenode", "plan", files[0], *host, "-o", _tuned_name(files[0])),
+            hint=command_line(
+                "homenode", "plan", files[0], *host, "-o", _name_tuned_file(files[0])
+            ),
         )
     if len(arguments.names) > 1:
         _reject_for_several(arguments)
@@ -120,7 +122,7 @@ def apply(arguments: ApplyArguments) -> None:
             reject_tuned_for_other(read_vm(tuned[0], str(arguments.domain)), machine)
         else:
             is_quiet = arguments.quiet or arguments.json
-            tunings = tuned_together(
+            tunings = plan_together(
                 originals,
                 arguments.options,
                 machine,
@@ -146,7 +148,7 @@ def apply(arguments: ApplyArguments) -> None:
         raise SystemExit(FINDINGS)
 
 
-def _tuned_name(file: str) -> str:
+def _name_tuned_file(file: str) -> str:
     """Return a name for the tuned file."""
     return f"tuned{Path(file).suffix or '.xml'}"
 
@@ -181,7 +183,7 @@ def _reject_planning(arguments: ApplyArguments) -> None:
         raise exclusive(words[0].split()[0], "--domain")
 
 
-def tuned_together(
+def plan_together(
     originals: Mapping[str, bytes],
     options: PlanOptions,
     machine: Host,
@@ -283,7 +285,7 @@ def _confirm_changes(
                     say(f"{preview.state.name}: {_UNCHANGED}")
         _print_screens(screens)
         if arguments.json:
-            _answer(arguments, map(_applied_domain, previews), tunings)
+            _answer(arguments, map(_build_answer, previews), tunings)
         else:
             for change, preview in zip(changes, previews, strict=True):
                 _show_change(change, preview, tunings, with_diff=arguments.diff)
@@ -313,7 +315,7 @@ def _confirm_changes(
         undo = add_connection(virsh.connect, "homenode", "restore", *names)
         _print_answer(arguments, f"undo  {command_line(*undo)}")
     if arguments.json:
-        _answer(arguments, map(_applied_domain, outcomes), tunings)
+        _answer(arguments, map(_build_answer, outcomes), tunings)
 
 
 _UNCHANGED = "has this definition already"
@@ -338,7 +340,7 @@ def _show_change(
         return
     hosts = [tuning.host for tuning in tunings if tuning.host is not None]
     gpus = frozenset(gpu.bdf for host in hosts for gpu in host.devices_of_kind(DeviceKind.GPU))
-    make_console().print(change_doc(name, change.original, change.tuned, gpus))
+    make_console().print(build_change_doc(name, change.original, change.tuned, gpus))
     if with_diff:
         print_diff(change.original, change.tuned, f"{name} (now)", f"{name} (tuned)")
 
@@ -351,7 +353,7 @@ def _warn_of_original(outcome: ApplyOutcome) -> None:
         )
 
 
-def _applied_domain(outcome: ApplyOutcome) -> AppliedDomain:
+def _build_answer(outcome: ApplyOutcome) -> AppliedDomain:
     return AppliedDomain(
         name=outcome.state.name,
         uuid=outcome.state.uuid,
@@ -386,7 +388,7 @@ def _move(
         moved = preview_live_pins(virsh, change.name, change.tuned)
         _print_screens(screens)
         if moved.after and not arguments.json:
-            make_console().print(_threads_doc(moved))
+            make_console().print(_build_threads_doc(moved))
         if arguments.dry_run:
             _print_answer(arguments, "dry run: nothing was changed")
         elif moved.after:
@@ -424,11 +426,11 @@ def _move(
         _answer(arguments, (domain,), tunings)
 
 
-def _threads_doc(moved: RepinnedThreads) -> Doc:
+def _build_threads_doc(moved: RepinnedThreads) -> Doc:
     """Return a line for each kind of thread: the number to move, and their CPUs."""
     lines = [f"change: {plural(len(moved.after), 'thread')} would move"]
     for kind in dict.fromkeys(pin.kind for pin in moved.after):
         pins = [pin for pin in moved.after if pin.kind == kind]
-        cpus = cpus_text(CpuSet.union(pin.pus for pin in pins))
+        cpus = format_cpus(CpuSet.union(pin.pus for pin in pins))
         lines.append(f"  {len(pins):>4} {kind:<9} to {cpus}")
     return Doc("", tuple(Text(line, hang=24) for line in lines))

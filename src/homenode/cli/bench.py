@@ -118,10 +118,10 @@ def _resume_command(name: str) -> str:
 
 
 def _print_steps(machine: "Machine", options: BenchOptions) -> None:
-    from homenode.show.results_text import steps_text
+    from homenode.show.results_text import format_steps
 
     ready, _ = inspect(machine, options)
-    make_console().print(steps_text(ready.record))
+    make_console().print(format_steps(ready.record))
     note_gaps(ready.host.gaps)
     for finding in ready.mismatch:
         note(str(finding))
@@ -138,9 +138,9 @@ def _print(outcome: BenchOutcome, *, as_json: bool) -> None:
     else:
         note(f"wrote {outcome.directory}: {samples}")
     if not as_json:
-        from homenode.show.results_text import bench_text
+        from homenode.show.results_text import format_bench
 
-        make_console().print(bench_text(outcome))
+        make_console().print(format_bench(outcome))
     print_findings(findings, "bench", as_json=as_json)
 
 
@@ -265,14 +265,14 @@ def shown_progress(tasks: str, *, quiet: bool = False) -> "Iterator[Callable[[Pr
     if quiet:
         yield lambda progress: None
         return
-    from homenode.show.trial_text import progress_line, progress_view
+    from homenode.show.trial_text import format_progress, progress_view
 
     if not sys.stderr.isatty():
         last_line = ""
 
         def say_change(progress: "Progress") -> None:
             nonlocal last_line
-            line = progress_line(progress, tasks)
+            line = format_progress(progress, tasks)
             interval = max(1, progress.total // _MAX_LINES)
             if line != last_line and (not progress.now or progress.ended_count % interval == 0):
                 last_line = line

@@ -36,7 +36,7 @@ from homenode.vm.hypervisor.connection import (
     GuestAccess,
     Transport,
     check_host,
-    checked_uri,
+    check_uri,
     is_local,
 )
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
@@ -205,7 +205,7 @@ def check(arguments: TrialArguments) -> None:
             hint="--layouts default,pin",
         )
     check_host(arguments.host, arguments.connect)
-    if arguments.bare and not is_local(checked_uri(arguments.connect)):
+    if arguments.bare and not is_local(check_uri(arguments.connect)):
         raise UsageError("--bare-metal: expected a libvirt of this machine: the suite runs here")
 
 

@@ -10,7 +10,7 @@ from homenode.bdf import Bdf
 from homenode.check.doctor.diagnosis import (
     MeasuredRates,
     diagnose,
-    judged_areas,
+    list_judged_areas,
 )
 from homenode.cli.arguments.check import DoctorArguments
 from homenode.cli.terminal import (
@@ -34,7 +34,7 @@ from homenode.findings import (
     Findings,
     GapKind,
     add_gaps,
-    shared_gap_lines,
+    format_shared_gaps,
     sort_findings,
     with_call,
 )
@@ -114,7 +114,7 @@ def doctor(arguments: DoctorArguments) -> None:
             raise requires("--load-command", "--under-load", _LOAD)
         if sources or arguments.host is not None or arguments.lspci is not None:
             raise exclusive("--under-load", "another host", _LOAD)
-        loaded, rates = _under_load(loaded, rates, arguments.load_command)
+        loaded, rates = _measure_under_load(loaded, rates, arguments.load_command)
     vms = [*(_vm_of_file(name, loaded) for name in files), *map(_vm_of_domain, domains)]
     findings = _diagnose_all(loaded, vms, rates, explain=arguments.explain or arguments.json)
     findings = _add_matrices(findings, sources or [arguments.host] if arguments.host else sources)
@@ -168,7 +168,7 @@ def _diagnose_all(
     findings = sort_findings(
         dict.fromkeys(finding for answer in answers for finding in answer.findings)
     )
-    if not vms and not judged_areas(host):
+    if not vms and not list_judged_areas(host):
         return Findings(
             checked=(),
             findings=findings,
@@ -199,20 +199,20 @@ def _add_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
     matrices = read_matrices(sources)
     if not matrices:
         return answer
-    from homenode.check.doctor.devices import describe_matrix, matrix_findings
+    from homenode.check.doctor.devices import check_matrix, describe_matrix
 
     texts = {name: describe_matrix(matrix) for name, matrix in matrices.items()}
     lines = [f"{name}: {text}" for name, text in texts.items() if text]
     if not lines:
         return answer
     matrix_faults = [
-        fault for name, matrix in matrices.items() for fault in matrix_findings(matrix, name)
+        fault for name, matrix in matrices.items() for fault in check_matrix(matrix, name)
     ]
     findings = sort_findings((*answer.findings, *matrix_faults))
     return Findings(checked=(*answer.checked, *lines), findings=findings)
 
 
-def _under_load(
+def _measure_under_load(
     host: "Host", rates: MeasuredRates, command: str | None
 ) -> "tuple[Host, MeasuredRates]":
     """Return the host with its links under a copy load, and the copy's own report."""
@@ -360,7 +360,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool, explain: bool) -> No
         checked=tuple(f"{plural(count, 'host')}: {kind}" for kind, count in counts),
         findings=tuple(difference.make_finding() for difference in differences),
         not_checked=(alone,) if names else (),
-        unknown=shared_gap_lines((name, host.gaps) for name, host in hosts),
+        unknown=format_shared_gaps((name, host.gaps) for name, host in hosts),
     )
     print_findings(findings, plural(len(hosts), "host"), as_json=as_json, explain=explain)
     exit_by(findings)

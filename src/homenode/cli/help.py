@@ -29,7 +29,7 @@ _COLUMN = 28
 _NARROW = 72
 
 
-def help_text(
+def format_help(
     command: Command, path: str, *, shows_all: bool = False, to_terminal: bool = False
 ) -> str:
     width = max(40, min(_MAX_WIDTH, shutil.get_terminal_size().columns - 1))
@@ -43,7 +43,7 @@ def _format_bold(text: str) -> str:
 
 
 def print_help(command: Command, path: str, *, shows_all: bool) -> None:
-    print_own(help_text(command, path, shows_all=shows_all, to_terminal=sys.stdout.isatty()))
+    print_own(format_help(command, path, shows_all=shows_all, to_terminal=sys.stdout.isatty()))
 
 
 def help_lines(
@@ -190,9 +190,9 @@ def find_shell(name: str | None) -> str:
 
 
 def read_script(shell: str) -> str:
-    from homenode.package_data import package_text
+    from homenode.package_data import read_package_text
 
-    return package_text("cli", f"completion.{shell}").rstrip()
+    return read_package_text("cli", f"completion.{shell}").rstrip()
 
 
 def answer_completion(request: str, program: Command) -> None:
@@ -291,9 +291,9 @@ def complete_test_lists(incomplete: str) -> Candidates:
 
 def complete_host_sources(incomplete: str) -> Candidates:
     """Return the names of shipped hosts, and files."""
-    from homenode.machine.description.parse import shipped_hosts
+    from homenode.machine.description.parse import list_shipped_hosts
 
-    return [*shipped_hosts(), *_list_files(incomplete)]
+    return [*list_shipped_hosts(), *_list_files(incomplete)]
 
 
 def complete_domain_names(incomplete: str) -> Candidates:

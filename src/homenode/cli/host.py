@@ -26,7 +26,7 @@ from homenode.doc import Doc, Table, Text
 from homenode.errors import exclusive, requires, unknown
 from homenode.findings import GROUPS, NO_VMS, catalogue, find_texts, page, unread_vms
 from homenode.formats import encode
-from homenode.machine.description.parse import is_made_up, load_shipped, shipped_hosts
+from homenode.machine.description.parse import is_made_up, list_shipped_hosts, load_shipped
 from homenode.machine.topology import Host, summarise
 from homenode.safe.input_files import read_input
 from homenode.text import plural
@@ -48,9 +48,9 @@ def show(arguments: ShowArguments) -> None:
     if arguments.json:
         print_json(encode("host", host, {"summary": summarise(host)}))
     elif arguments.svg is None:
-        from homenode.show.host_text import host_text, host_tree
+        from homenode.show.host_text import format_host, host_tree
 
-        make_console().print(host_tree(host) if arguments.explain else host_text(host))
+        make_console().print(host_tree(host) if arguments.explain else format_host(host))
 
 
 OVERVIEW = """
@@ -165,7 +165,7 @@ def _study_names(name: str) -> list[str]:
 
 def hosts(arguments: HostsArguments) -> None:
     """Print the names of shipped hosts with their descriptions."""
-    named = shipped_hosts()
+    named = list_shipped_hosts()
     shown = [name for name in named if arguments.everything or not is_made_up(name)]
     title = f"{plural(len(shown), 'host')} for --host"
     if not arguments.everything:

@@ -17,12 +17,12 @@ from homenode.measure.imported_files import find_sources
 from homenode.measure.imported_runs import (
     ImportOptions,
     RunWithSources,
-    imported_runs,
+    build_runs,
     unread_files,
 )
 from homenode.measure.results.model import Switches, host_kind
 from homenode.measure.results.store import FILE, run_directory, write_run
-from homenode.text import plural, subjects_text
+from homenode.text import format_subjects, plural
 from homenode.vm.layout import PRESETS, preset_named
 from homenode.vm.sources import load_host
 
@@ -58,7 +58,7 @@ def import_results(arguments: ImportArguments) -> None:
         layouts=_parse_layouts(arguments.layout),
         order=tuple(filter(None, (arguments.order or "").split(","))),
     )
-    runs = imported_runs(sources.directories, options)
+    runs = build_runs(sources.directories, options)
     skipped = list(sources.skipped)
     skipped += [gap for directory in sources.directories for gap in unread_files(directory)]
     with_figures = tuple(run for run in runs if run.run.samples)
@@ -177,7 +177,7 @@ def _build_screen(
             f"{problem.subject}: {problem.observed}; expected {problem.expected}"
             for problem in check_results([run.run for run in runs])
         ],
-        "not read": [f"{subjects_text(s)}: {reason}" for reason, s in subjects_of.items()],
+        "not read": [f"{format_subjects(s)}: {reason}" for reason, s in subjects_of.items()],
         "unknown": [
             f"{names[0] if len(names) == 1 else f'{len(names)} runs'}: {gap}"
             for gap, names in runs_of_gap.items()

@@ -168,9 +168,9 @@ def run_and_report(words: Sequence[str]) -> int:
         if error.group is None:
             note_error(error, before=error.path)
         else:
-            from homenode.cli.help import help_text
+            from homenode.cli.help import format_help
 
-            for line in help_text(error.group, error.path).split("\n"):
+            for line in format_help(error.group, error.path).split("\n"):
                 note(line)
         return error.exit_code
     except HomenodeError as error:

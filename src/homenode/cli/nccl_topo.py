@@ -30,7 +30,7 @@ from homenode.nccl.assemble import (
     assemble_topology,
     check_fabric,
     check_fabric_of_host,
-    tuned_elsewhere,
+    check_tuned_host,
 )
 from homenode.nccl.check import check_topology, choose_variant, compare_topology
 from homenode.nccl.guest_side import STARTED, PendingDevice, guest_side, left_to_libvirt
@@ -110,7 +110,7 @@ def _assemble(arguments: NcclTopoArguments, flavour: NcclVariant) -> TopologyFil
     guest = None if arguments.guest is None else load_guest(arguments.guest)
     side = guest_side(facts, loose, plan=plan, guest=guest)
     assembled = assemble_topology(host, side, flavour, source)
-    findings = [*tuned_elsewhere(facts.record, host, source)]
+    findings = [*check_tuned_host(facts.record, host, source)]
     findings += _check_fabric(assembled, host, arguments.nvidia_smi)
     return replace(assembled, findings=(*assembled.findings, *findings), gaps=host.gaps)
 

@@ -36,7 +36,7 @@ from homenode.process import ToolMissingError
 from homenode.safe.input_files import read_input
 from homenode.text import command_line
 from homenode.vm.domain.copy import DEFAULT_NAME, check_name, new_domain
-from homenode.vm.domain.restore import is_tuned_output, saved_original, write_tuned
+from homenode.vm.domain.restore import is_tuned_output, locate_original, write_tuned
 from homenode.vm.domain.schema import reject_new_errors
 from homenode.vm.plan import LIBVIRT, Plan, Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PlanOptions, reject_objective
@@ -177,7 +177,7 @@ def _check_paths(arguments: PlanArguments) -> None:
     check_can_write(arguments.output, force=True)
     saved = None
     if arguments.output is not None and arguments.output != STANDARD_OUTPUT:
-        saved = saved_original(arguments.output)
+        saved = locate_original(arguments.output)
     _reject_one_path((*paths, *((saved.original, saved.record) if saved else ())))
 
 
@@ -327,14 +327,14 @@ def warn_slow_links(host: "Host | None", options: PlanOptions) -> None:
     if host is None or options.layout != AUTO:
         return
     from homenode.check.doctor.links import link_health
-    from homenode.show.findings_text import format_subjects, group_findings, shared_fix
+    from homenode.show.findings_text import find_shared_fix, format_subjects, group_findings
 
     for group in group_findings(link_health(host)):
         seen, fact = (
             format_subjects(group),
             f"found {group[0].observed}, expected {group[0].expected}",
         )
-        note(f"warning: {seen}: {fact}; fix: {shared_fix(group)} ({group[0].id})")
+        note(f"warning: {seen}: {fact}; fix: {find_shared_fix(group)} ({group[0].id})")
 
 
 # What is printed and written.
@@ -345,9 +345,9 @@ def print_refusal(error: Unplannable, *, as_json: bool = False, command: str = "
     if as_json:
         print_json(encode_refusal(error))
     else:
-        from homenode.show.plan_text import refusal_text
+        from homenode.show.plan_text import format_refusal
 
-        error_console().print(refusal_text(error, f"homenode {command}: "))
+        error_console().print(format_refusal(error, f"homenode {command}: "))
 
 
 def _print(
@@ -396,11 +396,11 @@ def _host_to_show(planned: PlannedFile, arguments: PlanArguments) -> "Host | Non
 
 def note_critical(plan: Plan) -> None:
     """Print critical findings and unread VMs if the explanation is not printed."""
-    from homenode.show.plan_text import finding_lines, select_findings, unread_lines
+    from homenode.show.plan_text import finding_lines, format_unread, select_findings
 
     for line in finding_lines(select_findings(plan, Severity.CRITICAL)):
         note(f"critical: {line}")
-    for line in unread_lines(plan):
+    for line in format_unread(plan):
         note(f"warning: not read: {line}")
 
 

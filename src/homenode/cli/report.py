@@ -42,7 +42,7 @@ from homenode.machine.topology import Host
 from homenode.measure.imported_files import load_sources
 from homenode.measure.results.model import Run
 from homenode.objective import Objective
-from homenode.show.results_text import MAX_IN_FULL, comparison_text
+from homenode.show.results_text import MAX_IN_FULL, format_comparison
 from homenode.vm.sources import load_host
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def compare(arguments: CompareArguments) -> None:
     if arguments.json:
         print_json(encode("comparison", comparison))
     else:
-        make_console().print(comparison_text(comparison, everything=arguments.everything))
+        make_console().print(format_comparison(comparison, everything=arguments.everything))
     tells = any(effect.outcome is not Outcome.CANNOT_TELL for effect in comparison.effects)
     if not tells and not any(answer.tells for answer in answers):
         raise SystemExit(FINDINGS if any(answer.findings for answer in answers) else NOT_KNOWN)
@@ -138,13 +138,13 @@ def report(arguments: ReportArguments) -> None:
         elif output != STANDARD_OUTPUT:
             note_written(output)
     if arguments.csv or arguments.json:
-        from homenode.show.report.rows import format_csv, json_text, list_rows
+        from homenode.show.report.rows import format_csv, format_json, list_rows
 
         rows = [row for machine in machines for row in list_rows(machine)]
         if arguments.csv:
             print_file(format_csv(rows))
         else:
-            print_json(json_text(rows, skipped))
+            print_json(format_json(rows, skipped))
 
 
 def _find_default_path(runs: Sequence[str]) -> Path:
@@ -233,9 +233,9 @@ def _write(
 
 def _print_summary(machines: "tuple[ReportedMachine, ...]", output: Path) -> None:
     from homenode.decide.health import check_results
-    from homenode.show.report.answer import answer_text, counts_text
+    from homenode.show.report.answer import answer_text, format_counts
 
-    note(f"wrote {output}: {counts_text(machines)}")
+    note(f"wrote {output}: {format_counts(machines)}")
     make_console().print(answer_text(machines))
     runs = [run for machine in machines if not machine.is_published for run in machine.runs]
     for finding in check_results(runs):

@@ -17,7 +17,7 @@ from homenode.change.apply.definition import (
 from homenode.change.apply.live_pins import preview_restore_live_pins, restore_live_pins
 from homenode.change.apply.store import DomainStore
 from homenode.change.journal import ChangeState, host_locked, lock_of_one_user
-from homenode.change.paused_start import end_paused, paused_journal
+from homenode.change.paused_start import end_paused, open_paused_journal
 from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import (
     ask,
@@ -33,7 +33,7 @@ from homenode.doc import Doc, Table, Text
 from homenode.errors import UsageError, exclusive
 from homenode.safe.record_directory import JOURNAL
 from homenode.show.change_text import line_counts
-from homenode.text import command_line, cpus_text, plural
+from homenode.text import command_line, format_cpus, plural
 from homenode.vm.domain.restore import preview_restore as preview_restore_file
 from homenode.vm.domain.restore import restore as restore_original
 from homenode.vm.hypervisor.connection import DEFAULT, DomainState
@@ -83,7 +83,7 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
     check_can_ask(asks=not (arguments.yes or arguments.dry_run))
     before = preview.current or b""
     if arguments.dry_run or not arguments.yes:
-        line = f"{path}: its original would be restored: {_change_text(before, preview.original)}"
+        line = f"{path}: its original would be restored: {_format_change(before, preview.original)}"
         removals = (f"{script}: would be removed" for script in preview.scripts)
         make_console().print(Doc("", tuple(Text(text, hang=2) for text in (line, *removals))))
     if arguments.diff:
@@ -106,7 +106,7 @@ def _say_files(original: Path, record: Path) -> None:
     say(f"record    {record}")
 
 
-def _change_text(before: bytes, after: bytes) -> str:
+def _format_change(before: bytes, after: bytes) -> str:
     added, removed = line_counts(before, after)
     return f"{plural(added, 'line')} added, {removed} removed (all: --diff)"
 
@@ -114,7 +114,7 @@ def _change_text(before: bytes, after: bytes) -> str:
 def _list_open() -> None:
     """List applies, retrains, tool set-ups and trials of this user on this host."""
     from homenode.change.apply.store import journals_of_domains
-    from homenode.change.paused_start import paused_journals
+    from homenode.change.paused_start import list_paused_journals
     from homenode.change.retrain.execution import retrain_journals
     from homenode.measure.tool_setup import setup_journals
     from homenode.measure.trial.journal import TrialJournal, known_trials
@@ -122,7 +122,7 @@ def _list_open() -> None:
     root = journal.default_root()
     journals = (
         *journals_of_domains(root),
-        *paused_journals(root),
+        *list_paused_journals(root),
         *retrain_journals(),
         *setup_journals(root),
         *(TrialJournal(root, trial.directory.name).changes for trial in known_trials(root)),
@@ -164,11 +164,11 @@ def _restore_domains(arguments: RestoreArguments) -> None:
 def _list_changes(virsh: Virsh, state: DomainState, arguments: RestoreArguments) -> tuple[str, ...]:
     """Return the changes of a restore, a line each; () if none. Raises like a restore."""
     root, name = journal.default_root(), state.name
-    if paused_journal(root, virsh, state.uuid, name).to_undo():
+    if open_paused_journal(root, virsh, state.uuid, name).to_undo():
         return (f"{name}: homenode verify --start left it paused; it would be ended",)
     lines = []
     if pins := preview_restore_live_pins(virsh, state.uuid, root):
-        cpus = cpus_text(CpuSet.union(pin.pus for pin in pins))
+        cpus = format_cpus(CpuSet.union(pin.pus for pin in pins))
         lines.append(f"{name}: {plural(len(pins), 'thread')} would move back to {cpus}")
         if not has_original(virsh, state.uuid, root):
             return tuple(lines)
@@ -186,7 +186,7 @@ def _list_changes(virsh: Virsh, state: DomainState, arguments: RestoreArguments)
             f"{name}: homenode apply of "
             + preview.applied_at.strftime("%Y-%m-%d %H:%M would be undone")
             + (", later edits kept: " if arguments.keep_edits else ": ")
-            + _change_text(preview.definition, preview.original)
+            + _format_change(preview.definition, preview.original)
         )
     return tuple(lines)
 
@@ -219,7 +219,7 @@ def _delete_records(name: str, connect: str) -> None:
 def _ended_paused(virsh: Virsh, uuid: str, name: str) -> bool:
     """End a VM that a killed `verify --start` left paused; return whether there was one."""
     root = journal.default_root()
-    if not paused_journal(root, virsh, uuid, name).to_undo():
+    if not open_paused_journal(root, virsh, uuid, name).to_undo():
         return False
     for entry in end_paused(virsh, root, uuid, name):
         is_kept = entry.what is ChangeState.KEPT

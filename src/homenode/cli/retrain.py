@@ -17,7 +17,7 @@ from homenode.change.retrain.execution import (
 from homenode.change.retrain.install import (
     START,
     STARTED,
-    dropped_links,
+    find_dropped_links,
     gpus_of_domain,
     has_devices,
     libvirt_hook,
@@ -108,7 +108,7 @@ def _run_hook(domain: str, operation: str, xml: bytes, target: int | None) -> No
     host = _this_machine()
     gpus = gpus_of_domain(xml, host)
     if operation == STARTED:
-        for finding in dropped_links(host, gpus, domain, LinkRecords().load(gpus)):
+        for finding in find_dropped_links(host, gpus, domain, LinkRecords().load(gpus)):
             say(str(finding))
         return
     for bdf in gpus:

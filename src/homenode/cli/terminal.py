@@ -161,9 +161,9 @@ def wrap_words(line: str, columns: int, hang: int) -> list[str]:
 
 def note_gaps(gaps: "Iterable[Gap]") -> None:
     """Print unknown facts of the host on which an answer depends."""
-    from homenode.findings import NO_VMS, gap_lines
+    from homenode.findings import NO_VMS, format_gaps
 
-    for line in gap_lines(gap for gap in gaps if gap.subject != NO_VMS):
+    for line in format_gaps(gap for gap in gaps if gap.subject != NO_VMS):
         note(f"unknown: {line}")
 
 
@@ -279,9 +279,9 @@ def print_findings(
 
         print_json(encode("findings", findings))
         return
-    from homenode.show.findings_text import findings_text
+    from homenode.show.findings_text import format_findings
 
-    text = findings_text(
+    text = format_findings(
         findings, subject, answer=answer, explain=explain, table=table, labels=labels
     )
     make_console().print(text)

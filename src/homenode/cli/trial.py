@@ -74,10 +74,10 @@ from homenode.measure.trial.runner import (
 )
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
-from homenode.plan.auto import suggested_objective
+from homenode.plan.auto import suggest_objective
 from homenode.show.explain import explain
-from homenode.show.plan_text import reserved_lines
-from homenode.show.trial_text import boot_line, outcomes_table, schedule_text, status_text
+from homenode.show.plan_text import format_reserved
+from homenode.show.trial_text import boot_line, build_outcomes_table, format_status, schedule_text
 from homenode.text import command_line, plural
 from homenode.vm.daemon_host import load_daemon_host, reject_unread_vms
 from homenode.vm.domain.read import build_vm, open_domain
@@ -146,7 +146,7 @@ def begin_trial(arguments: TrialArguments) -> None:
     probe = static_probe(arguments.access.probe)
     document = open_domain(original, state.name)
     vm = build_vm(document)
-    objective = suggested_objective(vm, arguments.options, host)
+    objective = suggest_objective(vm, arguments.options, host)
     want = trial_request(state.name, arguments, usual_layouts(vm, host), objective)
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if arguments.dry_run else domain_locked(default_root(), state.uuid)
@@ -154,7 +154,7 @@ def begin_trial(arguments: TrialArguments) -> None:
         checked = preflight(virsh, arguments.name, want, host, default_root())
         reject_unread_vms(host)
         boot_s = _seconds_of_boots(host, checked)
-        for line in reserved_lines(host.without_domains(arguments.options.replaces), state.name):
+        for line in format_reserved(host.without_domains(arguments.options.replaces), state.name):
             note(f"kept: {line}")
         _show(checked, Pace(boot_s), diagnose(host, document).findings, host.gaps)
         tunings = [layout.tuning for layout in checked.fitted if layout.tuning is not None]
@@ -252,7 +252,7 @@ def show_status(arguments: TrialStatusArguments) -> None:
             continue
         steps = schedule_steps(trial.head, trial.state)
         is_running = TrialJournal(default_root(), trial.head.id).is_locked
-        make_console().print(status_text(trial, steps, _name_of(trial), is_running=is_running))
+        make_console().print(format_status(trial, steps, _name_of(trial), is_running=is_running))
     if name is not None and len(trials) > 1:
         earlier = ", ".join(trial.directory.name for trial in trials[:-1])
         note(f"earlier: {earlier} (homenode trial status ID shows one)")
@@ -387,7 +387,7 @@ def _conclude(
     outcomes = trial.state.outcomes
     unmeasured = [step for step in steps if not _is_measured(outcomes.get(step.number))]
     if unmeasured:
-        make_console().print(Doc("", (outcomes_table(trial.state, unmeasured),)))
+        make_console().print(Doc("", (build_outcomes_table(trial.state, unmeasured),)))
     raise SystemExit(code)
 
 

@@ -82,12 +82,12 @@ def check_rules(arguments: VerifyArguments) -> None:
         if rule.field not in typed:
             continue
         if clash := [name for name in rule.excludes if name in typed]:
-            raise exclusive(_options_text([rule.field]), _options_text(clash), rule.command)
+            raise exclusive(_format_options([rule.field]), _format_options(clash), rule.command)
         if rule.needs and typed.isdisjoint(rule.needs):
-            raise requires(_options_text([rule.field]), _options_text(rule.needs), rule.command)
+            raise requires(_format_options([rule.field]), _format_options(rule.needs), rule.command)
 
 
-def _options_text(fields: Iterable[str]) -> str:
+def _format_options(fields: Iterable[str]) -> str:
     return " or ".join(
         "VM" if field == "document" else f"--{field.replace('_', '-')}" for field in fields
     )
@@ -200,14 +200,14 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
     if arguments.prometheus:
         print_file(format_prometheus(findings, {"domain": str(arguments.document)}))
         return
-    from homenode.show.findings_text import checks_table, counts_text
+    from homenode.show.findings_text import build_checks_table, format_counts
 
     plan, checks = verified.plan, [check for view in verified.views for check in view.checks]
     answer, labels = None, {"test guest": verified.how}
     if checks:
         against = "its definition" if plan is None else "the plan"
         place = "in a test guest" if verified.how else "by its guest's own view"
-        answer = f"{subject} matches {against} {place}: {counts_text(checks)}"
+        answer = f"{subject} matches {against} {place}: {format_counts(checks)}"
         equal = sum(check.finding is None for check in checks)
         labels["equal"] = (
             f"{equal} facts" if are_bad(f for v in verified.views for f in v.findings) else ""
@@ -223,7 +223,7 @@ def _print(verified: Verification, arguments: VerifyArguments) -> None:
         as_json=arguments.json,
         answer=answer,
         explain=arguments.explain,
-        table=checks_table(checks, explain=arguments.explain) if checks else (),
+        table=build_checks_table(checks, explain=arguments.explain) if checks else (),
         labels=labels,
     )
 

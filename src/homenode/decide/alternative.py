@@ -26,7 +26,7 @@ from homenode.measure.results.model import (
 from homenode.measure.results.placement_states import (
     classify_values,
     latency_name,
-    named_latency_ns,
+    parse_latency_ns,
 )
 from homenode.measure.results.vantage import Vantage
 from homenode.units import format_bytes
@@ -216,7 +216,7 @@ def _joint_names(runs: Sequence[Run]) -> _Names:
     for place, run in enumerate(runs):
         for sample in _samples_with_state(run):
             assert sample.state is not None
-            latency_ns = named_latency_ns(sample.state)
+            latency_ns = parse_latency_ns(sample.state)
             if latency_ns is not None:
                 seen.setdefault(_series_place(sample), {})[place, sample.state] = latency_ns
             elif " ns, " in sample.state and " of " not in sample.state:

@@ -39,9 +39,9 @@ def find_caveats(
     all_caveats = chain(
         _slow_in_one(first, second, metrics),
         _slow_in_one(second, first, metrics),
-        _other_machine(subject, *heads),
-        _other_conditions(*heads),
-        _other_vcpus(subject, first, second),
+        _check_machine(subject, *heads),
+        _check_conditions(*heads),
+        _check_vcpus(subject, first, second),
         _order(subject, *heads),
         *(find_own_caveats(alternative, metrics) for alternative in (first, second)),
     )
@@ -90,7 +90,7 @@ def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Ite
             yield make_caveat(SLOW_IN_ONE, slow.label, detail)
 
 
-def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Caveat]:
+def _check_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Caveat]:
     hosts = [{head.host for head in heads if head.host is not None} for heads in (first, second)]
     kinds = [{head.host_kind for head in heads if head.host_kind} for heads in (first, second)]
     systems = {head.system for head in (*first, *second)}
@@ -113,7 +113,7 @@ def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
     yield make_caveat("other-host", subject, detail)
 
 
-def _other_conditions(first: list[RunHead], second: list[RunHead]) -> Iterator[Caveat]:
+def _check_conditions(first: list[RunHead], second: list[RunHead]) -> Iterator[Caveat]:
     values: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
     for values_of, heads in zip(values, (first, second), strict=True):
         for condition in chain.from_iterable(head.conditions for head in heads):
@@ -129,7 +129,7 @@ def _other_conditions(first: list[RunHead], second: list[RunHead]) -> Iterator[C
         yield make_caveat("other-conditions", name, detail, blocks=blocks, cause=cause, fix=fix)
 
 
-def _other_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Caveat]:
+def _check_vcpus(subject: str, first: Alternative, second: Alternative) -> Iterator[Caveat]:
     counts = [
         {run.head.vcpus for run in alternative.runs if run.head.vcpus is not None}
         for alternative in (first, second)
@@ -156,8 +156,8 @@ def _order(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterato
         return
     places = [[head.place for head in heads] for heads in (first, second)]
     times = [[head.started_s for head in heads] for heads in (first, second)]
-    positions = _all_known(places) or _all_known(times)
-    of_files = any(head.of_files for head in heads) and not _all_known(places)
+    positions = _collect_known(places) or _collect_known(times)
+    of_files = any(head.of_files for head in heads) and not _collect_known(places)
     if positions is None or (of_files and _are_together(positions)):
         if any(head.origin is Origin.IMPORTED for head in heads):
             detail = "the order of the runs is unknown"
@@ -175,7 +175,7 @@ _COPIED_TOGETHER_S = 1.0
 """Runs of a measuring program never end so close to each other; files of one copy do."""
 
 
-def _all_known(places: Sequence[Sequence[float | None]]) -> list[list[float]] | None:
+def _collect_known(places: Sequence[Sequence[float | None]]) -> list[list[float]] | None:
     """Return the positions of both sides; None if one is unknown."""
     numbers = [[place for place in side if place is not None] for side in places]
     return numbers if numbers == places else None

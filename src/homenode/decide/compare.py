@@ -196,14 +196,14 @@ def _compare(
 ) -> tuple[list[UnjudgedEffect], list[Caveat]]:
     caveats = list(find_caveats(baseline, other, metrics))
     if bare:
-        caveats += _other_ground(baseline, other)
+        caveats += _check_ground(baseline, other)
     series, theirs = series_by_label[baseline.label], series_by_label[other.label]
     if any(caveat.id == NO_ORDER for caveat in caveats):
         series, theirs = (
             {key: structs.replace(series, times=()) for key, series in by_key.items()}
             for by_key in (series, theirs)
         )
-    caveats += _unpaired_caveats(series, theirs, other.label)
+    caveats += _check_unpaired(series, theirs, other.label)
     decisive = _deciding_keys(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)
     candidates: list[UnjudgedEffect] = []
@@ -220,7 +220,7 @@ def _compare(
             for label, by_key in series_by_label.items()
             if label not in (baseline.label, other.label) and key in by_key
         ]
-        pair_caveats += _within_states(series[key], theirs[key], neighbours)
+        pair_caveats += _check_states(series[key], theirs[key], neighbours)
         if key.device is not None and not paired:
             pair_caveats.append(_GUEST_ADDRESSES)
         about = (*(caveat for caveat in caveats if is_about(caveat, key.metric)), *pair_caveats)
@@ -231,7 +231,7 @@ def _compare(
         )
         of_series += pair_caveats
     caveats += of_series
-    moved = list(_moved_controls([candidate.effect for candidate in candidates]))
+    moved = list(_check_controls([candidate.effect for candidate in candidates]))
     caveats += moved
     if moved:
         for n, candidate in enumerate(candidates):
@@ -351,7 +351,7 @@ def gap_between_boots(series: Series) -> float:
     return gap if gap > STATE_GAP and math.log(gap) > STATE_SPREADS * spread else 1.0
 
 
-def _within_states(first: Series, second: Series, neighbours: Sequence[Series]) -> Iterator[Caveat]:
+def _check_states(first: Series, second: Series, neighbours: Sequence[Series]) -> Iterator[Caveat]:
     """Find differences that are no larger than those between boots of one alternative."""
     if not (first.replicated and second.replicated):
         return
@@ -445,7 +445,7 @@ def _format_addresses(series: Series) -> str:
     return ", ".join(map(str, sorted(series.devices))) or "no addresses"
 
 
-def _unpaired_caveats(
+def _check_unpaired(
     first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
 ) -> Iterator[Caveat]:
     """Yield caveats on states and devices of one side only, which are omitted."""
@@ -470,7 +470,7 @@ def _unpaired_caveats(
         yield make_caveat("unknown-metric", label, f"{', '.join(unknown)}: not compared")
 
 
-def _other_ground(host: Alternative, guest: Alternative) -> Iterator[Caveat]:
+def _check_ground(host: Alternative, guest: Alternative) -> Iterator[Caveat]:
     """Yield the caveat on a host run that was not confined to the guest's CPUs and nodes."""
     for field in ("pus", "nodes"):
         host_values = {getattr(run.head, field) for run in host.runs}
@@ -488,7 +488,7 @@ def _join_values(values: Iterable[object]) -> str:
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
 
 
-def _moved_controls(effects: Sequence[Effect]) -> Iterator[Caveat]:
+def _check_controls(effects: Sequence[Effect]) -> Iterator[Caveat]:
     """Yield caveats on controls that differ, corrected for their number: eight GPUs have dozens.
     Single GPUs are corrected separately, so that they do not hide a common change."""
     controls = [effect for effect in effects if metric_of_effect(effect).control]

@@ -20,7 +20,7 @@ from homenode.measure.results.model import SeriesId
 from homenode.measure.results.sweep import SweepFit
 from homenode.metrics import Metric, find_metric
 from homenode.objective import Objective
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 
 
 class Outcome(StrEnum):
@@ -66,7 +66,7 @@ class CaveatTexts(Struct, frozen=True, forbid_unknown_fields=True):
     fix: str = ""
 
 
-_TEXTS = toml.decode(package_text("decide", "caveats.toml"), type=dict[str, CaveatTexts])
+_TEXTS = toml.decode(read_package_text("decide", "caveats.toml"), type=dict[str, CaveatTexts])
 
 
 def make_caveat(

@@ -10,7 +10,7 @@ from functools import cache
 _TINY = 1e-300
 
 
-def regularised_beta(x: float, a: float, b: float) -> float:
+def compute_beta(x: float, a: float, b: float) -> float:
     """Return I_x(a, b), for a and b above 0; clipped to 0 and 1 outside 0 < x < 1."""
     if x <= 0.0:
         return 0.0
@@ -51,7 +51,7 @@ def two_sided_p(t: float, freedom: float) -> float:
     >>> round(two_sided_p(2.776445, 4), 6)
     0.05
     """
-    return regularised_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+    return compute_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 @cache
@@ -89,7 +89,7 @@ def f_upper_p(f: float, freedom1: float, freedom2: float) -> float:
     >>> round(f_upper_p(19.0, 2, 2), 6), round(f_upper_p(6.388233, 4, 4), 6)
     (0.05, 0.05)
     """
-    return regularised_beta(freedom2 / (freedom2 + freedom1 * f), freedom2 / 2, freedom1 / 2)
+    return compute_beta(freedom2 / (freedom2 + freedom1 * f), freedom2 / 2, freedom1 / 2)
 
 
 def range_upper_p(q: float, groups: int, freedom: float) -> float:

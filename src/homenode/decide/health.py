@@ -27,7 +27,7 @@ USES_HOST_LINKS = frozenset({Objective.MULTI_GPU, Objective.GPU_COPY})
 """Objectives that a slow link between host and GPUs makes worthless to compare."""
 
 
-def blocking_findings(findings: Iterable[Finding], objective: Objective) -> tuple[Finding, ...]:
+def find_blocking(findings: Iterable[Finding], objective: Objective) -> tuple[Finding, ...]:
     """Return critical findings on links that an objective uses."""
     if objective not in USES_HOST_LINKS:
         return ()

@@ -96,13 +96,13 @@ def compute_interval(
     least_sure = max(estimated, key=lambda one: one.p)
     low, high, p = min(b.low for b in estimated), max(b.high for b in estimated), least_sure.p
     if is_closed and p >= 1 - CONFIDENCE and len(usable) <= MAX_CLOSED - 2:
-        p = min(p, _closed_p([first, second, *usable], 1 - CONFIDENCE))
+        p = min(p, _compute_closed_p([first, second, *usable], 1 - CONFIDENCE))
         if p < 1 - CONFIDENCE:
             low, high = (max(low, 1.0), high) if least_sure.ratio > 1 else (low, min(high, 1.0))
     return replace(least_sure, low=low, high=high, p=p)
 
 
-def _closed_p(compared: Sequence[Series], error: float) -> float:
+def _compute_closed_p(compared: Sequence[Series], error: float) -> float:
     """Return the probability of such a distance of the first two by chance, by closed tests: the
     largest p of the range over each subset that contains both (Games and Howell), with the share of
     the error that Ryan, Einot, Gabriel and Welsch assign to its size. Above `error` any p."""
@@ -210,7 +210,7 @@ def _fit_time_trend(first: Series, second: Series, neighbours: Iterable[Series])
         return None
     if max(map(abs, all_times)) > _LATEST:
         return None
-    if not _vary_alike(tuple(sorted(map(_estimate_variance, compared)))):
+    if not _is_one_variance(tuple(sorted(map(_estimate_variance, compared)))):
         return None
     middle = [math.fsum(instants) / len(instants) for instants in times]
     level = list(map(_mean_log, compared))
@@ -334,7 +334,7 @@ def _estimate_variance(series: Series) -> _Variance:
 
 
 @lru_cache(maxsize=256)
-def _vary_alike(variances: tuple[_Variance, ...]) -> bool:
+def _is_one_variance(variances: tuple[_Variance, ...]) -> bool:
     """Return whether all can share one variance (Cochran's test of the largest). Otherwise a model
     term from few boots would make a difference of unequal variances seem certain. An unpinned guest
     can vary ten times as much between boots as a pinned one."""
@@ -361,7 +361,7 @@ def _estimate_by_blocks(
         return None
     compared = [first, second, *(series for series in neighbours if _find_blocks(series) == blocks)]
     freedom = (len(compared) - 1.0) * (len(blocks) - 1)
-    if freedom < MIN_FREEDOM_OF_BLOCKS or not _vary_alike(
+    if freedom < MIN_FREEDOM_OF_BLOCKS or not _is_one_variance(
         tuple(sorted(map(_estimate_variance, compared)))
     ):
         return None

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from homenode.decide.alternative import CONSERVATIVE, Alternative, find_preset, group_runs
 from homenode.decide.caveats import find_own_caveats
 from homenode.decide.comparison import Comparison, EvidenceLevel, join_subjects, make_caveat
-from homenode.decide.health import blocking_findings, check_results
+from homenode.decide.health import check_results, find_blocking
 from homenode.decide.machine_facts import (
     MachineFacts,
     check_unassigned_runs,
@@ -29,7 +29,7 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.metrics import list_primaries
 from homenode.objective import Objective
-from homenode.plan.auto import LAYOUTS, LayoutInputs, choose_layout, needed_layout
+from homenode.plan.auto import LAYOUTS, LayoutInputs, choose_layout, find_needed_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 
@@ -178,7 +178,7 @@ def decide_all(
     about_links = (*machine.findings, *check_results(machine_runs))
     answers = []
     for objective in objectives:
-        findings = blocking_findings(about_links, objective)
+        findings = find_blocking(about_links, objective)
         gpus, least = machine.gpus, MIN_GPUS.get(objective, 0)
         if gpus is not None and gpus < least:
             reason = Reason(id=ReasonId.NO_RESULTS, detail=f"it takes {plural(least, 'GPU')}")
@@ -424,7 +424,7 @@ def _apply_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation
         return answer
     if "pin-numa-pci" in answer.avoid:
         inputs = replace(inputs, has_pairs=False)
-    needed = needed_layout(layout, answer.objective, inputs)
+    needed = find_needed_layout(layout, answer.objective, inputs)
     if needed is None:
         return answer
     rule = Reason(id=ReasonId.RULE, alternative=layout, detail=needed[1])

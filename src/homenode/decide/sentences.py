@@ -9,7 +9,7 @@ from homenode.decide.comparison import FEW_BOOTS, PRINTED, EvidenceLevel
 from homenode.decide.machine_facts import assign_runs, facts_of_host
 from homenode.decide.ranking import MetricRank, RankedResult
 from homenode.decide.recommendation import Reason, ReasonId, Recommendation, decide
-from homenode.decide.words import change_text, range_text
+from homenode.decide.words import format_change, range_text
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
 from homenode.metrics import METRICS, format_titles
@@ -36,7 +36,7 @@ def layout_named(answer: Recommendation) -> str:
     return label if label in PRESETS else answer.layout or label
 
 
-def first_line(system: str, answers: Sequence[Recommendation]) -> str:
+def format_answer(system: str, answers: Sequence[Recommendation]) -> str:
     """The recommendation for a machine: "H200: run pin-numa for memory-bandwidth (measured)"."""
     telling = [answer for answer in answers if answer.choice is not None and answer.tells]
     if pins := _slow_pins(answers):
@@ -53,12 +53,12 @@ def _slow_pins(answers: Sequence[Recommendation]) -> str:
     """Return the pins to check because pinning lost throughput; "" if none did."""
     for answer in answers:
         if reason := answer.find_reason(ReasonId.PIN_REGRESSION):
-            change = change_text(reason.ratio or 1.0, "default")
+            change = format_change(reason.ratio or 1.0, "default")
             return f"check the pins of {reason.alternative}: {change}"
     return ""
 
 
-def review_text(answers: Sequence[Recommendation]) -> str:
+def format_review(answers: Sequence[Recommendation]) -> str:
     """Return why a machine's results must be checked first and are not used for other machines; ""
     if they need not."""
     blocked = any(answer.is_blocked for answer in answers)
@@ -91,19 +91,19 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
 
 def _undecided_text(answers: Sequence[Recommendation]) -> str:
     """ "pin from default in 3 of 3 results: 1 boot each"."""
-    open_answers = [answer for answer in answers if _compared_labels(answer)]
+    open_answers = [answer for answer in answers if _list_labels(answer)]
     if not open_answers:
         passed = filter(None, (answer.find_reason(ReasonId.PASSED) for answer in answers))
         details = (reason.detail.partition(": ")[2].split("; ")[0] for reason in passed)
         obstacle = next(details, "") or "no results of two layouts"
         return f"which layout is best: {obstacle}"
-    labels = dict.fromkeys(label for one in open_answers for label in _compared_labels(one))
+    labels = dict.fromkeys(label for one in open_answers for label in _list_labels(one))
     metrics = {result.metric for answer in open_answers for result in answer.results}
     named = " from ".join(reversed(labels)) if len(labels) == 2 else f"{len(labels)} layouts apart"
     return f"{named} in {len(metrics)} of {len(metrics)} results: {_format_obstacle(open_answers)}"
 
 
-def _compared_labels(answer: Recommendation) -> tuple[str, ...]:
+def _list_labels(answer: Recommendation) -> tuple[str, ...]:
     labels = tuple(dict.fromkeys(result.alternative for result in answer.results))
     return labels if len(labels) > 1 else ()
 
@@ -118,7 +118,7 @@ def _format_obstacle(answers: Sequence[Recommendation]) -> str:
         return few.pop()
     if FEW_BOOTS in caveats or PRINTED in caveats:
         counts = [count for answer in answers for count in answer.boots or ()] or [1]
-        return boots_text(min(counts), max(counts))
+        return format_boots(min(counts), max(counts))
     return next(
         (caveat.detail for caveat in caveats.values()), "they are within noise of each other"
     )
@@ -178,7 +178,7 @@ def _format_change(
     """ "2.1x pin-numa (2.0x to 2.2x)". bare: without the other's name."""
     lower = METRICS[metric].lower_is_better
     name = "" if bare else other.alternative
-    text = change_text(chosen.value / other.value, name, lower_is_better=lower)
+    text = format_change(chosen.value / other.value, name, lower_is_better=lower)
     is_interval = other.low is not None and other.high is not None and not bare
     if not is_interval or chosen.position is not MetricRank.BEST or lower:
         return text
@@ -188,7 +188,7 @@ def _format_change(
 LIKE = 0.95  # and its inverse: values between them are called equal
 
 
-def effect_text(answer: Recommendation) -> str:
+def format_effect(answer: Recommendation) -> str:
     """Return the gain of the choice over `default`, else over the next: "7.3x default (6.9x to
     7.7x)"; "" if nothing was compared."""
     for metric in answer.metrics:
@@ -227,11 +227,11 @@ def format_basis(answer: Recommendation) -> str:
         return "not ready" if is_blocked else "cannot tell"
     if answer.level is EvidenceLevel.RULE:
         return "cannot tell" if answer.results else "a rule"
-    boots = "one printed value each" if answer.boots is None else boots_text(*answer.boots)
-    return f"{STRENGTHS[answer.level]}, {boots}, {_place_text(answer)}"
+    boots = "one printed value each" if answer.boots is None else format_boots(*answer.boots)
+    return f"{STRENGTHS[answer.level]}, {boots}, {_format_place(answer)}"
 
 
-def _place_text(answer: Recommendation) -> str:
+def _format_place(answer: Recommendation) -> str:
     """Return the machine of an answer: runs without a host name belong to the machine of their
     directory."""
     if any(caveat.id == "host-unknown" for caveat in answer.caveats):
@@ -239,10 +239,10 @@ def _place_text(answer: Recommendation) -> str:
     return "here" if answer.this_machine else "on this kind of machine"
 
 
-def boots_text(low: int, high: int) -> str:
+def format_boots(low: int, high: int) -> str:
     """Return the fewest and most boots of a layout.
 
-    >>> boots_text(1, 1), boots_text(1, 3)
+    >>> format_boots(1, 1), format_boots(1, 3)
     ('1 boot each', '1 to 3 boots')
     """
     return f"{plural(low, 'boot')} each" if low == high else f"{low} to {high} boots"

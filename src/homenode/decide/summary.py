@@ -153,7 +153,7 @@ def format_places(series: Iterable[SeriesKey], metric: Metric) -> str | None:
     return " of ".join(filter(None, (key.variant, *places))) or "single devices"
 
 
-def only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
+def find_only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
     """The only series over all nodes, devices and sizes, if there is one: "FP16 as printed"."""
     keys_over_all = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
     return keys_over_all if len(keys_over_all) == 1 else ()
@@ -161,7 +161,7 @@ def only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey
 
 def shown_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """Return the series that represents a metric, or its only one, for display only."""
-    variant_keys = only_variant(series, metric)
+    variant_keys = find_only_variant(series, metric)
     return headline_series(series, metric) or (series[variant_keys[0]] if variant_keys else None)
 
 
@@ -230,7 +230,7 @@ def _boot(boots: Sequence[str], run_name: str, number: int) -> tuple[str, int]:
 
 
 def _build_series(key: SeriesKey, boots: _Boots) -> Series:
-    undisturbed = [_undisturbed_samples(boot.samples) for boot in boots.values()]
+    undisturbed = [_drop_disturbed(boot.samples) for boot in boots.values()]
     values = [[sample.value for sample in samples] for samples in undisturbed]
     everything = [value for boot in values for value in boot]
     statistics_used = {sample.statistic for samples in undisturbed for sample in samples}
@@ -249,7 +249,7 @@ def _build_series(key: SeriesKey, boots: _Boots) -> Series:
     )
 
 
-def _undisturbed_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
+def _drop_disturbed(samples: Sequence[Sample]) -> Sequence[Sample]:
     quiet = [sample for sample in samples if not sample.disturbed]
     return quiet if len(quiet) >= MIN_UNDISTURBED else samples
 
@@ -279,7 +279,7 @@ def _slowest_devices(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Seri
     identified by its address, or by its position if a tool printed no address."""
     groups: dict[SeriesKey, dict[object, _Boots]] = {}
     for key, boots in in_use.items():
-        folded = _over_devices(key)
+        folded = _key_over_devices(key)
         if folded is None:
             continue
         for name, (samples, block, time) in boots.items():
@@ -302,8 +302,7 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     samples = 0
     for boots in devices.values():
         values = [
-            [sample.value for sample in _undisturbed_samples(boot.samples)]
-            for boot in boots.values()
+            [sample.value for sample in _drop_disturbed(boot.samples)] for boot in boots.values()
         ]
         for (name, boot), found_values in zip(boots.items(), values, strict=True):
             by_boot.setdefault(name, []).append(statistics.median(found_values))
@@ -366,11 +365,11 @@ def find_unused_results(runs: Sequence[Run], objectives: Sequence[Objective]) ->
 def _list_keys(run: Run) -> set[SeriesKey]:
     keys = {SeriesKey(*_SHARED(key)) for key in run.groups if key.state != UNSETTLED}
     placed = {key for key in run.groups if (key.device, key.position) != (None, None)}
-    folded = {_over_devices(SeriesKey(*_SHARED(key))) for key in placed}
+    folded = {_key_over_devices(SeriesKey(*_SHARED(key))) for key in placed}
     return keys | {key for key in folded if key is not None}
 
 
-def _over_devices(key: SeriesKey) -> SeriesKey | None:
+def _key_over_devices(key: SeriesKey) -> SeriesKey | None:
     """Return the key of the slowest device's series; None if it does not exist."""
     metric = find_metric(key.metric)
     if metric is None or not metric.worst_device or key.node is not None:

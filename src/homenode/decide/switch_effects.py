@@ -61,7 +61,7 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
             if first not in by_label or second not in by_label:
                 continue
             pair = join_states((by_label[first], by_label[second]))
-            series_by_label = {layout.label: _over_all(layout) for layout in pair}
+            series_by_label = {layout.label: _select_totals(layout) for layout in pair}
             effects = compare_series(pair, series_by_label).effects
             for effect in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
                 if effect.metric not in seen:
@@ -70,7 +70,7 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
     return tuple(changes)
 
 
-def _over_all(alternative: Alternative) -> dict[SeriesKey, Series]:
+def _select_totals(alternative: Alternative) -> dict[SeriesKey, Series]:
     """Return the series without those of single sizes, nodes and pairs."""
     return {key: key_series for key, key_series in alternative.series.items() if _may_stand(key)}
 

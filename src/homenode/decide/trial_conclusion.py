@@ -17,12 +17,12 @@ from homenode.decide.recommendation import (
 )
 from homenode.decide.sentences import (
     STRENGTHS,
-    boots_text,
-    effect_text,
+    format_boots,
+    format_effect,
     format_sentence,
     layout_named,
 )
-from homenode.decide.words import change_text
+from homenode.decide.words import format_change
 from homenode.measure.results.model import Origin, Run
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.trial.journal import TrialHead
@@ -102,7 +102,7 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
         assert answer.level is not None
         is_measured = answer.level is EvidenceLevel.MEASURED
         strength = "" if is_measured else f" ({STRENGTHS[answer.level]})"
-        effect = f"{effect_text(answer)}{strength}{_share_of_bare(conclusion.of_bare, answer)}"
+        effect = f"{format_effect(answer)}{strength}{_share_of_bare(conclusion.of_bare, answer)}"
         sentence = f"{head.source}: run {layout_named(answer)} for {objective}: {effect}"
         return TrialAnswer(sentence=sentence, command=commands[objective])
     if answer.is_blocked:
@@ -126,8 +126,8 @@ def _undecided_pair(answer: Recommendation) -> str:
     chosen, rivals = compared
     names = ", ".join(other.alternative for other in rivals)
     lower = METRICS[chosen.metric].lower_is_better
-    change = change_text(rivals[0].value / chosen.value, lower_is_better=lower)
-    boots = boots_text(*(answer.boots or (1, 1)))
+    change = format_change(rivals[0].value / chosen.value, lower_is_better=lower)
+    boots = format_boots(*(answer.boots or (1, 1)))
     change = f"{rivals[0].alternative} is {change}"
     return f"{chosen.alternative} from {names} for {answer.objective}: {change}, {boots}"
 

@@ -34,12 +34,12 @@ def format_value(value: float, unit: str, *, digits: int = 3) -> str:
     return f"{_format_digits(value / scale, digits)} {name}"
 
 
-def multiple_text(ratio: float) -> str:
+def format_multiple(ratio: float) -> str:
     """Return a ratio as a multiple of two digits; near 1 of three.
 
-    >>> multiple_text(1.026), multiple_text(7.265), multiple_text(1.0), multiple_text(1.31)
+    >>> format_multiple(1.026), format_multiple(7.265), format_multiple(1.0), format_multiple(1.31)
     ('1.03x', '7.3x', '1x', '1.3x')
-    >>> multiple_text(38.1), multiple_text(240.0), multiple_text(2e130)
+    >>> format_multiple(38.1), format_multiple(240.0), format_multiple(2e130)
     ('38x', '240x', '2e+130x')
     """
     if ratio >= 10:
@@ -54,26 +54,26 @@ def range_text(low: float, high: float, name: str = "", *, lower_is_better: bool
     ('12 to 17 % slower', '2.6x to 7.5x pin', '5 % slower to 1.2x')
     """
     ratios = (high, low) if high <= 1 else (low, high)
-    first, last = (change_text(ratio, name, lower_is_better=lower_is_better) for ratio in ratios)
+    first, last = (format_change(ratio, name, lower_is_better=lower_is_better) for ratio in ratios)
     number, _, unit = first.partition(" ")
     if first == last:
         return last
     return f"{number if unit == last.partition(' ')[2] else first} to {last}"
 
 
-def change_text(ratio: float, name: str = "", *, lower_is_better: bool = False) -> str:
+def format_change(ratio: float, name: str = "", *, lower_is_better: bool = False) -> str:
     """Return a value relative to another value: a gain as a multiple, a loss in per cent.
 
-    >>> change_text(7.27, "default"), change_text(1.023, "pin"), change_text(0.43, "pin")
+    >>> format_change(7.27, "default"), format_change(1.023, "pin"), format_change(0.43, "pin")
     ('7.3x default', '2 % faster than pin', '57 % slower than pin')
-    >>> change_text(0.72, "default", lower_is_better=True), change_text(1.0, "pin")
+    >>> format_change(0.72, "default", lower_is_better=True), format_change(1.0, "pin")
     ('28 % lower than default', 'the same as pin')
-    >>> change_text(1.002, "pin")
+    >>> format_change(1.002, "pin")
     '0.2 % faster than pin'
     """
     percent = abs(ratio - 1) * 100
     if ratio >= MIN_MULTIPLE and not lower_is_better:
-        return f"{multiple_text(ratio)} {name}".rstrip()
+        return f"{format_multiple(ratio)} {name}".rstrip()
     if percent < 0.05:
         return f"the same as {name}" if name else "the same"
     up, down = ("higher", "lower") if lower_is_better else ("faster", "slower")

@@ -204,13 +204,13 @@ def _write(
         return RouteLeg(RouteWay.UNKNOWN, RouteCause.UNREAD, ingress.bdf)
     way, cause = ways[0]
     if way is RouteWay.ROOT and cause is not RouteCause.NOT_TRANSLATED:
-        stuck = next(_not_forwarding(above), None)
+        stuck = next(_find_blocking_ports(above), None)
         if stuck is not None:
             return RouteLeg(RouteWay.UNKNOWN, RouteCause.NOT_FORWARDED, stuck)
     return RouteLeg(way, cause, None if way is RouteWay.SWITCH else ingress.bdf)
 
 
-def _not_forwarding(above: Iterable[PciDevice]) -> Iterator[Bdf]:
+def _find_blocking_ports(above: Iterable[PciDevice]) -> Iterator[Bdf]:
     """Yield ports that a redirected request reaches from their own egress and that lack upstream
     forwarding: their behaviour is undefined."""
     for port in above:
@@ -236,7 +236,7 @@ _PACKET_BYTES = 24
 """Framing, header with 64-bit address and LCRC of a packet. Source: PCIe 6.0, 2.2.1 and 4.2."""
 
 
-def expected_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
+def expect_bytes_per_s(host: Host, route: PeerRoute) -> float | None:
     """Return the expected rate of large reads or writes: the lowest link rate without headers,
     reduced to the measured share if the route is through the root complex. None if a link or the
     route is unknown."""

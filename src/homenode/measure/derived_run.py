@@ -17,7 +17,7 @@ from homenode.errors import ParseError
 from homenode.findings import Finding, Gap, finding, sort_findings
 from homenode.machine.topology import Host
 from homenode.measure.environment import Environment, find_changes, list_conditions
-from homenode.measure.experiment import Schedule, moved_rounds, schedule
+from homenode.measure.experiment import Schedule, find_moved_rounds, schedule
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import number_samples, sample
 from homenode.measure.model import BenchTest, Reader
@@ -85,9 +85,9 @@ def derive_run(
     marks = [*record.head.unusable, *record.marks]
     marks += [str(finding) for finding in findings if finding.id in MARKING]
     for extra in (
-        _failed_tests(steps),
-        _moved_controls(record, read),
-        _changed_settings(looks, host.usable_pus),
+        _check_failed_tests(steps),
+        _check_controls(record, read),
+        _check_settings(looks, host.usable_pus),
         _find_noise(record, read, marks),
         _check_placement(states),
     ):
@@ -223,7 +223,7 @@ def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
     yield from first.values()
 
 
-def _failed_tests(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
+def _check_failed_tests(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
     """Find tests without a result in any round."""
     results: dict[str, list[StepRecord]] = {}
     for step, _ in steps:
@@ -242,7 +242,7 @@ def _failed_tests(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
         )
 
 
-def _moved_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Finding]:
+def _check_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Finding]:
     values: dict[tuple[str, str | None, Bdf | None], dict[tuple[int, str], list[float]]] = {}
     for step in read:
         if step.step.test not in record.controls:
@@ -257,7 +257,7 @@ def _moved_controls(record: RunRecord, read: Sequence[_ReadStep]) -> Iterator[Fi
     for (title, variant, device), rounds in values.items():
         medians = {key: statistics.median(rates) for key, rates in rounds.items()}
         subject = " ".join(str(part) for part in (title, variant, device) if part is not None)
-        for number, test, ratio in moved_rounds(plan, medians):
+        for number, test, ratio in find_moved_rounds(plan, medians):
             if _overlaps(rounds[number - 1, test], rounds[number, test]):
                 continue
             yield finding(
@@ -278,7 +278,7 @@ def _overlaps(before: Sequence[float], after: Sequence[float]) -> bool:
     return low <= highest and lowest <= high
 
 
-def _changed_settings(looks: Sequence[EnvironmentRecord], pus: CpuSet) -> Iterator[Finding]:
+def _check_settings(looks: Sequence[EnvironmentRecord], pus: CpuSet) -> Iterator[Finding]:
     for first, second in pairwise(looks):
         before, after = first.environment, second.environment
         if not first.is_before or second.is_before:  # nothing was measured in between

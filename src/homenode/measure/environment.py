@@ -23,7 +23,7 @@ from homenode.machine.tools.proc_stat import PATH as PROC_STAT
 from homenode.machine.tools.proc_stat import PuTimes, parse
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Condition
-from homenode.text import cpus_text, plural
+from homenode.text import format_cpus, plural
 from homenode.units import MIB, format_bytes, whole_number
 from homenode.vm.plan import Plan
 
@@ -247,7 +247,7 @@ _NO_MAKER = "0x00"
 def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
     """Return whether an emulator runs the machine; None if unknown: an aarch64 guest of QEMU with a
     real CPU's model and no firmware tables, or anything that is neither x86 nor aarch64."""
-    if says_tcg(host):
+    if is_emulated_cpu(host):
         return True
     if host.architecture in ("x86_64", "i686"):
         # A virtual machine's CPU may have any name; The probe reads CPUID, which has the answer.
@@ -263,7 +263,7 @@ def is_emulated(snapshot: Snapshot, host: Host) -> bool | None:
     return False if host.pci_devices and not has_devices_of_qemu else None
 
 
-def says_tcg(host: Host) -> bool:
+def is_emulated_cpu(host: Host) -> bool:
     """Return whether the CPU model name is that of an emulated CPU: "QEMU TCG CPU version 2.5+"."""
     return "TCG" in (host.cpu.name or "").split()
 
@@ -303,7 +303,7 @@ def preflight(host: Host, looks: IdleReadings, plan: Plan | None = None) -> tupl
     """Return the findings, worst first. plan: of this guest, if the machine is a guest."""
     findings = [
         *_load(looks),
-        *_setting_findings(looks.second),
+        *_check_settings(looks.second),
         *_check_links(host),
         *_check_neighbours(host, looks.pus),
     ]
@@ -317,30 +317,32 @@ def _load(looks: IdleReadings) -> Iterator[Finding]:
     if share is None:
         yield finding(
             "bench-load-unknown",
-            cpus_text(looks.pus),
+            format_cpus(looks.pus),
             expected="to be idle",
             observed="/proc/stat does not count their time",
             source="/proc/stat",
         )
         return
-    findings = tuple(_cpu_time_findings(looks.pus, share))
-    yield from findings or _crowded_pus(looks)
+    findings = tuple(_check_cpu_time(looks.pus, share))
+    yield from findings or _check_busy_cpus(looks)
 
 
-def _crowded_pus(looks: IdleReadings) -> Iterator[Finding]:
+def _check_busy_cpus(looks: IdleReadings) -> Iterator[Finding]:
     """Find single CPUs used by other programs if the total hardly shows it."""
     shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
     expected = f"no CPU more than {ONE_PU_SHARE:.0%}"
     if busy:
-        yield _usage_finding("bench-busy", looks.pus, f"{expected} busy", f"{cpus_text(busy)} busy")
+        yield _usage_finding(
+            "bench-busy", looks.pus, f"{expected} busy", f"{format_cpus(busy)} busy"
+        )
     if stolen:
-        observed = f"{cpus_text(stolen)} used by other guests"
+        observed = f"{format_cpus(stolen)} used by other guests"
         yield _usage_finding("bench-stolen", looks.pus, f"{expected} stolen", observed)
 
 
-def _cpu_time_findings(pus: CpuSet, share: CpuShare) -> Iterator[Finding]:
+def _check_cpu_time(pus: CpuSet, share: CpuShare) -> Iterator[Finding]:
     if share.busy > BUSY_SHARE:
         expected = f"at most {BUSY_SHARE:.0%} busy"
         yield _usage_finding("bench-busy", pus, expected, f"{share.busy:.0%} busy")
@@ -352,10 +354,10 @@ def _cpu_time_findings(pus: CpuSet, share: CpuShare) -> Iterator[Finding]:
 
 
 def _usage_finding(id: str, pus: CpuSet, expected: str, observed: str) -> Finding:
-    return finding(id, cpus_text(pus), expected=expected, observed=observed, source="/proc/stat")
+    return finding(id, format_cpus(pus), expected=expected, observed=observed, source="/proc/stat")
 
 
-def _setting_findings(now: Environment) -> Iterator[Finding]:
+def _check_settings(now: Environment) -> Iterator[Finding]:
     slow = [name for name in now.governors or () if name not in ("performance", "schedutil")]
     if slow:
         yield finding(
@@ -400,15 +402,15 @@ def _check_links(host: Host) -> Iterator[Finding]:
         yield finding(
             "bench-link",
             f"GPU {device.bdf}",
-            expected=_link_text(link.max_gt_per_s, link.max_width),
-            observed=_link_text(link.current_gt_per_s, link.current_width)
+            expected=_format_link(link.max_gt_per_s, link.max_width),
+            observed=_format_link(link.current_gt_per_s, link.current_width)
             + ("" if is_busy else ", perhaps at rest"),
             severity=Severity.WARNING if is_busy else Severity.INCONCLUSIVE,
             source="link state of the function",
         )
 
 
-def _link_text(gt_per_s: float, width: int | None) -> str:
+def _format_link(gt_per_s: float, width: int | None) -> str:
     return f"{gt_per_s:g} GT/s" + ("" if width is None else f" x{width}")
 
 
@@ -422,7 +424,7 @@ def _check_neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
             yield finding(
                 "bench-neighbour",
                 f"domain {domain.name}",
-                expected=f"no vCPU on {cpus_text(pus)}",
+                expected=f"no vCPU on {format_cpus(pus)}",
                 observed=f"vCPUs pinned to {shared}" if shared else "vCPUs that run anywhere",
                 source="running domains",
             )

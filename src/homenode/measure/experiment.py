@@ -74,12 +74,12 @@ def schedule(
         raise out_of_range(option, str(rounds), 1, limit)
     order: list[tuple[int, str, bool]] = [(-1, name, True) for name in controls]
     for number in range(rounds):
-        order += [(number, name, False) for name in seeded_order(variants, seed, number)]
+        order += [(number, name, False) for name in order_by_seed(variants, seed, number)]
         order += [(number, name, True) for name in controls]
     return Schedule(seed, tuple(ScheduledTask(at, *task) for at, task in enumerate(order)))
 
 
-def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]:
+def order_by_seed(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]:
     """Return the names in an order that depends on nothing but them, the seed and the round. The
     same on every machine and Python: a schedule can be computed again to resume it."""
     return tuple(
@@ -102,7 +102,7 @@ def remaining_tasks(
     return tuple(task for task in schedule.tasks if (task.round, task.variant) not in done)
 
 
-def moved_rounds(
+def find_moved_rounds(
     schedule: Schedule, values: dict[tuple[int, str], float]
 ) -> tuple[tuple[int, str, float], ...]:
     """Return the rounds whose controls moved: (round, control, ratio after to before). values:
@@ -241,7 +241,7 @@ class ExperimentJournal(RecordDirectory, Generic[H, L]):
 
     def begin_with(self, head: H) -> None:
         """Write the orders. Raises HostError if a journal exists."""
-        self.begin(formats.head_line(self._kind, head))
+        self.begin(formats.read_head_line(self._kind, head))
 
     def add(self, line: L) -> None:
         """Write a line and sync it to disk. Raises HostError."""
@@ -296,7 +296,7 @@ def run_tasks(
         now = time.monotonic()
         try:
             progress = executor.poll()
-            if retry and (failed := _settled_badly(progress)):
+            if retry and (failed := _list_failed(progress)):
                 executor.retry(failed)
                 progress = executor.poll()
             retry, silent_since = False, None
@@ -317,7 +317,7 @@ def run_tasks(
             time.sleep(patience.poll_s)
 
 
-def _settled_badly(progress: Progress) -> list[TaskStatus]:
+def _list_failed(progress: Progress) -> list[TaskStatus]:
     """Return failed tasks of jobs that have no running task any more."""
     alive = {task.id for task in progress.tasks if task.state in UNSETTLED}
     return [task for task in progress.list_missing() if task.id not in alive]

@@ -155,7 +155,7 @@ class HostBinding(Struct, frozen=True):
 def collective_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     """Yield the all-reduces of its GPUs (two or more). The first test speaks for its metrics."""
     topology, reason = machine.suite.topology, machine.suite.why_no_topology
-    for test in _all_reduces(machine, omitted):
+    for test in _list_all_reduces(machine, omitted):
         yield test
         if topology is not None and test.binding == UNBOUND:
             yield _set_topology_file(test, topology)
@@ -174,7 +174,7 @@ def _set_topology_file(test: BenchTest, topology: str) -> BenchTest:
     )
 
 
-def _all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
+def _list_all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     has_tool = "all_reduce_perf" in machine.installed
     if not has_tool and not machine.has_torch:
         omitted.append(Gap(SuiteGroup.NCCL, "neither all_reduce_perf nor PyTorch is installed"))

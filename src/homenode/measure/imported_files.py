@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, not_found, of_os
 from homenode.findings import Gap
-from homenode.measure.imported_runs import ImportOptions, SourceDirectory, imported_runs
+from homenode.measure.imported_runs import ImportOptions, SourceDirectory, build_runs
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import FILE, load_runs
 from homenode.safe.input_files import read_below
@@ -234,7 +234,7 @@ def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[Gap]]:
     if not paths:
         return [], []
     sources = find_sources(paths)
-    all_imported = imported_runs(sources.directories, ImportOptions())
+    all_imported = build_runs(sources.directories, ImportOptions())
     runs = [entry.run for entry in all_imported if entry.run.samples]
     read = {run.head.source for run in runs}
     skipped = list(sources.skipped)

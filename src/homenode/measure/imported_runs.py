@@ -85,7 +85,7 @@ class RunWithSources(Struct, frozen=True):
     gaps: tuple[Gap, ...]
 
 
-def imported_runs(
+def build_runs(
     directories: Iterable[SourceDirectory], options: ImportOptions
 ) -> tuple[RunWithSources, ...]:
     """The runs of these directories, in order, each with a name of its own. Raises InputError for a

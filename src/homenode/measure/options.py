@@ -77,7 +77,7 @@ def check_name(name: str, option: str = "--name") -> None:
         )
 
 
-def restricted_to(orders: BenchOptions) -> CpuSet | None:
+def choose_cpus(orders: BenchOptions) -> CpuSet | None:
     """Return the CPUs of a run: the requested ones, else, on a host, the plan's."""
     if orders.pus is not None or orders.vantage is Vantage.GUEST or orders.plan is None:
         return orders.pus

@@ -20,9 +20,9 @@ from homenode.findings import Finding, Gap, are_bad
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Host
-from homenode.measure.environment import says_tcg
+from homenode.measure.environment import is_emulated_cpu
 from homenode.measure.model import CONTROLS, PROBE, BenchTest, Reader, Suite, SuiteGroup
-from homenode.measure.options import AppCommand, BenchOptions, restricted_to
+from homenode.measure.options import AppCommand, BenchOptions, choose_cpus
 from homenode.measure.results.model import (
     CPU_ONLY,
     UNKNOWN_SWITCHES,
@@ -82,7 +82,7 @@ def prepare_run(
             for finding in view_of_guest(expected, host, None).findings
             if are_bad((finding,))
         )
-    pus = restricted_to(orders)
+    pus = choose_cpus(orders)
     usable = confine(restrict_host(host, own_pus), pus, orders.nodes)
     usable = _keep_allowed_memory(usable, orders.nodes, memory_nodes)
     suite = _build_suite(orders, usable, installed, shown)
@@ -200,7 +200,7 @@ def _build_head(
     return RunHead(
         name=orders.name,
         system=orders.system or (name_system(gpus[0].name) if gpus else CPU_ONLY),
-        origin=Origin.EMULATED if orders.emulated or says_tcg(host) else Origin.MEASURED,
+        origin=Origin.EMULATED if orders.emulated or is_emulated_cpu(host) else Origin.MEASURED,
         vantage=orders.vantage,
         switches=switches,
         host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),
@@ -271,19 +271,19 @@ def _bus_ids(expected: Expectation | None, guest: Host) -> tuple[tuple[Bdf, Bdf]
 _STATUS = "/proc/self/status"
 
 
-def allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
+def read_allowed_nodes(snapshot: Snapshot) -> tuple[int, ...] | None:
     """Return the nodes that the cpuset allows for memory; None = unknown."""
-    listed = _listed_numbers(snapshot, "Mems_allowed_list")
+    listed = _read_list(snapshot, "Mems_allowed_list")
     return None if listed is None else tuple(listed)
 
 
 def read_affinity(snapshot: Snapshot) -> CpuSet | None:
     """Return the CPUs that homenode's threads may use, by cpuset, taskset or srun; None = unknown.
     A host is discovered by its cgroups alone: taskset does not limit a VM."""
-    return _listed_numbers(snapshot, "Cpus_allowed_list") or None
+    return _read_list(snapshot, "Cpus_allowed_list") or None
 
 
-def _listed_numbers(snapshot: Snapshot, field: str) -> CpuSet | None:
+def _read_list(snapshot: Snapshot, field: str) -> CpuSet | None:
     for line in (snapshot.read_text(_STATUS) or "").splitlines():
         key, _, value = line.partition(":")
         if key == field:

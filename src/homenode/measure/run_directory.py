@@ -29,7 +29,7 @@ from homenode.measure.gpu_power import GpuPower
 from homenode.measure.model import BenchTest
 from homenode.measure.options import AppCommand
 from homenode.measure.results.model import Run, RunHead
-from homenode.measure.results.store import FILE, head_line, run_directory, run_text
+from homenode.measure.results.store import FILE, read_head_line, run_directory, run_text
 from homenode.text import command_line
 
 KIND = "bench"
@@ -226,7 +226,7 @@ class RunDirectory(ExperimentJournal[RunRecord, BenchEntry]):
 
     def write_head(self, head: RunHead) -> None:
         """Write only the head of a run; readers treat a run without an end line as unfinished."""
-        self.write(FILE, head_line(head).encode())
+        self.write(FILE, read_head_line(head).encode())
 
     def write_run(self, run: Run) -> None:
         self.write(FILE, run_text(run).encode())

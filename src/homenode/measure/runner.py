@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from homenode.errors import ParseError, ToolError, UsageError
-from homenode.findings import Finding, gap_lines
+from homenode.findings import Finding, format_gaps
 from homenode.machine.discover.host import discover
 from homenode.machine.pci import DeviceKind
 from homenode.machine.snapshot.capture import capture
@@ -41,7 +41,7 @@ from homenode.measure.figures.probe import StepReading
 from homenode.measure.gpu_power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
-from homenode.measure.preparation import PreparedRun, allowed_nodes, prepare_run, read_affinity
+from homenode.measure.preparation import PreparedRun, prepare_run, read_affinity, read_allowed_nodes
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.run_directory import (
     DOMAIN,
@@ -99,7 +99,7 @@ def run_bench(
     finished steps are kept. A guest that differs from its plan is a result: see `directory`.
     """
     ready, snapshot = inspect(machine, orders)
-    unknown = gap_lines(ready.host.gaps)
+    unknown = format_gaps(ready.host.gaps)
     if ready.mismatch and not orders.force:
         return BenchOutcome(None, None, ready.mismatch, ready.record.omitted, unknown)
     head = ready.record.head
@@ -137,7 +137,7 @@ def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapsh
         host=host,
         installed=installed,
         boot=boot,
-        memory_nodes=allowed_nodes(snapshot),
+        memory_nodes=read_allowed_nodes(snapshot),
         shown=shown,
         own_pus=read_affinity(snapshot),
     )

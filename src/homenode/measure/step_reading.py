@@ -49,7 +49,7 @@ from homenode.measure.importers import NAMES
 from homenode.measure.model import BenchTest, Reader, SuiteGroup
 from homenode.measure.options import AppCommand
 from homenode.measure.results.model import Condition, Sample
-from homenode.measure.suite import BY_BUS, measured_gpus
+from homenode.measure.suite import BY_BUS, select_gpus
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
@@ -99,7 +99,7 @@ def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
 
 def _replace_devices(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     """Replace devices by the machine's GPUs, if their number equals the tool's columns."""
-    names = {gpu.bdf: gpu.name or "NVIDIA GPU" for gpu in measured_gpus(host, [])}
+    names = {gpu.bdf: gpu.name or "NVIDIA GPU" for gpu in select_gpus(host, [])}
     gpus = test.gpus or tuple(sorted(names))
     matrices = [matrix for test_run in run.tests for matrix in test_run.matrices]
     if {matrix.columns for matrix in matrices} != {len(gpus)}:
@@ -239,7 +239,7 @@ def read_tool_results(tool: str, text: str, name: str) -> MeasuredSamples:
     and so has a file of any tool if each run is below a command of numactl.
     """
     output = list_tools()[tool]
-    parts = [] if tool == Reader.NVBANDWIDTH else list(_below_commands(text, output))
+    parts = [] if tool == Reader.NVBANDWIDTH else list(_split_by_commands(text, output))
     if not any(binding for binding, _ in parts):
         return output.of_log(text, name)
     return join_samples(
@@ -247,7 +247,7 @@ def read_tool_results(tool: str, text: str, name: str) -> MeasuredSamples:
     )
 
 
-def _below_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | None, str]]:
+def _split_by_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding | None, str]]:
     """The runs of a paste, each with the binding of the command above it. A run of STREAM keeps its
     command: it is read with it."""
     lines = text.split("\n")

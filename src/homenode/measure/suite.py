@@ -126,7 +126,7 @@ def gpu_tests(
 ) -> Iterator[BenchTest]:
     """Yield the tests of a machine's GPUs; impossible tests go to omitted. shown: GPUs that the
     driver shows; None if it could not be queried: then all."""
-    gpus = measured_gpus(host, omitted)
+    gpus = select_gpus(host, omitted)
     if not gpus:
         omitted += [Gap(group, "no GPU") for group in _GROUPS]
         return
@@ -138,7 +138,7 @@ def gpu_tests(
     nodes = _find_bindable_nodes(host)
     machine = GpuMachine(gpus, nodes, frozenset(installed), options, present - len(gpus))
     for test in _list_tests(machine, omitted):
-        numbered = _numbered_by_bus(test) if machine.is_nvidia else test
+        numbered = _number_by_bus(test) if machine.is_nvidia else test
         yield numbered if shown is None else _set_gpus(numbered, tuple(gpu.bdf for gpu in gpus))
 
 
@@ -155,9 +155,9 @@ def _list_tests(machine: GpuMachine, omitted: list[Gap]) -> Iterator[BenchTest]:
     yield from collective_tests(machine, omitted)
 
 
-def _numbered_by_bus(test: BenchTest) -> BenchTest:
+def _number_by_bus(test: BenchTest) -> BenchTest:
     """Number GPUs by bus: CUDA numbers the fastest first, nvbandwidth v0.10 prints no more."""
-    alternatives = tuple(_numbered_by_bus(alternative) for alternative in test.alternatives)
+    alternatives = tuple(_number_by_bus(alternative) for alternative in test.alternatives)
     environment = (*test.environment, BY_BUS)
     return replace(test, environment=environment, alternatives=alternatives)
 
@@ -167,7 +167,7 @@ def _set_gpus(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
     return replace(test, gpus=gpus, alternatives=alternatives)
 
 
-def measured_gpus(host: Host, omitted: list[Gap]) -> tuple[PciDevice, ...]:
+def select_gpus(host: Host, omitted: list[Gap]) -> tuple[PciDevice, ...]:
     """Return NVIDIA's GPUs, else AMD's, without passed-through ones: no tool measures both."""
     free: list[PciDevice] = []
     owned: list[PciDevice] = []

@@ -20,7 +20,7 @@ from msgspec import Struct, structs, toml
 from homenode.change.journal import ChangeEntry, ChangeHead, ChangeState, Journal, Note, state_hint
 from homenode.errors import HostError, InputError, ToolError, UsageError, of_os
 from homenode.measure.access.machine import Machine
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.safe.durable import check_links, remove_file, remove_tree
 from homenode.safe.input_files import read_plain
 from homenode.safe.record_directory import RecordDirectory
@@ -74,7 +74,7 @@ class _Table(Struct, forbid_unknown_fields=True):
     tool: tuple[ToolSource, ...]
 
 
-SOURCES = toml.decode(package_text("measure", "tools.toml"), type=_Table).tool
+SOURCES = toml.decode(read_package_text("measure", "tools.toml"), type=_Table).tool
 
 NEEDED = frozenset(need for source in SOURCES for need in source.needs) | {"sha256sum", "install"}
 """Programs that are searched before a plan is made."""

@@ -19,8 +19,8 @@ from homenode.machine.topology import Host
 from homenode.measure.access.machine import LocalMachine, Machine
 from homenode.measure.gpu_tests import is_nvidia
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
-from homenode.measure.suite import BY_BUS, ShownGpus, measured_gpus, parse_shown
-from homenode.package_data import package_text
+from homenode.measure.suite import BY_BUS, ShownGpus, parse_shown, select_gpus
+from homenode.package_data import read_package_text
 from homenode.process import ProgramResult, ToolMissingError, ToolTimeoutError
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -75,7 +75,7 @@ def find_shown_gpus(
 ) -> ShownGpus | None:
     """Return the GPUs that the machine's driver exposes; None if the driver cannot be queried.
     Raises ToolError if the machine cannot be reached."""
-    gpus = measured_gpus(host, [])
+    gpus = select_gpus(host, [])
     # On this machine homenode's interpreter runs it: a node's python3 may be absent, or too old.
     python = sys.executable if isinstance(machine, LocalMachine) else options.python
     if not gpus or (python == options.python and PYTHON not in installed):
@@ -125,7 +125,7 @@ def run_program(
     """Run a program of measure/programs on a machine. argv: the Python there, "-", its words.
     Raises like machine.run, and HostError if the installation lacks the program."""
     return machine.run(
-        argv, timeout_s, program_text(name), environment={**(environment or {}), **_SAFE}
+        argv, timeout_s, read_program(name), environment={**(environment or {}), **_SAFE}
     )
 
 
@@ -135,7 +135,7 @@ def ask_for_torch(machine: Machine, python: str, timeout_s: float) -> ProgramRes
     return machine.run(argv, timeout_s, environment=_SAFE)
 
 
-def program_text(name: str) -> str:
+def read_program(name: str) -> str:
     """Return the text of a program of measure/programs, for `python3 - ...`. Raises HostError if
     the installation lacks it."""
     lines, source = [_NOT_FROM_HERE, _LAUNCHER], _format_source(name)
@@ -149,7 +149,7 @@ def program_text(name: str) -> str:
 
 def _format_source(name: str) -> str:
     try:
-        return package_text(*_DIRECTORY, f"{name}.py")
+        return read_package_text(*_DIRECTORY, f"{name}.py")
     except OSError as error:
         raise HostError(
             f"{name}: expected it in measure/programs, found: {error.strerror}",

@@ -58,7 +58,7 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
             source=source,
         )
         return
-    yield from _partition_findings(bdfs, board, known_modules, source)
+    yield from _check_partitions(bdfs, board, known_modules, source)
 
 
 def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
@@ -66,10 +66,10 @@ def check_fabric_of_host(gpus: Iterable[Bdf], host: Host) -> Iterator[Finding]:
     bdfs = tuple(sorted(gpus))
     board, known_modules = board_of_host(host), modules_of_host(host)
     if board is not None and bdfs and all(bdf in known_modules for bdf in bdfs):
-        yield from _partition_findings(bdfs, board, known_modules, host.name)
+        yield from _check_partitions(bdfs, board, known_modules, host.name)
 
 
-def _partition_findings(
+def _check_partitions(
     bdfs: tuple[Bdf, ...], board: Board, modules: Mapping[Bdf, int], source: str
 ) -> Iterator[Finding]:
     if is_partition(board, (modules[bdf] for bdf in bdfs)):
@@ -94,7 +94,7 @@ def _bdf_list(gpus: Iterable[Bdf]) -> str:
 _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 
 
-def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
+def check_tuned_host(record: LayoutRecord | None, host: Host, source: str) -> Iterator[Finding]:
     """Yield a finding if the definition was tuned for another host: addresses may differ here."""
     fingerprint = host.fingerprint
     if record is not None and record.host is not None and not fingerprint.startswith(record.host):

@@ -134,10 +134,10 @@ def _check_whole(read: ParsedTopology, flavour: NcclVariant | None) -> Iterator[
                     observed=f"{count} times",
                 )
     yield from _check_overlaps(read)
-    yield from _version_findings(read, flavour or choose_variant(read))
+    yield from _check_version(read, flavour or choose_variant(read))
 
 
-def _version_findings(read: ParsedTopology, flavour: NcclVariant) -> Iterator[Finding]:
+def _check_version(read: ParsedTopology, flavour: NcclVariant) -> Iterator[Finding]:
     """Yield findings on elements that some versions do not read."""
     if read.single_quotes:
         is_rccl = flavour is NcclVariant.RCCL
@@ -179,7 +179,7 @@ def _check_overlaps(read: ParsedTopology) -> Iterator[Finding]:
 
 def _check_elements(read: ParsedTopology, flavour: NcclVariant | None) -> Iterator[Finding]:
     flavour = flavour or choose_variant(read)
-    yield from _dump_findings(read, flavour)
+    yield from _check_dump(read, flavour)
     for node in read.walk():
         yield from _check_attributes(node)
         if node.name == "cpu":
@@ -188,7 +188,7 @@ def _check_elements(read: ParsedTopology, flavour: NcclVariant | None) -> Iterat
             yield from _pci_checks(node, flavour)
 
 
-def _dump_findings(read: ParsedTopology, flavour: NcclVariant) -> Iterator[Finding]:
+def _check_dump(read: ParsedTopology, flavour: NcclVariant) -> Iterator[Finding]:
     for name in _OF_A_DUMP:
         lines = [node.line for node in read.walk(name)]
         if lines:
@@ -433,16 +433,16 @@ def _compare_places(places: dict[str, _Place], planned: dict[str, _Place]) -> It
             yield finding(
                 "nccl-link-differs",
                 bus_id,
-                expected=_links_text(place.links),
-                observed=_links_text(actual.links),
+                expected=_format_links(place.links),
+                observed=_format_links(actual.links),
             )
         # A missing device is one finding, not a further one for each neighbour.
         if actual.neighbours & planned.keys() != place.neighbours - missing:
             yield finding(
                 "nccl-switch-group",
                 bus_id,
-                expected=_group_text(place.neighbours),
-                observed=_group_text(actual.neighbours),
+                expected=_format_group(place.neighbours),
+                observed=_format_group(actual.neighbours),
             )
     for bus_id in () if is_misnamed else strange:
         yield finding(
@@ -464,7 +464,7 @@ def _link_differs(actual: tuple[_Link, ...], planned: tuple[_Link, ...]) -> bool
     )
 
 
-def _links_text(links: tuple[_Link, ...]) -> str:
+def _format_links(links: tuple[_Link, ...]) -> str:
     texts = [
         f"{'?' if speed is None else f'{speed:g}'} GT/s x{'?' if width is None else width}"
         for speed, width in links
@@ -472,7 +472,7 @@ def _links_text(links: tuple[_Link, ...]) -> str:
     return ", ".join([*(f"switch {text}" for text in texts[:-1]), texts[-1]])
 
 
-def _group_text(neighbours: frozenset[str]) -> str:
+def _format_group(neighbours: frozenset[str]) -> str:
     if len(neighbours) == 1:
         return "alone below its switch or root"
     return f"below one switch: {', '.join(sorted(neighbours))}"

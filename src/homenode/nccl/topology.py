@@ -121,10 +121,10 @@ def format_affinity(vcpus: CpuSet, size: int) -> str:
     )
 
 
-def link_speed_text(gt_per_s: float) -> str:
+def format_link_speed(gt_per_s: float) -> str:
     """Return NCCL's text for a speed; for an unknown speed that of the next lower one.
 
-    >>> link_speed_text(32.0), link_speed_text(128.0)
+    >>> format_link_speed(32.0), format_link_speed(128.0)
     ('32.0 GT/s PCIe', '64.0 GT/s PCIe')
     """
     lower_speeds = [speed for speed in LINK_SPEEDS if speed <= gt_per_s]
@@ -157,7 +157,7 @@ def _pci_attributes(pci: NcclPci) -> Iterator[tuple[str, str]]:
         for name in ("vendor", "device", "subsystem_vendor", "subsystem_device"):
             yield name, f"0x{NO_DEVICE:04x}"
     if pci.gt_per_s is not None:
-        yield "link_speed", link_speed_text(pci.gt_per_s)
+        yield "link_speed", format_link_speed(pci.gt_per_s)
     if pci.width is not None:
         yield "link_width", str(pci.width)
 

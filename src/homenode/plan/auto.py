@@ -12,7 +12,7 @@ from homenode.objective import Objective
 from homenode.plan.planner import plan
 from homenode.plan.request import request_for
 from homenode.plan.shape.guest_numa import is_grace
-from homenode.vm.gpu_parts import named_device
+from homenode.vm.gpu_parts import resolve_device
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import Vm
 from homenode.vm.plan import Plan, Relaxation, Unplannable
@@ -92,12 +92,12 @@ def choose_layout(objective: Objective, inputs: LayoutInputs) -> LayoutChoice:
         layout, reason = FLAT, "the host has one NUMA node"
     if PRESETS[layout].pcie is GuestPcie.HOST and not inputs.expander_buses:
         layout, reason = FLAT, "the VM's machine type or target does not support expander buses"
-    layout, reason = needed_layout(layout, objective, inputs) or (layout, reason)
+    layout, reason = find_needed_layout(layout, objective, inputs) or (layout, reason)
     keeps = objective is Objective.DENSITY and PRESETS[layout].siblings is Siblings.EXPOSED
     return LayoutChoice(layout=layout, reason=reason, keep_vcpus=keeps)
 
 
-def needed_layout(
+def find_needed_layout(
     layout: str, objective: Objective, inputs: LayoutInputs
 ) -> tuple[str, str] | None:
     """Return the layout that the VM's memory or devices require, with the reason; else None."""
@@ -146,7 +146,7 @@ def resolve_layout(
     used instead of the table. expander_buses: whether the target has them."""
     if options.layout != AUTO:
         return ResolvedLayout(options)
-    objective = options.objective or suggested_objective(guest, options, host)
+    objective = options.objective or suggest_objective(guest, options, host)
     has_pairs = _has_pairs(guest, options, host)
     inputs = structs.replace(
         host_inputs(host),
@@ -171,7 +171,7 @@ def resolve_layout(
     return ResolvedLayout(chosen, (line, *choice.caveats))
 
 
-def suggested_objective(guest: Vm, options: PlanOptions, host: Host) -> Objective:
+def suggest_objective(guest: Vm, options: PlanOptions, host: Host) -> Objective:
     """The purpose of a VM by its devices: several GPUs talk to each other, one to the host."""
     count = _gpu_count(guest, options, host)
     if count > 1:
@@ -189,8 +189,8 @@ def reject_auto(options: PlanOptions) -> None:
         )
 
 
-def _named_devices(guest: Vm, options: PlanOptions, host: Host) -> set[Bdf]:
-    devices = (named_device(host, name) for name in options.devices)
+def _list_named_devices(guest: Vm, options: PlanOptions, host: Host) -> set[Bdf]:
+    devices = (resolve_device(host, name) for name in options.devices)
     named = {device for device in devices if isinstance(device, Bdf)}
     return named | {hostdev.bdf for hostdev in guest.hostdevs}
 
@@ -199,12 +199,12 @@ def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
     if options.gpu_count is not None:
         return options.gpu_count
     gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
-    return len(_named_devices(guest, options, host) & gpus)
+    return len(_list_named_devices(guest, options, host) & gpus)
 
 
 def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
     """Whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the host."""
-    named = _named_devices(guest, options, host)
+    named = _list_named_devices(guest, options, host)
 
     def switches(kind: DeviceKind, brought: object) -> set[Bdf | None]:
         return {

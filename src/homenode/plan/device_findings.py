@@ -8,7 +8,7 @@ from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
 from homenode.plan.allocations import MAX_NAMED, Allocations
-from homenode.plan.devices.brought import are_paired, switched_gpus
+from homenode.plan.devices.brought import are_paired, list_nvswitch_gpus
 from homenode.plan.request import GuestRequest
 from homenode.text import first_few, plural
 from homenode.vm.gpu_parts import is_divided
@@ -18,7 +18,7 @@ _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 """Host and ISA bridges, whose drivers VFIO accepts."""
 
 
-def device_findings(
+def check_devices(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], allocations: Allocations
 ) -> Iterator[Finding]:
     """Yield findings on the devices, and on a VM with more vCPUs than the host has CPUs."""
@@ -99,7 +99,7 @@ def _check_companions(
     nics = [device for device in ours if device.kind is DeviceKind.NIC]
     brought = [nic for nic in nics if nic.bdf not in request.devices]
     in_use = [nic for nic in brought if nic.driver is not None and not is_viable_driver(nic.driver)]
-    unknown = [nic for nic in brought if nic.driver is None] if _drivers_are_unknown(host) else []
+    unknown = [nic for nic in brought if nic.driver is None] if _has_unknown_drivers(host) else []
     leave = "leave the host when the VM starts, with the host's traffic on them"
     drivers = ", ".join(sorted({nic.driver for nic in in_use if nic.driver is not None}))
     for group, severity, reason in (
@@ -133,7 +133,7 @@ def _nvswitches_left_out(
 ) -> Iterator[Finding]:
     """Yield a finding if a VM gets all GPUs of a board without its NVSwitches. If another VM has
     the NVSwitches, it runs Fabric Manager."""
-    for board in () if request.options.without_nvlink else switched_gpus(host):
+    for board in () if request.options.without_nvlink else list_nvswitch_gpus(host):
         missing = board.left_out(devices)
         if missing and all(allocations.find_holder(bdf) is None for bdf in board.switches):
             yield finding(
@@ -224,7 +224,7 @@ def _list_endpoints(host: Host) -> list[PciDevice]:
     ]
 
 
-def _drivers_are_unknown(host: Host) -> bool:
+def _has_unknown_drivers(host: Host) -> bool:
     """Return whether the host's source lists no drivers of endpoints."""
     return all(device.driver is None for device in _list_endpoints(host))
 
@@ -234,7 +234,7 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[Finding]:
     lists no drivers, host drivers are assumed."""
     ours = set(devices)
     endpoints = _list_endpoints(host)
-    is_silent = _drivers_are_unknown(host)
+    is_silent = _has_unknown_drivers(host)
     groups = {
         device.iommu_group: device.bdf
         for device in reversed(endpoints)

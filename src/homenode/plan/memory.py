@@ -97,7 +97,7 @@ def device_pages(request: GuestRequest) -> tuple[tuple[int, int], ...]:
     )
 
 
-def memory_text(request: GuestRequest) -> str:
+def format_memory(request: GuestRequest) -> str:
     """Format the guest's memory: "8 GiB", "8 GiB and 4 GiB in memory devices"."""
     text = format_bytes(request.memory_bytes)
     devices = request.guest.memory_devices
@@ -105,7 +105,9 @@ def memory_text(request: GuestRequest) -> str:
     return f"{text} and {format_bytes(device_bytes)} in memory devices" if device_bytes else text
 
 
-def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
+def map_attached_memory(
+    host: Host, request: GuestRequest
+) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
     """Map each node with CPUs to the nodes whose memory it may give: itself, then the allowed nodes
     without CPUs that are nearest to it (ties go to the lowest index).
 
@@ -142,7 +144,7 @@ def node_memory(
     huge = request.page_bytes is not None
     overhead = overhead_bytes(request) if keeps_reserve and huge else 0
     domain_memory = held_memory(host, request)
-    for home, nodes in attached_memory(host, request).items():
+    for home, nodes in map_attached_memory(host, request).items():
         total: int | None = 0
         pool_total = 0
         for index in nodes:

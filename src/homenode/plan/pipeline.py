@@ -22,7 +22,7 @@ from homenode.plan.shape.consequences import list_consequences
 from homenode.plan.shape.guest_numa import LIBVIRT_WITH_INITIATORS
 from homenode.plan.stored import domain_of_plan
 from homenode.vm.domain.codec import reject_older
-from homenode.vm.domain.copy import DEFAULT_NAME, copy_domain, shared_with_original
+from homenode.vm.domain.copy import DEFAULT_NAME, check_shared, copy_domain
 from homenode.vm.domain.limits import check_vcpus, reject_unsafe
 from homenode.vm.domain.read import build_vm, keep_parts, open_domain
 from homenode.vm.model import GuestTopology, Vm
@@ -32,7 +32,7 @@ from homenode.vm.targets import libvirt
 from homenode.vm.targets.registry import (
     VmFile,
     add_host_facts,
-    other_parts,
+    list_other_parts,
     runs_qemu,
     target_named,
 )
@@ -41,13 +41,13 @@ from homenode.vm.targets.target import (
     Rendering,
     SupportLevel,
     Target,
+    check_target,
     default_machine,
     findings_for,
     is_vgpu,
     list_features,
     list_settings,
     lost_features,
-    target_findings,
     visible_vm,
     way_to_add,
 )
@@ -113,7 +113,7 @@ def plan_file(
     document, shared = _source_document(original, source, copy_name)
     guest = build_vm(open_domain(document, source))
     vm_plan = plan(host, request_for(guest, options, host))
-    return _planned_file(vm_plan, guest, host, document, source, shared)
+    return _build_file(vm_plan, guest, host, document, source, shared)
 
 
 def plan_manually(
@@ -131,7 +131,7 @@ def plan_manually(
     request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
     vm_plan = assemble(None, set_vcpus(request, len(placement.vcpu_pins)), placement)
-    return _planned_file(vm_plan, guest, None, document, source, shared)
+    return _build_file(vm_plan, guest, None, document, source, shared)
 
 
 def _source_document(
@@ -139,11 +139,11 @@ def _source_document(
 ) -> tuple[bytes, tuple[Finding, ...]]:
     if copy_name is None:
         return original, ()
-    shared = tuple(shared_with_original(original, source))
+    shared = tuple(check_shared(original, source))
     return copy_domain(original, copy_name, source), shared
 
 
-def _planned_file(
+def _build_file(
     vm_plan: Plan,
     guest: Vm,
     host: Host | None,
@@ -292,9 +292,9 @@ def plan_for_target(
     document = vm.content if vm.kind == target else None
     name = vm.source if document is not None else output or vm.source
     rendering = module.render(vm_plan, vm.guest, host, document, name)
-    findings = (*target_findings(module, vm_plan), *rendering.findings, *limits)
+    findings = (*check_target(module, vm_plan), *rendering.findings, *limits)
     if vm.kind != target:
-        findings = (*findings, *_not_carried(vm, module, target))
+        findings = (*findings, *_find_losses(vm, module, target))
     vm_plan = structs.replace(
         vm_plan,
         findings=findings_for(target, vm_plan.findings),
@@ -318,10 +318,10 @@ _KINDS = {"disks": r"<disk>|(ide|sata|scsi|virtio)\d+|disk", "network": r"<inter
 """Elements and keys by what they describe; those of no kind are other settings."""
 
 
-def _not_carried(vm: VmFile, target: Target, name: str) -> Iterator[Finding]:
+def _find_losses(vm: VmFile, target: Target, name: str) -> Iterator[Finding]:
     """Yield a finding for each kind of settings that another target's file does not get."""
     parts: dict[str, Counter[str]] = {}
-    for part in other_parts(vm):
+    for part in list_other_parts(vm):
         kind = next((kind for kind, form in _KINDS.items() if re.fullmatch(form, part)), "")
         parts.setdefault(kind or "other settings", Counter())[part] += 1
     if vm.guest.firmware not in (None, "bios"):

@@ -9,12 +9,12 @@ from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind, Host
 from homenode.plan.allocations import MAX_NAMED, Allocations, find_allocations
-from homenode.plan.device_findings import device_findings
+from homenode.plan.device_findings import check_devices
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.memory import (
     cell_pages_wanted,
     device_pages,
-    memory_text,
+    format_memory,
     node_memory,
     overhead_bytes,
     page_size_bytes,
@@ -22,7 +22,7 @@ from homenode.plan.memory import (
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Fallback, MemoryRule
-from homenode.text import cpus_text, first_few, nodes_text, plural
+from homenode.text import first_few, format_cpus, format_nodes, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan import Relaxation
@@ -38,7 +38,7 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[Finding]:
         yield finding(
             "memory-short",
             host.name,
-            observed=f"{memory_text(request)} for the VM, {size} free on all nodes together: the "
+            observed=f"{format_memory(request)} for the VM, {size} free on all nodes together: the "
             "start fails, or the host's OOM killer ends the VM",
             case="of a plan",
         )
@@ -57,7 +57,7 @@ def _free_pages(host: Host, request: GuestRequest, *, keeps_reserve: bool) -> in
     return sum(page_counts) if page_counts and len(page_counts) == len(memory) else None
 
 
-def placement_findings(
+def check_placement(
     host: Host,
     request: GuestRequest,
     devices: Sequence[Bdf],
@@ -73,7 +73,7 @@ def placement_findings(
 ) -> Iterator[Finding]:
     """Yield findings on devices and relaxations. threads: siblings per core that the guest sees."""
     # Long because it yields each finding with its text in place.
-    yield from device_findings(host, request, devices, allocations)
+    yield from check_devices(host, request, devices, allocations)
     yield from _bound_elsewhere(request, nodes)
     yield from _away_from_home(host, request, devices, nodes)
     yield from _nics_in_other_packages(host, devices, nodes)
@@ -83,7 +83,7 @@ def placement_findings(
         bound = request.layout.memory is not MemoryBinding.KEEP
         yield finding(
             "memory-from-other-nodes",
-            nodes_text(further),
+            format_nodes(further),
             observed=f"node {', '.join(map(str, nodes))} cannot hold the memory next to the vCPUs, "
             f"so {'it is bound to' if bound else 'some is allocated on'} further nodes",
         )
@@ -91,7 +91,7 @@ def placement_findings(
         mirrored = request.layout.cells is GuestCells.HOST
         yield finding(
             "memory-uneven",
-            nodes_text(nodes),
+            format_nodes(nodes),
             observed="the nodes hold the memory together, but not each its vCPUs' share of it",
             severity=Severity.WARNING if mirrored else Severity.INFO,
             case=None if mirrored else "one cell",
@@ -99,13 +99,13 @@ def placement_findings(
     if Relaxation.UNEQUAL_CELLS in relaxations:
         yield finding(
             "unequal-cells",
-            nodes_text(nodes),
+            format_nodes(nodes),
             observed="no number of equal guest NUMA nodes fits without a further package, a "
             "further node or a GPU away from its node",
         )
     shows = request.layout.siblings is Siblings.EXPOSED or fallback.shares
     if shows and threads == 1 and request.layout.pinning is not Pinning.NODE:
-        yield _not_exposed(host, request, fallback)
+        yield _report_siblings(host, request, fallback)
     if fallback.mixed:
         yield finding(
             "mixed-kinds",
@@ -118,13 +118,13 @@ def placement_findings(
         outside = vcpu_pus - isolated
         yield finding(
             "vcpus-not-isolated",
-            cpus_text(outside),
+            format_cpus(outside),
             observed=f"outside isolcpus and nohz_full, on CPUs that the host may use too: "
             f"{plural(len(outside), 'vCPU')}",
         )
 
 
-def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> Finding:
+def _report_siblings(host: Host, request: GuestRequest, fallback: Fallback) -> Finding:
     """Return a finding if cores differ in siblings, so the guest cannot be shown them."""
     threads, packs = fallback.grouping.threads, fallback.grouping.counts_pus
     shown = "so the guest sees one thread per core"
@@ -164,7 +164,7 @@ def _host_share(
         fewer = min(request.vcpus, cores * threads) - threads * shared
         yield finding(
             "emulator-shares-vcpus",
-            cpus_text(shared_pus),
+            format_cpus(shared_pus),
             observed=shares,
             case="of another VM" if fewer > 0 else None,
             values={"vcpus": fewer},
@@ -187,7 +187,7 @@ def _host_memory_taken(host: Host, request: GuestRequest) -> Finding:
     return finding(
         "host-memory-taken",
         host.name,
-        observed=f"{memory_text(request)} leave the host less than its reserve and the "
+        observed=f"{format_memory(request)} leave the host less than its reserve and the "
         f"{format_bytes(overhead_bytes(request))} that QEMU and page tables need: the host may "
         "kill the VM",
     )
@@ -241,11 +241,11 @@ def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Itera
     if bound is None or request.layout.memory is not MemoryBinding.KEEP:
         return
     without = [node for node in nodes if node not in bound]
-    bound_text = nodes_text([NodeIndex(node) for node in bound])
+    bound_text = format_nodes([NodeIndex(node) for node in bound])
     if without:
         yield finding(
             "memory-bound-elsewhere",
-            nodes_text(without),
+            format_nodes(without),
             observed=f"the definition binds all memory to {bound_text}, and layout "
             f"{request.layout.name} keeps that binding: these vCPUs have no local memory",
         )

@@ -14,7 +14,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
-from homenode.text import cpus_text, plural
+from homenode.text import format_cpus, plural
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import ManualRanges
@@ -134,7 +134,7 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
     ):
         if pins_all and len(pus) != len(siblings):
             raise UsageError(
-                f"node {number}: expected {plural(len(pus), 'sibling')} for {cpus_text(pus)}, "
+                f"node {number}: expected {plural(len(pus), 'sibling')} for {format_cpus(pus)}, "
                 f"found {len(siblings)} ({siblings})",
                 hint="list the sibling of each CPU, in the same order",
             )

@@ -14,11 +14,11 @@ from homenode.machine.topology import DEFAULT_HOST_RESERVE, Host, HostReserve
 from homenode.units import KIB, MIB, format_bytes, parse_bytes
 from homenode.vm.gpu_parts import (
     add_mediated,
+    format_profiles,
     function_of_uuid,
-    named_device,
-    profiles_text,
+    is_of_profile,
     reject_second,
-    same_profile,
+    resolve_device,
 )
 from homenode.vm.layout import (
     GuestCells,
@@ -200,7 +200,7 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         page_bytes = default_huge_page_bytes(host)
     mediated = {device.bdf: device.uuid for device in guest.hostdevs if device.uuid is not None}
     mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented}
-    named = [named_device(host, name) for name in options.devices]
+    named = [resolve_device(host, name) for name in options.devices]
     named_bdfs = {device for device in named if isinstance(device, Bdf)}
     for uuid in (device for device in named if isinstance(device, str)):
         function = function_of_uuid(host, uuid)
@@ -288,14 +288,14 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
         part
         for gpu in (host.devices_of_kind(DeviceKind.GPU) if host else ())
         for part in gpu.parts
-        if same_profile(part, profile)
+        if is_of_profile(part, profile)
     ]
     if any(part.is_for_vms for part in parts):
         return
     raise InputError(
         f"--gpu-profile {profile}: expected a profile of parts that VFIO can assign to a VM, found "
         f"{'parts that only serve processes of the host' if parts else 'no such part'}; the host "
-        f"has {profiles_text(host) if host else 'none'}",
+        f"has {format_profiles(host) if host else 'none'}",
         hint="create vGPUs: a MIG instance or an accelerator partition goes to a VM by a vGPU only",
     )
 

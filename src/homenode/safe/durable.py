@@ -59,7 +59,7 @@ def replace_file(
             undo.callback(_remove, part, place)
             try_lock(lock)
             if mode is None:
-                mode = _no_more_than_replaced(path.name, place, descriptor)
+                mode = _limit_permissions(path.name, place, descriptor)
             write_and_close(descriptor, content, mode, synced=synced)
             if unnamed is None or not _name(lock, path.name, part, place):
                 os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
@@ -278,7 +278,7 @@ def _check_replaceable(path: Path, place: int) -> None:
         raise OSError(errno.EINVAL, "a device or a pipe, not a regular file", str(path))
 
 
-def _no_more_than_replaced(name: str, place: int, descriptor: int) -> int | None:
+def _limit_permissions(name: str, place: int, descriptor: int) -> int | None:
     """Return permissions limited to those of the replaced file; None without one."""
     try:
         status = os.stat(name, dir_fd=place, follow_symlinks=False)

@@ -297,7 +297,7 @@ def _read_whole(descriptor: int, max_bytes: int, name: str) -> bytes:
 
 def _check_size(content: bytes, max_bytes: int, name: str) -> None:
     if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"more than {_size_text(max_bytes)}", name)
+        raise OSError(errno.EFBIG, f"more than {_format_size(max_bytes)}", name)
 
 
 def _read_up_to(descriptor: int, max_bytes: int, name: str) -> bytes:
@@ -315,7 +315,7 @@ def _read_up_to(descriptor: int, max_bytes: int, name: str) -> bytes:
     return bytes(content)
 
 
-def _size_text(count: int) -> str:
+def _format_size(count: int) -> str:
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit and count % unit == 0:
             return f"{count // unit} {name}"

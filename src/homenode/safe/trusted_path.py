@@ -30,7 +30,7 @@ def find_other_writer(paths: Iterable[Path], *, user: int = 0, sticky: bool = Fa
 
     The path is checked from / downwards, so that checked parts cannot be replaced.
     """
-    trusted = _trusted_users(user)
+    trusted = _list_trusted_users(user)
     for path in paths:
         try:
             for part in path_components(path):
@@ -42,7 +42,7 @@ def find_other_writer(paths: Iterable[Path], *, user: int = 0, sticky: bool = Fa
     return None
 
 
-def _trusted_users(user: int) -> frozenset[int]:
+def _list_trusted_users(user: int) -> frozenset[int]:
     """Return root, the user and the owner of /, who can replace everything (user namespaces)."""
     return frozenset((0, user, os.lstat("/").st_uid))
 

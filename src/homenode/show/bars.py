@@ -104,10 +104,10 @@ def format_equal_digits(values: Sequence[float]) -> list[str]:
     return [f"{value:,.{decimals}f}" for value in values]
 
 
-def size_text(size_bytes: float) -> str:
+def format_size(size_bytes: float) -> str:
     """Format a message size or working set for an axis.
 
-    >>> size_text(8), size_text(32768), size_text(2**30), size_text(1.5 * 2**20)
+    >>> format_size(8), format_size(32768), format_size(2**30), format_size(1.5 * 2**20)
     ('8 B', '32 KiB', '1 GiB', '1.5 MiB')
     """
     value, unit = float(size_bytes), "B"
@@ -146,7 +146,7 @@ class BarGroup(Struct, frozen=True):
     bars: tuple[Bar, ...]
 
 
-def bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = False) -> str:
+def build_bar_chart(title: str, unit: str, groups: Sequence[BarGroup], *, log: bool = False) -> str:
     """Return the SVG of these groups, in their order, on one axis from zero. log: a logarithmic
     axis, for values far apart; only the ends of its bars compare."""
     canvas = SvgCanvas.start_chart(title)
@@ -244,7 +244,7 @@ class ForestRow(Struct, frozen=True):
     outcome: str  # "better", "worse" or "neutral" (no relevant effect, or cannot tell)
 
 
-def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:
+def build_forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None) -> str:
     """Return the SVG of these effects: left of the middle is worse, right of it better. end: the
     axis end, to share it between charts (`axis_end`); None = fit these rows."""
     canvas = SvgCanvas.start_chart(title)
@@ -259,7 +259,7 @@ def forest_chart(title: str, rows: Sequence[ForestRow], end: float | None = None
     for ratio in (1 / end, 1.0, end):
         x = scale.place(ratio)
         anchor = {1.0: "middle", end: "end"}.get(ratio, "start")
-        canvas.draw_text(x, bottom + 13, _ratio_text(ratio), 10, "dim", anchor=anchor)
+        canvas.draw_text(x, bottom + 13, _format_ratio(ratio), 10, "dim", anchor=anchor)
     for number, row in enumerate(rows):
         _draw_effect(canvas, row, top + number * height, scale, is_tall=is_tall)
     return canvas.serialize(bottom + 18)
@@ -299,7 +299,7 @@ def axis_end(rows: Sequence[ForestRow]) -> float:
     return next((end for end in _ROUND if end >= reach), _ROUND[-1])
 
 
-def _ratio_text(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     if ratio < 1:
         return f"{(ratio - 1) * 100:.0f} %"
     return "equal" if ratio == 1.0 else f"{ratio:.2g} x"

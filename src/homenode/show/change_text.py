@@ -32,7 +32,9 @@ def line_counts(before: bytes, after: bytes) -> tuple[int, int]:
     return (new - old).total(), (old - new).total()
 
 
-def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = frozenset()) -> Doc:
+def build_change_doc(
+    name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = frozenset()
+) -> Doc:
     """Describe each section in a line: lines added and removed, elements. gpus: of the host."""
     old, new = (open_domain(xml, name) for xml in (before, after))
     added, removed = _count_changes(_list_lines(old), _list_lines(new), size=1)
@@ -45,7 +47,7 @@ def change_doc(name: str, before: bytes, after: bytes, gpus: frozenset[Bdf] = fr
         counts = written if any(s == section for s, _ in written) else gone
         parts = [(label, count) for (s, label), count in counts.items() if s == section]
         parts.sort(key=lambda part: part[1] == 1 or part[0] == _PER_NODE)
-        text = ", ".join(_part_text(*part) for part in parts)
+        text = ", ".join(_format_part(*part) for part in parts)
         text += " removed" if counts is gone and text else ""
         plus, minus = added[(section,)], removed[(section,)]
         line = f"  {section:<12}{f'+{plus}' if plus else '':>5}{f'-{minus}' if minus else '':>4}"
@@ -104,7 +106,7 @@ def _label(section: str, element: Element, is_gpu: bool) -> str:
     return _TAINTS if element.tag == "qemu:commandline" else element.tag
 
 
-def _part_text(label: str, count: int) -> str:
+def _format_part(label: str, count: int) -> str:
     if label in _COUNTED:
         return plural(count, label)
     return label if count == 1 or label == _PER_NODE else f"{count} {label}"

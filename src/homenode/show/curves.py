@@ -12,9 +12,9 @@ from homenode.show.bars import (
     chart_scale,
     format_equal_digits,
     format_short,
+    format_size,
     log_steps,
     pad_range,
-    size_text,
 )
 from homenode.show.svg_canvas import CHART_WIDTH as WIDTH
 from homenode.show.svg_canvas import HEAT, SvgCanvas, text_width
@@ -41,7 +41,7 @@ class SizeRange(Struct, frozen=True):
     high_bytes: float
 
 
-def curve_chart(
+def build_curve_chart(
     title: str, unit: str, curves: Sequence[Curve], levels: Sequence[SizeRange] = ()
 ) -> str:
     """Return the SVG of these curves. Values and sizes are above 0."""
@@ -58,9 +58,9 @@ def curve_chart(
     for step in _value_steps(low / divisor, high / divisor):
         y = up.place(step * divisor)
         canvas.draw_line((_LEFT, y), (WIDTH - 6, y), classes="grid")
-        canvas.draw_text(_LEFT - 5, y + 3.5, _step_text(step), 10, "dim", anchor="end")
+        canvas.draw_text(_LEFT - 5, y + 3.5, _format_step(step), 10, "dim", anchor="end")
     sizes = list(log_steps(across.low, across.high, base=2.0, count=8)) or [across.low]
-    _draw_marks(canvas, across, [(size, size_text(size)) for size in sizes])
+    _draw_marks(canvas, across, [(size, format_size(size)) for size in sizes])
     for curve in curves:
         _draw(canvas, curve, across, up, divisor, name)
     y = _TOP + _PLOT_HEIGHT + 34
@@ -81,7 +81,7 @@ def _draw(
         canvas.draw_line(*places, classes=f"curve l{curve.series} dash{curve.series}")
     if len(places) <= _MAX_DOTS:
         for (x, y), (size, value) in zip(places, curve.points, strict=True):
-            tooltip = f"{curve.label}, {size_text(size)}: {format_short(value / divisor)} {unit}"
+            tooltip = f"{curve.label}, {format_size(size)}: {format_short(value / divisor)} {unit}"
             canvas.draw_dot(x, y, 2.4, f"s{curve.series}", title=tooltip)
 
 
@@ -96,7 +96,7 @@ def _value_steps(low: float, high: float) -> tuple[float, ...]:
     return visible or ((low * high) ** 0.5,)
 
 
-def _step_text(step: float) -> str:
+def _format_step(step: float) -> str:
     return format_short(step) if step < 1e6 else f"{step:.2g}"
 
 

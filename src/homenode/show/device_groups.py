@@ -140,7 +140,7 @@ def gpu_numbers(host: Host) -> dict[Bdf, int]:
     return {gpu.bdf: number for number, gpu in enumerate(gpus)}
 
 
-def short_addresses(host: Host) -> bool:
+def has_short_addresses(host: Host) -> bool:
     """Return whether all functions are in domain 0, so that addresses can omit it."""
     return all(device.bdf.domain == 0 for device in host.pci_devices)
 
@@ -229,15 +229,15 @@ _VENDORS = {
 }
 
 
-def address_text(address: PciAddress, short: bool) -> str:
+def format_address(address: PciAddress, short: bool) -> str:
     """Format a PCI address, without its domain if `short`."""
     return str(address).partition(":")[2] if short else str(address)
 
 
-def link_text(link: PciLink | None) -> str | None:
+def format_link(link: PciLink | None) -> str | None:
     """Format a link, as "8 of 32 GT/s x16" if below its capability; None if unknown.
 
-    >>> link_text(PciLink(32.0, 16, 32.0, 16)), link_text(PciLink(2.5, 8, 32.0, 16))
+    >>> format_link(PciLink(32.0, 16, 32.0, 16)), format_link(PciLink(2.5, 8, 32.0, 16))
     ('32 GT/s x16', '2.5 of 32 GT/s, x8 of x16')
     """
     if link is None:
@@ -275,7 +275,7 @@ def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
     if device.physical_function is not None:
         name += " VF"
     numbers = [f.bdf.function for f in card.functions if f.kind is device.kind]
-    address = address_text(device.bdf, short)
+    address = format_address(device.bdf, short)
     if len(numbers) > 1:
         address = address.rpartition(".")[0] + "." + number_list(numbers)
     return f"{name} {address}"
@@ -289,10 +289,10 @@ def card_extras(card: DeviceCard) -> tuple[str, ...]:
         for f in card.functions[1:]
         if f.kind is not device.kind
     ]
-    return (*((f"with {', '.join(extras)}",) if extras else ()), *division_texts(card))
+    return (*((f"with {', '.join(extras)}",) if extras else ()), *format_divisions(card))
 
 
-def division_texts(card: DeviceCard) -> tuple[str, ...]:
+def format_divisions(card: DeviceCard) -> tuple[str, ...]:
     """Return the parts of a card, and its virtual functions."""
     device = card.device
     vfs_texts = []
@@ -300,10 +300,10 @@ def division_texts(card: DeviceCard) -> tuple[str, ...]:
         active = device.sriov_num_vfs or card.virtual_functions
         total = device.sriov_total_vfs
         vfs_texts.append(f"{active} of {total} VFs" if total else plural(active, "VF"))
-    return (*vfs_texts, *_parts_text(device))
+    return (*vfs_texts, *_format_parts(device))
 
 
-def _parts_text(device: PciDevice) -> Iterator[str]:
+def _format_parts(device: PciDevice) -> Iterator[str]:
     """Yield a divided GPU's parts by profile, "MIG 2x 1g.10gb", and modes without parts."""
     words = {PartKind.MIG: "MIG", PartKind.PARTITION: "partitions"}
     counts = Counter((part.kind, part.profile) for part in device.parts)
@@ -337,7 +337,7 @@ def _current_of_maximum(
 LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "NVLink-C2C"}
 
 
-def link_lines(host: Host) -> tuple[str, ...]:
+def format_links(host: Host) -> tuple[str, ...]:
     """Describe each kind of link and count with the devices that it joins, without omissions. A
     fully linked set of devices is one line."""
     naming = _DeviceNames(host)
@@ -352,17 +352,17 @@ def link_lines(host: Host) -> tuple[str, ...]:
         remaining = set(pairs)
         for members in _find_components(pairs):
             inside = {pair for pair in remaining if pair <= members}
-            names = naming.members_text(members)
+            names = naming.format_members(members)
             if len(members) > 2 and len(inside) == len(members) * (len(members) - 1) // 2:
                 lines.append(f"{LINK_NAMES[kind]}: {names}, every pair{per_pair}")
                 continue
             for ends, mates in _group_by_peers(inside):
                 lines.append(
-                    f"{LINK_NAMES[kind]}: {naming.members_text(ends)} to "
-                    f"{naming.members_text(mates)}{per_pair}"
+                    f"{LINK_NAMES[kind]}: {naming.format_members(ends)} to "
+                    f"{naming.format_members(mates)}{per_pair}"
                 )
     to_cpus = [
-        f"{naming.members_text(frozenset([link.a]))} to the CPU of node {link.b_node}"
+        f"{naming.format_members(frozenset([link.a]))} to the CPU of node {link.b_node}"
         for link in host.links
         if link.b_node is not None
     ]
@@ -394,9 +394,9 @@ class _DeviceNames:
     def __init__(self, host: Host) -> None:
         self.gpus = gpu_numbers(host)
         self.kinds = {device.bdf: device.kind for device in host.pci_devices}
-        self.short = short_addresses(host)
+        self.short = has_short_addresses(host)
 
-    def members_text(self, members: frozenset[Bdf]) -> str:
+    def format_members(self, members: frozenset[Bdf]) -> str:
         gpus = [self.gpus[bdf] for bdf in members if bdf in self.gpus]
         parts = [f"GPU{'s ' if len(gpus) > 1 else ''}{number_list(gpus)}"] if gpus else []
         by_kind: dict[DeviceKind, list[Bdf]] = {}
@@ -404,7 +404,7 @@ class _DeviceNames:
             by_kind.setdefault(self.kinds.get(bdf, DeviceKind.OTHER), []).append(bdf)
         for kind, bdfs in by_kind.items():
             parts.append(
-                f"{KIND_NAMES[kind]} {', '.join(address_text(b, self.short) for b in bdfs)}"
+                f"{KIND_NAMES[kind]} {', '.join(format_address(b, self.short) for b in bdfs)}"
             )
         return " and ".join(parts)
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.doc import Commands, Doc, Part, Section, Table, Text
-from homenode.findings import Rejection, gap_lines
+from homenode.findings import Rejection, format_gaps
 from homenode.machine.topology import Host
-from homenode.show.plan_text import finding_lines, plan_text
-from homenode.text import cpus_text, nodes_text, number_list, plural, subjects_text
+from homenode.show.plan_text import finding_lines, format_plan
+from homenode.text import format_cpus, format_nodes, format_subjects, number_list, plural
 from homenode.units import KIB, MIB, format_bytes, format_limit
 from homenode.vm.layout import Pinning
 from homenode.vm.model import GuestCache
@@ -26,7 +26,7 @@ def explain(
 ) -> Doc:
     """Return the answer with all reasons; without a host (manual mode) those of the plan alone.
     reasons, step: as in plan_text. full: False = the answer alone."""
-    answer = plan_text(plan, host, reasons, step)
+    answer = format_plan(plan, host, reasons, step)
     if not full:
         return answer
     return Doc(answer.title, (*answer.parts, *explain_sections(plan, host)))
@@ -37,7 +37,7 @@ def explain_sections(plan: Plan, host: Host | None) -> tuple[Section, ...]:
     sections = (
         _format_placement(plan, host),
         _format_choice(plan, host),
-        _make_section("Rejected", rejection_lines(plan.rejections)),
+        _make_section("Rejected", format_rejections(plan.rejections)),
         _format_topology(plan),
         _format_devices(plan, host),
         _format_pages(plan, host),
@@ -47,7 +47,7 @@ def explain_sections(plan: Plan, host: Host | None) -> tuple[Section, ...]:
         _make_section(
             "Findings", [f"{f.severity}: {finding_lines((f,))[0]}" for f in plan.findings]
         ),
-        _make_section("Unknown", gap_lines(plan.gaps)),
+        _make_section("Unknown", format_gaps(plan.gaps)),
     )
     return tuple(part for part in sections if part.parts)
 
@@ -61,18 +61,20 @@ def _format_placement(plan: Plan, host: Host | None) -> Section:
     if not plan.vcpu_pins:
         lines.append("The vCPUs are not pinned: the host's scheduler may run them anywhere.")
     elif host is not None:
-        rows = [row for node in dict.fromkeys(plan.nodes) for row in _node_rows(host, node, used)]
+        rows = [
+            row for node in dict.fromkeys(plan.nodes) for row in _build_node_rows(host, node, used)
+        ]
     if plan.layout.pinning is Pinning.ONE_PER_CORE and plan.vcpu_pins and host is not None:
         idle = host.whole_cores(used) - used - (plan.vm.emulator_pus or CpuSet())
         if idle:
-            lines.append(f"Siblings kept idle: each vCPU gets a whole core ({cpus_text(idle)}).")
+            lines.append(f"Siblings kept idle: each vCPU gets a whole core ({format_cpus(idle)}).")
     if plan.vm.emulator_pus is not None and (shared := plan.vm.emulator_pus & used):
-        lines.append(f"QEMU shares {cpus_text(shared)} with vCPUs and may delay them.")
+        lines.append(f"QEMU shares {format_cpus(shared)} with vCPUs and may delay them.")
     table = Table(heads=("node", "LLC", "cores used", "cores", "vCPU CPUs"), rows=tuple(rows))
     return _make_section("Where it runs", tuple(lines), table if rows else None)
 
 
-def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ...]]:
+def _build_node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ...]]:
     node = host.find_node(index)
     if node is None:
         return []
@@ -100,14 +102,14 @@ def _format_choice(plan: Plan, host: Host | None) -> Section:
     lines = []
     for place, other in zip(_PLACES, plan.runners_up, strict=False):
         devices = sorted(set(other.devices) - {device.bdf for device in plan.vm.hostdevs})
-        having = f" with {subjects_text([str(bdf) for bdf in devices])}" if devices else ""
-        decided = term_words(other.decided_by)
-        lines.append(f"{place}: {nodes_text(other.nodes)}{having}; decided by {decided}.")
+        having = f" with {format_subjects([str(bdf) for bdf in devices])}" if devices else ""
+        decided = format_term(other.decided_by)
+        lines.append(f"{place}: {format_nodes(other.nodes)}{having}; decided by {decided}.")
     rows = []
     for term in plan.cost:
         row = tuple(_format_cost(plan, nodes, cost, term.name) for nodes, cost in costs)
         if set(row) != {"0"}:
-            rows.append((term_words(term.name), *row))
+            rows.append((format_term(term.name), *row))
     if plan.optimal is None:
         lines.insert(0, "Whether this is the best placement is unknown: not all were compared.")
     elif plan.optimal and (host is None or sum(bool(node.pus) for node in host.nodes) != 1):
@@ -136,7 +138,7 @@ def _unknown_terms(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
     return names
 
 
-def rejection_lines(rejections: Sequence[Rejection]) -> tuple[str, ...]:
+def format_rejections(rejections: Sequence[Rejection]) -> tuple[str, ...]:
     """List rejections by constraint, the most frequent first: a count and examples."""
     by_constraint: dict[str, list[Rejection]] = {}
     for rejection in rejections:
@@ -145,7 +147,7 @@ def rejection_lines(rejections: Sequence[Rejection]) -> tuple[str, ...]:
     for constraint, group in sorted(by_constraint.items(), key=lambda item: -len(item[1])):
         lines.append(f"{len(group)} rejected by {constraint.replace('-', ' ')}:")
         for rejection in group[:_MAX_REJECTIONS]:
-            nodes = f"{nodes_text(rejection.nodes)}: " if rejection.nodes else ""
+            nodes = f"{format_nodes(rejection.nodes)}: " if rejection.nodes else ""
             lines.append(f"  {nodes}{rejection.detail}")
         if len(group) > _MAX_REJECTIONS:
             lines.append(f"  and {len(group) - _MAX_REJECTIONS} more (--json lists them)")
@@ -350,7 +352,7 @@ _WORDS = {
 }
 
 
-def term_words(name: str) -> str:
+def format_term(name: str) -> str:
     """Return the unit of a term; an unknown term by its own name."""
     return _WORDS.get(name) or name.replace("_", " ")
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from homenode.check.verify.guest_checks import Check
-from homenode.doc import Doc, Part, Span, Text, plain
+from homenode.doc import Doc, Part, Span, Text, format_plain
 from homenode.findings import Finding, Findings, Severity, find_texts
 from homenode.text import first_few, number_list, plural
 from homenode.units import whole_number
@@ -37,7 +37,7 @@ Group = Sequence[Finding]
 """Findings shown as one block."""
 
 
-def findings_text(
+def format_findings(
     findings: Findings,
     subject: str,
     *,
@@ -53,7 +53,7 @@ def findings_text(
     shown = [f for f in findings.findings if explain or f.severity in _BAD]
     groups = list(_equal_findings(shown).values()) if explain else group_findings(shown)
     first = Text(_answer(findings, subject, answer), "bold")
-    used = 1 + _count_lines(table) + bool(table) + _count_lines(label_lines(rows))
+    used = 1 + _count_lines(table) + bool(table) + _count_lines(format_labels(rows))
     parts: list[Part] = [first, *((Text(""), *table) if table else ())]
     start, omitted = len(parts), list[Finding]()
     for group in groups:
@@ -66,12 +66,12 @@ def findings_text(
     for severity in _BAD:
         if unshown := [f for f in omitted if f.severity is severity]:
             rows[severity] = f"{len(unshown)} more: {_format_ids(unshown)} (--explain)"
-    lines = label_lines(rows)
+    lines = format_labels(rows)
     gap = (Text(""),) if lines and len(parts) > 1 else ()
     return Doc("", (*parts, *gap, *lines))
 
 
-def label_lines(rows: Mapping[str, str]) -> tuple[Text, ...]:
+def format_labels(rows: Mapping[str, str]) -> tuple[Text, ...]:
     """Return a line for each label with its text, in the common order."""
     width = max((len(label) for label, text in rows.items() if text), default=0) + 2
     return tuple(
@@ -192,8 +192,8 @@ def _format_block(group: Group, explain: bool) -> Iterator[Text]:
         "subjects": ", ".join(names) if explain and len(names) > _NAMED else None,
         "expected": finding.expected + mark.get("expected", ""),
         "found": finding.observed + mark.get("observed", ""),
-        "cost": _shared_cost(group),
-        "fix": shared_fix(group),
+        "cost": _find_shared_cost(group),
+        "fix": find_shared_fix(group),
         "source": first_few(dict.fromkeys(f.source for f in group), 1) if explain else None,
     }
     for label, value in values.items():
@@ -203,14 +203,14 @@ def _format_block(group: Group, explain: bool) -> Iterator[Text]:
             yield Text(line, hang=_VALUE_COLUMN, command=finding.command if is_last else "")
 
 
-def _shared_cost(group: Group) -> str | None:
+def _find_shared_cost(group: Group) -> str | None:
     """Return the first finding's cost, with its subject if other costs differ."""
     cost = group[0].cost
     is_shared = len({finding.cost for finding in group}) == 1
     return cost if is_shared or cost is None else f"{cost} ({group[0].subject})"
 
 
-def shared_fix(group: Group) -> str | None:
+def find_shared_fix(group: Group) -> str | None:
     """Return the first finding's fix, also for the others if only the device differs."""
     finding, other_count = group[0], len(group) - 1
     fixes = {other.fix for other in group}
@@ -257,7 +257,7 @@ def _count_lines(parts: Iterable[Part]) -> int:
     height = 0
     for part in parts:
         if isinstance(part, Text):
-            text = plain(part.words)
+            text = format_plain(part.words)
             lines = textwrap.wrap(text[part.hang :], _COLUMNS - part.hang) if part.hang else [text]
             height += max(1, len(lines))
         else:
@@ -280,7 +280,7 @@ _GROUPS = {"siblings": "cores", "llcs": "L3"}
 """Groups of vCPUs that a CPU model may hide, by id, and their unit."""
 
 
-def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Part, ...]:
+def build_checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Part, ...]:
     """Return a row per kind of fact, without equal facts if any differs; explain: per fact. Facts
     unknown for the same reason are one row."""
     kinds: dict[tuple[str, str], list[Check]] = {}
@@ -297,7 +297,7 @@ def checks_table(checks: Sequence[Check], *, explain: bool = False) -> tuple[Par
     return tuple(table_lines(("fact", "planned", "guest"), rows))
 
 
-def counts_text(checks: Sequence[Check]) -> str:
+def format_counts(checks: Sequence[Check]) -> str:
     """Count the facts: "23 facts equal, 2 unknown, 0 different"."""
     counts = {"equal": 0, "unknown": 0, "differs": 0}
     for check in checks:

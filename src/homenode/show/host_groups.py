@@ -229,11 +229,11 @@ def nodes_without_pus(host: Host) -> dict[str, list[int]]:
     nodes_by_text: dict[str, list[int]] = {}
     for node in host.nodes:
         if not node.pus:
-            nodes_by_text.setdefault(_other_node(node), []).append(node.index)
+            nodes_by_text.setdefault(_name_node(node), []).append(node.index)
     return nodes_by_text
 
 
-def _other_node(node: NumaNode) -> str:
+def _name_node(node: NumaNode) -> str:
     text = ", ".join(memory_parts(node)[:2])
     if node.memory_kind is MemoryKind.GPU:
         text += f", memory of GPU {node.gpu}" if node.gpu is not None else ", GPU memory"
@@ -244,7 +244,7 @@ def _other_node(node: NumaNode) -> str:
     return text
 
 
-def settings_lines(settings: HostSettings) -> tuple[str, ...]:
+def format_settings(settings: HostSettings) -> tuple[str, ...]:
     """Return the known settings that placement depends on."""
     lines: list[str] = []
     for name, value in (

@@ -8,7 +8,7 @@ from itertools import permutations
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, Section, Span, Table, Text, Tree, Words
-from homenode.findings import gap_lines
+from homenode.findings import format_gaps
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import (
     DomainMark,
@@ -23,31 +23,31 @@ from homenode.show.device_groups import (
     NodeDevices,
     RootComplexGroup,
     SwitchGroup,
-    address_text,
     card_extras,
     card_title,
     device_model,
     devices_by_node,
-    division_texts,
+    format_address,
+    format_divisions,
+    format_link,
+    format_links,
     gpu_numbers,
-    link_lines,
-    link_text,
-    short_addresses,
+    has_short_addresses,
 )
 from homenode.show.host_groups import (
     KIND_WORDS,
     CoreGroup,
     NodeBlock,
     core_groups,
+    format_settings,
     host_counts,
     llc_parts,
     memory_nodes,
     memory_parts,
     nodes_without_pus,
     package_frames,
-    settings_lines,
 )
-from homenode.text import cpus_text, nodes_text, number_list, plural
+from homenode.text import format_cpus, format_nodes, number_list, plural
 from homenode.units import format_bytes
 
 ASSUMED = "assumed (described, not captured; no source prints it)"
@@ -60,25 +60,25 @@ _MAX_LINES = 4  # lines of one label
 _MAX_CPUS = 20  # characters of a CPU list in a cell
 
 
-def host_text(host: Host) -> Doc:
+def format_host(host: Host) -> Doc:
     """Return the screen of a host: the counts, a table of nodes, one of GPUs, then labels."""
     host = complete_nodes(host)
     groups = devices_by_node(host)
     assumed = plural(len(host.assumed), "assumption")
     has_pages = any(node.page_pools for node in host.nodes)
     rows = {
-        "CPU": [_cpu_line(host)],
-        "GPUs": _gpu_lines(host),
-        "parts": _part_lines(host, groups),
-        "NICs": _nic_lines(groups),
-        "NVSwitch": _switch_lines(host),
+        "CPU": [_format_cpu(host)],
+        "GPUs": _format_gpus(host),
+        "parts": _format_parts(host, groups),
+        "NICs": _format_nics(groups),
+        "NVSwitch": _format_switches(host),
         "memory": [_memory_line(host)],
-        "host": [_software_line(host)],
+        "host": [_format_software(host)],
         "nodes": _memory_nodes(host),
-        "distances": [_distance_line(host)],
-        "VMs": [_Branches(host).domain_line(domain) for domain in host.domains],
+        "distances": [_format_distance(host)],
+        "VMs": [_Branches(host).format_domain(domain) for domain in host.domains],
         "assumed": [f"described, not captured; {assumed}: --explain"] if host.assumed else [],
-        "unknown": [*gap_lines(host.gaps), "" if has_pages else "huge pages"],
+        "unknown": [*format_gaps(host.gaps), "" if has_pages else "huge pages"],
     }
     lines = {label: [text for text in texts if text] for label, texts in rows.items()}
     width = max((len(label) for label, texts in lines.items() if texts), default=0) + 2
@@ -94,7 +94,9 @@ def host_text(host: Host) -> Doc:
     while len(line) > _MAX_HEAD and ", " in line:
         line = line.rpartition(", ")[0]  # without the NICs and GPUs, which have labels and rows
     head = Text(line, "bold")
-    return Doc("", (head, _node_table(host), _gpu_table(host, groups), Text(""), *labels))
+    return Doc(
+        "", (head, _build_node_table(host), _build_gpu_table(host, groups), Text(""), *labels)
+    )
 
 
 _MAX_HEAD = 80
@@ -106,7 +108,7 @@ def _shorten(texts: Sequence[str]) -> list[str]:
     return [*texts[: _MAX_LINES - 1], f"{len(texts) - _MAX_LINES + 1} more: --explain"]
 
 
-def _node_table(host: Host) -> Table:
+def _build_node_table(host: Host) -> Table:
     """Return a row for each node with CPUs; empty columns are omitted."""
     placed = [(at, node) for at, node in enumerate(host.nodes) if node.pus]
     names = gpu_numbers(host)
@@ -133,10 +135,10 @@ def _node_table(host: Host) -> Table:
             )
         )
     heads = ("node", "cores", "CPUs", "L3", "memory", "free", "GPUs", "NICs", "distances")
-    return _filled_table(heads, rows, numeric=("cores", "memory", "free", "NICs"))
+    return _build_filled_table(heads, rows, numeric=("cores", "memory", "free", "NICs"))
 
 
-def _filled_table(
+def _build_filled_table(
     heads: Sequence[str], rows: Sequence[tuple[str, ...]], numeric: tuple[str, ...] = ()
 ) -> Table:
     """Return a table without the columns in which each cell is "-"."""
@@ -178,15 +180,15 @@ def _list_cards(groups: Iterable[NodeDevices]) -> Iterator[tuple[SwitchGroup, De
             yield from ((switch, card) for card in switch.cards)
 
 
-def _gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
+def _build_gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
     """Return a row per GPU with its switch's devices; if many, a row for equal GPUs of a node."""
-    numbers, short = gpu_numbers(host), short_addresses(host)
+    numbers, short = gpu_numbers(host), has_short_addresses(host)
     gpus_of: dict[tuple[str, ...], list[Bdf]] = {}
     for switch, card in _list_cards(groups):
         device = card.device
         if device.bdf in numbers:
             node = "unknown" if device.node is None else str(device.node)
-            cells: tuple[str, ...] = (link_text(device.link) or "unknown", node)
+            cells: tuple[str, ...] = (format_link(device.link) or "unknown", node)
             if len(numbers) <= _MAX_ROWS:
                 on_switch = () if switch.switch is None else switch.cards
                 beside = [
@@ -208,20 +210,22 @@ def _gpu_table(host: Host, groups: Sequence[NodeDevices]) -> Table:
         )
         for cells, bdfs in sorted(gpus_of.items(), key=lambda item: item[1])
     ]
-    return _filled_table(("GPU", "address", "link", "node", "switch", "NICs on it", "NVMe"), rows)
+    return _build_filled_table(
+        ("GPU", "address", "link", "node", "switch", "NICs on it", "NVMe"), rows
+    )
 
 
-def _part_lines(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
+def _format_parts(host: Host, groups: Sequence[NodeDevices]) -> list[str]:
     """Return the parts of each divided GPU."""
     numbers = gpu_numbers(host)
     return [
         f"gpu{numbers[card.device.bdf]}: {', '.join(parts)}"
         for _, card in _list_cards(groups)
-        if card.device.bdf in numbers and (parts := division_texts(card))
+        if card.device.bdf in numbers and (parts := format_divisions(card))
     ]
 
 
-def _cpu_line(host: Host) -> str:
+def _format_cpu(host: Host) -> str:
     """Describe model, kinds of cores, SMT, governor, and isolated CPUs."""
     name = re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", host.cpu.name or host.cpu.vendor or "")
     kinds = Counter(core.kind for core in host.cores if core.kind is not None)
@@ -230,29 +234,29 @@ def _cpu_line(host: Host) -> str:
     parts.append(smt.get(host.settings.smt_control or "", ""))
     if host.settings.governors:
         parts.append(f"governor {', '.join(host.settings.governors)}")
-    parts += [f"{title} {_shorten_cpus(pus)}" for title, pus in _marked_pus(host)]
+    parts += [f"{title} {_shorten_cpus(pus)}" for title, pus in _list_marked_cpus(host)]
     return "; ".join(filter(None, (" ".join(name.split()), ", ".join(filter(None, parts)))))
 
 
-def _gpu_lines(host: Host) -> list[str]:
+def _format_gpus(host: Host) -> list[str]:
     """Count the GPUs of each model, with the links between them."""
     gpus = [device for device in host.pci_devices if device.bdf in gpu_numbers(host)]
     models = Counter(device_model(device) or "of unknown model" for device in gpus)
     first = ", ".join(f"{count} {model}" for model, count in models.items())
     between_all = f": GPUs 0-{len(gpus) - 1}, every pair"
-    links = [line.replace(between_all, " between all pairs") for line in link_lines(host)]
+    links = [line.replace(between_all, " between all pairs") for line in format_links(host)]
     if len(links) == 1 and first:
         return [f"{first}; {links[0]}"]
     return [first, *links]
 
 
-def _nic_lines(groups: Sequence[NodeDevices]) -> list[str]:
+def _format_nics(groups: Sequence[NodeDevices]) -> list[str]:
     """Count the NICs of each model and link; a card with several ports counts its functions."""
     counts: dict[tuple[str, str, bool], int] = {}
     for card in (card for _, card in _list_cards(groups) if card.device.kind is DeviceKind.NIC):
         ports = [f for f in card.functions if f.kind is DeviceKind.NIC]
         model = device_model(card.device) or "of unknown model"
-        key = (model, link_text(card.device.link) or "link unknown", len(ports) > 1)
+        key = (model, format_link(card.device.link) or "link unknown", len(ports) > 1)
         counts[key] = counts.get(key, 0) + len(ports)
     texts = [
         f"{plural(count, 'function') + ' of' if is_split else count} {model} ({link})"
@@ -261,12 +265,12 @@ def _nic_lines(groups: Sequence[NodeDevices]) -> list[str]:
     return [", ".join(texts)] if len(texts) < 4 else texts
 
 
-def _switch_lines(host: Host) -> list[str]:
+def _format_switches(host: Host) -> list[str]:
     """List the NVSwitches of each node."""
     lines = []
     for node in dict.fromkeys(device.node for device in host.devices_of_kind(DeviceKind.NVSWITCH)):
         bdfs = [d.bdf for d in host.devices_of_kind(DeviceKind.NVSWITCH) if d.node == node]
-        last = f" to {address_text(bdfs[-1], short_addresses(host))}" if len(bdfs) > 1 else ""
+        last = f" to {format_address(bdfs[-1], has_short_addresses(host))}" if len(bdfs) > 1 else ""
         place = "node unknown" if node is None else f"node {node}"
         lines.append(f"{len(bdfs)}: {bdfs[0]}{last}, {place}")
     return lines
@@ -299,10 +303,10 @@ def _memory_nodes(host: Host) -> list[str]:
             kind = " of GPU memory each" if node.memory_kind is MemoryKind.GPU else ""
             text = f"{_format_size(node.memory_bytes)}{kind}" if node.memory_bytes else "no memory"
             same_size.setdefault(text, []).append(node.index)
-    return [f"{nodes_text(at)} without CPUs: {text}" for text, at in same_size.items()]
+    return [f"{format_nodes(at)} without CPUs: {text}" for text, at in same_size.items()]
 
 
-def _distance_line(host: Host) -> str:
+def _format_distance(host: Host) -> str:
     """Return the range of distances between nodes with CPUs, if too many for a row."""
     placed = [(at, node.package) for at, node in enumerate(host.nodes) if node.pus]
     if host.distances is None or len(placed) <= _MAX_NODES:
@@ -317,7 +321,7 @@ def _distance_line(host: Host) -> str:
     )
 
 
-def _software_line(host: Host) -> str:
+def _format_software(host: Host) -> str:
     settings = host.settings
     versions = (("libvirt", settings.libvirt_version), ("QEMU", settings.qemu_version))
     parts = [f"Linux {settings.kernel_release}"] if settings.kernel_release else []
@@ -341,7 +345,7 @@ class _Branches:
         self.host = host
         self.devices = devices_by_node(host, everything=True)
         self.gpus = gpu_numbers(host)
-        self.short = short_addresses(host)
+        self.short = has_short_addresses(host)
         self.memory_of = memory_nodes(host)
         self.user_of = {
             bdf: f"{'kept for' if domain.is_kept else 'in use by'} {domain.name}"
@@ -354,7 +358,7 @@ class _Branches:
         host = self.host
         if cpu := host.cpu.name or host.cpu.vendor:
             yield Tree(cpu)
-        for name, pus in _marked_pus(host):
+        for name, pus in _list_marked_cpus(host):
             yield Tree(f"{name}: CPUs {pus}")
         frames = package_frames(host, self.devices)
         for frame in frames:
@@ -362,7 +366,7 @@ class _Branches:
             yield Tree(Span(frame.name, "bold"), tuple(blocks))
         if nodes_by_text := nodes_without_pus(host):
             node_lines = (
-                (Span(nodes_text(at), "bold"), f": {text}") for text, at in nodes_by_text.items()
+                (Span(format_nodes(at), "bold"), f": {text}") for text, at in nodes_by_text.items()
             )
             yield Tree(Span("nodes without CPUs", "bold"), tuple(map(Tree, node_lines)))
         placed = {block.node.index for frame in frames for block in frame.blocks if block.node}
@@ -371,21 +375,21 @@ class _Branches:
                 place = "whose node is unknown" if group.node is None else f"of node {group.node}"
                 yield Tree(Span(f"devices {place}", "bold"), tuple(self._build_devices(group)))
         for title, lines in (
-            ("links next to PCIe", link_lines(host)),
-            ("settings", settings_lines(host.settings)),
+            ("links next to PCIe", format_links(host)),
+            ("settings", format_settings(host.settings)),
             (ASSUMED, host.assumed),
         ):
             if lines:
                 yield Tree(Span(title, "bold"), tuple(map(Tree, lines)))
         if host.domains:
-            yield Tree(Span("VMs", "bold"), tuple(map(Tree, map(self.domain_line, host.domains))))
+            yield Tree(Span("VMs", "bold"), tuple(map(Tree, map(self.format_domain, host.domains))))
 
     def _build_node(self, block: NodeBlock, name_packages: bool) -> Tree:
         cores = sum(len(group.cores) for group in block.groups)
         name = "node unknown" if block.node is None else f"node {block.node.index}"
         is_known = cores > 0 or not block.pus
         counts = f": {plural(cores, 'core') if is_known else 'cores unknown'}"
-        counts += f", {cpus_text(block.pus)}"
+        counts += f", {format_cpus(block.pus)}"
         memory = () if block.node is None else (Tree(_format_memory(block.node)),)
         groups = (Tree(_format_llc(group, name_packages)) for group in block.groups)
         devices = () if block.devices is None else self._build_devices(block.devices)
@@ -403,8 +407,8 @@ class _Branches:
             branches = tuple(Tree(self._format_device(card)) for card in switch.cards)
             # From the lowest switch up to the root complex.
             for port in (switch.switch, *switch.above) if switch.switch is not None else ():
-                link = link_text(port.link)
-                text = f"switch {address_text(port.bdf, self.short)}"
+                link = format_link(port.link)
+                text = f"switch {format_address(port.bdf, self.short)}"
                 branches = (Tree(f"{text}, {link}" if link else text, branches),)
             below += branches
         return Tree(label, tuple(below))
@@ -412,7 +416,7 @@ class _Branches:
     def _format_device(self, card: DeviceCard) -> Words:
         device = card.device
         title = card_title(card, self.gpus.get(device.bdf), self.short)
-        parts = [device_model(device), link_text(device.link), *card_extras(card)]
+        parts = [device_model(device), format_link(device.link), *card_extras(card)]
         if device.kind is DeviceKind.BRIDGE and device.bridge is not None:
             parts.insert(0, device.bridge.port_type.value)
         parts += [f"its memory is node {node}" for node in self.memory_of.get(device.bdf, ())]
@@ -428,7 +432,7 @@ class _Branches:
         used = f", {users[0]}" if users else ""
         return Span(title, look), text, Span(used, "warn")
 
-    def domain_line(self, domain: RunningDomain) -> str:
+    def format_domain(self, domain: RunningDomain) -> str:
         """Return the resources of a VM: state, vCPUs, CPUs, memory and devices."""
         state = "planned" if domain.planned else "running" if domain.running else "shut off"
         if domain.mark is not None:
@@ -437,11 +441,11 @@ class _Branches:
         floating = len(domain.vcpu_pins) - len(pinned)
         parts = [state, plural(len(domain.vcpu_pins), "vCPU")]
         if pinned:
-            parts.append(f"pinned to {cpus_text(CpuSet.union(pinned))}")
+            parts.append(f"pinned to {format_cpus(CpuSet.union(pinned))}")
         if floating:
             parts.append("not pinned" if not pinned else f"{floating} of them not pinned")
         if domain.emulator_pus is not None:
-            parts.append(f"emulator on {cpus_text(domain.emulator_pus)}")
+            parts.append(f"emulator on {format_cpus(domain.emulator_pus)}")
         parts.append(format_bytes(domain.memory_bytes))
         if domain.memory_by_node:
             nodes = ", ".join(
@@ -451,7 +455,7 @@ class _Branches:
         elif not domain.memory_bound:
             parts.append("memory not bound")
         if domain.devices:
-            addresses = ", ".join(address_text(bdf, self.short) for bdf in domain.devices)
+            addresses = ", ".join(format_address(bdf, self.short) for bdf in domain.devices)
             parts.append(f"devices {addresses}")
         return f"{domain.name}: {', '.join(parts)}"
 
@@ -459,7 +463,7 @@ class _Branches:
 _MARKS = {DomainMark.OWN: "placed by homenode", DomainMark.COPY: "copy of a placed VM"}
 
 
-def _marked_pus(host: Host) -> list[tuple[str, CpuSet]]:
+def _list_marked_cpus(host: Host) -> list[tuple[str, CpuSet]]:
     marks = (
         ("offline", host.offline_pus),
         ("not allowed here", CpuSet(pu.index for pu in host.pus if pu.online and not pu.allowed)),

@@ -5,9 +5,9 @@ import hashlib
 import logging
 from functools import cache
 
-from homenode.doc import Cell, Doc, Words, plain, spans
+from homenode.doc import Cell, Doc, Words, format_plain, spans
 from homenode.errors import HostError
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.show.svg_canvas import CHART, PICTURE, read_css
 from homenode.text import printable
 
@@ -108,7 +108,7 @@ def _escape_cell(cell: Words | Cell) -> Cell:
 
 def _name(head: Words | Cell) -> str:
     """Return the first line of a heading."""
-    return plain(head.lines[0] if isinstance(head, Cell) else head)
+    return format_plain(head.lines[0] if isinstance(head, Cell) else head)
 
 
 def _insert_style(svg: str) -> str:
@@ -135,4 +135,4 @@ def _compute_digest(text: str) -> str:
 
 @cache
 def _read_template(name: str) -> str:
-    return package_text("show", "templates", name)
+    return read_package_text("show", "templates", name)

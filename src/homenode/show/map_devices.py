@@ -13,14 +13,14 @@ from homenode.show.device_groups import (
     NodeDevices,
     RootComplexGroup,
     SwitchGroup,
-    address_text,
     card_extras,
     card_title,
     device_model,
+    format_address,
+    format_link,
     gpu_numbers,
-    link_text,
+    has_short_addresses,
     peer_links,
-    short_addresses,
 )
 from homenode.show.host_groups import memory_nodes
 from homenode.show.svg_canvas import CELL_COLOURS, SvgCanvas, wrap
@@ -50,13 +50,13 @@ class DeviceFacts(Struct, frozen=True):
         """Return kind, number and address of a device."""
         number = self.gpus.get(bdf, "")
         kind = KIND_NAMES[self.kinds.get(bdf, DeviceKind.OTHER)]
-        return f"{kind}{number} {address_text(bdf, self.short)}"
+        return f"{kind}{number} {format_address(bdf, self.short)}"
 
 
 def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
     return DeviceFacts(
         gpus=gpu_numbers(host),
-        short=short_addresses(host),
+        short=has_short_addresses(host),
         planned={} if plan is None else {device.bdf: device for device in plan.vm.hostdevs},
         used_by={
             bdf: domain.name
@@ -159,15 +159,15 @@ def _row_height(cards: Sequence[DeviceCard], facts: DeviceFacts, card_width: flo
 
 
 def _card_height(card: DeviceCard, facts: DeviceFacts, card_width: float) -> float:
-    lines = len(_card_lines(card, facts, card_width))
+    lines = len(_format_cards(card, facts, card_width))
     return _band_height(card, facts, card_width) + _LINE * lines + 9
 
 
 def _band_height(card: DeviceCard, facts: DeviceFacts, card_width: float) -> float:
-    return 6 + 13 * len(_title_lines(card, facts, card_width))
+    return 6 + 13 * len(_format_titles(card, facts, card_width))
 
 
-def _title_lines(card: DeviceCard, facts: DeviceFacts, card_width: float) -> tuple[str, ...]:
+def _format_titles(card: DeviceCard, facts: DeviceFacts, card_width: float) -> tuple[str, ...]:
     title = card_title(card, facts.gpus.get(card.device.bdf), facts.short)
     return wrap(title, _TITLE_SIZE, card_width - 12, bold=True)
 
@@ -182,23 +182,23 @@ def _complex_label(group: RootComplexGroup, width: float) -> tuple[str, ...]:
 def _switch_label(group: SwitchGroup, facts: DeviceFacts, width: float) -> tuple[str, ...]:
     if group.switch is None:
         return ()
-    text = f"switch {address_text(group.switch.bdf, facts.short)}"
+    text = f"switch {format_address(group.switch.bdf, facts.short)}"
     for above in group.above:
-        text += f" under {address_text(above.bdf, facts.short)}"
-    link = link_text(group.switch.link)
+        text += f" under {format_address(above.bdf, facts.short)}"
+    link = format_link(group.switch.link)
     return wrap(f"{text} · {link}" if link else text, _LABEL_SIZE, width)
 
 
-def _card_lines(
+def _format_cards(
     card: DeviceCard, facts: DeviceFacts, card_width: float
 ) -> tuple[tuple[str, bool], ...]:
     """Return the lines below a card's title, each with whether it is about the guest."""
     device = card.device
-    texts: list[tuple[str, bool]] = [(text, True) for text in _guest_texts(card, facts)]
+    texts: list[tuple[str, bool]] = [(text, True) for text in _format_guests(card, facts)]
     model = device_model(device)
     if model:
         texts.append((model, False))
-    link = link_text(device.link)
+    link = format_link(device.link)
     if link:
         texts.append((link, False))
     texts += [(text, False) for text in card_extras(card)]
@@ -219,7 +219,7 @@ def _card_lines(
     )
 
 
-def _guest_texts(card: DeviceCard, facts: DeviceFacts) -> list[str]:
+def _format_guests(card: DeviceCard, facts: DeviceFacts) -> list[str]:
     texts: list[str] = []
     planned = [facts.planned[f.bdf] for f in card.functions if f.bdf in facts.planned]
     for device in planned[:1]:
@@ -292,7 +292,7 @@ def _draw_card(
     band, ink = "switch", "ink"
     if device.kind is DeviceKind.GPU:
         band, ink = "tag", "on-tag"
-    canvas.draw_rect(x, y, width, height, "card", radius=4, title=_card_title_text(device))
+    canvas.draw_rect(x, y, width, height, "card", radius=4, title=_format_card_title(device))
     if planned is not None:
         if planned.cell is not None:
             colour = planned.cell % CELL_COLOURS
@@ -304,14 +304,14 @@ def _draw_card(
         canvas.draw_rect(x, y + height - 6, width, 6, "card", radius=2, fill="taken")
     band_height = _band_height(card, facts, width)
     canvas.draw_rect(x, y, width, band_height, band, radius=4)
-    for number, line in enumerate(_title_lines(card, facts, width)):
+    for number, line in enumerate(_format_titles(card, facts, width)):
         canvas.draw_text(x + 6, y + 13.5 + 13 * number, line, _TITLE_SIZE, ink, bold=True)
-    for number, (line, about_guest) in enumerate(_card_lines(card, facts, width)):
+    for number, (line, about_guest) in enumerate(_format_cards(card, facts, width)):
         baseline = y + band_height + 11 + _LINE * number
         canvas.draw_text(x + 6, baseline, line, _TEXT_SIZE, "ink", bold=about_guest)
 
 
-def _card_title_text(device: PciDevice) -> str:
+def _format_card_title(device: PciDevice) -> str:
     parts = [str(device.bdf)]
     if device.name:
         parts.append(device.name)

@@ -18,7 +18,7 @@ from homenode.show.host_groups import (
 )
 from homenode.show.map_devices import DeviceFacts, draw_devices
 from homenode.show.svg_canvas import CELL_COLOURS, MIN_TEXT_SIZE, SvgCanvas, text_width, wrap
-from homenode.text import nodes_text, number_list, plural
+from homenode.text import format_nodes, number_list, plural
 from homenode.units import format_bytes
 from homenode.vm.model import GuestCellId
 from homenode.vm.plan import Plan
@@ -451,4 +451,4 @@ def _frame_title(frame: PackageFrame) -> str:
         return frame.name
     nodes = [block.node.index for block in frame.blocks if block.node is not None]
     verb = "spans" if len(nodes) == 1 else "span"
-    return f"{frame.name}: {nodes_text(nodes)} {verb} them"
+    return f"{frame.name}: {format_nodes(nodes)} {verb} them"

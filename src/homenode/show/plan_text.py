@@ -12,15 +12,15 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.text import (
     command_line,
-    cpus_text,
     first_few,
-    nodes_text,
+    format_cpus,
+    format_nodes,
+    format_subjects,
     number_list,
     plural,
-    subjects_text,
 )
 from homenode.units import format_bytes, format_limit
-from homenode.vm.layout import GuestCells, GuestPcie, layout_text
+from homenode.vm.layout import GuestCells, GuestPcie, format_layout
 from homenode.vm.model import GuestCache
 from homenode.vm.plan import Plan, Relaxation, Unplannable
 from homenode.vm.targets.registry import has_feature
@@ -82,7 +82,7 @@ _RELAXED = {  # a relaxation: (the goal, what the VM gets, findings with the sam
 _COST_OF_SHARING = "vCPUs that share a core are 40 to 75 % slower under full load (XAPI)"
 
 
-def plan_text(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: str = "") -> Doc:
+def format_plan(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: str = "") -> Doc:
     """Return the answer. host: None = manual mode. reasons: of the layout, if homenode chose it.
     step: the next step."""
     return Doc(answer_line(plan, host), plan_parts(plan, host, reasons, step))
@@ -91,9 +91,9 @@ def plan_text(plan: Plan, host: Host | None, reasons: Sequence[str] = (), step: 
 def answer_line(plan: Plan, host: Host | None) -> str:
     """Return one line: whether the VM fits, and on which nodes."""
     head = f"{plan.vm.name} fits {plan.host_name or 'the given CPUs'}"
-    if fallback := fallback_text(plan, host):
+    if fallback := format_fallback(plan, host):
         return f"{head} {fallback}"
-    place = f"on {nodes_text(plan.nodes)}" if plan.nodes else "on any node"
+    place = f"on {format_nodes(plan.nodes)}" if plan.nodes else "on any node"
     memory = format_bytes(plan.vm.memory_bytes)
     if plan.vm.memory_device_bytes:
         memory += f" and {format_bytes(plan.vm.memory_device_bytes)} in memory devices"
@@ -101,7 +101,7 @@ def answer_line(plan: Plan, host: Host | None) -> str:
     devices, kind = _devices_to_count(plan, host)
     nodes = {node for node in devices.values() if node is not None}
     if nodes and None not in devices.values() and nodes < set(plan.nodes):
-        counted = f"{plural(len(devices), kind)} on {nodes_text(nodes)}"
+        counted = f"{plural(len(devices), kind)} on {format_nodes(nodes)}"
         return f"{head}: {', '.join(sizes)} {place}; {counted}"
     sizes += [plural(len(devices), kind)] if devices else []
     local = local_text(plan, host)
@@ -145,10 +145,10 @@ def plan_parts(
         shown = "" if label == previous and label != "warning" else label
         texts.append(Text(f"{shown:{width}}{line}", _LOOKS.get(label, ""), hang=width))
         previous = label
-    return (_cells_table(plan, host), *texts)
+    return (_build_cells_table(plan, host), *texts)
 
 
-def unread_lines(plan: Plan) -> tuple[str, ...]:
+def format_unread(plan: Plan) -> tuple[str, ...]:
     """Report VMs that were not read: the plan may use their resources."""
     return tuple(
         f"{gap.subject}: {gap.reason}; their CPUs, memory and devices may be assigned to this VM"
@@ -162,7 +162,7 @@ def finding_lines(findings: Sequence[Finding]) -> tuple[str, ...]:
     for finding in findings:
         subjects.setdefault((finding.comparison, finding.fix), []).append(finding.subject)
     return tuple(
-        f"{subjects_text(group)}: {detail}{f'; fix: {fix}' if fix else ''}"
+        f"{format_subjects(group)}: {detail}{f'; fix: {fix}' if fix else ''}"
         for (detail, fix), group in subjects.items()
     )
 
@@ -175,7 +175,7 @@ def select_findings(plan: Plan, severity: Severity) -> list[Finding]:
     return [f for f in plan.findings if f.severity is severity and f.id not in covered]
 
 
-def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
+def format_refusal(error: Unplannable, prefix: str = "") -> Doc:
     """Return why no placement fits: a line for each kind of rejection, equal nodes joined, and a
     hint."""
     quoted = error.nearest.detail if error.nearest and error.quotes_nearest else None
@@ -187,7 +187,7 @@ def refusal_text(error: Unplannable, prefix: str = "") -> Doc:
             singles.setdefault(key, []).append(rejection.nodes[0])
         elif rejection.detail != quoted:
             sets.setdefault(
-                nodes_text(rejection.nodes) if rejection.nodes else "host", rejection.detail
+                format_nodes(rejection.nodes) if rejection.nodes else "host", rejection.detail
             )
     of_constraint = {
         name: (_format_nodes(nodes), detail) for (name, detail), nodes in singles.items()
@@ -204,10 +204,10 @@ def _format_nodes(nodes: Sequence[int]) -> str:
     """Format rejected nodes: "node 0 or 1"."""
     if len(nodes) == 2:
         return f"node {nodes[0]} or {nodes[1]}"
-    return f"each of {nodes_text(nodes)}" if len(nodes) > 1 else nodes_text(nodes)
+    return f"each of {format_nodes(nodes)}" if len(nodes) > 1 else format_nodes(nodes)
 
 
-def fallback_text(plan: Plan, host: Host | None) -> str:
+def format_fallback(plan: Plan, host: Host | None) -> str:
     """Return the effect of the first relaxation, for the first line; "" without relaxations."""
     if not plan.relaxations:
         return ""
@@ -216,7 +216,7 @@ def fallback_text(plan: Plan, host: Host | None) -> str:
 
 def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
     if relaxation is Relaxation.SHARED_CORES and host is not None:
-        shared = sum(len(vcpus) for _, vcpus in _shared_cores(plan, host))
+        shared = sum(len(vcpus) for _, vcpus in _list_shared_cores(plan, host))
         return f"{shared} of {plural(plan.vm.vcpus, 'vCPU')} share a core"
     if relaxation is Relaxation.UNEQUAL_CELLS:
         return f"guest nodes of {_cell_sizes(plan)}"
@@ -227,10 +227,10 @@ def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str
     return _RELAXED[relaxation][1]
 
 
-def _relaxed_line(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
+def _format_relaxed(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
     constraint, received, _ = _RELAXED[relaxation]
     if relaxation is Relaxation.SHARED_CORES and host is not None:
-        shared = _shared_cores(plan, host)
+        shared = _list_shared_cores(plan, host)
         cpus, vcpus = shared[0]
         received = f"CPUs {cpus} are one core, used by {len(vcpus)} vCPUs"
         if len(shared) > 1:
@@ -257,7 +257,7 @@ def _cell_sizes(plan: Plan) -> str:
     return f"{', '.join(sizes[:-1])} and {sizes[-1]} vCPUs"
 
 
-def _shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]:
+def _list_shared_cores(plan: Plan, host: Host) -> list[tuple[CpuSet, list[int]]]:
     """Return (CPUs, vCPUs) of the cores on which several vCPUs are pinned."""
     vcpus_of_core: dict[CpuSet, list[int]] = {}
     for vcpu, pins in enumerate(plan.vcpu_pins):
@@ -272,7 +272,7 @@ def _node_of_devices(plan: Plan, host: Host | None, kind: DeviceKind) -> dict[in
     return {number: device.node for number, device in enumerate(devices) if device.bdf in bdfs}
 
 
-def _cells_table(plan: Plan, host: Host | None) -> Table:
+def _build_cells_table(plan: Plan, host: Host | None) -> Table:
     gpus = _node_of_devices(plan, host, DeviceKind.GPU)
     is_flat = plan.layout.cells is GuestCells.SINGLE
     rows, away = [], dict(gpus)
@@ -307,19 +307,19 @@ def _list_labels(
     """Yield (label, line), in the order of every screen."""
     for line in finding_lines(select_findings(plan, Severity.CRITICAL)):
         yield "critical", line
-    for line in reasons or (f"{layout_text(plan.layout)}, as requested",):
+    for line in reasons or (f"{format_layout(plan.layout)}, as requested",):
         yield "layout", line
     for relaxation in plan.relaxations:
-        yield "relaxed", _relaxed_line(relaxation, plan, host)
+        yield "relaxed", _format_relaxed(relaxation, plan, host)
     if order:
         yield "order", order
     if host is not None and Relaxation.HOST_CORE not in plan.relaxations and plan.vcpu_pins:
-        yield "host", _host_line(plan, host)
-    for line in reserved_lines(host, plan.vm.name):
+        yield "host", _format_host(plan, host)
+    for line in format_reserved(host, plan.vm.name):
         yield "host", f"keeps for {line}"
     if Relaxation.SHARED_CORES in plan.relaxations:
         yield "cost", _COST_OF_SHARING
-    before = [*_reservation_lines(plan)]
+    before = [*_format_reservations(plan)]
     if plan.aperture is not None:
         before.append(f"memlock {format_limit(plan.aperture.memlock_bytes)}")
     if before:
@@ -339,14 +339,14 @@ def _list_labels(
     infos = dict.fromkeys(finding.id for finding in select_findings(plan, Severity.INFO))
     if infos:
         yield "info", f"{', '.join(infos)} (--explain)"
-    for line in unread_lines(plan):
+    for line in format_unread(plan):
         yield "not read", line
-    unknown = [*_unknown_lines(plan)]
+    unknown = [*_format_unknown(plan)]
     if unknown:
         yield "unknown", f"{first_few(unknown, MAX_UNKNOWN, '; ')}"
 
 
-def _host_line(plan: Plan, host: Host) -> str:
+def _format_host(plan: Plan, host: Host) -> str:
     """Describe the cores of the VM's nodes without vCPUs, and the CPUs of QEMU's own threads."""
     nodes = [node for node in host.nodes if node.index in plan.nodes]
     is_whole = len(nodes) == sum(bool(node.pus) for node in host.nodes)
@@ -355,31 +355,33 @@ def _host_line(plan: Plan, host: Host) -> str:
     pins = [domain.vcpu_pins for domain in host.domains if domain.has_claim]
     used = CpuSet.union([*plan.vcpu_pins, *(pin for vm in pins for pin in vm if pin is not None)])
     idle = sum(core.isdisjoint(used) for core in cores)
-    nodes_phrase = "" if is_whole else f" of {nodes_text(plan.nodes)}"
+    nodes_phrase = "" if is_whole else f" of {format_nodes(plan.nodes)}"
     parts = [f"{idle} of {plural(len(cores), 'core')}{nodes_phrase} run no vCPU"]
     if plan.vm.emulator_pus is not None:
-        parts.append(f"QEMU on {cpus_text(plan.vm.emulator_pus)}")
+        parts.append(f"QEMU on {format_cpus(plan.vm.emulator_pus)}")
     parts += [
-        f"IOThread {thread} on {cpus_text(pins)}" for thread, pins in plan.vm.iothread_pins[:4]
+        f"IOThread {thread} on {format_cpus(pins)}" for thread, pins in plan.vm.iothread_pins[:4]
     ]
     return "; ".join(parts)
 
 
-def reserved_lines(host: Host | None, name: str) -> tuple[str, ...]:
+def format_reserved(host: Host | None, name: str) -> tuple[str, ...]:
     """Return the resources that other VMs hold while they are shut off."""
     lines = []
     for domain in () if host is None else host.domains:
         if domain.is_kept and domain.name != name:
             pus = CpuSet.union(domain.vcpu_pins)
-            parts = [cpus_text(pus)] if pus else []
+            parts = [format_cpus(pus)] if pus else []
             parts.append(format_bytes(domain.memory_bytes))
-            parts += [subjects_text([str(bdf) for bdf in domain.devices])] if domain.devices else []
+            parts += (
+                [format_subjects([str(bdf) for bdf in domain.devices])] if domain.devices else []
+            )
             option = command_line("--ignore-domain", domain.name)
             lines.append(f"{domain.name}: {', '.join(parts)} ({option} frees them)")
     return tuple(lines)
 
 
-def _reservation_lines(plan: Plan) -> Iterator[str]:
+def _format_reservations(plan: Plan) -> Iterator[str]:
     """Describe huge pages to reserve, nodes with equal numbers together."""
     nodes_of: dict[tuple[int, int], list[int]] = {}
     for node, page_bytes, pages, free in plan.page_reservations:
@@ -388,10 +390,10 @@ def _reservation_lines(plan: Plan) -> Iterator[str]:
     for (pages, page_bytes), nodes in nodes_of.items():
         prefix = "each of " if len(nodes) > 1 else ""
         pages_text = f"{plural(pages, 'huge page')} of {format_bytes(page_bytes)}"
-        yield f"reserve {pages_text} on {prefix}{nodes_text(nodes)}"
+        yield f"reserve {pages_text} on {prefix}{format_nodes(nodes)}"
 
 
-def _unknown_lines(plan: Plan) -> Iterator[str]:
+def _format_unknown(plan: Plan) -> Iterator[str]:
     """Yield the facts that could have changed the plan, grouped by reason."""
     if any(free is None for *_, free in plan.page_reservations):
         yield "free huge pages"
@@ -401,4 +403,4 @@ def _unknown_lines(plan: Plan) -> Iterator[str]:
         if gap not in hidden and gap.subject != NO_VMS:
             subjects.setdefault(gap.reason, []).append(gap.subject)
     for reason, group in subjects.items():
-        yield f"{subjects_text(group)} ({reason})"
+        yield f"{format_subjects(group)} ({reason})"

@@ -30,30 +30,30 @@ from homenode.decide.recommendation import (
 )
 from homenode.decide.sentences import (
     MAX_LINE,
-    boots_text,
-    first_line,
+    format_answer,
     format_basis,
+    format_boots,
     format_sentence,
     layout_named,
 )
 from homenode.decide.summary import Series, SeriesKey, choose_headline
-from homenode.decide.words import change_text, format_value, range_text
+from homenode.decide.words import format_change, format_value, range_text
 from homenode.doc import Cell, Doc, Part, Section, Table, Text
 from homenode.findings import Caveat, Gap
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.gpu_tests import TOPOLOGY_FILE
 from homenode.measure.options import BenchOutcome
-from homenode.measure.results.placement_states import named_latency_ns
+from homenode.measure.results.placement_states import parse_latency_ns
 from homenode.measure.run_directory import RunRecord
 from homenode.metrics import METRICS, find_metric
-from homenode.text import command_line, duration_text, first_few, plural
+from homenode.text import command_line, first_few, format_duration, plural
 from homenode.units import format_bytes
 from homenode.vm.layout import PRESETS
 
 _GAPS = 12
 
 
-def bench_text(outcome: BenchOutcome) -> Doc:
+def format_bench(outcome: BenchOutcome) -> Doc:
     """Return medians of the main series of each metric, then missing results with reasons."""
     parts: list[Part] = []
     if outcome.run is not None:
@@ -66,7 +66,7 @@ def bench_text(outcome: BenchOutcome) -> Doc:
     return Doc("", tuple(parts))
 
 
-def steps_text(record: RunRecord) -> Doc:
+def format_steps(record: RunRecord) -> Doc:
     """Return the tests that would run, in order, with their durations."""
     tests = {test.id: test for test in record.tests}
     steps = schedule_of(record).tasks
@@ -84,7 +84,7 @@ def steps_text(record: RunRecord) -> Doc:
     seconds = sum(tests[step.variant].seconds for step in steps)
     gaps = (Text(f"not measured: {gap}") for gap in record.omitted)
     table = Table(heads=heads, rows=rows, folds=heads[-1:])
-    return Doc(f"{plural(len(rows), 'step')}, about {duration_text(seconds)}", (table, *gaps))
+    return Doc(f"{plural(len(rows), 'step')}, about {format_duration(seconds)}", (table, *gaps))
 
 
 def _build_table(series: dict[SeriesKey, Series]) -> Table:
@@ -93,9 +93,9 @@ def _build_table(series: dict[SeriesKey, Series]) -> Table:
     for name in (*METRICS, *sorted(of_user)):
         metric = find_metric(name)
         assert metric is not None
-        for key in choose_headline(series, metric) or _other_series(series, name):
+        for key in choose_headline(series, metric) or _list_other_series(series, name):
             of_key = series[key]
-            name = ", ".join(filter(None, (metric.title, place_text(key))))
+            name = ", ".join(filter(None, (metric.title, format_place(key))))
             values = (of_key.value, of_key.low, of_key.high)
             texts = (format_value(value, key.unit) for value in values)
             rows.append((name, *texts, str(of_key.samples)))
@@ -103,15 +103,15 @@ def _build_table(series: dict[SeriesKey, Series]) -> Table:
     return Table(heads=("result", *numeric), rows=tuple(rows), numeric=numeric)
 
 
-def _other_series(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
+def _list_other_series(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
     """Return the first few series of a metric without a main series, such as pairs of CPUs."""
     return tuple(key for key in series if key.metric == id and key.size_bytes is None)[:8]
 
 
-def place_text(key: SeriesKey) -> str:
+def format_place(key: SeriesKey) -> str:
     """Return the text that distinguishes a series from others of its metric."""
     state = key.state
-    if state is not None and named_latency_ns(state) is not None:
+    if state is not None and parse_latency_ns(state) is not None:
         state = f"CPUs {state} apart"
     parts = [key.variant, state]
     parts += [None if key.device is None else str(key.device), "slowest GPU" if key.worst else None]
@@ -139,7 +139,7 @@ MAX_IN_FULL = 3
 _MAX_CAVEATS = 4
 
 
-def comparison_text(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
+def format_comparison(comparison: RecommendedComparison, *, everything: bool = False) -> Doc:
     """Return the recommendation for each machine, a table of results by layout, and the reasons.
     everything: also effects with intervals, fixes of caveats, sources, and single series."""
     systems: dict[str, list[Recommendation]] = {}
@@ -147,34 +147,36 @@ def comparison_text(comparison: RecommendedComparison, *, everything: bool = Fal
         systems.setdefault(answer.system, []).append(answer)
     if not everything and len(systems) > MAX_IN_FULL:
         lines = tuple(
-            Text(first_line(name, answers), "bold")
+            Text(format_answer(name, answers), "bold")
             for name, answers in systems.items()
             if name != ANY_MACHINE
         )
         hint = "next  name the results of one machine, or add --explain"
-        return Doc("", (*lines, *_skipped_lines(comparison), Text(hint, "dim")))
+        return Doc("", (*lines, *_format_skipped(comparison), Text(hint, "dim")))
     parts: list[Part] = []
     is_shown = False
     for name, answers in systems.items():
-        rows = _objective_rows(answers, everything)
+        rows = _build_objective_rows(answers, everything)
         is_shown = is_shown or rows is not None or _is_passed(answers, comparison)
         is_shown = is_shown or any(answer.layout is not None for answer in answers)
         table = () if rows is None else (rows,)
         reasons = _format_reasons(answers, comparison, everything)
-        parts.append(Section(first_line(name, answers), (Text(""), *table, *reasons), look="bold"))
+        parts.append(
+            Section(format_answer(name, answers), (Text(""), *table, *reasons), look="bold")
+        )
     if everything or not is_shown:
         parts += _effect_tables(comparison, everything)
         parts.append(Section("", tuple(_format_caveats(comparison.caveats))))
-    parts += power_table(comparison.power)
+    parts += build_power_table(comparison.power)
     if everything:
         about = f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians)"
         parts.append(Text(f"{about}; primary metrics are corrected for their number"))
     if everything or not systems:
-        parts += _skipped_lines(comparison)
+        parts += _format_skipped(comparison)
     return Doc("", tuple(parts))
 
 
-def _skipped_lines(comparison: Comparison) -> Iterator[Text]:
+def _format_skipped(comparison: Comparison) -> Iterator[Text]:
     for line in _skipped_texts(comparison.skipped):
         yield Text(f"not read  {line}", "warn", hang=10)
 
@@ -187,7 +189,7 @@ def _skipped_texts(skipped: Iterable[Gap]) -> Iterator[str]:
     yield from (f"{first_few(names, 1)}: {reason}" for reason, names in subjects.items())
 
 
-def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
+def _build_objective_rows(answers: Sequence[Recommendation], everything: bool) -> Table | None:
     """Return a row per objective, a column per layout; None without results of two layouts."""
     layouts = sorted(sorted(_list_labels(answers)), key=lambda name: [*PRESETS, name].index(name))
     shown = list(_shown_results(answers, everything))
@@ -204,7 +206,7 @@ def _objective_rows(answers: Sequence[Recommendation], everything: bool) -> Tabl
         if is_pair:
             first, second = (results[layout].value for layout in layouts)
             lower = METRICS[metric].lower_is_better
-            cells.append(change_text(second / first, lower_is_better=lower))
+            cells.append(format_change(second / first, lower_is_better=lower))
         else:
             cells = [cell.removesuffix(f" {unit}") for cell in cells]
         run = Cell((layout_named(answer),), "good")
@@ -323,7 +325,7 @@ def file_text(effect: Effect) -> str:
     is_peak = effect.metric == "allreduce-busbw-peak" and effect.state is None
     if effect.alternative != f"{layout}, {TOPOLOGY_FILE}" or not is_peak:
         return ""
-    change = change_text(effect.ratio, "without it")
+    change = format_change(effect.ratio, "without it")
     if effect.outcome is Outcome.CANNOT_TELL:
         return f"cannot tell in {layout} ({change})"
     interval = "" if effect.low is None else f" ({_format_interval(effect)})"
@@ -380,7 +382,7 @@ def _effect_tables(comparison: RecommendedComparison, everything: bool) -> Itera
             yield Text(f"{label} and {comparison.baseline} have no series in common")
 
 
-def power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
+def build_power_table(power: Mapping[str, Mapping[str, float]]) -> tuple[Table, ...]:
     """Return watts per GPU, and joules per GB or event, by test, a column per alternative."""
     tests = dict.fromkeys(test for drawn in power.values() for test in drawn)
 
@@ -436,7 +438,7 @@ def _format_row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:
         format_value(effect.value, effect.unit),
         f"{effect.gain:.1%} of bare"
         if comparison.bare
-        else change_text(effect.ratio, lower_is_better=effect.lower_is_better),
+        else format_change(effect.ratio, lower_is_better=effect.lower_is_better),
         _format_interval(effect),
         _format_outcome(effect),
     )
@@ -454,7 +456,7 @@ def _format_outcome(effect: Effect) -> str:
         text += ", less than matters"
     if effect.outcome is not Outcome.CANNOT_TELL and effect.level is not EvidenceLevel.MEASURED:
         is_printed = PRINTED in effect.caveats
-        counts = "one result each" if is_printed else boots_text(*sorted(effect.boots))
+        counts = "one result each" if is_printed else format_boots(*sorted(effect.boots))
         return f"{text} ({effect.level}, {counts})"
     if effect.caveats:
         return f"{text}: {', '.join(effect.caveats)}"

@@ -4,7 +4,7 @@ from functools import cache
 
 from lxml import etree
 
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.text import printable
 
 MIN_TEXT_SIZE = 8.5
@@ -272,7 +272,7 @@ def read_css(*names: str, scope: str = "") -> str:
 
 @cache
 def _read_sheet(name: str) -> str:
-    return package_text("show", "templates", f"{name}.css")
+    return read_package_text("show", "templates", f"{name}.css")
 
 
 PICTURE = "picture"

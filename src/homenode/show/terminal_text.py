@@ -25,7 +25,7 @@ from homenode.doc import (
     Text,
     Tree,
     Words,
-    plain,
+    format_plain,
     spans,
 )
 from homenode.text import printable, printable_lines
@@ -128,7 +128,7 @@ def _choose_style(look: str) -> str:
 def _render_cell(cell: str | Cell) -> Line:
     if isinstance(cell, str):
         return _render_line(cell)
-    return _render_line(cell.lines[0] if len(cell.lines) == 1 else plain(cell), cell.look)
+    return _render_line(cell.lines[0] if len(cell.lines) == 1 else format_plain(cell), cell.look)
 
 
 def _spread_cells(row: Sequence[str | Cell]) -> Iterator[str | Cell]:
@@ -181,7 +181,7 @@ class FittedTable:
 
     def __init__(self, table: Table) -> None:
         self._table = replace(table, rows=tuple(tuple(_spread_cells(row)) for row in table.rows))
-        self._heads = tuple(map(plain, table.heads))
+        self._heads = tuple(map(format_plain, table.heads))
         self._rows = tuple(tuple(map(_render_cell, row)) for row in self._table.rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -228,7 +228,7 @@ class FittedTable:
         excess = self._least_width(console, heads or self._heads) - space
         if excess <= 0 or not self._table.shortened:
             return self
-        names = [plain(row[0]) for row in self._table.rows]
+        names = [format_plain(row[0]) for row in self._table.rows]
         width = max(shortest, max(map(len, names)) - excess)
         rows = zip(names, self._table.rows, strict=True)
         short = tuple((_remove_middle(name, width), *row[1:]) for name, row in rows)
@@ -270,8 +270,8 @@ def _shorten_sets(table: Table) -> Table:
     """Return the table with long CPU sets reduced to their first three and last two parts."""
 
     def short(cell: str | Cell) -> str | Cell:
-        parts = plain(cell).split(",")
-        if len(plain(cell)) <= _LONG_SET or len(parts) <= 5:
+        parts = format_plain(cell).split(",")
+        if len(format_plain(cell)) <= _LONG_SET or len(parts) <= 5:
             return cell
         return f"{','.join(parts[:3])}, ... ,{','.join(parts[-2:])}"
 

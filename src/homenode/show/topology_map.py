@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from homenode.findings import NO_VMS, Gap
 from homenode.machine.topology import Host
-from homenode.show.device_groups import NodeDevices, devices_by_node, link_lines
+from homenode.show.device_groups import NodeDevices, devices_by_node, format_links
 from homenode.show.host_groups import (
     PackageFrame,
     host_counts,
@@ -28,7 +28,7 @@ from homenode.show.map_nodes import (
     rows_of_cores,
 )
 from homenode.show.svg_canvas import CELL_COLOURS, PICTURE, SvgCanvas, read_css, text_width, wrap
-from homenode.text import cpus_text, nodes_text, plural
+from homenode.text import format_cpus, format_nodes, plural
 from homenode.units import format_bytes
 from homenode.vm.plan import Plan
 
@@ -52,7 +52,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     description = counts
     if plan is not None:
         title += f" with VM {plan.vm.name}"
-        description = f"{plan_line(plan)}. Host: {counts}"
+        description = f"{format_plan(plan)}. Host: {counts}"
     canvas = SvgCanvas.start_document(WIDTH, title, description, read_css(PICTURE))
     width = WIDTH - 2 * _MARGIN
     y = _MARGIN
@@ -68,7 +68,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     y += 14
     if plan is not None:
         y += 4
-        for_plan = draw_lines(canvas, [plan_line(plan)], (_MARGIN, y, width), 15)
+        for_plan = draw_lines(canvas, [format_plan(plan)], (_MARGIN, y, width), 15)
         y += for_plan + 12
         y += draw_guest(canvas, scene, (_MARGIN, y, width)) + 14
     size = _cell_size(scene, frames)
@@ -105,13 +105,13 @@ def _cell_size(scene: Scene, frames: tuple[PackageFrame, ...]) -> CellSize:
 _MAX_DISTANCES = 16
 
 
-def plan_line(plan: Plan) -> str:
+def format_plan(plan: Plan) -> str:
     parts = [
         f"VM {plan.vm.name}",
         f"layout {plan.layout.name}",
         plural(plan.vm.vcpus, "vCPU"),
         format_bytes(plan.vm.memory_bytes),
-        nodes_text(plan.nodes) if plan.nodes else "no nodes chosen",
+        format_nodes(plan.nodes) if plan.nodes else "no nodes chosen",
     ]
     if plan.fallback:
         parts.append(f"placement: {plan.fallback}")
@@ -149,7 +149,7 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
         texts = [
             tuple(
                 line
-                for text in _cell_texts(scene, cell.id)
+                for text in _format_cells(scene, cell.id)
                 for line in wrap(text, 11, card_width - 20)
             )
             for cell in row
@@ -161,7 +161,7 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
             canvas.draw_rect(card_x, at_y, card_width, height, "card", radius=6)
             canvas.draw_rect(card_x, at_y, card_width, height, f"tint{colour}", radius=6)
             canvas.draw_rect(card_x, at_y, card_width, 24, f"cell{colour}", radius=6)
-            heading = f"{cell_name(plan, cell.id)} on {nodes_text(cell.host_nodes)}"
+            heading = f"{cell_name(plan, cell.id)} on {format_nodes(cell.host_nodes)}"
             if not cell.host_nodes:
                 heading = f"{cell_name(plan, cell.id)}, on no node in particular"
             canvas.draw_text(
@@ -180,13 +180,13 @@ def draw_guest(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, float
     return at_y - y
 
 
-def _cell_texts(scene: Scene, cell_id: int) -> list[str]:
+def _format_cells(scene: Scene, cell_id: int) -> list[str]:
     plan = scene.plan
     assert plan is not None
     cell = next(cell for cell in plan.cells if cell.id == cell_id)
     bound = "" if plan.memory_nodes else ", not bound"
     if plan.memory_nodes and plan.memory_mode is not None:
-        bound = f", {plan.memory_mode.value} on {nodes_text(cell.host_nodes)}"
+        bound = f", {plan.memory_mode.value} on {format_nodes(cell.host_nodes)}"
     texts = [
         f"vCPUs {cell.vcpus} ({len(cell.vcpus)})",
         f"memory {format_bytes(cell.memory_bytes)}{bound}",
@@ -206,11 +206,11 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
     if not plan.vcpu_pins:
         notes.append("The vCPUs are not pinned: they run on any CPU of the host.")
     if plan.vm.emulator_pus is not None:
-        notes.append(f"Emulator on {cpus_text(plan.vm.emulator_pus)}.")
+        notes.append(f"Emulator on {format_cpus(plan.vm.emulator_pus)}.")
     else:
         notes.append("The emulator's threads are not pinned.")
     if plan.iothread_pus:
-        pins = ", ".join(f"{i} on {cpus_text(pus)}" for i, pus in plan.vm.iothread_pins)
+        pins = ", ".join(f"{i} on {format_cpus(pus)}" for i, pus in plan.vm.iothread_pins)
         notes.append(f"IOThread {pins}.")
     elsewhere = [scene.facts.name(d.bdf) for d in plan.vm.hostdevs if d.cell is None]
     if elsewhere and len(plan.cells) > 1:
@@ -227,7 +227,7 @@ def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, f
     rect = canvas.draw_rect(x, y, width, 0, "package", radius=8)
     canvas.draw_text(x + 12, y + 20, "nodes without CPUs", 13, bold=True)
     at_y = y + 22
-    lines = [f"{nodes_text(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
+    lines = [f"{format_nodes(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
     columns = 3 if all(text_width(line, 11) < width / 3 - 24 for line in lines) else 1
     for start in range(0, len(lines), columns):
         if columns == 1:
@@ -263,7 +263,7 @@ def draw_loose_devices(
 
 def draw_links(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
     """Draw links other than PCIe, as text."""
-    lines = link_lines(host)
+    lines = format_links(host)
     if not lines:
         return 0.0
     x, y, width = place
@@ -322,13 +322,13 @@ def draw_legend(canvas: SvgCanvas, scene: Scene, place: tuple[float, float, floa
         notes.append("Numbers are CPUs; siblings of a core are framed together.")
     offline = scene.host.offline_pus
     if offline:
-        notes.append(f"Offline: {cpus_text(offline)}.")
+        notes.append(f"Offline: {format_cpus(offline)}.")
     if gaps := [gap for gap in scene.host.gaps if gap.subject != NO_VMS]:
-        notes.append(gaps_text(gaps))
+        notes.append(format_gaps(gaps))
     return at_y + 20 + draw_lines(canvas, notes, (x, at_y + 20, width), 11, "dim") - y
 
 
-def gaps_text(gaps: Sequence[Gap]) -> str:
+def format_gaps(gaps: Sequence[Gap]) -> str:
     """Count the unknown facts, and name the first."""
     remainder = f", and {len(gaps) - 1} more (homenode show lists them)" if len(gaps) > 1 else ""
     return f"Unknown: {gaps[0]}{remainder}."

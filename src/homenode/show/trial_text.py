@@ -14,7 +14,7 @@ from homenode.measure.trial.journal import (
     TrialState,
 )
 from homenode.measure.trial.prepare import Preflight
-from homenode.text import command_line, duration_text, number_list, plural, printable
+from homenode.text import command_line, format_duration, number_list, plural, printable
 
 _MAX_SHOWN = 30
 _MAX_NAMED = 8
@@ -38,11 +38,11 @@ _LOOKS = {
 }
 
 
-def progress_line(progress: Progress, noun: str = "jobs") -> str:
+def format_progress(progress: Progress, noun: str = "jobs") -> str:
     """Return one line: tasks done, the running task or the obstacle, and the time left.
 
     >>> one = TaskStatus("0", 0, TaskState.DONE)
-    >>> progress_line(Progress((one,), "stream", 130.0), "steps")
+    >>> format_progress(Progress((one,), "stream", 130.0), "steps")
     '1 of 1 steps done: stream, 2 min left'
     """
     done = progress.count(TaskState.DONE)
@@ -59,7 +59,7 @@ def progress_line(progress: Progress, noun: str = "jobs") -> str:
     if progress.now:
         line += f": {printable(progress.now)}"
     if progress.seconds_left:
-        line += f", {duration_text(progress.seconds_left)} left"
+        line += f", {format_duration(progress.seconds_left)} left"
     if progress.silent_s > 0:
         line += "; the controller does not answer"
     return line
@@ -68,7 +68,7 @@ def progress_line(progress: Progress, noun: str = "jobs") -> str:
 def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
     """Return the progress line; if several tasks run at once, after a line for each with state, job
     and reason. If many, tasks with problems come first, and finished tasks are only counted."""
-    line = Text(progress_line(progress, noun), "bold")
+    line = Text(format_progress(progress, noun), "bold")
     if progress.now:
         return Doc("", (line,))
     shown = progress.tasks
@@ -90,12 +90,12 @@ def progress_view(progress: Progress, noun: str = "jobs") -> Doc:
     return Doc("", (table, *more_lines, line))
 
 
-def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
+def format_missing(missing: Iterable[TaskStatus]) -> Iterator[str]:
     """List tasks without results by state and reason, a line for each.
 
     >>> from msgspec.structs import replace
     >>> one = TaskStatus("look-n1", 0, TaskState.PENDING, "7", "Priority")
-    >>> list(missing_lines([one, replace(one, id="look-n2", job="8")]))
+    >>> list(format_missing([one, replace(one, id="look-n2", job="8")]))
     ['2 pending: Priority: look-n1 (job 7), look-n2 (job 8)']
     """
     groups: dict[tuple[TaskState, str], list[TaskStatus]] = {}
@@ -132,7 +132,7 @@ def boot_line(boots: Progress, steps: Progress | None = None, waiting: str = "")
         words += [printable(steps.now), f"step {steps.ended_count + 1} of {steps.total}"]
     if waiting:
         return ", ".join((*words, waiting))
-    remaining = f"; {duration_text(boots.seconds_left)} left" if boots.seconds_left else ""
+    remaining = f"; {format_duration(boots.seconds_left)} left" if boots.seconds_left else ""
     return ", ".join(words) + remaining
 
 
@@ -145,7 +145,7 @@ def schedule_text(
     """Return the planned boots: place, order and duration, and the faults found before."""
     head, fitted = checked.head, checked.fitted
     subject = "the VM itself" if head.copy is None else "a copy"
-    about = "" if seconds is None else f", about {duration_text(seconds)}"
+    about = "" if seconds is None else f", about {format_duration(seconds)}"
     fits = f"{sum(not layout.against for layout in fitted)} of {plural(len(fitted), 'layout')}"
     title = f"{head.source} fits in {fits}: {plural(len(steps), 'boot')} of {subject}{about}"
     rows: list[tuple[str | Cell, ...]] = []
@@ -171,10 +171,10 @@ def schedule_text(
     if checked.begun.emulated:
         lines.append(("caveat", "emulated (type='qemu'): its results are meaningless"))
     table = Table(heads=heads, rows=tuple(rows), folds=heads[-1:])
-    return Doc(title, (table, *_label_lines(lines)))
+    return Doc(title, (table, *_format_labels(lines)))
 
 
-def status_text(
+def format_status(
     trial: StoredTrial, steps: Sequence[ScheduledTask], name: str, *, is_running: bool = False
 ) -> Doc:
     """Return the number of measured boots, the outcomes of the others, and the next step. name: the
@@ -205,17 +205,17 @@ def status_text(
         answer += ", no step to undo"
         if measured < len(steps):
             rows["next"] = command_line("homenode", "trial", "resume", name)
-    return Doc(answer, (outcomes_table(state, steps), *_label_lines(rows.items())))
+    return Doc(answer, (build_outcomes_table(state, steps), *_format_labels(rows.items())))
 
 
-def _label_lines(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
+def _format_labels(rows: Iterable[tuple[str, str]]) -> Iterator[Text]:
     """Return a line for each label, with all texts in one column."""
     rows = tuple(rows)
     width = max(len(label) for label, _ in rows) + 2
     return (Text(f"{label:<{width}}{text}", hang=width) for label, text in rows)
 
 
-def outcomes_table(state: TrialState, steps: Sequence[ScheduledTask]) -> Table:
+def build_outcomes_table(state: TrialState, steps: Sequence[ScheduledTask]) -> Table:
     """Return the outcomes of these boots: one row for boots of a layout with the same outcome."""
     groups: dict[tuple[str, str, str], list[ScheduledTask]] = {}
     for step in steps:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, NotKnownError
-from homenode.findings import NO_VMS, gap_lines, unread_vms
+from homenode.findings import NO_VMS, format_gaps, unread_vms
 from homenode.machine.tools import virsh_capabilities
 from homenode.machine.topology import Host, summarise
 from homenode.text import command_line, plural
@@ -40,7 +40,7 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
         planned = load_host(source)
         has_fingerprint = bool(planned.pci_devices) and not planned.nodes_assumed
         print_of_planned = planned.fingerprint if has_fingerprint else ""
-        _reject_other(_size_text(planned), print_of_planned, machine)
+        _reject_other(_format_counts(planned), print_of_planned, machine)
         machine = replace(machine, reserve=planned.reserve or machine.reserve)
     return machine if virsh.connect == DEFAULT else _add_domains(machine, virsh)
 
@@ -63,7 +63,7 @@ def _add_domains(host: Host, virsh: Virsh) -> Host:
 
 def reject_unread_vms(host: Host) -> None:
     """Raise NotKnownError if VMs were not read: a new definition may use their resources."""
-    for line in gap_lines(unread_vms(host.gaps)):
+    for line in format_gaps(unread_vms(host.gaps)):
         raise NotKnownError(
             f"{host.name}: cannot tell which CPUs, memory and devices are free: {line}; nothing "
             "was changed",
@@ -101,7 +101,7 @@ def _this_machine() -> Host:
     return load_host(None)
 
 
-def _size_text(host: Host) -> str:
+def _format_counts(host: Host) -> str:
     size = summarise(host)
     cpus = plural(size.pus, "CPU") if size.pus else "CPUs unknown"
     gpus = plural(size.gpus, "GPU") if size.pci_functions else "GPUs unknown"
@@ -113,13 +113,13 @@ def _reject_other(planned: str, fingerprint: str, machine: Host) -> None:
     if not fingerprint or machine.nodes_assumed or not machine.pci_devices:
         raise InputError(
             f"the plan is for {planned}, which cannot be compared with the daemon's host, "
-            f"{_size_text(machine)}, without NUMA nodes and PCI functions; nothing was changed",
+            f"{_format_counts(machine)}, without NUMA nodes and PCI functions; nothing was changed",
             hint="without --host, the plan is made for this machine",
         )
     if not machine.has_fingerprint(fingerprint):
         raise InputError(
-            f"the plan is for {planned}, not for the daemon's host, {_size_text(machine)}; nothing "
-            "was changed",
+            f"the plan is for {planned}, not for the daemon's host, {_format_counts(machine)}; "
+            "nothing was changed",
             hint="homenode plan VM --host HOST -o tuned.xml writes a file for another host",
         )
 

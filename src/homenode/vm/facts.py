@@ -10,9 +10,9 @@ from typing import Any
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.text import cpus_text, first_few, nodes_text, plural
+from homenode.text import first_few, format_cpus, format_nodes, plural
 from homenode.units import format_bytes
-from homenode.vm.model import GuestAddress, Vm, VmCell, vcpus_text
+from homenode.vm.model import GuestAddress, Vm, VmCell, format_vcpus
 
 _SHOWN = 6
 """Maximum number of shown items of a list."""
@@ -122,7 +122,7 @@ def _list_pins(vm: Vm) -> tuple[CpuSet | None, ...]:
 
 
 def _format_pus(pus: CpuSet | None) -> str:
-    return "not pinned" if not pus else f"on {cpus_text(pus)}"
+    return "not pinned" if not pus else f"on {format_cpus(pus)}"
 
 
 def _both_pins(
@@ -131,18 +131,18 @@ def _both_pins(
     pairs = enumerate(zip(planned, observed, strict=False))
     apart = [(i, want, have) for i, (want, have) in pairs if want != have]
     return (
-        f"pins of {vcpus_text(CpuSet(i for i, _, _ in apart))}",
+        f"pins of {format_vcpus(CpuSet(i for i, _, _ in apart))}",
         "vCPU " + _join(f"{i} {_format_pus(want)}" for i, want, _ in apart),
         "vCPU " + _join(f"{i} {_format_pus(have)}" for i, _, have in apart),
     )
 
 
-def _same_pins(planned: Sequence[CpuSet | None], observed: Sequence[CpuSet | None]) -> bool:
+def _are_same_pins(planned: Sequence[CpuSet | None], observed: Sequence[CpuSet | None]) -> bool:
     """Return whether the common vCPUs have the same pins; the number is another fact."""
     return all(want == have for want, have in zip(planned, observed, strict=False))
 
 
-def _same_machine(planned: str, observed: str) -> bool:
+def _is_same_machine(planned: str, observed: str) -> bool:
     """Whether machine types match: libvirt expands an alias; losing a version is a difference."""
     machines = (planned, observed)
     kinds = [next((k for k in ("q35", "virt") if k in m), "pc") for m in machines]
@@ -150,7 +150,7 @@ def _same_machine(planned: str, observed: str) -> bool:
     return planned == observed or (kinds[0] == kinds[1] and not is_versioned)
 
 
-def _same_cpu(
+def _is_same_cpu(
     planned: tuple[str | None, str | None], observed: tuple[str | None, str | None]
 ) -> bool:
     """Return whether CPUs match: libvirt adds the default model if none is given."""
@@ -172,22 +172,24 @@ def _format_shape(topology: tuple[int, int, int, int] | tuple[()]) -> str:
     return " x ".join(plural(count, noun) for noun, count in parts.items())
 
 
-def _any_nodes(nodes: CpuSet | None) -> str:
-    return nodes_text(nodes) if nodes else "any node"
+def _format_nodes(nodes: CpuSet | None) -> str:
+    return format_nodes(nodes) if nodes else "any node"
 
 
-def _binding_text(binding: tuple[str | None, CpuSet]) -> str:
+def _format_binding(binding: tuple[str | None, CpuSet]) -> str:
     if not binding[1]:
         return "not bound"
-    return f"{binding[0] or 'memory'} on {nodes_text(binding[1])}"
+    return f"{binding[0] or 'memory'} on {format_nodes(binding[1])}"
 
 
-def _same_binding(planned: tuple[str | None, CpuSet], observed: tuple[str | None, CpuSet]) -> bool:
+def _is_same_binding(
+    planned: tuple[str | None, CpuSet], observed: tuple[str | None, CpuSet]
+) -> bool:
     """Return whether bindings match; a source may give only nodes."""
     return planned[1] == observed[1] and observed[0] in (None, planned[0])
 
 
-def _same_port(
+def _is_same_port(
     planned: tuple[str, GuestAddress | None], observed: tuple[str, GuestAddress | None]
 ) -> bool:
     """Return whether ports match; without an address the hypervisor chooses one."""
@@ -225,7 +227,7 @@ FACTS: tuple[VmFact, ...] = (
             for number, device in enumerate(d for d in vm.memory_devices if d.is_host_memory)
         },
         fields=("memory_devices",),
-        show=lambda one: f"{format_bytes(one[0])} in cell {one[1]} on {_any_nodes(one[2])}",
+        show=lambda one: f"{format_bytes(one[0])} in cell {one[1]} on {_format_nodes(one[2])}",
         after=("memory-devices",),
     ),
     VmFact(
@@ -258,7 +260,7 @@ FACTS: tuple[VmFact, ...] = (
         title="machine type",
         values=lambda vm: get_value(vm.machine or "the default machine"),
         fields=("machine",),
-        agrees=_same_machine,
+        agrees=_is_same_machine,
     ),
     VmFact(
         id="firmware",
@@ -278,7 +280,7 @@ FACTS: tuple[VmFact, ...] = (
         title="CPU model",
         values=lambda vm: get_value((vm.cpu_mode, vm.cpu_model)),
         fields=("cpu_mode", "cpu_model"),
-        agrees=_same_cpu,
+        agrees=_is_same_cpu,
         show=lambda cpu: " ".join(filter(None, cpu)) or "the default model",
     ),
     VmFact(
@@ -287,7 +289,7 @@ FACTS: tuple[VmFact, ...] = (
         title="vCPUs at the start",
         values=lambda vm: get_value(vm.offline_vcpus),
         fields=("offline_vcpus",),
-        show=lambda off: f"{vcpus_text(off)} offline" if off else "every vCPU there at the start",
+        show=lambda off: f"{format_vcpus(off)} offline" if off else "every vCPU there at the start",
     ),
     VmFact(
         id="current-memory",
@@ -301,7 +303,7 @@ FACTS: tuple[VmFact, ...] = (
         id="pins",
         values=lambda vm: get_value(_list_pins(vm)),
         fields=("vcpu_pins",),
-        agrees=_same_pins,
+        agrees=_are_same_pins,
         show_both=_both_pins,
     ),
     VmFact(
@@ -335,7 +337,7 @@ FACTS: tuple[VmFact, ...] = (
         id="cell-vcpus",
         values=lambda vm: list_cell_values(vm, lambda cell: cell.vcpus),
         fields=("cells",),
-        show=lambda vcpus: vcpus_text(vcpus) if vcpus else "vCPUs none",
+        show=lambda vcpus: format_vcpus(vcpus) if vcpus else "vCPUs none",
         after=("cells",),
     ),
     VmFact(
@@ -367,8 +369,8 @@ FACTS: tuple[VmFact, ...] = (
         title="binding of memory",
         values=lambda vm: get_value(vm.binding or (None, CpuSet())),
         fields=("binding",),
-        agrees=_same_binding,
-        show=_binding_text,
+        agrees=_is_same_binding,
+        show=_format_binding,
     ),
     VmFact(
         id="cell-binding",
@@ -376,8 +378,8 @@ FACTS: tuple[VmFact, ...] = (
             vm, lambda cell: (cell.mode, cell.nodes) if cell.memory_bytes else None, "memory of "
         ),
         fields=("binding",),
-        agrees=_same_binding,
-        show=_binding_text,
+        agrees=_is_same_binding,
+        show=_format_binding,
         after=("cells",),
     ),
     VmFact(
@@ -386,7 +388,7 @@ FACTS: tuple[VmFact, ...] = (
             f"PCI controller {c.index}": (c.model, c.address) for c in vm.controllers
         },
         fields=("controllers",),
-        agrees=_same_port,
+        agrees=_is_same_port,
         show=lambda port: f"{port[0]} at {port[1]}",
     ),
     VmFact(

@@ -81,7 +81,7 @@ def function_of_uuid(host: Host | None, uuid: str) -> Bdf:
     return function_of_part[uuid]
 
 
-def named_device(host: Host | None, name: Bdf | str) -> Bdf | str:
+def resolve_device(host: Host | None, name: Bdf | str) -> Bdf | str:
     """Resolve a --device value: gpu0, the first GPU of `show`, to its address; else unchanged.
     Raises InputError for a number that the host does not have."""
     if isinstance(name, Bdf) or not name.startswith("gpu"):
@@ -106,7 +106,7 @@ def list_parts(by_bdf: Mapping[Bdf, PciDevice], function: Bdf) -> tuple[GpuPart,
     return tuple(part for part in parts if part.bdf == function and part.is_for_vms)
 
 
-def same_profile(part: GpuPart, profile: str) -> bool:
+def is_of_profile(part: GpuPart, profile: str) -> bool:
     """Return whether a part is of a profile in any of its spellings: "NVIDIA A40-12Q", "A40-12Q",
     and "NVIDIA_A40-12Q" as Kubernetes has it."""
     return part.profile is not None and _plain_profile(part.profile) == _plain_profile(profile)
@@ -123,7 +123,7 @@ def free_parts(
     """Yield the free parts at a function. taken: UUIDs of other VMs. Without a profile only virtual
     functions without a type: a vGPU never counts as a GPU."""
     for part in list_parts(by_bdf, function):
-        is_chosen = part.profile is None if profile is None else same_profile(part, profile)
+        is_chosen = part.profile is None if profile is None else is_of_profile(part, profile)
         if is_chosen and part.uuid not in taken:
             yield part
 
@@ -133,7 +133,7 @@ def is_divided(gpu: PciDevice) -> bool:
     return bool(gpu.parts or gpu.sriov_num_vfs)
 
 
-def profiles_text(host: Host) -> str:
+def format_profiles(host: Host) -> str:
     """Format the profiles of the host's parts, and whether VMs can use them."""
     parts = [part for gpu in host.devices_of_kind(DeviceKind.GPU) for part in gpu.parts]
     is_for_vms_of = {part.profile: part.is_for_vms for part in parts if part.profile is not None}

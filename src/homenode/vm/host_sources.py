@@ -126,15 +126,15 @@ def _unread_gap(source: str, message: str) -> Gap:
 
 
 def _guess(source: str) -> str:
-    from homenode.machine.description.parse import shipped_hosts
+    from homenode.machine.description.parse import list_shipped_hosts
 
-    return did_you_mean(source, shipped_hosts())
+    return did_you_mean(source, list_shipped_hosts())
 
 
 def _host_of_uri(uri: str) -> Host:
-    from homenode.vm.hypervisor.connection import checked_uri, is_local
+    from homenode.vm.hypervisor.connection import check_uri, is_local
 
-    checked_uri(uri)
+    check_uri(uri)
     if is_local(uri):
         return load_host(None)
     match = _SSH_URI.match(uri)

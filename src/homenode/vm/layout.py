@@ -132,10 +132,10 @@ def expose_siblings(layout: Layout) -> Layout:
     return add_preset_name(replace(layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED))
 
 
-def layout_text(layout: Layout) -> str:
+def format_layout(layout: Layout) -> str:
     """Return the layout's name for people; for a preset with other siblings with a note.
 
-    >>> layout_text(expose_siblings(PRESETS["pin-bound"])), layout_text(PRESETS["pin"])
+    >>> format_layout(expose_siblings(PRESETS["pin-bound"])), format_layout(PRESETS["pin"])
     ('pin-bound with siblings', 'pin')
     """
     hidden = add_preset_name(

@@ -339,7 +339,7 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         )
 
 
-def vcpus_text(vcpus: CpuSet) -> str:
+def format_vcpus(vcpus: CpuSet) -> str:
     """ "vCPU 3" or "vCPUs 0-3"."""
     return f"vCPU{'s' if len(vcpus) > 1 else ''} {vcpus}"
 

@@ -12,7 +12,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range
 from homenode.objective import Objective
-from homenode.option import Flag, Opt, key_values, size_bytes, size_text, whole_number
+from homenode.option import Flag, Opt, format_size, key_values, size_bytes, whole_number
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.vm.model import MAX_VCPUS, VmCell
 
@@ -134,7 +134,7 @@ def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
     return PartialReserve(cores, 0 if memory == "0" else size_bytes(memory, f"{option}: memory"))
 
 
-def cell_text(cell: VmCell) -> str:
+def format_cell(cell: VmCell) -> str:
     """Format a cell as an option value."""
     node = "".join(f",node={index}" for index in cell.host_nodes)
     return f"vcpus={len(cell.vcpus)},memory={cell.memory_bytes}B{node}"
@@ -236,10 +236,10 @@ class PlanOptions(Struct, frozen=True):
     objective: Annotated[Objective | None, Opt("--objective", "NAME")] = None
     vcpus: Annotated[int | None, _of_vm("--vcpus", "N")] = None
     memory_bytes: Annotated[
-        int | None, _of_vm("--memory", "SIZE", parse=size_bytes, show=size_text)
+        int | None, _of_vm("--memory", "SIZE", parse=size_bytes, show=format_size)
     ] = None
     page_bytes: Annotated[
-        int | None, _of_vm("--page-size", "SIZE", parse=size_bytes, show=size_text)
+        int | None, _of_vm("--page-size", "SIZE", parse=size_bytes, show=format_size)
     ] = None
     devices: Annotated[
         tuple[Bdf | str, ...], _of_vm("--device", "BDF|UUID|gpuN", parse=host_device)
@@ -257,7 +257,7 @@ class PlanOptions(Struct, frozen=True):
     explicit_cells: Annotated[
         tuple[VmCell, ...],
         _placing(
-            "--guest-node", "vcpus=N,memory=SIZE[,node=N]", parse=parse_guest_node, show=cell_text
+            "--guest-node", "vcpus=N,memory=SIZE[,node=N]", parse=parse_guest_node, show=format_cell
         ),
     ] = ()
     replaces: Annotated[

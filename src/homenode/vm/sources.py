@@ -106,14 +106,14 @@ def _load_named(source: str) -> Host:
         return _discover_host(_open(path))
     if exists:
         return host_of_text(_read_text(path), path.name)
-    return shipped_host(source)
+    return load_shipped_host(source)
 
 
 def is_host(source: str) -> bool:
     """Return whether a name is a source: a file, a directory or a shipped host."""
-    from homenode.machine.description.parse import shipped_hosts
+    from homenode.machine.description.parse import list_shipped_hosts
 
-    return any(_holds_files(source, Path(source))) or source in shipped_hosts()
+    return any(_holds_files(source, Path(source))) or source in list_shipped_hosts()
 
 
 def _is_archive(path: Path) -> bool:
@@ -307,12 +307,12 @@ def _list_readers() -> Iterator[tuple[Callable[[str], bool], Callable[[str, str]
     yield _is_short, _reject_short
 
 
-def shipped_host(name: str) -> Host:
+def load_shipped_host(name: str) -> Host:
     """Return a shipped host, even if the current directory has a file of its name. Raises
     InputError for an unknown name."""
-    from homenode.machine.description.parse import load_shipped, shipped_hosts
+    from homenode.machine.description.parse import list_shipped_hosts, load_shipped
 
-    names = shipped_hosts()
+    names = list_shipped_hosts()
     if name not in names:
         if not name.isprintable() or set(name) & {".", "/"} or not name:
             raise InputError(f"{name[:200]!r}: no such file", hint="homenode list hosts")

@@ -16,7 +16,7 @@ from homenode.errors import HostError, InputError
 from homenode.findings import Rejection
 from homenode.text import command_line, plural
 from homenode.vm.domain.controllers import pci_controllers
-from homenode.vm.domain.merge import added_ports, same_definition
+from homenode.vm.domain.merge import is_same_definition, list_added_ports
 from homenode.vm.domain.metadata import read_mark
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.facts import diff
@@ -74,7 +74,7 @@ class DefineStep:
             obstacles=(),
             changed=not self._is_untouched,
             edited=self._is_edited,
-            is_original_placed=records_placed(self._base, self._original),
+            is_original_placed=is_recorded(self._base, self._original),
         )
 
     def do(self, note: Note) -> ChangeEntry:
@@ -121,7 +121,7 @@ class DefineStep:
             self._now = self._read()
             if (answered or not self._is_untouched) and not self._is_edited:
                 entry = self._record_outcome(entry, self._now, note)
-        lost = () if self._is_edited else dropped_fields(self.tuned, self._now)
+        lost = () if self._is_edited else list_dropped_fields(self.tuned, self._now)
         if lost:
             dropped = self.store.save(self._now)
             self._define(self.store.save(self._original))
@@ -161,7 +161,7 @@ class DefineStep:
 
     @property
     def _is_untouched(self) -> bool:
-        return self._now is not None and same_definition(self._now, self._original)
+        return self._now is not None and is_same_definition(self._now, self._original)
 
     @property
     def _is_edited(self) -> bool:
@@ -175,7 +175,7 @@ class DefineStep:
 
     def _is_still(self, expected: bytes | None) -> bool:
         now = self._read()
-        return expected is not None and same_definition(now, expected)
+        return expected is not None and is_same_definition(now, expected)
 
     def _define(self, document: str | None) -> None:
         self.store.read_document(document)  # raises if it differs from what was saved
@@ -183,7 +183,7 @@ class DefineStep:
 
     def _record_outcome(self, entry: ChangeEntry, definition: bytes, note: Note) -> ChangeEntry:
         """Record the definition that libvirt has after its answer."""
-        is_back = same_definition(definition, self._original)
+        is_back = is_same_definition(definition, self._original)
         is_first = self._base == compute_sha256(self._original)
         state = ChangeState.REJECTED if is_back and is_first else ChangeState.DONE
         entry = with_facts(entry, found=self.store.save(definition)).with_state(state)
@@ -234,7 +234,7 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
     raise edited_error(name, last_defined(store, entry, original), original, hint)
 
 
-def records_placed(base: str, definition: bytes) -> bool:
+def is_recorded(base: str, definition: bytes) -> bool:
     """Return whether a definition is recorded as the original although homenode has placed it."""
     return base == compute_sha256(definition) and is_placed(definition)
 
@@ -256,7 +256,7 @@ def is_ours(store: DomainStore, entry: ChangeEntry, definition: bytes) -> bool:
 
 def _is_saved(store: DomainStore, name: str | None, definition: bytes) -> bool:
     """Return whether a definition is the one that was saved under that name."""
-    return name is not None and same_definition(store.read_document(name), definition)
+    return name is not None and is_same_definition(store.read_document(name), definition)
 
 
 def last_known_sha256(entry: ChangeEntry) -> str | None:
@@ -283,13 +283,13 @@ def renamed_domain_error(
 
 
 def check_current(virsh: Virsh, state: DomainState, original: bytes) -> None:
-    if not same_definition(virsh.read_definition(state.uuid), original):
+    if not is_same_definition(virsh.read_definition(state.uuid), original):
         raise InputError(
             f"{state.name} was edited in between, since the plan was made", hint="plan it again"
         )
 
 
-def dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
+def list_dropped_fields(tuned: bytes, printed: bytes) -> tuple[str, ...]:
     """Return the fields of `tuned` that libvirt dropped or changed; added addresses and defaults do
     not count. Raises ParseError or InputError."""
     planned = build_vm(open_domain(tuned, "the tuned definition"))
@@ -307,13 +307,13 @@ def is_printed(tuned: bytes, before: bytes, printed: bytes) -> bool:
     defaults and addresses into what is new in `tuned`, and prints all else as before.
     Raises ParseError or InputError.
     """
-    return not is_edited(tuned, before, printed) and not dropped_fields(tuned, printed)
+    return not is_edited(tuned, before, printed) and not list_dropped_fields(tuned, printed)
 
 
 def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
     """Return whether a definition differs from a given one in what neither libvirt nor the step
     from `before` changes. Raises ParseError or InputError."""
-    added = added_ports(open_domain(tuned, "definition"), open_domain(printed, "definition"))
+    added = list_added_ports(open_domain(tuned, "definition"), open_domain(printed, "definition"))
     old, new, stored = _parse_parts(before), _parse_parts(tuned), _parse_parts(printed, added)
     if (old & new) - stored or _count_devices(new) != _count_devices(stored):
         return True

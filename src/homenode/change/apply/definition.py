@@ -17,20 +17,20 @@ from homenode.change.apply.define_step import (
     edited_error,
     first_original,
     is_ours,
+    is_recorded,
     last_defined,
     last_known_sha256,
     passwords_lost,
-    records_placed,
     renamed_domain_error,
     with_facts,
 )
-from homenode.change.apply.store import DomainStore, recorded_connections, saved_originals
+from homenode.change.apply.store import DomainStore, list_connections, list_saved_originals
 from homenode.change.journal import TO_UNDO, ChangeEntry, ChangeState, host_locked
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Rejection
 from homenode.text import command_line, operands
 from homenode.vm.domain.document import parse_document
-from homenode.vm.domain.merge import add_libvirt_parts, same_definition, take_out
+from homenode.vm.domain.merge import add_libvirt_parts, is_same_definition, take_out
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.hypervisor.connection import DomainState, add_connection
 from homenode.vm.hypervisor.virsh import Virsh, is_lost
@@ -53,7 +53,7 @@ def preview_definition(
         defined=None,
         obstacles=against,
         changed=tuned != original,
-        is_original_placed=records_placed(base, original),
+        is_original_placed=is_recorded(base, original),
     )
 
 
@@ -130,7 +130,7 @@ class RestorePreview(Struct, frozen=True):
 
     @property
     def is_changed(self) -> bool:
-        return not same_definition(self.definition, self.original)
+        return not is_same_definition(self.definition, self.original)
 
 
 def preview_restore(
@@ -161,10 +161,10 @@ def preview_restore(
 
 def _where_else(virsh: Virsh, state: DomainState, root: Path) -> str:
     """Return the place of an original that is not found under the domain's UUID."""
-    elsewhere = recorded_connections(root, state.uuid)
+    elsewhere = list_connections(root, state.uuid)
     if elsewhere:
         return f"it was applied with --connect {elsewhere[0]}"
-    saved = saved_originals(root, virsh.connect, state.name)
+    saved = list_saved_originals(root, virsh.connect, state.name)
     if saved:
         return (
             f"homenode applied to a domain of this name with another UUID, whose original is "
@@ -241,7 +241,7 @@ def restore_definition(
         if restorable.original != store.read_document(restorable.entry.before):
             # With the addresses that libvirt gave out.
             store.journal.write(structs.replace(undone, before=store.save(now)))
-    exact = same_definition(now, restorable.original)
+    exact = is_same_definition(now, restorable.original)
     return RestoreOutcome(definition=now, exact=exact, changed=True)
 
 
@@ -267,7 +267,7 @@ def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
     try:
         return virsh.find_domain(name)
     except InputError as error:
-        saved = saved_originals(root, virsh.connect, name.strip())
+        saved = list_saved_originals(root, virsh.connect, name.strip())
         if not saved:
             raise
         raise InputError(
@@ -281,7 +281,7 @@ def has_original(virsh: Virsh, name: str, root: Path) -> bool:
     return DomainStore(root, virsh.connect, virsh.find_domain(name).uuid).definition() is not None
 
 
-def saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
+def read_saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
     """Return the definition that restore_definition would restore; None if nothing is saved."""
     store = DomainStore(root, virsh.connect, virsh.find_domain(name).uuid)
     entry = store.definition()

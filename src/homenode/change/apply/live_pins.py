@@ -19,9 +19,9 @@ from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.connection import (
     DomainState,
     LivePin,
+    format_pins,
     is_local,
     pins_of_text,
-    pins_text,
 )
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
@@ -86,7 +86,7 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
         assert moved.state.run_id is not None, "it runs, or the preview had raised"
         before, after = moved.before, moved.after
         run = {"run_id": str(moved.state.run_id), "run_mark": _run_mark(virsh, state.uuid)}
-        earlier = moved_in_run(store, moved.state.run_id, run["run_mark"])
+        earlier = find_moved_pins(store, moved.state.run_id, run["run_mark"])
         if earlier is not None:
             # The first pins are restored, also for threads that move again.
             first = {(pin.kind, pin.number): pin for pin in (*before, *earlier[0])}
@@ -96,8 +96,8 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
             what=ChangeState.BEGIN,
             kind=PIN,
             subject=state.uuid,
-            before=pins_text(before),
-            after=pins_text(after),
+            before=format_pins(before),
+            after=format_pins(after),
             facts={key: value for key, value in run.items() if value is not None},
             by_hand="; ".join(_format_commands(virsh, state.uuid, before)),
         )
@@ -107,7 +107,7 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
     return moved
 
 
-def moved_in_run(
+def find_moved_pins(
     store: DomainStore, run_id: int | None, mark: str | None
 ) -> tuple[tuple[LivePin, ...], tuple[LivePin, ...]] | None:
     """Return the pins of the threads that were moved in this run, before and after; None if none
@@ -128,7 +128,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     state = virsh.find_domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
     mark = _run_mark(virsh, state.uuid) if store.pins() is not None else None
-    pins = moved_in_run(store, state.run_id, mark)
+    pins = find_moved_pins(store, state.run_id, mark)
     if pins is None:
         return ()
     before, after = pins

@@ -106,7 +106,7 @@ class DomainStore:
             raise InputError(error.message, hint=_DAMAGED) from None
 
 
-def recorded_connections(root: Path, uuid: str) -> tuple[str, ...]:
+def list_connections(root: Path, uuid: str) -> tuple[str, ...]:
     """Return the connections that have a record of a domain's definition."""
     return tuple(
         journal.stored_head().connect
@@ -115,7 +115,7 @@ def recorded_connections(root: Path, uuid: str) -> tuple[str, ...]:
     )
 
 
-def saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
+def list_saved_originals(root: Path, connect: str, domain: str) -> tuple[Path, ...]:
     """Return the originals of domains of that name or UUID, even if libvirt no longer has them."""
     paths = []
     for journal in journals_of_domains(root, f"*@{_name_daemon(connect)}"):

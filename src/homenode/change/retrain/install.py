@@ -16,12 +16,12 @@ from homenode.findings import Finding, finding
 from homenode.machine.link_path import LinkRate, device_paths, format_rate
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.vm.domain.hostdevs import read_hostdevs
 from homenode.vm.domain.read import open_domain
 
 UNIT_NAME = "homenode-retrain.service"
-_UNIT = package_text("change", "retrain", "unit.txt")
+_UNIT = read_package_text("change", "retrain", "unit.txt")
 """The unit runs before libvirtd, not before its sockets: these start before basic.target and the
 unit after it, and systemd would break that cycle by dropping sockets.target. The kernel requires
 SYS_ADMIN to read more than 64 bytes of a device's configuration space, and SYS_PTRACE with
@@ -99,7 +99,7 @@ def slot_links(host: Host, gpus: tuple[Bdf, ...]) -> dict[Bdf, LinkRate]:
     }
 
 
-def dropped_links(
+def find_dropped_links(
     host: Host, gpus: tuple[Bdf, ...], domain: str, before: Mapping[Bdf, LinkRate]
 ) -> Iterator[Finding]:
     """Yield a critical finding for each GPU whose link is slower than at the start of the VM.

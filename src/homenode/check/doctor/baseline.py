@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.devices import judged_devices
+from homenode.check.doctor.devices import list_judged_devices
 from homenode.check.doctor.links import IDLE_SPEED
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.link_path import Link, LinkRate, device_paths
@@ -139,7 +139,7 @@ def _format_iommu(host: Host) -> str | None:
 
 def _make_device_reader(read: Callable[[PciDevice], Any]) -> Read:
     def values(host: Host) -> dict[Bdf, Any]:
-        value_of = {device.bdf: read(device) for device in judged_devices(host)}
+        value_of = {device.bdf: read(device) for device in list_judged_devices(host)}
         return {bdf: value for bdf, value in value_of.items() if value is not None}
 
     return values

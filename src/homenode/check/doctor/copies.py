@@ -26,7 +26,7 @@ _MANY = 1000
 thousands a day."""
 
 
-def error_findings(host: Host) -> Iterator[Finding]:
+def check_errors(host: Host) -> Iterator[Finding]:
     """Find lost data, and more retries than resets explain."""
     seen: dict[object, PciDevice] = {}
     for path in device_paths(host):
@@ -49,7 +49,7 @@ def _judge_function(device: PciDevice) -> Iterator[Finding]:
             "pcie-errors-uncorrected",
             str(device.bdf),
             expected="no uncorrected errors",
-            observed=_counts_text(lost),
+            observed=_format_counts(lost),
             severity=Severity.INFO if harmless else None,
             source=f"{directory}/aer_dev_nonfatal, aer_dev_fatal",
             devices=(device.bdf,),
@@ -63,14 +63,14 @@ def _judge_function(device: PciDevice) -> Iterator[Finding]:
             "pcie-errors-corrected",
             str(device.bdf),
             expected=f"fewer than {_MANY} retries since boot",
-            observed=_counts_text(counts),
+            observed=_format_counts(counts),
             source=f"{directory}/aer_dev_correctable; replay_counter of nvidia-smi -q",
             devices=(device.bdf,),
             count=max(retries, replays),
         )
 
 
-def _counts_text(counts: tuple[tuple[str, int], ...]) -> str:
+def _format_counts(counts: tuple[tuple[str, int], ...]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts)
 
 

@@ -61,10 +61,10 @@ _ACCELERATORS = frozenset({0x0302, 0x1200})
 """Classes of GPUs that have no display: whose BAR is small is never meant to be."""
 
 
-def device_findings(host: Host) -> Iterator[Finding]:
+def check_devices(host: Host) -> Iterator[Finding]:
     """Find faults of single devices, then devices that differ from their peers."""
     alone = [
-        *(finding for device in judged_devices(host) for finding in _check_bars(device, host)),
+        *(finding for device in list_judged_devices(host) for finding in _check_bars(device, host)),
         *_check_boards(host),
         *_few_links(host),
     ]
@@ -73,7 +73,7 @@ def device_findings(host: Host) -> Iterator[Finding]:
     yield from _odd_nodes(host)
 
 
-def judged_devices(host: Host) -> list[PciDevice]:
+def list_judged_devices(host: Host) -> list[PciDevice]:
     return [d for d in host.pci_devices if d.kind in JUDGED and d.physical_function is None]
 
 
@@ -247,7 +247,7 @@ def _group_peers(host: Host) -> list[list[Peer]]:
     paths = {path.device.bdf: path.expected for path in device_paths(host)}
     links = peer_links(host)
     groups: dict[object, list[Peer]] = {}
-    for device in judged_devices(host):
+    for device in list_judged_devices(host):
         if (model := model_key(device)) is not None:
             peer = Peer(device, paths.get(device.bdf), links.get(device.bdf))
             groups.setdefault((model, board_ids(device)), []).append(peer)
@@ -310,7 +310,7 @@ def _odd_nodes(host: Host) -> Iterator[Finding]:
             )
 
 
-def matrix_findings(matrix: TopoMatrix, source: str) -> Iterator[Finding]:
+def check_matrix(matrix: TopoMatrix, source: str) -> Iterator[Finding]:
     """Find GPUs on nodes whose CPUs the caller of nvidia-smi may not use."""
     far = [gpu for _, gpu in _list_gpus(matrix) if gpu.nodes and not gpu.cpus]
     if far:

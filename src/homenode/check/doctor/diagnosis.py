@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field, structs
 
 from homenode.bdf import Bdf
-from homenode.check.doctor.copies import copy_findings, error_findings
-from homenode.check.doctor.devices import device_findings, has_peers
-from homenode.check.doctor.host_settings import layout_findings, settings_findings
+from homenode.check.doctor.copies import check_errors, copy_findings
+from homenode.check.doctor.devices import check_devices, has_peers
+from homenode.check.doctor.host_settings import check_layout, check_settings
 from homenode.check.doctor.links import (
+    check_links,
+    check_silent_devices,
+    check_unknown_links,
     cut_listing_findings,
-    link_findings,
-    silent_device_findings,
-    unknown_link_findings,
 )
-from homenode.check.doctor.peer_paths import peer_findings
+from homenode.check.doctor.peer_paths import check_peers
 from homenode.findings import Finding, Findings, Severity, sort_findings
 from homenode.machine.link_path import describe_paths
 from homenode.machine.pci import DeviceKind
@@ -41,11 +41,11 @@ class MeasuredRates(Struct, frozen=True, kw_only=True):
 
 
 CHECKS = (
-    unknown_link_findings,
+    check_unknown_links,
     cut_listing_findings,
-    silent_device_findings,
-    error_findings,
-    device_findings,
+    check_silent_devices,
+    check_errors,
+    check_devices,
 )
 """Checks of a host that depend neither on its VMs nor on options of the user."""
 
@@ -62,27 +62,27 @@ def diagnose(
     ParseError or InputError if the document cannot be read."""
     rates = rates or MeasuredRates()
     findings = [
-        *link_findings(host, rates.is_loaded, rates.known_widths, rates.reached),
+        *check_links(host, rates.is_loaded, rates.known_widths, rates.reached),
         *copy_findings(host, rates.h2d, rates.h2d_all, rates.known_widths),
         *(finding for check in CHECKS for finding in check(host)),
-        *layout_findings(host, with_advice=document is None and vm is None),
+        *check_layout(host, with_advice=document is None and vm is None),
     ]
-    checked = [*filter(None, (", ".join(judged_areas(host)),)), *describe_paths(host)]
+    checked = [*filter(None, (", ".join(list_judged_areas(host)),)), *describe_paths(host)]
     if document is None and vm is None:
-        findings += [*peer_findings(host), *settings_findings(host, None)]
+        findings += [*check_peers(host), *check_settings(host, None)]
         return Findings(checked=tuple(checked), findings=sort_findings(findings))
     # Imported only here, because a check of a host alone does not need it.
-    from homenode.check.domain.diagnosis import domain_checked, domain_findings, locate
+    from homenode.check.domain.diagnosis import check_domain, domain_checked, locate
     from homenode.check.domain.memory import is_bound_by_numad
     from homenode.vm.domain.read import build_vm
     from homenode.vm.targets.target import findings_for
 
     facts = build_vm(document) if document is not None else vm
     assert facts is not None
-    of_vm = domain_findings(facts, document, host)
-    of_vm += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
+    of_vm = check_domain(facts, document, host)
+    of_vm += check_settings(host, facts, memory_is_bound=is_bound_by_numad(document))
     findings += of_vm if document is not None else findings_for(target, _weigh(of_vm, facts, host))
-    findings += peer_findings(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
+    findings += check_peers(host, frozenset(hostdev.bdf for hostdev in facts.hostdevs))
     checked[1:1] = domain_checked(facts, host)
     answer = findings if document is None else locate(findings, document)
     return Findings(checked=tuple(checked), findings=sort_findings(answer))
@@ -101,7 +101,7 @@ def _weigh(findings: Sequence[Finding], facts: "Vm", host: Host) -> list[Finding
     ]
 
 
-def judged_areas(host: Host) -> tuple[str, ...]:
+def list_judged_areas(host: Host) -> tuple[str, ...]:
     """Return the areas that the host's source shows sufficiently; () = none."""
     devices = host.pci_devices
     is_known = {

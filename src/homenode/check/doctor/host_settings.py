@@ -8,7 +8,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
-from homenode.text import cpus_text, number_list
+from homenode.text import format_cpus, number_list
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm
 
@@ -16,7 +16,7 @@ _MANY_LLCS = 4
 _FIRMWARE = "the host's ACPI tables (SRAT, SLIT)"
 
 
-def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding]:
+def check_layout(host: Host, *, with_advice: bool = True) -> Iterator[Finding]:
     """Yield the nodes that span packages or many LLCs, CPUs without memory, GPUs without a node.
     with_advice: also choices of the operator that are not faults, such as NPS1."""
     core_counts = Counter(core.id.package for core in host.cores)
@@ -47,7 +47,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
     if offline and host.settings.smt_control == "on":
         yield finding(
             "cpus-offline",
-            cpus_text(offline),
+            format_cpus(offline),
             expected="every CPU online: SMT is on",
             observed="offline",
             values={"pus": offline},
@@ -153,7 +153,7 @@ _LARGE_GUEST_BYTES = 16 * GIB
 _SYSFS = "/sys and /proc of the host"
 
 
-def settings_findings(
+def check_settings(
     host: Host, facts: Vm | None, *, memory_is_bound: bool = False
 ) -> Iterator[Finding]:
     """Check governor and idle states of any host; page migration and merging for a VM that they
@@ -206,7 +206,7 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
         yield finding(
             "governor-powersave",
-            f"cpufreq of {cpus_text(slow)}" if slow else "cpufreq",
+            f"cpufreq of {format_cpus(slow)}" if slow else "cpufreq",
             expected="a governor that follows the load",
             observed=f"powersave with driver {', '.join(drivers)}: the lowest clock always",
             source="Documentation/admin-guide/pm/cpufreq.rst",
@@ -214,7 +214,7 @@ def _check_governor(host: Host, facts: Vm | None) -> Iterator[Finding]:
     elif mixed:
         yield finding(
             "governor-mixed",
-            f"cpufreq of {cpus_text(ours or mixed)}",
+            f"cpufreq of {format_cpus(ours or mixed)}",
             expected="one governor for all vCPUs" if ours else "performance, as most CPUs",
             observed=f"{', '.join(governors)}; CPUs {mixed} differ",
             values={"pus": ours or mixed},
@@ -231,7 +231,7 @@ def _find_capped(host: Host, facts: Vm | None) -> Iterator[Finding]:
         if pus and policy.hardware_khz is not None and policy.limit_khz < policy.hardware_khz:
             yield finding(
                 "frequency-capped",
-                f"cpufreq of {cpus_text(pus)}",
+                f"cpufreq of {format_cpus(pus)}",
                 expected=f"{_format_megahertz(policy.hardware_khz)} at most, as the hardware can",
                 observed=_format_megahertz(policy.limit_khz),
                 values={"share": f"{(1 - policy.limit_khz / policy.hardware_khz) * 100:.0f}"},
@@ -252,7 +252,7 @@ def _check_idle_states(host: Host, facts: Vm) -> Iterator[Finding]:
     deep = CpuSet(pu for _, pus in slow for pu in pus)
     yield finding(
         "idle-deep",
-        f"cpuidle of {cpus_text(deep)}",
+        f"cpuidle of {format_cpus(deep)}",
         expected=f"idle states that end within {_SLOW_WAKE_US} µs",
         observed=f"up to {slow[-1][0]} µs",
         values={"pus": deep},

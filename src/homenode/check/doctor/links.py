@@ -29,7 +29,7 @@ from homenode.units import whole_number
 IDLE_SPEED = 2.5
 
 
-def link_findings(
+def check_links(
     host: Host,
     is_loaded: bool = False,
     known_widths: Mapping[Bdf, int] | None = None,
@@ -58,10 +58,10 @@ def link_findings(
     for bdf, affected in behind.items():
         yield _make_finding(link_of[bdf], affected, paths, busy, host)
     yield from _low_targets(paths, frozenset(behind), host)
-    yield from _idle_alone(host)
+    yield from _check_idle(host)
 
 
-def _idle_alone(host: Host) -> Iterator[Finding]:
+def _check_idle(host: Host) -> Iterator[Finding]:
     """Find GPUs at an idle card's speed whose port the source does not show."""
     for gpu in filter(_is_alone, host.devices_of_kind(DeviceKind.GPU)):
         capable, current = capable_rate(gpu.link), find_current_rate(gpu.link)
@@ -109,7 +109,7 @@ def _make_finding(
     idle = _idle_reason(link, affected, current, busy) if is_slow else None
     capped = _find_limiting_port(link, current, capable)
     sharers = () if is_slow else lane_sharers(link, host)
-    observed = f"{current.format_with_rate()}{_current_text(link, current)}"
+    observed = f"{current.format_with_rate()}{_format_current(link, current)}"
     severity: Severity | None = None
     case = _training_case(link, capable) if is_slow else None
     if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
@@ -142,7 +142,7 @@ def _make_finding(
     return finding(
         kind,
         subject,
-        expected=f"{capable.format_with_rate()}: {_capability_text(link)}{slot}",
+        expected=f"{capable.format_with_rate()}: {_format_capability(link)}{slot}",
         observed=observed,
         severity=severity,
         case=case,
@@ -223,7 +223,7 @@ def _end_name(device: PciDevice) -> str:
     return JUDGED.get(device.kind, "port")
 
 
-def _capability_text(link: Link) -> str:
+def _format_capability(link: Link) -> str:
     """ "the port has 16 GT/s, the GPU 32 GT/s": capability of both ends; lanes if they differ."""
     ends = [
         (_end_name(end), end.link)
@@ -239,7 +239,7 @@ def _capability_text(link: Link) -> str:
     return ", ".join(texts)
 
 
-def _current_text(link: Link, current: LinkRate) -> str:
+def _format_current(link: Link, current: LinkRate) -> str:
     """Return the end that reported the current rate, and the other end's rate if it differs."""
     rates = [(_end_name(end), find_current_rate(end.link)) for end in (link.upper, link.lower)]
     equal = [f"at the {name}" for name, rate in rates if rate == current]
@@ -346,7 +346,7 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
             )
 
 
-def silent_device_findings(host: Host) -> Iterator[Finding]:
+def check_silent_devices(host: Host) -> Iterator[Finding]:
     """Find devices that the kernel still lists but that no longer respond."""
     for device in _silent_devices(host):
         yield finding(
@@ -370,7 +370,7 @@ def _silent_devices(host: Host) -> Iterator[PciDevice]:
             yield device
 
 
-def unknown_link_findings(host: Host) -> Iterator[Finding]:
+def check_unknown_links(host: Host) -> Iterator[Finding]:
     """Yield one finding for all GPUs whose link or port has unknown values. Integrated GPUs and
     virtual functions have no link of their own."""
     by_bdf = host.device_at
@@ -419,5 +419,5 @@ def _is_known(link: Link) -> bool:
 
 def link_health(host: Host) -> tuple[Finding, ...]:
     """Return critical findings on the host's links, which make its results unreliable."""
-    findings = (*link_findings(host), *silent_device_findings(host))
+    findings = (*check_links(host), *check_silent_devices(host))
     return tuple(finding for finding in findings if finding.severity is Severity.CRITICAL)

@@ -21,7 +21,7 @@ from homenode.machine.peer_route import (
     RouteCause,
     RouteLeg,
     RouteWay,
-    expected_bytes_per_s,
+    expect_bytes_per_s,
     is_passed,
     peer_routes,
 )
@@ -99,7 +99,7 @@ def _is_own(route: PeerRoute) -> bool:
     return route.target.driver in _OWN_DRIVERS and not is_passed(route.requester)
 
 
-def peer_findings(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
+def check_peers(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
     """Find routes that leave their switch, and GPUs behind a translating IOMMU."""
     faults_of: dict[
         tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]
@@ -130,7 +130,7 @@ def _make_finding(
     )
     certain = is_rdma and (is_passed(route.requester) or route.target.bdf in passed)
     harms = certain or not fault.is_vm
-    rate = expected_bytes_per_s(host, route)
+    rate = expect_bytes_per_s(host, route)
     observed = f"{fault.meaning}; port {first_few(map(str, ports), _MAX_NAMED)}"
     if rate is not None and fault.case != "blocked":
         observed += f"; about {format_rate(rate)} of {format_rate(rate / THROUGH_ROOT)}"

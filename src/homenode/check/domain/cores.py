@@ -16,14 +16,14 @@ from homenode.findings import Finding, Severity, Subject, finding
 from homenode.machine.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.machine.topology import Host
 from homenode.plan.shape.caches import (
+    find_shared_llcs,
     guest_cpu,
     guest_l3_groups,
     llc_threads,
-    shared_llcs,
-    stated_cache,
-    stated_topology,
+    read_cache,
+    read_topology,
 )
-from homenode.text import cpus_text, first_few, plural
+from homenode.text import first_few, format_cpus, plural
 from homenode.vm.domain.document import Document
 from homenode.vm.model import GuestCache, Vm
 
@@ -36,7 +36,7 @@ _ENLIGHTENMENTS = ("relaxed", "vapic", "spinlocks", "vpindex", "synic", "stimer"
 """Enlightenments without which each interrupt, timer and TLB flush exits to the host."""
 
 
-def topology_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
+def check_topology(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
     """Yield the sockets against cells, threads without siblings, caches and AMD's topoext."""
     topology = facts.cpu_topology
     if topology is None:
@@ -103,7 +103,7 @@ def _check_threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
         )
 
 
-def windows_findings(facts: Vm, document: Document) -> Iterator[Finding]:
+def check_windows(facts: Vm, document: Document) -> Iterator[Finding]:
     """Find Windows guests without Hyper-V enlightenments; for small guests only timers. Source:
     libvirt's formatdomain.html, hyperv; QEMU's docs/system/i386/hyperv.rst."""
     systems = (
@@ -149,10 +149,10 @@ def _check_topoext(facts: Vm, host: Host) -> Iterator[Finding]:
 
 def _check_cache(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find vCPUs that share an L3 in the guest but are on several LLCs."""
-    shared = shared_llcs(host, facts.vcpu_pins)
+    shared = find_shared_llcs(host, facts.vcpu_pins)
     if facts.architecture != "x86_64" or not facts.is_pinned or shared is None:
         return
-    cache, shape = stated_cache(facts), stated_topology(facts, facts.vcpus)
+    cache, shape = read_cache(facts), read_topology(facts, facts.vcpus)
     guest_l3 = guest_l3_groups(cache, shape, guest_cpu(host, facts), llc_threads(host, shared))
     lying = [group for group in guest_l3 or () if not any(group <= llc for llc in shared.groups)]
     if not lying:
@@ -170,7 +170,7 @@ _SWITCHED_OFF = frozenset({"off", "forceoff"})
 _CONTROL = "/sys/devices/system/cpu/smt/control"
 
 
-def thread_findings(facts: Vm, host: Host) -> Iterator[Finding]:
+def check_threads(facts: Vm, host: Host) -> Iterator[Finding]:
     """Yield a guest with siblings where SMT is off, and QEMU's own threads on vCPUs' siblings."""
     yield from _find_smt_off(facts, host)
     yield from _emulator_on_siblings(facts, host)
@@ -194,7 +194,7 @@ def _find_smt_off(facts: Vm, host: Host) -> Iterator[Finding]:
         else ""
     )
     request = (
-        f"threads='{threads}' in <topology>" if threads > 1 else f"pins on {cpus_text(asleep)}"
+        f"threads='{threads}' in <topology>" if threads > 1 else f"pins on {format_cpus(asleep)}"
     )
     yield finding(
         "smt-off",
@@ -232,7 +232,7 @@ def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
 _ISOLATED = "/sys/devices/system/cpu/isolated and nohz_full; /proc/cmdline"
 
 
-def isolation_findings(facts: Vm, host: Host) -> Iterator[Finding]:
+def check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     """Ticks and RCU callbacks on isolated CPUs of vCPUs, and siblings that were not isolated."""
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
     ours = facts.pinned_pus & isolated
@@ -270,7 +270,7 @@ def _check_ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
         text += f", and CPUs {callbacks} not in rcu_nocbs="
     yield finding(
         "isolated-with-tick",
-        f"vCPUs on isolated {cpus_text(ours)}",
+        f"vCPUs on isolated {format_cpus(ours)}",
         expected="isolated CPUs without the scheduler's tick and RCU callbacks",
         observed=text,
         values={"pus": ours},
@@ -290,7 +290,7 @@ def _check_siblings(
     if open_siblings:
         yield finding(
             "sibling-not-isolated",
-            f"vCPUs on isolated {cpus_text(ours)}",
+            f"vCPUs on isolated {format_cpus(ours)}",
             expected="cores of which all siblings are isolated",
             observed=f"siblings {open_siblings}, on which the host runs other threads",
             source=_ISOLATED,
@@ -304,7 +304,7 @@ _SPREAD_RATIO = 0.75
 _INTERRUPTS = "/sys/bus/pci/devices/*/msi_irqs; /proc/irq/*/effective_affinity_list"
 
 
-def interrupt_findings(facts: Vm, host: Host) -> Iterator[Finding]:
+def check_interrupts(facts: Vm, host: Host) -> Iterator[Finding]:
     """Find host interrupts on vCPUs' CPUs, and interrupts of the VM's devices on other packages."""
     if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
         return  # vCPUs that float over sets move out of the way
@@ -345,9 +345,9 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
         pus = CpuSet(pu for _, interrupt in disturbing_interrupts for pu in interrupt.pus)
         yield finding(
             "irq-on-isolated",
-            cpus_text(pus),
+            format_cpus(pus),
             expected="isolated CPUs that handle no interrupts of the host's devices",
-            observed=_interrupts_text(disturbing_interrupts),
+            observed=_format_interrupts(disturbing_interrupts),
             values={"pus": free},
             source=_INTERRUPTS,
         )
@@ -355,15 +355,15 @@ def _host_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
         pus = CpuSet(pu for _, interrupt in on_vcpus for pu in interrupt.pus)
         yield finding(
             "irqbalance-on-vcpus",
-            cpus_text(pus),
+            format_cpus(pus),
             expected="interrupts of the host's devices next to the vCPUs",
-            observed=f"irqbalance runs, and {_interrupts_text(on_vcpus)}",
+            observed=f"irqbalance runs, and {_format_interrupts(on_vcpus)}",
             values={"pus": ours},
             source=_INTERRUPTS,
         )
 
 
-def _interrupts_text(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
+def _format_interrupts(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
     texts = (
         f"IRQ {interrupt.number} of {device.bdf} ({device.driver}) on CPU {interrupt.pus}"
         for device, interrupt in interrupts
@@ -390,7 +390,7 @@ def _vm_interrupts(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
                 "irq-far",
                 device.bdf,
                 expected=f"interrupts handled in the vCPUs' package (CPUs {near_pus})",
-                observed=f"IRQs {numbers} on {cpus_text(pus)}",
+                observed=f"IRQs {numbers} on {format_cpus(pus)}",
                 values={"device": device.bdf, "pus": near_pus - ours or near_pus},
                 source=_INTERRUPTS,
             )

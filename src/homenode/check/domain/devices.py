@@ -15,7 +15,7 @@ from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Severity, finding
 from homenode.machine.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.machine.topology import Host
-from homenode.plan.devices.brought import switched_gpus
+from homenode.plan.devices.brought import list_nvswitch_gpus
 from homenode.plan.shape.aperture import (
     DEFAULT_ADDRESS_BITS,
     DEFAULT_WINDOW_BYTES,
@@ -64,7 +64,7 @@ def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Fi
         )
 
 
-def passed_devices(facts: Vm, host: Host) -> list[PciDevice]:
+def list_passed_devices(facts: Vm, host: Host) -> list[PciDevice]:
     """Return the host's functions that the VM has, in the host's order."""
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
     return [device for device in host.pci_devices if device.bdf in passed]
@@ -197,9 +197,9 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
         yield finding("device-on-other-cell", hostdev.bdf, expected, observed)
 
 
-def passthrough_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
+def check_passthrough(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
     """Check the IOMMU, companions in a group, and requirements of boards and Grace GPUs."""
-    devices = passed_devices(facts, host)
+    devices = list_passed_devices(facts, host)
     if not devices:
         return
     passed = {hostdev.bdf for hostdev in facts.hostdevs}
@@ -250,7 +250,7 @@ def _check_nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Findi
         if domain.name != facts.name and (domain.running or domain.planned)
         for bdf in domain.devices
     }
-    for board in switched_gpus(host):
+    for board in list_nvswitch_gpus(host):
         missing = board.left_out(passed)
         if missing and taken.isdisjoint(board.switches):
             yield finding(
@@ -346,9 +346,9 @@ def describe_limits(needs: DeviceLimits, devices: int) -> str:
     )
 
 
-def limit_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
+def check_limits(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
     """Find exceeded limits: DMA mappings, address bits, the window for BARs."""
-    devices = passed_devices(facts, host)
+    devices = list_passed_devices(facts, host)
     if not devices:
         return
     needs = find_limits(facts, devices)
@@ -361,10 +361,10 @@ def limit_findings(facts: Vm, document: Document | None, host: Host) -> Iterator
             observed=f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
             values={"entries": 1 << (needs.dma_entries - 1).bit_length()},
         )
-    yield from address_findings(facts, needs)
+    yield from check_addresses(facts, needs)
 
 
-def address_findings(facts: Vm, needs: DeviceLimits) -> Iterator[Finding]:
+def check_addresses(facts: Vm, needs: DeviceLimits) -> Iterator[Finding]:
     """Check the address space for BARs. SeaBIOS 1.16.2 places them beyond the guest's bits."""
     if facts.architecture != "x86_64" or needs.window_bytes <= DEFAULT_WINDOW_BYTES:
         return

@@ -6,33 +6,33 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.check.domain.cores import (
-    interrupt_findings,
-    isolation_findings,
-    thread_findings,
-    topology_findings,
-    windows_findings,
+    check_interrupts,
+    check_isolation,
+    check_threads,
+    check_topology,
+    check_windows,
 )
 from homenode.check.domain.devices import (
+    check_limits,
+    check_passthrough,
     describe_limits,
     devices_alone,
     devices_on_host,
     find_limits,
-    limit_findings,
-    passed_devices,
-    passthrough_findings,
+    list_passed_devices,
 )
-from homenode.check.domain.memory import memory_alone, memory_findings, memory_on_host
+from homenode.check.domain.memory import check_memory, memory_alone, memory_on_host
 from homenode.check.domain.pins import (
+    check_pins,
     find_nodes,
     has_floating_vcpus,
     is_flat_by_evidence,
-    pin_findings,
     pins_alone,
     pins_on_host,
 )
 from homenode.findings import Finding, Severity, add_source
 from homenode.machine.topology import Host
-from homenode.text import cpus_text, nodes_text, plural
+from homenode.text import format_cpus, format_nodes, plural
 from homenode.units import whole_number
 from homenode.vm.domain.crosscheck import check_references
 from homenode.vm.domain.document import Document
@@ -40,22 +40,22 @@ from homenode.vm.domain.hostdevs import hostdev_elements
 from homenode.vm.model import Vm
 
 
-def domain_findings(facts: Vm, document: Document | None, host: Host) -> list[Finding]:
+def check_domain(facts: Vm, document: Document | None, host: Host) -> list[Finding]:
     """The findings on one VM on its host. document: None if another file describes the VM."""
     findings = []
     if document is not None:
-        findings += [*check_references(document), *windows_findings(facts, document)]
+        findings += [*check_references(document), *check_windows(facts, document)]
     findings += [*pins_alone(facts), *memory_alone(facts)]
-    findings += [*devices_alone(facts), *limit_findings(facts, document, host)]
-    findings += topology_findings(facts, document, host)
+    findings += [*devices_alone(facts), *check_limits(facts, document, host)]
+    findings += check_topology(facts, document, host)
     if host.pus:
-        findings += [*pins_on_host(facts, host), *pin_findings(facts, host)]
-        findings += [*thread_findings(facts, host), *isolation_findings(facts, host)]
-        findings += interrupt_findings(facts, host)
+        findings += [*pins_on_host(facts, host), *check_pins(facts, host)]
+        findings += [*check_threads(facts, host), *check_isolation(facts, host)]
+        findings += check_interrupts(facts, host)
     if host.nodes:
-        findings += [*memory_on_host(facts, host), *memory_findings(facts, document, host)]
+        findings += [*memory_on_host(facts, host), *check_memory(facts, document, host)]
     findings += devices_on_host(facts, host)
-    findings += passthrough_findings(facts, document, host)
+    findings += check_passthrough(facts, document, host)
     return [
         _weigh(finding, facts, host)
         for finding in add_source(findings, facts.source)
@@ -98,12 +98,14 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
     ]
     pus = facts.pinned_pus
     if has_floating_vcpus(facts) and host.pus:
-        lines[0] += f"; its vCPUs float over {cpus_text(pus)}, {nodes_text(find_nodes(pus, host))}"
-    devices = passed_devices(facts, host)
+        lines[0] += (
+            f"; its vCPUs float over {format_cpus(pus)}, {format_nodes(find_nodes(pus, host))}"
+        )
+    devices = list_passed_devices(facts, host)
     if devices:
         lines.append(describe_limits(find_limits(facts, devices), len(devices)))
     if is_flat_by_evidence(facts, host):
-        nodes = nodes_text(find_nodes(facts.pinned_pus, host))
+        nodes = format_nodes(find_nodes(facts.pinned_pus, host))
         objective = "" if facts.record is None else facts.record.objective
         lines.append(f"flat over {nodes}, as the table of layouts has it for {objective}")
     return lines

@@ -14,7 +14,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host, MemoryKind, NumaNode
 from homenode.plan.memory import qemu_bytes
 from homenode.plan.request import default_huge_page_bytes
-from homenode.text import nodes_text, plural
+from homenode.text import format_nodes, plural
 from homenode.units import GIB, format_bytes
 from homenode.vm.domain.document import Document
 from homenode.vm.layout import MemoryBinding
@@ -298,7 +298,7 @@ def is_bound_by_numad(document: Document | None) -> bool:
     return memory is not None and memory.get("placement") == "auto"
 
 
-def memory_findings(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
+def check_memory(facts: Vm, document: Document | None, host: Host) -> Iterator[Finding]:
     """Memory that is not bound, bound elsewhere, or bound in two ways; devices that are far."""
     if len(host.nodes) < 2:
         return
@@ -327,7 +327,7 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
         yield finding(
             "memory-unbound",
             "<numatune>",
-            expected=f"memory bound to {nodes_text(vcpu_nodes)}, where the vCPUs are",
+            expected=f"memory bound to {format_nodes(vcpu_nodes)}, where the vCPUs are",
             observed="no binding",
             severity=Severity.INFO if as_planned else None,
         )
@@ -337,17 +337,17 @@ def _unbound_next_to_vcpus(facts: Vm, host: Host) -> Iterator[Finding]:
         bare = vcpu_nodes - bound - CpuSet(n.index for n in host.nodes if n.memory_bytes == 0)
         if vcpu_nodes and nodes_without_vcpus:
             observed = (
-                f"on {nodes_text(nodes_without_vcpus)} only"
+                f"on {format_nodes(nodes_without_vcpus)} only"
                 if nodes_without_vcpus == bound
-                else f"{nodes_text(nodes_without_vcpus)} as well"
+                else f"{format_nodes(nodes_without_vcpus)} as well"
             )
         else:
-            observed = f"none on {nodes_text(bare)}" if bare else ""
+            observed = f"none on {format_nodes(bare)}" if bare else ""
         if observed:
             yield finding(
                 "memory-elsewhere",
                 "<numatune>",
-                expected=f"memory on {nodes_text(vcpu_nodes)}, where the vCPUs are",
+                expected=f"memory on {format_nodes(vcpu_nodes)}, where the vCPUs are",
                 observed=observed,
                 case=None if facts.source == facts.name else "file",
                 values={"vm": facts.source},
@@ -403,7 +403,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
                 "device-far",
                 device.bdf,
                 expected=f"vCPUs and memory on the device's node {device.node}",
-                observed=f"all of them on {nodes_text(vm_nodes)}",
+                observed=f"all of them on {format_nodes(vm_nodes)}",
                 severity=None if divides else Severity.INFO,
                 case=None if divides else "uneven cores",
                 values={"packages": len(homes)},

@@ -8,13 +8,13 @@ from math import ceil
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity, Subject, finding
 from homenode.machine.topology import DEFAULT_HOST_RESERVE, CoreKind, Host, RunningDomain
-from homenode.text import cpus_text, nodes_text, number_list, plural
-from homenode.vm.model import Vm, vcpus_text
+from homenode.text import format_cpus, format_nodes, number_list, plural
+from homenode.vm.model import Vm, format_vcpus
 
 
 def vcpus_subject(vcpus: CpuSet) -> Subject:
     """Return vCPUs as a subject, at the pin of the first."""
-    return Subject(vcpus_text(vcpus), "vcpupin", min(vcpus))
+    return Subject(format_vcpus(vcpus), "vcpupin", min(vcpus))
 
 
 def pins_alone(facts: Vm) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     yield from _check_cores(facts, host)
     yield from _cells_at_home(facts, host)
     yield from _helpers_at_home(facts, host)
-    yield from _other_vms(facts, host)
+    yield from _check_other_vms(facts, host)
 
 
 def _check_pin_counts(facts: Vm, host: Host) -> Iterator[Finding]:
@@ -142,7 +142,9 @@ def _check_cores(facts: Vm, host: Host) -> Iterator[Finding]:
             yield finding(
                 "core-shared",
                 Subject(
-                    f"{vcpus_text(CpuSet(core_vcpus))} on CPUs {core.pus}", "vcpupin", core_vcpus[0]
+                    f"{format_vcpus(CpuSet(core_vcpus))} on CPUs {core.pus}",
+                    "vcpupin",
+                    core_vcpus[0],
                 ),
                 expected="a core for each: the guest is shown no siblings",
                 observed="siblings of one core",
@@ -167,9 +169,9 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
             pins = CpuSet(pu for i in far for pu in facts.vcpu_pins[i] or ())
             yield finding(
                 "pin-off-node",
-                Subject(f"cell {cell.id}, {vcpus_text(CpuSet(far))}", "vcpupin", far[0]),
+                Subject(f"cell {cell.id}, {format_vcpus(CpuSet(far))}", "vcpupin", far[0]),
                 expected=f"CPUs of node {cell.nodes} ({near_pus}), where the cell's memory is",
-                observed=cpus_text(pins),
+                observed=format_cpus(pins),
             )
 
 
@@ -199,13 +201,13 @@ def _helpers_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
                 "pin-off-node",
                 subject,
                 expected=f"CPUs of node {nodes} ({near_pus}), where {place}",
-                observed=f"{cpus_text(pus)} of {nodes_text(find_nodes(pus, host))}",
+                observed=f"{format_cpus(pus)} of {format_nodes(find_nodes(pus, host))}",
                 severity=None if subject is threads else Severity.INFO,
                 case="threads of QEMU",
             )
 
 
-def _other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
+def _check_other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
     ours = facts.pinned_pus
     for domain in host.domains:
         if not domain.running or domain.name == facts.name:
@@ -216,7 +218,7 @@ def _other_vms(facts: Vm, host: Host) -> Iterator[Finding]:
         if shared and pinned and facts.is_pinned:
             yield finding(
                 "core-taken",
-                cpus_text(shared),
+                format_cpus(shared),
                 expected="cores without other VMs",
                 observed=f"vCPUs of {name_neighbour(domain)}",
                 severity=severity_of_neighbour(domain),
@@ -237,7 +239,7 @@ def severity_of_neighbour(domain: RunningDomain) -> Severity | None:
 _KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
 
 
-def pin_findings(facts: Vm, host: Host) -> Iterator[Finding]:
+def check_pins(facts: Vm, host: Host) -> Iterator[Finding]:
     """Straddled LLCs, mixed kinds of core, nodes under a flat guest, helpers, isolation."""
     if facts.is_pinned:
         yield from _check_llcs(facts, host)
@@ -379,7 +381,7 @@ def _check_helpers(facts: Vm) -> Iterator[Finding]:
                 "iothread-on-vcpu",
                 Subject(f"IOThread {number}", "iothreadpin", number),
                 expected="CPUs without vCPUs",
-                observed=f"only {cpus_text(pin)}, where vCPUs run",
+                observed=f"only {format_cpus(pin)}, where vCPUs run",
             )
     single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
     if facts.emulator_pus is None and single:
@@ -412,13 +414,13 @@ def _check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
             "emulator-on-isolated",
             "<emulatorpin>",
             expected="CPUs that are not isolated",
-            observed=f"isolated {cpus_text(emulator & isolated)}",
+            observed=f"isolated {format_cpus(emulator & isolated)}",
         )
     pus = facts.pinned_pus
     if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
         yield finding(
             "isolated-unused",
             "vCPUs",
-            expected=f"isolated {cpus_text(isolated)}",
+            expected=f"isolated {format_cpus(isolated)}",
             observed=f"pins on other CPUs: {pus}",
         )

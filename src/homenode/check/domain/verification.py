@@ -42,12 +42,12 @@ def verify_document(
     ParseError or InputError if the document cannot be read."""
     facts = build_vm(document)
     findings = [
-        *schema_findings(schema_errors, parsed),
+        *check_schema(schema_errors, parsed),
         *check_references(document),
         *pins_alone(facts),
         *memory_alone(facts),
         *devices_alone(facts),
-        *throttle_findings(document),
+        *check_throttle(document),
     ]
     checked = ["schema, references, sums, PCI addresses, bus windows"]
     if host is not None:
@@ -100,7 +100,7 @@ def _left_on_root(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def schema_findings(errors: Sequence[SchemaError], parsed: ParseResult | None) -> Iterator[Finding]:
+def check_schema(errors: Sequence[SchemaError], parsed: ParseResult | None) -> Iterator[Finding]:
     """Yield findings on the first violations of libvirt's schema; a single finding if libvirt's
     parser, which is less strict, accepts the whole definition; and a finding on definitions that
     the parser rejects but the schema accepts, such as two disks with one name. parsed: the parser's
@@ -233,10 +233,10 @@ def _check_settings(document: Document, plan: Plan, reported_tags: set[str]) -> 
         reported_tags = reported_tags | {
             "maxphysaddr"
         }  # at least those of the plan, which its step checks
-    yield from changed_settings(plan.kept, read_kept(document), reported_tags=reported_tags)
+    yield from find_changed_settings(plan.kept, read_kept(document), reported_tags=reported_tags)
 
 
-def changed_settings(
+def find_changed_settings(
     planned: Iterable[str],
     now: Iterable[str],
     *,
@@ -306,7 +306,7 @@ _YIELDING = ("idle", "batch")
 _MAX_DIGITS = 18
 
 
-def throttle_findings(document: Document) -> Iterator[Finding]:
+def check_throttle(document: Document) -> Iterator[Finding]:
     """Yield a finding for each limit in a document."""
     tune = document.root.child("cputune")
     if tune is not None:
@@ -320,7 +320,7 @@ def throttle_findings(document: Document) -> Iterator[Finding]:
                 expected="a scheduler that guarantees the VM's share",
                 observed=f"{scheduler}, after every other program",
             )
-    yield from transfer_findings(document)
+    yield from check_transfers(document)
 
 
 def _check_quotas(document: Document, tune: Element) -> Iterator[Finding]:
@@ -356,7 +356,7 @@ def _number(text: str | None) -> int | None:
     return whole_number(text, digits=_MAX_DIGITS)
 
 
-def transfer_findings(document: Document) -> Iterator[Finding]:
+def check_transfers(document: Document) -> Iterator[Finding]:
     """Find disks and network interfaces with a rate limit, which is often intended."""
     for path, element in (("disk", "iotune"), ("interface", "bandwidth")):
         for device in document.root.all(f"devices/{path}"):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.machine.topology import Host
-from homenode.plan.shape.caches import shared_llcs
+from homenode.plan.shape.caches import find_shared_llcs
 from homenode.vm.guest_observation import GuestPath, path_of_address
 from homenode.vm.model import GuestHostdev, Vm, VmCell, cell_of_hostdev
 
@@ -115,6 +115,6 @@ def _find_l3_groups(vm: Vm, host: Host | None) -> tuple[CpuSet, ...] | None:
     if mode == "emulate" and topology is not None:
         return group_neighbours(vm.vcpus, topology[2] * topology[3])
     if mode in ("emulate", "passthrough"):
-        shared = shared_llcs(host, vm.vcpu_pins)
+        shared = find_shared_llcs(host, vm.vcpu_pins)
         return None if shared is None else shared.groups
     return None

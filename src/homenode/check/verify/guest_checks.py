@@ -120,7 +120,7 @@ def _memory_row(kernel_bytes: int) -> VmFact:
     return VmFact(id="node-memory", values=room, agrees=is_equal, show_both=show_both)
 
 
-def _promised_vm(expected: Expectation) -> Vm:
+def _build_promised_vm(expected: Expectation) -> Vm:
     """The VM with the cells that are nodes of the guest, and the distances that the guest sees."""
     rows = expected.distances or ((),) * len(expected.cells)
     pairs = zip(expected.cells, rows, strict=True)
@@ -149,7 +149,7 @@ class GuestComparison(Struct, frozen=True):
         nodes = self.node_of_cell.items()
         unknown = {f"memory of cell {cell}" for cell, n in nodes if n.memory_bytes is None}
         facts = (*_KERNEL_FACTS, _memory_row(self.kernel_bytes))
-        for comparison in compare(_promised_vm(self.expected), self._shown_vm(), facts):
+        for comparison in compare(_build_promised_vm(self.expected), self._shown_vm(), facts):
             if comparison.title in unknown:
                 comparison = replace(comparison, observed="not given", agree=False)
                 yield _make_check(comparison, Severity.INCONCLUSIVE)
@@ -210,7 +210,7 @@ class GuestComparison(Struct, frozen=True):
                 yield from self._link(device, host)
 
     def _check_by_path(self, device: ExpectedDevice) -> Check:
-        subject, home = f"device {device.bdf}", self._home_text(device)
+        subject, home = f"device {device.bdf}", self._format_home(device)
         function = self._find_function(device)
         if function is None:
             place = f"{home}, at {device.path}"
@@ -226,7 +226,7 @@ class GuestComparison(Struct, frozen=True):
     def _find_function(self, device: ExpectedDevice) -> PciDevice | None:
         return None if device.path is None else self.observed.find_device(device.path)
 
-    def _home_text(self, device: ExpectedDevice) -> str:
+    def _format_home(self, device: ExpectedDevice) -> str:
         if not self.expected.has_device_cells:
             return "there, on any node"
         if device.cell is None:
@@ -243,7 +243,7 @@ class GuestComparison(Struct, frozen=True):
 
     def _check_by_ids(self, device: ExpectedDevice) -> Check:
         """Compare by ids if the address is unknown: several devices of a kind look the same."""
-        subject, home = f"device {device.bdf}", self._home_text(device)
+        subject, home = f"device {device.bdf}", self._format_home(device)
         ids = (device.vendor_id, device.device_id)
         if None in ids:
             return self._unknown_check(device, "its guest address is unknown")
@@ -276,7 +276,7 @@ class GuestComparison(Struct, frozen=True):
         return check(
             "device-node",
             f"device {device.bdf}",
-            self._home_text(device),
+            self._format_home(device),
             reason,
             severity=Severity.INCONCLUSIVE,
             cost=None,
@@ -333,7 +333,10 @@ def _groups(
     seen: tuple[CpuSet, ...] | None,
     reason: str | None,
 ) -> Check:
-    expected, observed = _groups_text(planned), "not given" if seen is None else _groups_text(seen)
+    expected, observed = (
+        _format_groups(planned),
+        "not given" if seen is None else _format_groups(seen),
+    )
     if reason is None and seen is not None:
         return check(id, subject, expected, observed, agree=set(planned) == set(seen))
     text = observed if reason is None else f"{observed}; {reason}"
@@ -343,7 +346,7 @@ def _groups(
     )
 
 
-def _groups_text(groups: tuple[CpuSet, ...]) -> str:
+def _format_groups(groups: tuple[CpuSet, ...]) -> str:
     if not groups:
         return "none"
     return f"{len(groups)}: {first_few(map(str, groups), 8, '  ')}"

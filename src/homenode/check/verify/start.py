@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.change.journal import default_root
-from homenode.change.paused_start import PausedStart, paused_journal, while_paused
+from homenode.change.paused_start import PausedStart, open_paused_journal, while_paused
 from homenode.check.verify.live.capture import observe_running_domain
 from homenode.check.verify.live.checks import verify_live
 from homenode.cpuset import CpuSet
@@ -56,7 +56,7 @@ def find_startable(connect: str, name: str) -> PausedDomain:
         raise UsageError(f"--start with --connect {connect}: expected a daemon on this machine")
     virsh = Virsh(connect)
     state = virsh.find_domain(name)
-    journal = paused_journal(default_root(), virsh, state.uuid, state.name)
+    journal = open_paused_journal(default_root(), virsh, state.uuid, state.name)
     if state.is_active:
         was_killed = bool(journal.to_undo())
         raise UsageError(
@@ -72,7 +72,7 @@ def find_startable(connect: str, name: str) -> PausedDomain:
             hint=command_line("virsh", "-c", connect, "managedsave-remove", state.uuid),
         )
     document = open_domain(virsh.read_definition(state.uuid), f"domain {state.name}")
-    for file in created_files(document):
+    for file in list_created_files(document):
         path = Path(file.path)
         if file.is_emptied and path.is_file() and path.stat().st_size:
             raise UsageError(
@@ -97,7 +97,7 @@ _PATH_OPTIONS = frozenset(
 )
 
 
-def created_files(document: Document) -> Iterator[CreatedFile]:
+def list_created_files(document: Document) -> Iterator[CreatedFile]:
     """Yield the files and sockets that a start creates or truncates."""
     root = document.root
     nvram = root.find("os/nvram")
@@ -139,10 +139,10 @@ def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[Cre
         yield CreatedFile(owner, path, is_emptied=append not in ("on", "yes"))
 
 
-def _created_paths(document: Document, name: str) -> list[str]:
+def _list_created_paths(document: Document, name: str) -> list[str]:
     """Return these paths, and the default paths of unnamed files."""
     root = document.root
-    paths = [file.path for file in created_files(document)]
+    paths = [file.path for file in list_created_files(document)]
     if root.value("os/@firmware") == "efi" and root.find("os/nvram") is None:
         paths.append(f"/var/lib/libvirt/qemu/nvram/{name}_VARS.fd")
     return paths + [
@@ -161,9 +161,9 @@ def verify_paused(
     fails. Raises HostError if the end fails, which the journal then records.
     """
     name, uuid = on.state.name, on.state.uuid
-    makes = _created_paths(on.document, name)
+    makes = _list_created_paths(on.document, name)
     step = PausedStart(virsh=on.virsh, uuid=uuid, name=name, makes=makes, locks=locks)
-    journal = paused_journal(default_root(), on.virsh, uuid, name)
+    journal = open_paused_journal(default_root(), on.virsh, uuid, name)
     try:
         return while_paused(step, journal, lambda: _look(on, plan, host))
     except RejectedError as error:
@@ -179,7 +179,7 @@ def _look(on: PausedDomain, plan: Plan | None, host: Host | None) -> Findings:
     }
     view = read_view(answers, on.virsh.query_monitor(uuid, "info qtree", is_text=True))
     live = verify_live(expected, running)
-    findings = [*live.findings, *view_findings(expected, view, host)]
+    findings = [*live.findings, *check_view(expected, view, host)]
     named = add_source(findings, f"QEMU of {on.state.name}, paused")
     return Findings(checked=(*live.checked, *view_lines(view)), findings=sort_findings(named))
 
@@ -274,7 +274,7 @@ def read_devices(tree: str) -> Iterator[MonitorDevice]:
     yield from devices
 
 
-def view_findings(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
+def check_view(expected: Vm, view: MonitorView, host: Host | None) -> Iterator[Finding]:
     """Compare QEMU's answers with the plan. host: None = BARs are not compared."""
     if view.status == "running":
         yield finding("start-ran", expected.name, "a guest that is paused", "it runs")

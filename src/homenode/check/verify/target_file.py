@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
-from homenode.check.domain.verification import changed_settings
+from homenode.check.domain.verification import find_changed_settings
 from homenode.check.verify.expectation import Expectation, build_expectation
 from homenode.errors import InputError
 from homenode.findings import (
@@ -68,17 +68,19 @@ def verify_target(
         findings += _missing_lines(content, written.document, source)
     if not findings and plan.kept is not None and plan.kept_of == target:
         now = list_settings(module, content)
-        findings += changed_settings(
+        findings += find_changed_settings(
             plan.kept, now, subject="lines that plans do not set", source=source
         )
-    findings += lost_findings(module, lost, source)
+    findings += check_lost_features(module, lost, source)
     return Findings(
         checked=(f"{source}: {module.title} against plan of layout {plan.layout.name}",),
         findings=sort_findings(findings),
     )
 
 
-def lost_findings(target: Target, lost: Collection[Feature], source: str) -> Iterator[Finding]:
+def check_lost_features(
+    target: Target, lost: Collection[Feature], source: str
+) -> Iterator[Finding]:
     """Find what the target lacks of some features, in the order of Feature."""
     for feature in Feature:
         if feature in lost:
@@ -189,7 +191,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
 def lost_in_guest(plan: Plan, target: str, source: str) -> Iterator[Finding]:
     """Yield findings on facts of the plan that the target cannot express: they are not compared."""
     module = target_named(target)
-    yield from lost_findings(module, lost_features(module, plan) & _SEEN, source)
+    yield from check_lost_features(module, lost_features(module, plan) & _SEEN, source)
 
 
 def _reject_plan_of_others(plan: Plan, target: Target, name: str, lost: frozenset[Feature]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct, field, structs
 
-from homenode.check.domain.verification import schema_findings, verify_document
+from homenode.check.domain.verification import check_schema, verify_document
 from homenode.check.verify.boot.stand_in_boot import (
     BootOptions,
     BootOutcome,
@@ -27,7 +27,7 @@ from homenode.safe.input_files import read_file, read_input, read_subject
 from homenode.text import command_line
 from homenode.vm.domain.document import Document
 from homenode.vm.domain.read import build_vm, open_domain
-from homenode.vm.domain.schema import parsed_by_libvirt, validate
+from homenode.vm.domain.schema import parse_with_libvirt, validate
 from homenode.vm.hypervisor.connection import DEFAULT
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.model import Vm
@@ -111,11 +111,11 @@ def verify(request: VerifyRequest) -> Verification:
 
 def _verify_unreadable(document: Document, error: InputError) -> Verification:
     """Return libvirt's rejection of an unreadable definition; raise `error` otherwise."""
-    parsed = parsed_by_libvirt(document)
+    parsed = parse_with_libvirt(document)
     if parsed is None or parsed.refusal is None:
         raise error
     both = structs.replace(parsed, refusal=f"{error.message}; libvirt: {parsed.refusal}")
-    findings = tuple(schema_findings((), both))
+    findings = tuple(check_schema((), both))
     checked, not_checked = (f"{document.source}: whether it can be read",), ("everything else",)
     answer = Findings(checked=checked, findings=findings, not_checked=not_checked)
     return Verification(answer, (), None, None)
@@ -135,7 +135,7 @@ class _Answer(Struct, kw_only=True):
 
     def add_document(self, document: Document) -> None:
         errors, gap = validate(document.to_bytes())
-        parsed = parsed_by_libvirt(document)
+        parsed = parse_with_libvirt(document)
         self.not_checked += [] if gap is None else [str(gap)]
         self._add(
             verify_document(

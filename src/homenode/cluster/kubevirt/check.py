@@ -38,7 +38,7 @@ from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION, Vmi, build_guest, ded
 from homenode.findings import Finding, Findings, Severity, finding, sort_findings
 from homenode.machine.pci import PciDevice
 from homenode.machine.topology import Host
-from homenode.text import command_line, first_few, nodes_text, plural
+from homenode.text import command_line, first_few, format_nodes, plural
 from homenode.units import GIB, MIB, format_bytes
 from homenode.vm.model import Vm
 from homenode.vm.plan import Unplannable
@@ -167,7 +167,7 @@ def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
         )
 
 
-def other_architecture(subject: CheckedVmi) -> Iterator[Finding]:
+def check_architecture(subject: CheckedVmi) -> Iterator[Finding]:
     architecture, host = subject.vmi.get("architecture"), subject.host
     names = {"x86_64": "amd64", "aarch64": "arm64"}
     host_name = None if host is None else names.get(host.architecture or "")
@@ -328,15 +328,15 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
     if subject.host is None or shares is None or not (shares.is_apart or shares.is_uneven):
         return
     counts = sorted(shares.gpus.items())
-    places = ", ".join(f"{plural(n, 'GPU')} on {nodes_text([node])}" for node, n in counts)
+    places = ", ".join(f"{plural(n, 'GPU')} on {format_nodes([node])}" for node, n in counts)
     if len(set(shares.gpus.values())) == 1 and len(counts) > 1:
-        places = f"{plural(counts[0][1], 'GPU')} on each of {nodes_text(shares.gpus)}"
+        places = f"{plural(counts[0][1], 'GPU')} on each of {format_nodes(shares.gpus)}"
     if len(shares.cpus) == 1:
-        places += f", all CPUs on {nodes_text(shares.cpus)}"
+        places += f", all CPUs on {format_nodes(shares.cpus)}"
     elif shares.is_uneven:
         places += "".join(f", {plural(n, 'CPU')} on node {node}" for node, n in shares.cpus.items())
     else:
-        places += f", CPUs on {nodes_text(shares.cpus)}"
+        places += f", CPUs on {format_nodes(shares.cpus)}"
     if shares.memory_node_count > len(shares.cpus):
         places += f", memory of {plural(shares.memory_node_count, 'node')}"
     if not vmi.is_mapped:
@@ -345,7 +345,7 @@ def gpus_over_nodes(subject: CheckedVmi) -> Iterator[Finding]:
         places += ", with dedicatedCpuPlacement and guestMappingPassthrough"
     nodes = {*shares.gpus, *shares.cpus}
     count = shares.node_count
-    nodes_words = nodes_text(nodes) if len(nodes) == count else plural(count, "node")
+    nodes_words = format_nodes(nodes) if len(nodes) == count else plural(count, "node")
     ways = tuple(ways_together(vmi, subject.host, shares))
     yield finding(
         "gpus-over-nodes",
@@ -498,7 +498,7 @@ def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
 RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
     wrong_settings,
     guest_flat,
-    other_architecture,
+    check_architecture,
     core_shared,
     huge_pages_not_whole,
     huge_page_size,

@@ -125,7 +125,7 @@ def _full_pus(host: Host, shares: NodeShares) -> int:
     return max(len(node.pus) for node in host.nodes) * (shares.node_count - 1)
 
 
-def _in_two_sockets(vcpus: int, host: Host) -> int:
+def _round_to_two_sockets(vcpus: int, host: Host) -> int:
     """Return at least so many vCPUs, which divide into two sockets of whole cores."""
     unit = 2 * threads_of(host)
     return -(-vcpus // unit) * unit
@@ -135,7 +135,7 @@ def larger_vcpus(vmi: Vmi, host: Host, shares: NodeShares) -> int | None:
     """Return the vCPUs with which each of these nodes has enough CPUs; None if none suffice."""
     count = shares.node_count
     enough = -(-_full_pus(host, shares) * EVEN_PART * count // (EVEN_PART * count - 1))
-    vcpus = _in_two_sockets(enough, host)
+    vcpus = _round_to_two_sockets(enough, host)
     larger = shares_of(vmi, host, vcpus=vcpus) if vcpus else None
     return vcpus if larger is not None and larger.is_near else None
 
@@ -147,7 +147,7 @@ def ways_together(vmi: Vmi, host: Host, shares: NodeShares) -> Iterator[str]:
     if shares.is_near:
         yield mapped
     elif larger := larger_vcpus(vmi, host, shares):
-        even = _in_two_sockets(full_pus + 1, host)
+        even = _round_to_two_sockets(full_pus + 1, host)
         request = f"{mapped and f'{mapped}, and '}request at least {plural(larger, 'CPU')}"
         yield f"{request} ({even} with kubelet's distribute-cpus-across-numa)"
     fewer = full_pus - (vmi.dedicated_pus - guest.vcpus)

@@ -16,11 +16,11 @@ from homenode.cluster.kubevirt.arguments import (
     ManifestOptions,
     parse_version,
 )
-from homenode.cluster.kubevirt.object import read_manifest, yaml_text
+from homenode.cluster.kubevirt.object import format_yaml, read_manifest
 from homenode.cluster.kubevirt.vmi import HOOK_ANNOTATION
 from homenode.errors import UsageError, out_of_range
 from homenode.machine.pci import NVIDIA
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.plan.shape.guest_numa import GRACE_GPUS
 from homenode.process import CLOSED
 from homenode.text import command_line
@@ -92,7 +92,7 @@ def render_manifests(options: ManifestOptions) -> dict[str, str]:
         if not 1 <= number <= largest:
             raise out_of_range(name, str(number), 1, largest)
     if options.image is None:
-        files = {"hook-configmap.yaml": yaml_text(hook_configmap(options))}
+        files = {"hook-configmap.yaml": format_yaml(hook_configmap(options))}
     else:
         image = _render_file(
             "Containerfile",
@@ -107,10 +107,10 @@ def render_manifests(options: ManifestOptions) -> dict[str, str]:
         files = {"Containerfile": image, HOOK_FILE: IMAGE_HOOK}
     return files | {
         GATES_FILE: _gates_template(GATES),
-        "hyperconverged-gates.yaml": yaml_text(hyperconverged_patch()),
+        "hyperconverged-gates.yaml": format_yaml(hyperconverged_patch()),
         DEVICES_FILE: _devices_template(options),
-        "vm.yaml": yaml_text(virtual_machine(options)),
-        "vm-hook.yaml": yaml_text(hook_patch(options)),
+        "vm.yaml": format_yaml(virtual_machine(options)),
+        "vm-hook.yaml": format_yaml(hook_patch(options)),
         **(native_files() if has_native(options) else {}),
         "bench.Containerfile": _render_file(
             "bench.Containerfile",
@@ -119,7 +119,7 @@ def render_manifests(options: ManifestOptions) -> dict[str, str]:
             DIGEST=_PYTHON_DIGEST,
             USER=USER,
         ),
-        "bench-guest.yaml": yaml_text(results_claim(options), guest_job(options)),
+        "bench-guest.yaml": format_yaml(results_claim(options), guest_job(options)),
     }
 
 
@@ -127,7 +127,7 @@ def native_files() -> dict[str, str]:
     """Return the patches for clusters whose KubeVirt places devices without the hook."""
     return {
         NATIVE_FILE: _gates_template(NATIVE_GATES),
-        "hyperconverged-native.yaml": yaml_text(hyperconverged_patch(NATIVE_GATES)),
+        "hyperconverged-native.yaml": format_yaml(hyperconverged_patch(NATIVE_GATES)),
     }
 
 
@@ -247,7 +247,9 @@ def hook_configmap(options: ManifestOptions) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": _configmap_name(options), "namespace": options.namespace},
-        "data": {HOOK_FILE: package_text("cluster", "kubevirt", "files", "on_define_domain.py")},
+        "data": {
+            HOOK_FILE: read_package_text("cluster", "kubevirt", "files", "on_define_domain.py")
+        },
     }
 
 
@@ -303,7 +305,7 @@ MAX_S = 6 * 3600
 
 def _render_file(name: str, **values: object) -> str:
     """Return a file of files/, each @NAME@ in it replaced by its value."""
-    text = package_text("cluster", "kubevirt", "files", name)
+    text = read_package_text("cluster", "kubevirt", "files", name)
     for word, value in values.items():
         text = text.replace(f"@{word}@", str(value))
     return text

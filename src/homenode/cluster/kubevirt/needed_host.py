@@ -29,7 +29,7 @@ from homenode.plan.shape.guest_numa import GRACE_GPUS, initiator_nodes
 _HINT = "the hook needs the host's /sys, read-only, as KubeVirt's own containers have it"
 
 
-def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
+def read_needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     """Return a host with every node, these functions and the bridges above them, and nothing else.
 
     Nodes have CPUs and distances, no sizes. Raises HostError if a file of a function is missing in

@@ -164,10 +164,10 @@ def _quote_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Readable.add_representer(str, _quote_text)
 
 
-def yaml_text(*documents: Mapping[str, Any]) -> str:
+def format_yaml(*documents: Mapping[str, Any]) -> str:
     """Documents with "---" between them. Values are strings, numbers, booleans, lists and mappings.
 
-    >>> print(yaml_text({"all": [{"state": "on", "count": 1}], "more": {}}), end="")
+    >>> print(format_yaml({"all": [{"state": "on", "count": 1}], "more": {}}), end="")
     all:
     - state: 'on'
       count: 1

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cluster.kubevirt.arguments import HookVersion, OnError
-from homenode.cluster.kubevirt.needed_host import needed_host
+from homenode.cluster.kubevirt.needed_host import read_needed_host
 from homenode.cluster.kubevirt.object import find_value
 from homenode.cluster.kubevirt.vmi import Vmi, read_vmi
 from homenode.cpuset import CpuSet, NodeIndex
@@ -102,7 +102,7 @@ def place_devices(
     reason = _reason_to_leave(document, guest)
     if reason is not None:
         return PlacedDefinition(xml, (reason,))
-    host = needed_host(snapshot, tuple(sorted(h.bdf for h in guest.hostdevs)))
+    host = read_needed_host(snapshot, tuple(sorted(h.bdf for h in guest.hostdevs)))
     nodes = cell_nodes(document, host)
     is_bound = bool(read_memnodes(document))
     if len(guest.cell_vcpus) == 1 and len(nodes.cell_of_node) > 1 and not is_bound:

@@ -35,11 +35,11 @@ from homenode.cluster.pool.arguments import (
 from homenode.cluster.pool.fits import DEFAULT_SIZES, examine_pool, parse_size, passable_gpus
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, rank_hosts, reject_ambiguous_devices
 from homenode.cluster.pool.text import (
+    format_order,
+    format_places,
+    format_pool,
+    format_unknown,
     no_place_text,
-    order_text,
-    places_text,
-    pool_text,
-    unknown_lines,
 )
 from homenode.errors import (
     FINDINGS,
@@ -85,7 +85,7 @@ def show(arguments: PoolShowArguments) -> None:
         print_json(encode("pool", pool))
         _note_unread(named)
     else:
-        make_console().print(pool_text(pool, by_node=arguments.explain))
+        make_console().print(format_pool(pool, by_node=arguments.explain))
     _exit_with_unread(named)
 
 
@@ -142,7 +142,7 @@ def place(arguments: PoolPlaceArguments) -> None:
     else:
         reasons = resolve_layout(guest, options, best.entry.host, choose).reasons
         gaps = [(entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry]
-        _print_places(arguments, ranking, tuning, reasons, unknown_lines(gaps))
+        _print_places(arguments, ranking, tuning, reasons, format_unknown(gaps))
     for line in (*lines, *tuning.notes):
         note(line)
     warn_slow_links(best.entry.host, options)
@@ -167,14 +167,14 @@ def _print_places(
 ) -> None:
     """The ranking, and the plan for its first host."""
     best, everything = ranking.hosts[0], arguments.explain
-    host, order = best.entry.host, order_text(best)
+    host, order = best.entry.host, format_order(best)
     step = _next_step(best, arguments, tuning.target)
     planned = plan_parts(tuning.plan_to_show, host, reasons, step, order=order, unknown=unknown)
     if everything:
         planned += explain_sections(tuning.plan_to_show, host)
     to_stdout = STANDARD_OUTPUT in (arguments.output, arguments.save_plan)
     screen = error_console() if to_stdout else make_console()
-    screen.print(places_text(ranking, tuning.plan, planned, everything=everything))
+    screen.print(format_places(ranking, tuning.plan, planned, everything=everything))
 
 
 def _next_step(best: PoolPlace, arguments: PoolPlaceArguments, target: str) -> str:

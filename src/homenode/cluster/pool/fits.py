@@ -77,7 +77,7 @@ def free_by_node(host: Host) -> tuple[NodeResources, ...]:
             pages += pool.page_bytes * free_memory(host, huge, node, pool.page_bytes, vm_memory)[1]
         return max(0, ordinary) + pages
 
-    is_shown = shows_pci(host)
+    is_shown = has_pci(host)
     gpus: dict[NodeIndex | None, list[PciDevice]] = {node.index: [] for node in host.nodes}
     for gpu in passable_gpus(host):
         gpus.setdefault(gpu.node if gpu.node in gpus else None, []).append(gpu)
@@ -118,7 +118,7 @@ def sum_of(parts: Iterable[NodeResources]) -> NodeResources:
     )
 
 
-def shows_pci(host: Host) -> bool:
+def has_pci(host: Host) -> bool:
     """Return whether the host's source shows its PCI functions."""
     try:
         reject_unshown(host, "PCI")
@@ -279,7 +279,7 @@ def examine_pool(
         hosts.append(
             PoolHost(
                 name=entry.name,
-                vms=None if any(map(_hides_vms, host.gaps)) else vms,
+                vms=None if any(map(_is_about_vms, host.gaps)) else vms,
                 nodes=free_by_node(host),
                 fits=fits_of[key],
                 gaps=host.gaps,
@@ -305,7 +305,7 @@ def _fits(host: Host, size: VmSize) -> SizeCapacity:
     )
 
 
-def _hides_vms(gap: Gap) -> bool:
+def _is_about_vms(gap: Gap) -> bool:
     return gap != NO_VMS_DESCRIBED and (gap.subject == NO_VMS or bool(unread_vms([gap])))
 
 

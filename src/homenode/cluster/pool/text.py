@@ -14,10 +14,10 @@ from homenode.cluster.pool.fits import (
 )
 from homenode.cluster.pool.place import PoolPlace, PoolRanking, RejectingHosts
 from homenode.doc import Doc, Part, Table, Text
-from homenode.findings import NO_VMS_DESCRIBED, Gap, shared_gap_lines
-from homenode.show.explain import term_words
-from homenode.show.plan_text import fallback_text, local_text
-from homenode.text import first_few, nodes_text, number_list, plural
+from homenode.findings import NO_VMS_DESCRIBED, Gap, format_shared_gaps
+from homenode.show.explain import format_term
+from homenode.show.plan_text import format_fallback, local_text
+from homenode.text import first_few, format_nodes, number_list, plural
 from homenode.units import format_bytes
 from homenode.vm.plan import Plan
 
@@ -28,7 +28,7 @@ MAX_RANKS = 4
 """Rows of a table of hosts that take a VM; equal hosts are one row."""
 
 
-def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
+def format_pool(pool: Pool, *, by_node: bool = False) -> Doc:
     """Return the sums, a row for each host, or each node with by_node, and what was not read."""
     hosts, total = pool.hosts, sum_of(host.free for host in pool.hosts)
     vms = sum(host.vms or 0 for host in hosts)
@@ -54,7 +54,7 @@ def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
             f"{plural(len(hosts), 'host')}, all free: {gpus}"
             f"{plural(total.cores, 'core')}, {_format_memory(total.free_memory_bytes)}; 0 VMs"
         )
-    parts: list[Part] = [_nodes_table(hosts) if by_node else _hosts_table(pool)]
+    parts: list[Part] = [_build_nodes_table(hosts) if by_node else _build_hosts_table(pool)]
     about = "free/all GPUs, free cores and memory"
     if not by_node and hosts[0].fits:
         about += "; how many more VMs of each size fit, local"
@@ -64,7 +64,7 @@ def pool_text(pool: Pool, *, by_node: bool = False) -> Doc:
         text = first_few(texts, 3) if len(texts) > 1 else next(iter(shares))
         parts.append(Text(f"for each GPU, a VM has {text}", "dim"))
     parts += [Text(f"not read  {gap}", "warn", hang=10) for gap in pool.unread]
-    lines = unknown_lines((host.name, host.gaps) for host in hosts)
+    lines = format_unknown((host.name, host.gaps) for host in hosts)
     parts += [Text(f"unknown  {line}", "dim", hang=9) for line in lines]
     return Doc(head, tuple(parts))
 
@@ -82,14 +82,14 @@ def _shares_of(hosts: Iterable[PoolHost]) -> dict[str, list[str]]:
     return shares
 
 
-def unknown_lines(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
+def format_unknown(gaps_of: Iterable[tuple[str, Iterable[Gap]]]) -> tuple[str, ...]:
     """Return the unknown facts of hosts; a description without VMs has none."""
-    return shared_gap_lines(
+    return format_shared_gaps(
         (name, [gap for gap in gaps if gap != NO_VMS_DESCRIBED]) for name, gaps in gaps_of
     )
 
 
-def _hosts_table(pool: Pool) -> Table:
+def _build_hosts_table(pool: Pool) -> Table:
     groups: dict[object, list[PoolHost]] = {}
     for host in pool.hosts:
         is_alone = len(pool.hosts) <= MAX_ROWS
@@ -125,7 +125,7 @@ def _hosts_table(pool: Pool) -> Table:
     )
 
 
-def _nodes_table(hosts: Sequence[PoolHost]) -> Table:
+def _build_nodes_table(hosts: Sequence[PoolHost]) -> Table:
     rows = []
     for host in hosts:
         for node in host.nodes:
@@ -178,7 +178,7 @@ _DECIDED = {
 }
 
 
-def places_text(
+def format_places(
     ranking: PoolRanking, plan: Plan, planned: Iterable[Part], *, everything: bool = False
 ) -> Doc:
     """Return the first hosts, the deciding criteria, and the plan for the first. plan: for the
@@ -186,10 +186,10 @@ def places_text(
     hosts, refusing = ranking.hosts, ranking.refusing
     count = len(hosts) + sum(len(refused.names) for refused in refusing)
     best = hosts[0]
-    nodes = nodes_text(best.placement.nodes) if best.placement.nodes else "any node"
+    nodes = format_nodes(best.placement.nodes) if best.placement.nodes else "any node"
     head = f"{plan.vm.name} fits {len(hosts)} of {plural(count, 'host')}; "
     head += f"best: {best.entry.name}, {nodes}"
-    local = fallback_text(plan, best.entry.host) or local_text(plan, best.entry.host)
+    local = format_fallback(plan, best.entry.host) or local_text(plan, best.entry.host)
     head += local and f"; {local}"
     groups: list[list[PoolPlace]] = []
     for ranked in hosts:
@@ -211,7 +211,7 @@ def places_text(
     parts: list[Part] = [table]
     more = [plural(unshown, "more host")] if unshown else []
     if everything:
-        parts += map(refusal_text, refusing)
+        parts += map(format_refusal, refusing)
     elif refusing:
         names = [name for refused in refusing for name in refused.names]
         where = f"; on {names[0]}" if len(names) > 1 else ""
@@ -222,7 +222,7 @@ def places_text(
     return Doc(head, (*parts, *planned))
 
 
-def order_text(best: PoolPlace) -> str:
+def format_order(best: PoolPlace) -> str:
     """Return the order criteria of the hosts."""
     rule = "pack" if best.packs else "spread"
     if best.options.balance is None:
@@ -237,7 +237,7 @@ def _rank_row(number: int, group: Sequence[PoolPlace]) -> tuple[str, ...]:
         str(number),
         group[0].entry.name + suffix,
         *_format_places(group[0]),
-        _DECIDED.get(decided) or term_words(decided),
+        _DECIDED.get(decided) or format_term(decided),
     )
 
 
@@ -256,11 +256,11 @@ def no_place_text(vm: str, refusing: Sequence[RejectingHosts]) -> Doc:
     """Return why the VM fits on no host."""
     count = sum(len(refused.names) for refused in refusing)
     hints = dict.fromkeys(refused.hint for refused in refusing if refused.hint)
-    parts = [*map(refusal_text, refusing), *(Text(f"hint: {hint}", "hint") for hint in hints)]
+    parts = [*map(format_refusal, refusing), *(Text(f"hint: {hint}", "hint") for hint in hints)]
     return Doc(f"{vm} fits none of {plural(count, 'host')}", tuple(parts))
 
 
-def refusal_text(refused: RejectingHosts) -> Text:
+def format_refusal(refused: RejectingHosts) -> Text:
     """Return the hosts that reject a VM, and the reason of the first."""
     names, first = refused.names, refused.names[0]
     if len(names) == 1:

@@ -29,7 +29,7 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
         if not allocation.gpus:
             without += 1
             continue
-        job_findings = tuple(_job_findings(allocation))
+        job_findings = tuple(_check_job_gpus(allocation))
         findings += job_findings
         judged += 1
         by_gres += allocation.tree is not None and allocation.tree.is_of_gres
@@ -93,7 +93,7 @@ def _unjudged_finding(
     )
 
 
-def _job_findings(owned: JobAllocation) -> Iterator[Finding]:
+def _check_job_gpus(owned: JobAllocation) -> Iterator[Finding]:
     assert owned.tree is not None
     if owned.pus is None:
         yield _unknown_place(owned, "the job's CPUs", "Slurm lists none", "cpus-not-listed")

@@ -18,7 +18,7 @@ from homenode.cluster.slurm.config import (
     SlurmConfig,
     reject_misspelt_keys,
 )
-from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, placed_files
+from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, place_files
 from homenode.cluster.slurm.numbering import (
     CoreOrder,
     core_order,
@@ -32,7 +32,7 @@ from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, finding, sort_findings
 from homenode.machine.topology import Host, reject_unshown
-from homenode.text import command_line, nodes_text, plural
+from homenode.text import command_line, format_nodes, plural
 
 _GRES_PAGE = "gres.conf(5)"
 _SLURM_PAGE = "slurm.conf(5)"
@@ -155,7 +155,7 @@ def groups_like(groups: Sequence[NodeClass], host: Host) -> tuple[NodeClass, ...
 
 def _is_other(group: NodeClass, host: Host) -> bool:
     """Return whether every type of its GPUs in the two files is another model than the host's."""
-    types = {*listed_types(group.lines), *group.promised_gpus} - {""}
+    types = {*count_types(group.lines), *group.promised_gpus} - {""}
     return bool(types) and all(is_other_model(kind, host) for kind in types)
 
 
@@ -209,7 +209,7 @@ def _check_counts(
             case="slices",
         )
         return
-    placed = placed_files(group.lines)
+    placed = place_files(group.lines)
     numbers = [number for _, _, number in placed]
     times = Counter(file for _, file, _ in placed if file is not None)
     if absent := [number for number in numbers if not 0 <= number < gpu_count]:
@@ -233,8 +233,8 @@ def _check_counts(
             expected, observed = "a NodeName= line with Gres=", "no such line in slurm.conf"
             yield count(expected, observed, "not defined", fact)
         return
-    types = listed_types(group.lines) if by_hand and listed == gpu_count else {"": gpu_count}
-    expected = f"Gres={gres_text(types)} on the NodeName= line in slurm.conf, as the machine has"
+    types = count_types(group.lines) if by_hand and listed == gpu_count else {"": gpu_count}
+    expected = f"Gres={format_gres(types)} on the NodeName= line in slurm.conf, as the machine has"
     if not promised:
         yield count(expected, _NOT_SET, "not promised", f"slurm.conf assigns {subject} no GPUs")
     elif promised != gpu_count and not (by_hand and promised == listed):
@@ -244,7 +244,7 @@ def _check_counts(
 def right_type(group: NodeClass, host: Host) -> str:
     """Return the only type in slurm.conf if no manual line has a type, or if only this
     type can be the machine's; else ""."""
-    promised, listed = tuple(group.promised_gpus), listed_types(group.lines)
+    promised, listed = tuple(group.promised_gpus), count_types(group.lines)
     if not listed or len(promised) != 1 or group.autodetect is not None:
         return ""
     is_wrong = all(is_other_model(kind, host) for kind in listed)
@@ -259,7 +259,7 @@ def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> I
     Slurm ignores other types. Seen: `slurmd -G` of 22.05.8, which exits if only some GPUs of a file
     have a type.
     """
-    promised, listed = group.promised_gpus, listed_types(group.lines)
+    promised, listed = group.promised_gpus, count_types(group.lines)
     by_hand = group.autodetect is None
     is_mixed = any(
         "" in types and len(types) > 1 for types in (promised, listed if by_hand else ())
@@ -269,7 +269,7 @@ def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> I
     is_other = is_comparable and bool(listed) and set(promised) != {""} and listed != promised
     kind = right_type(group, host)
     is_other |= bool(kind) and set(listed) != {""}
-    expected = f"Gres={gres_text(listed)} in slurm.conf, as gres.conf lists"
+    expected = f"Gres={format_gres(listed)} in slurm.conf, as gres.conf lists"
     if is_mixed:
         expected = "a type for all GPUs of both files, or for none"
     elif kind:
@@ -280,7 +280,7 @@ def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> I
             "gres-type-differs",
             group.subject,
             expected,
-            f"Gres={gres_text(promised)}, and {gres_text(listed) or 'no line'} in gres.conf",
+            f"Gres={format_gres(promised)}, and {format_gres(listed) or 'no line'} in gres.conf",
             source,
             case="mixed types" if is_mixed else None,
             values={"arguments": arguments},
@@ -298,7 +298,7 @@ def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> I
         )
 
 
-def listed_types(lines: Iterable[GresLine]) -> dict[str, int]:
+def count_types(lines: Iterable[GresLine]) -> dict[str, int]:
     """Count the devices of each type, in lower case; "" = no type."""
     counts: dict[str, int] = {}
     for line in lines:
@@ -307,9 +307,9 @@ def listed_types(lines: Iterable[GresLine]) -> dict[str, int]:
     return counts
 
 
-def gres_text(counts: Mapping[str, int]) -> str:
+def format_gres(counts: Mapping[str, int]) -> str:
     """
-    >>> gres_text({"h100": 6, "": 2})
+    >>> format_gres({"h100": 6, "": 2})
     'gpu:h100:6,gpu:2'
     """
     return ",".join(
@@ -352,7 +352,7 @@ def _check_cores(
     group: NodeClass, gpus: Sequence[GpuCores], order: CoreOrder, arguments: str
 ) -> Iterator[Finding]:
     is_detected = group.autodetect is not None
-    for line, places in groupby(placed_files(group.lines), key=lambda place: place[0]):
+    for line, places in groupby(place_files(group.lines), key=lambda place: place[0]):
         members = [
             gpus[number]
             for _, file, number in places
@@ -386,12 +386,12 @@ def _check_cores(
         if len(nodes := {gpu.node for gpu in members}) > 1 and name == "gres-cores-wrong":
             observed += f", and the line's GPUs are on {plural(len(nodes), 'node')}"
         homes = {gpu.node: gpu for gpu in wrong if gpu.node is not None}
-        cores = [f"Cores={gpu.cores} for {nodes_text([node])}" for node, gpu in homes.items()]
+        cores = [f"Cores={gpu.cores} for {format_nodes([node])}" for node, gpu in homes.items()]
         stated = line.cores or CpuSet()
         others = {g.node for g in gpus if g.cores and not g.cores.isdisjoint(stated)} - {None}
         yield finding(
             name,
-            f"{place}, {_gpus_text(wrong)}",
+            f"{place}, {_format_gpus(wrong)}",
             f"Cores={right}" if len(cores) == 1 else "; ".join(cores),
             observed,
             f"{place}, {_GRES_PAGE}",
@@ -401,7 +401,7 @@ def _check_cores(
                 "gpus": _name_gpus(group, wrong),
                 "has": "has" if len(wrong) == 1 else "have",
                 "those": "this GPU" if len(wrong) == 1 else "these GPUs",
-                "nodes": nodes_text(sorted(n for n in others if n is not None)) or "other nodes",
+                "nodes": format_nodes(sorted(n for n in others if n is not None)) or "other nodes",
                 "arguments": arguments,
             },
         )
@@ -413,7 +413,7 @@ def _omitted_cores(line: GresLine, gpus: Sequence[GpuCores], place: str) -> Iter
     if line.cores is not None and cut:
         yield finding(
             "gres-cores-wrong",
-            f"{place}, {_gpus_text(cut)}",
+            f"{place}, {_format_gpus(cut)}",
             f"Cores={cut[0].cores}",
             f"Cores={line.cores}, a part of the node",
             f"{place}, {_GRES_PAGE}",
@@ -422,10 +422,10 @@ def _omitted_cores(line: GresLine, gpus: Sequence[GpuCores], place: str) -> Iter
         )
 
 
-def _gpus_text(gpus: Sequence[GpuCores]) -> str:
+def _format_gpus(gpus: Sequence[GpuCores]) -> str:
     """Return numbers, address and nodes of GPUs: "GPUs 4-7 (0000:9b:00.0 and 3 more, node 1)"."""
     more = f" and {len(gpus) - 1} more" if len(gpus) > 1 else ""
-    nodes = nodes_text(sorted({gpu.node for gpu in gpus if gpu.node is not None}))
+    nodes = format_nodes(sorted({gpu.node for gpu in gpus if gpu.node is not None}))
     numbers = CpuSet(gpu.index for gpu in gpus)
     return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} ({gpus[0].bdf}{more}, {nodes})"
 
@@ -492,7 +492,7 @@ def right_settings(slurm: SlurmConfig, core_counts: bool) -> dict[str, tuple[str
 def _check_settings(slurm: SlurmConfig, core_counts: bool) -> Iterator[Finding]:
     source = f"{slurm.source}, {_SLURM_PAGE}"
     for key, (name, value) in right_settings(slurm, core_counts).items():
-        expected, observed = f"{key}={value}", _setting_text(slurm, key)
+        expected, observed = f"{key}={value}", _format_setting(slurm, key)
         values = {"value": value}
         case = "CR_Memory" if "CR_MEMORY" in map(str.upper, _split_value(slurm, key)) else None
         result = finding(name, "the cluster", expected, observed, source, case=case, values=values)
@@ -500,7 +500,7 @@ def _check_settings(slurm: SlurmConfig, core_counts: bool) -> Iterator[Finding]:
     key = "SelectTypeParameters"
     if "ENFORCE_BINDING_GRES" not in {word.upper() for word in _split_value(slurm, key)}:
         expected = "GPUs assigned with cores of their own socket, by default"
-        observed = _setting_text(slurm, key)
+        observed = _format_setting(slurm, key)
         name, severity = "slurm-binding-optional", Severity.INFO
         result = finding(name, "the cluster", expected, observed, source, severity=severity)
         yield _may_be_unread(result) if _is_unknown(slurm, key) else result
@@ -518,7 +518,7 @@ def _check_cgroup(cgroup: SlurmConfig) -> Iterator[Finding]:
                 name,
                 "the cluster",
                 f"{key}=yes",
-                _setting_text(cgroup, "CgroupPlugin" if is_disabled else key),
+                _format_setting(cgroup, "CgroupPlugin" if is_disabled else key),
                 f"{cgroup.source}, cgroup.conf(5)",
                 case="no plugin" if is_disabled else None,
             )
@@ -540,7 +540,7 @@ def _split_value(config: SlurmConfig, key: str) -> list[str]:
     return [word.strip() for word in _find_value(config, key).split(",") if word.strip()]
 
 
-def _setting_text(config: SlurmConfig, key: str) -> str:
+def _format_setting(config: SlurmConfig, key: str) -> str:
     """Return the present setting with its line."""
     setting = config.find_last(key.lower())
     if setting is None:

@@ -75,16 +75,16 @@ def ask(
     except ToolTimeoutError as error:
         raise NoAnswerError(error.message) from None
     if done.returncode != 0 and will_pass(done.stderr):
-        raise NoAnswerError(_error_text(done))
+        raise NoAnswerError(_format_error(done))
     if done.returncode != 0:
         hint = None
         if "configuration" in done.stderr.lower():
             hint = "run it where Slurm's commands work: SLURM_CONF names another slurm.conf"
-        raise ToolError(_error_text(done), hint=hint)
+        raise ToolError(_format_error(done), hint=hint)
     return done.stdout
 
 
-def _error_text(done: ProgramResult) -> str:
+def _format_error(done: ProgramResult) -> str:
     """Return Slurm's errors: the last line names the failure, earlier lines the limit."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
@@ -288,7 +288,7 @@ def submit(
     words = ["sbatch", "--parsable", f"--chdir={directory}"]
     if after:
         words.append(f"--dependency=afterany:{':'.join(after)}")
-    text = ask((*words, f"{directory}/{script}"), _passed_to_jobs(), kept_open)
+    text = ask((*words, f"{directory}/{script}"), _build_environment(), kept_open)
     match = _SUBMITTED_ID.fullmatch(text.strip().splitlines()[-1] if text.strip() else "")
     if match is None:
         raise ToolError(f"sbatch: expected a job's id, found {text.strip()[:80]!r}")
@@ -306,7 +306,7 @@ def cancel(job: str) -> None:
         return
 
 
-def _passed_to_jobs() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     """Return the user's environment for sbatch, which passes it on: modules and libraries need it.
     Variables of an enclosing job are removed, because a study may be started from a job. sbatch's
     own variables are removed too, because they override the script: SBATCH_PARTITION would move

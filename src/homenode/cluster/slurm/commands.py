@@ -33,7 +33,7 @@ from homenode.cluster.slurm.client import (
     read_records,
 )
 from homenode.cluster.slurm.config import is_slurm_conf
-from homenode.cluster.slurm.correction import correct, shared_lines
+from homenode.cluster.slurm.correction import correct, find_shared_lines
 from homenode.cluster.slurm.gres import DeviceOrder, device_order
 from homenode.cluster.slurm.job_allocation import (
     JobAllocation,
@@ -246,7 +246,7 @@ def check(arguments: SlurmCheckArguments) -> None:
     )
     findings = add_gaps(findings, host.gaps)
     corrected = correct(gres, slurm, host, nodes)
-    for line, names in shared_lines(gres, slurm, host, nodes).items():
+    for line, names in find_shared_lines(gres, slurm, host, nodes).items():
         place = f"{Path(line.line.source).name}:{line.line.first}"
         note(f"{place}: not corrected, since it is also about {compress_hostlist(names)}")
     before = {file.source: file.text for file in (*gres.files, *slurm.files)}

@@ -8,8 +8,8 @@ from itertools import groupby
 
 from homenode.cluster.slurm.check import (
     GpuCores,
+    format_gres,
     gpu_cores,
-    gres_text,
     groups_like,
     has_core_counts,
     right_cores,
@@ -17,7 +17,7 @@ from homenode.cluster.slurm.check import (
     right_type,
 )
 from homenode.cluster.slurm.config import ConfigLine, SlurmConfig, config_word, replace_words
-from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, placed_files
+from homenode.cluster.slurm.gres import GresLine, NodeClass, node_classes, place_files
 from homenode.cluster.slurm.numbering import core_order
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import CpuSet
@@ -35,11 +35,11 @@ def correct(
 ) -> dict[str, str]:
     """Return the text of each file, included ones too, with GPUs, counts and settings set right.
 
-    Lines about other nodes too (`shared_lines`) are left alone, and so are MIG slices' counts.
+    Lines about other nodes too (`find_shared_lines`) are left alone, and so are MIG slices' counts.
     Raises like `check`.
     """
     groups, gpus = groups_like(node_classes(gres, slurm, nodes), host), gpu_cores(host)
-    shared = shared_lines(gres, slurm, host, nodes)
+    shared = find_shared_lines(gres, slurm, host, nodes)
     gres_edits: Edits = {}
     words_of: dict[ConfigLine, dict[str, str]] = {}
     added: dict[str, list[str]] = {gres.source: [], slurm.source: []}
@@ -64,7 +64,7 @@ def correct(
             other_gres = [
                 item for item in (node.gres or "").split(",") if not item.startswith("gpu")
             ]
-            value = ",".join([gres_text(types), *filter(None, other_gres)])
+            value = ",".join([format_gres(types), *filter(None, other_gres)])
             words_of.setdefault(node.line, {})["Gres"] = value
     core_counts = has_core_counts(groups, core_order(host))
     for key, (_, value) in right_settings(slurm, core_counts).items():
@@ -79,7 +79,7 @@ def correct(
     return _apply_edits((gres, slurm), {**gres_edits, **slurm_edits}, added)
 
 
-def shared_lines(
+def find_shared_lines(
     gres: SlurmConfig, slurm: SlurmConfig, host: Host, nodes: Sequence[str] = ()
 ) -> dict[GresLine, tuple[str, ...]]:
     """Return the gres.conf lines that also name nodes of other machines or outside `nodes`."""
@@ -96,7 +96,7 @@ def _correct_lines(
 ) -> dict[str, int] | None:
     """Add the group's corrected lines to edits, and return the GPUs of each type in them; None if
     lines without files cannot be corrected."""
-    placed = placed_files(group.lines)
+    placed = place_files(group.lines)
     if not placed or any(file is None for _, file, _ in placed):
         return None
     gpus, order = gpu_cores(host), core_order(host)

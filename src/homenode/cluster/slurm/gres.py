@@ -153,7 +153,7 @@ _NUMBERED = re.compile(r"/dev/nvidia([0-9]{1,3})\Z|/dev/dri/renderD([0-9]{1,3})\
 _FIRST_RENDER_NODE = 128
 
 
-def placed_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None, int], ...]:
+def place_files(lines: Sequence[GresLine]) -> tuple[tuple[GresLine, str | None, int], ...]:
     """Return (line, device file, the GPU's number) of each GPU that the lines list, in their order.
 
     /dev/nvidia3 is GPU 3 and /dev/dri/renderD129 GPU 1; any other file is the next one. Drivers
@@ -196,7 +196,7 @@ class DeviceOrder(Struct, frozen=True):
             return None
         if _has_several_types(lines):
             return ()
-        placed = placed_files(lines)
+        placed = place_files(lines)
         if any(file is None for _, file, _ in placed):
             return None
         return tuple(number for _, _, number in placed)
@@ -206,7 +206,7 @@ class DeviceOrder(Struct, frozen=True):
         lines = find_lines(self.lines, node)
         if find_autodetect(self.lines, node) is not None or _has_several_types(lines):
             return ()
-        places = placed_files(lines)
+        places = place_files(lines)
         return tuple(line.cores for line, _, _ in places)
 
 

@@ -23,7 +23,7 @@ from homenode.cluster.slurm.tools.scontrol import Job, NodeShare
 from homenode.cluster.slurm.tools.slurm_nodes import NodeShape
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.machine.topology import Host
-from homenode.text import nodes_text, plural
+from homenode.text import format_nodes, plural
 
 
 class AllocatedGpu(Struct, frozen=True):
@@ -52,7 +52,7 @@ class NodeTree(Struct, frozen=True):
         """Return the nodes as text; with gres.conf, their cores."""
         if self.is_of_gres:
             return f"cores {CpuSet.union(self.pus_of_node[node] for node in nodes)}"
-        return nodes_text(nodes) if nodes else "no node"
+        return format_nodes(nodes) if nodes else "no node"
 
     def find_nodes(self, pus: CpuSet) -> tuple[NodeIndex, ...]:
         return tuple(n for n, node_pus in self.pus_of_node.items() if not node_pus.isdisjoint(pus))

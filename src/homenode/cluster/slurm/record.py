@@ -21,7 +21,7 @@ from homenode.cluster.slurm.arguments import SPOOL
 from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError, UsageError
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 
 KIND = "homenode-slurm-record"
 VERSION = 1
@@ -356,7 +356,7 @@ _SCRIPTS = ("prolog.sh", "task_prolog.sh", "epilog.sh", "README")
 
 
 def _read_script(name: str) -> str:
-    return package_text("cluster", "slurm", "scripts", name)
+    return read_package_text("cluster", "slurm", "scripts", name)
 
 
 def render_hooks(spool: str = SPOOL, directory: str = "/etc/slurm/homenode") -> dict[str, str]:

@@ -183,7 +183,7 @@ def number_devices(
         placed += numbered.placed
         if len(placed) > MAX_FUNCTIONS:
             raise numbered.make_error(root.location, f"at most {MAX_FUNCTIONS} functions", "more")
-        complexes.append(RootComplex(name, root.domain, bus, _stated_node(numbered.placed)))
+        complexes.append(RootComplex(name, root.domain, bus, _find_stated_node(numbered.placed)))
     placed.sort(key=lambda function: function.device.bdf)
     for lower, other in pairwise(placed):
         if lower.device.bdf == other.device.bdf:
@@ -221,7 +221,7 @@ def _list_names(
     return names | bdf_of_own_name
 
 
-def _stated_node(placed: Sequence[PlacedFunction]) -> NodeIndex | None:
+def _find_stated_node(placed: Sequence[PlacedFunction]) -> NodeIndex | None:
     """Return the node of a root complex, which only the functions on its own bus show."""
     nodes = {function.device.node for function in placed if function.device.parent is None} - {None}
     return nodes.pop() if len(nodes) == 1 else None

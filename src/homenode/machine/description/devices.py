@@ -18,7 +18,7 @@ from homenode.machine.description.tables import (
     decode_value,
 )
 from homenode.machine.pci import DeviceKind, PartKind, PciBar, PciLink
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.text import did_you_mean, plural
 from homenode.units import parse_bytes
 
@@ -51,7 +51,7 @@ class DeviceModel(Struct, frozen=True):
     memory_mode: str | None = None
 
 
-_TEXT = package_text("machine", "description", "widespread.toml")
+_TEXT = read_package_text("machine", "description", "widespread.toml")
 _ROWS = toml.decode(_TEXT, type=dict[str, tuple[DeviceModel, ...]])["model"]
 _BY_CLASS = {row.name: row for row in _ROWS}
 """Defaults by class: a widespread part."""

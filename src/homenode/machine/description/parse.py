@@ -50,7 +50,7 @@ from homenode.machine.topology import (
     assemble_pus,
     summarise,
 )
-from homenode.package_data import package_names, package_text
+from homenode.package_data import package_names, read_package_text
 from homenode.text import plural
 from homenode.units import whole_number
 
@@ -422,7 +422,7 @@ _DIRECTORY, _SUFFIX = ("machine", "hosts"), ".toml"
 _SHAPE = re.compile(r"-(?:\d+p)?\d+n\d+c|-2p-cpus\Z", re.ASCII)
 
 
-def shipped_hosts() -> tuple[str, ...]:
+def list_shipped_hosts() -> tuple[str, ...]:
     """Return names of the hosts that come with homenode, sorted."""
     names = package_names(*_DIRECTORY)
     return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
@@ -435,7 +435,7 @@ def is_made_up(name: str) -> bool:
 
 def load_shipped(name: str) -> HostDescription:
     """Return a host that comes with homenode. Raises UsageError for an unknown name."""
-    names = shipped_hosts()
+    names = list_shipped_hosts()
     if name not in names:
         raise unknown("host", name, names, "homenode list hosts")
-    return parse_description(package_text(*_DIRECTORY, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")
+    return parse_description(read_package_text(*_DIRECTORY, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")

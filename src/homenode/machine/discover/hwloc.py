@@ -33,7 +33,7 @@ from homenode.machine.topology import (
     PagePool,
     assemble_pus,
 )
-from homenode.text import cpus_text
+from homenode.text import format_cpus
 from homenode.units import whole_number
 
 _BASE_PAGE_BYTES = 65536  # the largest base page of any architecture; huge pages are larger
@@ -72,7 +72,7 @@ def read_hwloc_nodes(
         reason = "hwloc shows which CPUs are nearest to a node, not which are its own"
         gaps.append(Gap(f"CPUs of nodes {names}", f"{reason}; counted as CPU-less"))
     if listed - in_use:
-        gaps.append(Gap(f"node of {cpus_text(listed - in_use)}", "not in any node of the XML"))
+        gaps.append(Gap(f"node of {format_cpus(listed - in_use)}", "not in any node of the XML"))
     nodes: list[NumaNode] = []
     for obj, _ in sorted(objects, key=lambda pair: os_index(pair[0], source)):
         index = os_index(obj, source)
@@ -191,7 +191,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
     left_out = complete - listed
     if left_out:
         reason = "omitted by hwloc: offline, or disallowed and exported without --disallowed"
-        gaps.append(Gap(f"state of {cpus_text(left_out)}", reason))
+        gaps.append(Gap(f"state of {format_cpus(left_out)}", reason))
     packages = _list_packages(objects, listed, gaps)
     nodes, node_gaps = read_hwloc_nodes(objects.nodes, listed, packages, name)
     gaps += node_gaps

@@ -12,7 +12,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import ParseError
 from homenode.findings import Gap
-from homenode.machine.discover.pci_nodes import functions_text, root_complexes
+from homenode.machine.discover.pci_nodes import format_functions, root_complexes
 from homenode.machine.pci import (
     NVIDIA,
     PCI_BRIDGE_CLASS,
@@ -103,7 +103,7 @@ def read_hwloc_pci(
     unplaced = [device.bdf for device in devices if device.node is None]
     if unplaced:
         reason = "hwloc attaches them to an object that is not one node"
-        gaps.append(Gap(f"node of {functions_text(unplaced)}", reason))
+        gaps.append(Gap(f"node of {format_functions(unplaced)}", reason))
     return roots, devices, _list_links(matrices, walked.bdf_of_object), tuple(gaps)
 
 

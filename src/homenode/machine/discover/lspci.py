@@ -11,7 +11,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import InputError, ParseError
 from homenode.findings import NO_VMS, Gap, GapKind
-from homenode.machine.discover.pci_nodes import Locality, functions_text, root_complexes
+from homenode.machine.discover.pci_nodes import Locality, format_functions, root_complexes
 from homenode.machine.pci import (
     PCI_BRIDGE_CLASS,
     UNASSIGNED_CLASS,
@@ -62,7 +62,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     )
     nodeless = [device.bdf for device in devices if device.node is None]
     if nodeless:
-        subject = f"node of {functions_text(nodeless)}"
+        subject = f"node of {format_functions(nodeless)}"
         gaps.append(Gap(subject, "lspci prints no NUMA node for them"))
     lost = sorted(set(device_of) - {device.bdf for device in devices})
     pairs = [(device_of[device.bdf], device) for device in devices if device.bdf in device_of]
@@ -73,7 +73,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         )
     if lost:
         reason = f"{host.name} has them, {source} does not; omitted"
-        gaps.append(Gap(functions_text(lost), reason))
+        gaps.append(Gap(format_functions(lost), reason))
     bdfs = {device.bdf for device in devices}
     roots, root_gaps = root_complexes(devices)
     return replace(
@@ -83,7 +83,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
         links=tuple(
             link for link in host.links if link.a in bdfs and (link.b is None or link.b in bdfs)
         ),
-        gaps=(*_other_gaps(host, devices), *gaps, *root_gaps),
+        gaps=(*_find_open_gaps(host, devices), *gaps, *root_gaps),
     )
 
 
@@ -154,7 +154,7 @@ def add_lspci(
         (set(listed), {device.bdf for device in devices}, "lspci"),
     ):
         if missing := sorted(theirs - ours):
-            gaps.append(Gap(functions_text(missing), f"{place} does not have them"))
+            gaps.append(Gap(format_functions(missing), f"{place} does not have them"))
     named: list[PciDevice] = []
     for device in devices:
         function = listed.get(device.bdf)
@@ -202,7 +202,7 @@ def _list_devices(
     if unclassed:
         name = by_bdf[unclassed[0]].class_name
         reason = f"lspci names a class that is not known here ({name!r}); use lspci -nn"
-        gaps.append(Gap(f"class of {functions_text(unclassed)}", reason))
+        gaps.append(Gap(f"class of {format_functions(unclassed)}", reason))
     for bdf, function in by_bdf.items():
         code = function.class_code if function.class_code is not None else UNASSIGNED_CLASS
         node = None if function.numa_node is None else NodeIndex(function.numa_node)
@@ -323,7 +323,7 @@ def _may_be_equal(own: PciDevice, listed: PciDevice) -> bool:
     return all(None in pair or len(set(pair)) == 1 for pair in ids)
 
 
-def _other_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
+def _find_open_gaps(host: Host, devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
     """Return gaps of the host that a listing does not close."""
     closed = {"PCI functions"} if devices else set()
     closed |= {f"node of {device.bdf}" for device in devices if device.node is not None}

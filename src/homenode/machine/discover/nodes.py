@@ -31,7 +31,7 @@ from homenode.machine.topology import (
     Package,
     PagePool,
 )
-from homenode.text import cpus_text, plural
+from homenode.text import format_cpus, plural
 from homenode.units import KIB, whole_number
 
 NODE = "/sys/devices/system/node"
@@ -85,7 +85,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
         in_use = in_use | pus
     if homeless := online - in_use:
         reason = f"not in any online node (online: {', '.join(map(str, numbers))})"
-        gaps.append(Gap(f"node of {cpus_text(homeless)}", reason))
+        gaps.append(Gap(f"node of {format_cpus(homeless)}", reason))
     initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
     nodes: list[NumaNode] = []
     for number, pus in pus_of_node.items():

@@ -156,7 +156,7 @@ def add_tool_nodes(
         reason = (
             f"the firmware reports none; node {node_of_root[root]}, as the GPUs of {root}: used"
         )
-        gaps.append(Gap(f"node of {functions_text(bdfs)}", reason))
+        gaps.append(Gap(f"node of {format_functions(bdfs)}", reason))
     return tuple(placed), tuple(gaps)
 
 
@@ -193,7 +193,7 @@ NAMED_KINDS = frozenset({DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, De
 """Kinds of which each function is worth a gap of its own."""
 
 
-def functions_text(bdfs: Sequence[Bdf]) -> str:
+def format_functions(bdfs: Sequence[Bdf]) -> str:
     """Return the subject of a gap on functions: "0000:03:00.0", or "4 PCI functions (0000:03:00.0,
     ...)"."""
     return str(bdfs[0]) if len(bdfs) == 1 else f"{len(bdfs)} PCI functions ({bdfs[0]}, ...)"
@@ -216,7 +216,7 @@ def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
         ),
     )
     return tuple(
-        Gap(f"{field_name} of {functions_text([device.bdf for device in lacking])}", reason)
+        Gap(f"{field_name} of {format_functions([device.bdf for device in lacking])}", reason)
         for field_name, reason, lacking in missing
         if lacking
     )
@@ -235,4 +235,4 @@ def functions_off_the_bus(
     if not mismatched_functions:
         return ()
     reason = "has a directory in /sys/devices, but is not in /sys/bus/pci/devices: omitted"
-    return (Gap(functions_text(sorted(mismatched_functions)), reason),)
+    return (Gap(format_functions(sorted(mismatched_functions)), reason),)

@@ -18,8 +18,8 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.discover.pci_nodes import (
     Locality,
+    format_functions,
     functions_off_the_bus,
-    functions_text,
     root_complexes,
     unknown_fields,
 )
@@ -164,7 +164,7 @@ class _MalformedFiles(Struct):
 
     def list_gaps(self) -> list[Gap]:
         return [
-            Gap(f"{file} of {functions_text([bdf for bdf, _ in of_file])}", of_file[0][1])
+            Gap(f"{file} of {format_functions([bdf for bdf, _ in of_file])}", of_file[0][1])
             for file, of_file in self.files.items()
         ]
 
@@ -235,14 +235,14 @@ def _read_places(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, TreePlace]:
         places[bdf] = place
     if dangling:
         reason = f"the link in {PCI} leads nowhere: omitted; capture the host with /sys/devices"
-        gaps.append(Gap(functions_text(dangling), reason))
+        gaps.append(Gap(format_functions(dangling), reason))
     if loose:
         reason = f"{PCI} holds no links into /sys/devices; each bus counts as a root complex"
         gaps.append(Gap(f"bridges above {len(loose)} PCI functions", reason))
     unlisted = _bridges_not_listed(places)
     if unlisted:
         reason = f"not in {PCI}, but functions below it are: counted as a bridge"
-        gaps.append(Gap(functions_text(sorted(unlisted)), reason))
+        gaps.append(Gap(format_functions(sorted(unlisted)), reason))
     return places | unlisted
 
 
@@ -298,7 +298,7 @@ def _class_codes(
         codes[bdf] = code
     if unknown:
         reason = "neither a class file nor configuration space: counted as of no known kind"
-        gaps.append(Gap(f"class of {functions_text(unknown)}", reason))
+        gaps.append(Gap(f"class of {format_functions(unknown)}", reason))
     return codes
 
 

@@ -27,7 +27,7 @@ from homenode.machine.discover.readings import (
 from homenode.machine.discover.system import CPU, PuStates, cpu_model, read_cpu_fields
 from homenode.machine.snapshot.protocol import Snapshot
 from homenode.machine.topology import Core, CoreId, CoreKind, CpuModel, Llc, Package
-from homenode.text import cpus_text
+from homenode.text import format_cpus
 from homenode.units import parse_bytes
 
 STEP_RATIO = 1.2
@@ -251,7 +251,7 @@ def _split_modules(
         gaps.append(Gap(f"cores of CPUs {modules}", reason))
     if labelled:
         reason = "each has a core_id of its own, but they are listed as siblings: used the lists"
-        gaps.append(Gap(f"core ids of {cpus_text(labelled)}", reason))
+        gaps.append(Gap(f"core ids of {format_cpus(labelled)}", reason))
     return sorted(cores, key=lambda pus: pus.first() or 0)
 
 
@@ -302,7 +302,7 @@ def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[Pu
     if len(dies) < len(pus):
         missing = pus - CpuSet(dies)
         gaps.append(
-            Gap(f"die of {cpus_text(missing)}", "no die_id (Linux before 5.2, or not known)")
+            Gap(f"die of {format_cpus(missing)}", "no die_id (Linux before 5.2, or not known)")
         )
     return dies
 
@@ -359,10 +359,10 @@ def _read_llcs(
         caches.append((pus, cache[1], cache[2]))
     if unlisted:
         reason = "its list of CPUs is empty: counted as that of its SMT siblings, as hwloc does"
-        gaps.append(Gap(f"last-level cache of {cpus_text(unlisted)}", reason))
+        gaps.append(Gap(f"last-level cache of {format_cpus(unlisted)}", reason))
     if unknown:
         reason = f"no cache above level 1 in {CPU}/cpuN/cache with the CPUs that share it"
-        gaps.append(Gap(f"last-level cache of {cpus_text(unknown)}", reason))
+        gaps.append(Gap(f"last-level cache of {format_cpus(unknown)}", reason))
     llcs = tuple(Llc(LlcIndex(i), *fields) for i, fields in enumerate(caches))
     sizeless = [str(llc.index) for llc in llcs if llc.size_bytes is None]
     if sizeless:

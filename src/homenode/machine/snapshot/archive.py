@@ -131,10 +131,10 @@ def _read(file: BinaryIO, source: str) -> ArchiveTree:
     try:
         tar.read()
     except (_DamagedError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise _not_whole(source, compression, tar.members, error) from None
+        raise _make_error(source, compression, tar.members, error) from None
     except OSError as error:
         if error.errno is None:  # bz2's "Invalid data stream"
-            raise _not_whole(source, compression, tar.members, error) from None
+            raise _make_error(source, compression, tar.members, error) from None
         raise
     if not tar.members:
         raise InputError(f"{source}: expected a tar of a host's /sys, found an empty tar")
@@ -424,7 +424,7 @@ def _too_much(source: str, expected: str, excess: str) -> InputError:
     )
 
 
-def _not_whole(
+def _make_error(
     source: str, compression: _Compression | None, members: int, error: Exception
 ) -> InputError:
     kind = "tar" if compression is None else f"{compression.name} tar"

@@ -36,14 +36,14 @@ from homenode.machine.snapshot.contents import (
     ToolCommand,
 )
 from homenode.machine.snapshot.protocol import MemorySnapshot, follow, join
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 
 _START = "homenode-collector 1"
 _SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)
 _LISTED_LINK = re.compile(r"^ l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
 _STATUS = re.compile(r"\nS (\d+)\Z")
 
-_FUNCTIONS = package_text("machine", "snapshot", "collector.sh")
+_FUNCTIONS = read_package_text("machine", "snapshot", "collector.sh")
 
 
 def collector_script(root: str = "/") -> str:

@@ -14,7 +14,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 
 
 class PathKind(StrEnum):
@@ -111,7 +111,7 @@ _LINES = re.compile(r'"([^"]+)"')
 
 def read_table(name: str) -> list[str]:
     """Return the rows of one of this directory's tables."""
-    lines = package_text("machine", "snapshot", name).splitlines()
+    lines = read_package_text("machine", "snapshot", name).splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 

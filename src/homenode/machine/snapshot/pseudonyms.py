@@ -116,9 +116,9 @@ class Pseudonyms:
     def scrub(self, text: str) -> str:
         """Replace everything in a text that is known or has a recognisable form. Call it only once:
         a pseudonym has the form of its secret, and would be replaced again."""
-        return self.scrub_words(self.scrub_forms(text))
+        return self.scrub_identities(self.scrub_forms(text))
 
-    def scrub_words(self, text: str) -> str:
+    def scrub_identities(self, text: str) -> str:
         """Return the text with pseudonyms for the names and serials that are known by now."""
         text = _MAIL.sub(lambda found: self.replace_secret("mail", found[0].lower()), text)
         text = _HOME.sub(

@@ -114,7 +114,7 @@ def redact(
         except InputError as error:
             omitted.append((name, names.scrub(error.message)))
     # Repeated, because the last file may reveal a serial that is in the first.
-    commands = {name: names.scrub_words(text) for name, text in commands.items()}
+    commands = {name: names.scrub_identities(text) for name, text in commands.items()}
     return RedactedSnapshot(
         MemorySnapshot(
             "host",

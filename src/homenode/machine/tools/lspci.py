@@ -20,7 +20,7 @@ from msgspec import Struct, toml
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.machine.pci import PciBar, PciLink, PciRegisters, PortType
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.units import KIB, whole_number
 
 COMMAND = ("lspci", "-D", "-nn", "-vvv")
@@ -398,7 +398,7 @@ def _parse_rom(text: str) -> list[PciBar]:
 @cache
 def _read_codes() -> dict[str, dict[str, int]]:
     """Return the numbers by the names that lspci prints, of "classes" and "vendors"."""
-    text = package_text("machine", "tools", "pci_names.toml")
+    text = read_package_text("machine", "tools", "pci_names.toml")
     return toml.decode(text, type=dict[str, dict[str, int]])
 
 

@@ -423,7 +423,7 @@ def _parse_json(text: str) -> NvbandwidthRun:
     return NvbandwidthRun(
         version=version,
         driver_version=next((run.driver for run in runs if run.driver is not None), None),
-        devices=tuple(map(_listed_device, listed)),
+        devices=tuple(map(_parse_device, listed)),
         tests=_merge_tests(tests),
         errors=errors,
         gaps=tuple(sorted(gaps)),
@@ -457,7 +457,7 @@ def _test(case: _JsonTest) -> NvbandwidthTest:
     return NvbandwidthTest(case.name, status, tuple(matrices))
 
 
-def _listed_device(entry: str) -> NvbandwidthDevice:
+def _parse_device(entry: str) -> NvbandwidthDevice:
     match = _LISTED.fullmatch(entry)
     if match is None:
         raise ParseError(SOURCE, "'0: NAME (00000000:19:00)'", entry[:80])

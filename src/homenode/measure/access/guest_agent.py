@@ -57,7 +57,7 @@ class GuestAgent(Struct, frozen=True):
             arguments["input-data"] = base64.b64encode(content).decode()
         process = self._ask("guest-exec", arguments).get("pid")
         if not isinstance(process, int):
-            raise self._unexpected_answer("process number")
+            raise self._make_error("process number")
         deadline = time.monotonic() + timeout_s + _ANSWER_S
         wait_s = _FIRST_WAIT_S
         while True:
@@ -89,10 +89,10 @@ class GuestAgent(Struct, frozen=True):
         try:
             answer = decode_json(reply)
         except NotJsonError:
-            raise self._unexpected_answer("JSON") from None
+            raise self._make_error("JSON") from None
         returned = answer.get("return") if isinstance(answer, dict) else None
         if not isinstance(returned, dict):
-            raise self._unexpected_answer("answer")
+            raise self._make_error("answer")
         return returned
 
     def _decode_text(self, answer: dict[str, Any], key: str) -> str:
@@ -102,7 +102,7 @@ class GuestAgent(Struct, frozen=True):
                 "utf-8", "replace"
             )
         except ValueError:  # no base64, or no ASCII
-            raise self._unexpected_answer(f"{key} in base64") from None
+            raise self._make_error(f"{key} in base64") from None
 
-    def _unexpected_answer(self, expected: str) -> ToolError:
+    def _make_error(self, expected: str) -> ToolError:
         return ToolError(f"{self.name}: the guest agent returned no {expected}")

@@ -87,7 +87,7 @@ def run_script(
     )
 
 
-def installed_script(names: Collection[str]) -> str:
+def render_script(names: Collection[str]) -> str:
     """Return a shell line that prints each name whose program is installed."""
     words = " ".join(quote(name) for name in sorted(names))
     return f'{_PRELUDE}for n in {words}; do command -v "$n" >/dev/null 2>&1 && echo "$n"; done; :'
@@ -185,7 +185,7 @@ class RemoteMachine:
         put = frozenset(names) & self._programs.keys()
         if not unknown:
             return put
-        answer = self._channel.execute(installed_script(unknown), _SHORT_S)
+        answer = self._channel.execute(render_script(unknown), _SHORT_S)
         return put | (frozenset(answer.stdout.split()) & frozenset(unknown))
 
     def snapshot(self) -> Snapshot:

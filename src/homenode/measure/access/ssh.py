@@ -88,7 +88,7 @@ class SshChannel(Struct, frozen=True):
         if done.returncode == _OWN_FAILURE and not is_known:
             self._forget()  # a machine that rejects the login is not the guest
         if any(cause in done.stderr for cause in _OTHER_KEY):
-            raise self._other_key(done.stderr)
+            raise self._make_key_error(done.stderr)
         errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         for cause, hint in _CAUSES:
             line = next((line for line in errors if cause in line), None)
@@ -101,7 +101,7 @@ class SshChannel(Struct, frozen=True):
             )
         raise ToolError(f"{self.name}: {errors[-1][:200] if errors else done.failure()}")
 
-    def _other_key(self, stderr: str) -> HostKeyError:
+    def _make_key_error(self, stderr: str) -> HostKeyError:
         fingerprint = _FINGERPRINT.search(stderr)
         forget = command_line("ssh-keygen", "-R", self._key_name, "-f", self.known_hosts)
         return HostKeyError(

@@ -51,7 +51,7 @@ def read_probe_results(document: ProbeDocument) -> StepReading:
         "core-to-core": _core_to_core,
         "throughput": _read_throughput,
         "smt": _read_smt,
-        "loaded-latency": _loaded_latency,
+        "loaded-latency": _read_loaded_latency,
         "placement": _read_placement,
     }[document.command](document)
     placed = tuple(sorted(read_samples, key=lambda placed: placed.at_ns))
@@ -66,13 +66,13 @@ def read_probe_results(document: ProbeDocument) -> StepReading:
         placed,
         tuple(dict.fromkeys(_list_conditions(document))),
         (),
-        tuple(_caveat_findings(document)),
+        tuple(_check_caveats(document)),
         busy,
         document.machine.emulated,
     )
 
 
-def _caveat_findings(document: ProbeDocument) -> Iterator[Finding]:
+def _check_caveats(document: ProbeDocument) -> Iterator[Finding]:
     """Yield the probe's caveats, except those that are judged over the whole run."""
     for caveat in document.caveats:
         if caveat.id in _SAID_OF_THE_RUN:
@@ -212,7 +212,7 @@ def _read_smt(document: ProbeDocument) -> Iterator[BracketedSample]:
         yield _sample_of("smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}")
 
 
-def _loaded_latency(document: ProbeDocument) -> Iterator[BracketedSample]:
+def _read_loaded_latency(document: ProbeDocument) -> Iterator[BracketedSample]:
     for point in document.points:
         variant = "at rest" if point.delay_cycles is None else f"delay {point.delay_cycles} cycles"
         for value in point.samples_ns:

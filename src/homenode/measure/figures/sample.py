@@ -26,11 +26,11 @@ class MeasuredSamples(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()  # faults of the machine that the results show
 
 
-def _no_log(text: str, name: str) -> MeasuredSamples:
+def _reject_log(text: str, name: str) -> MeasuredSamples:
     raise ParseError(name, "a tool's output", "what the suite alone prints")
 
 
-def _no_step(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
+def _reject_step(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     raise ParseError(test.id, "a tool of the suite", test.reads)
 
 
@@ -38,9 +38,11 @@ class ToolOutput(Struct, frozen=True):
     name: str  # the tool's, for people
     # text that only this tool prints; None: files are not searched
     sign: re.Pattern[str] | None = None
-    of_log: Callable[[str, str], MeasuredSamples] = _no_log  # the figures of a file and its name
+    of_log: Callable[[str, str], MeasuredSamples] = (
+        _reject_log  # the figures of a file and its name
+    )
     # of a test of the suite, which also knows its GPUs, its binding and the machine
-    of_step: Callable[[BenchTest, str, Host], MeasuredSamples] = _no_step
+    of_step: Callable[[BenchTest, str, Host], MeasuredSamples] = _reject_step
 
 
 def read_from_text(

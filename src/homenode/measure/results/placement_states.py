@@ -206,10 +206,10 @@ def latency_name(latency_ns: float) -> str:
 _LATENCY_NAME = re.compile(r"(\d{1,9}(?:\.\d)?) ns", re.ASCII)
 
 
-def named_latency_ns(state: str) -> float | None:
+def parse_latency_ns(state: str) -> float | None:
     """Return the latency that a state has its name from; None for any other name.
 
-    >>> named_latency_ns("9.6 ns"), named_latency_ns("27 ns, 2"), named_latency_ns("moving")
+    >>> parse_latency_ns("9.6 ns"), parse_latency_ns("27 ns, 2"), parse_latency_ns("moving")
     (9.6, None, None)
     """
     matched = _LATENCY_NAME.fullmatch(state)

@@ -25,8 +25,8 @@ MAX_SAMPLES = 2_000_000
 """Limit of samples in a run; homenode writes fewer."""
 
 
-def head_line(head: RunHead) -> str:
-    return formats.head_line(KIND, head)
+def read_head_line(head: RunHead) -> str:
+    return formats.read_head_line(KIND, head)
 
 
 def end_line(samples: int) -> str:
@@ -35,7 +35,7 @@ def end_line(samples: int) -> str:
 
 
 def run_text(run: Run) -> str:
-    lines = [head_line(run.head), *map(formats.line, run.samples), end_line(len(run.samples))]
+    lines = [read_head_line(run.head), *map(formats.line, run.samples), end_line(len(run.samples))]
     return "".join(lines)
 
 

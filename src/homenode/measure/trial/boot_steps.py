@@ -16,8 +16,8 @@ from msgspec import Struct, structs
 
 from homenode.change.apply.definition import (
     apply_definition,
+    read_saved_original,
     restore_definition,
-    saved_original,
 )
 from homenode.change.apply.store import DomainStore
 from homenode.change.journal import ChangeEntry, ChangeState, ChangeStep, Note, host_locked
@@ -34,7 +34,7 @@ from homenode.measure.trial.guest import (
 from homenode.measure.trial.journal import BOOT, COPY, LAYOUT, TrialHead, TrialJournal
 from homenode.text import command_line
 from homenode.units import whole_number
-from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.hypervisor.virsh import Virsh
 
 T = TypeVar("T")
@@ -202,15 +202,17 @@ class LayoutStep(Struct, frozen=True):
 
     def is_done(self, entry: ChangeEntry) -> bool:
         now = self.on.virsh.read_definition(entry.subject)
-        return not same_definition(now, self.on.journal.read_kept(ORIGINAL))
+        return not is_same_definition(now, self.on.journal.read_kept(ORIGINAL))
 
     def _give_back(self) -> str:
         """Restore the definition from before the trial; return how."""
         virsh, uuid, root = self.on.virsh, self.on.head.uuid, self.on.root
         before = self.on.journal.read_kept(ORIGINAL)
-        first = saved_original(virsh, uuid, root)
-        is_first = first is not None and same_definition(first, before)
-        if first is None or (not is_first and same_definition(virsh.read_definition(uuid), before)):
+        first = read_saved_original(virsh, uuid, root)
+        is_first = first is not None and is_same_definition(first, before)
+        if first is None or (
+            not is_first and is_same_definition(virsh.read_definition(uuid), before)
+        ):
             return "no change had been made"
         with self.on.host_locked():
             done = restore_definition(virsh, uuid, root)

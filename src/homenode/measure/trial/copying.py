@@ -17,8 +17,8 @@ from homenode.safe.input_files import MAX_BYTES, OpenFile, host_file, read_plain
 from homenode.safe.trusted_path import private_directory
 from homenode.vm.domain.copy import (
     WritableDisk,
-    copied_uuid,
     copy_domain,
+    make_uuid,
     replace_disks,
     writable_disks,
 )
@@ -64,7 +64,7 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     # With a new MAC, a guest configured for the old one has no network (cloud-init writes such
     # files), and a DHCP server with reservations gives it no address.
     document = copy_domain(document, name, state.name, has_own_macs=False)
-    uuid = copied_uuid(state.uuid, name)
+    uuid = make_uuid(state.uuid, name)
     if is_there(virsh, name) and not is_there(virsh, uuid):
         raise UsageError(
             f"copy: another domain is named {name}",

@@ -93,7 +93,7 @@ def _fit(original: bytes, name: str, options: PlanOptions, host: Host) -> Planne
     return PlannedLayout(options.layout, tuning, tuple(obstacles))
 
 
-def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:
+def find_new_obstacles(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:
     """Return the obstacles to a layout that have arisen on its host since it was planned."""
     if host.fingerprint != plan.host_fingerprint:
         return (f"the topology of {host.name}, not of {plan.host_name}, which the plan is for",)

@@ -124,7 +124,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
         host_kind=host_kind(host),
         versions=tuple(list_host_versions(host)),
         emulated=is_emulated(original),
-        apply_words=(*request.apply_words, *_no_nvlink(original, state.name)),
+        apply_words=(*request.apply_words, *_find_nvlink_option(original, state.name)),
         disks=() if copy is None else copy.disks,
         nvram=None if copy is None else copy.nvram,
     )
@@ -218,7 +218,7 @@ def _reject_unfinished(state: DomainState, root: Path) -> None:
             )
 
 
-def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
+def _find_nvlink_option(original: bytes, name: str) -> tuple[str, ...]:
     """apply's option to accept GPUs that are not an NVLink partition, if they were planned so."""
     return ("--allow-no-nvlink",) if read_vm(original, name).hostdevs else ()
 

@@ -40,7 +40,7 @@ from homenode.measure.trial.boot_steps import (
     held_interrupts,
 )
 from homenode.measure.trial.copying import PreparedCopy
-from homenode.measure.trial.fitting import no_longer_fits, remove_domain
+from homenode.measure.trial.fitting import find_new_obstacles, remove_domain
 from homenode.measure.trial.guest import GuestConnector, boot_of, format_command, wait_for_answer
 from homenode.measure.trial.journal import (
     BOOT,
@@ -63,7 +63,7 @@ from homenode.measure.trial.trial_config import (
 from homenode.nccl.assemble import assemble_topology
 from homenode.nccl.guest_side import guest_side, left_to_libvirt
 from homenode.nccl.topology import NcclVariant, write_topology
-from homenode.vm.domain.merge import same_definition
+from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import Pinning
@@ -151,7 +151,7 @@ def _reject_edited(trial: Trial) -> None:
     if trial.head.copy is not None:
         return
     now = trial.domain.retry(lambda: trial.virsh.read_definition(trial.head.uuid))
-    if not same_definition(now, trial.journal.read_kept(ORIGINAL)):
+    if not is_same_definition(now, trial.journal.read_kept(ORIGINAL)):
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
             "another: it was edited since",
@@ -318,7 +318,7 @@ def _reject_taken(trial: Trial, tuned: TunedCopy) -> None:
     if trial.read_host is None:
         return
     host = remove_domain(trial.read_host(), trial.head.source)
-    against = no_longer_fits(tuned.document, trial.head.domain, tuned.plan, host)
+    against = find_new_obstacles(tuned.document, trial.head.domain, tuned.plan, host)
     if against:
         raise InputError(
             f"the host no longer has the resources of the trial's plan: {'; '.join(against)}",
@@ -403,7 +403,7 @@ def _add_topology(trial: Trial, plan: Plan, machine: Machine) -> MeasureOptions:
     try:
         guest = discover(machine.snapshot())
         document = trial.virsh.read_definition(trial.head.uuid)
-        suite = replace(suite, topology=topology_text(plan, document, guest, host))
+        suite = replace(suite, topology=find_topology_text(plan, document, guest, host))
     except InputError as error:
         suite = replace(suite, why_no_topology=f"it cannot be made: {error.message}")
     return replace(trial.config.measuring, suite=suite)
@@ -459,7 +459,7 @@ def outcome_code(state: TrialState) -> int:
     return 1 if kinds & {EntryKind.MISMATCHED, EntryKind.INCOMPLETE} else 0
 
 
-def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
+def find_topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     """Return the text of the file. document: the definition from libvirt, with every address.
     Raises InputError if a device's place in the guest cannot be determined."""
     opened = open_domain(document, "the domain")

@@ -73,7 +73,7 @@ class NvswitchGpus(Struct, frozen=True):
         return tuple(bdf for bdf in self.switches if bdf not in devices)
 
 
-def switched_gpus(host: Host) -> tuple[NvswitchGpus, ...]:
+def list_nvswitch_gpus(host: Host) -> tuple[NvswitchGpus, ...]:
     """Return the host's boards; () without NVSwitches on the PCI bus (as with B200). If the links
     to NVSwitches are unknown, all GPUs count as one board."""
     switches = [device.bdf for device in host.devices_of_kind(DeviceKind.NVSWITCH)]
@@ -144,7 +144,7 @@ class CompanionDevices(Struct, frozen=True, dict=True):
 
     @cached_property
     def boards(self) -> tuple[NvswitchGpus, ...]:
-        return switched_gpus(self.host) if self.request.options.with_nvswitches else ()
+        return list_nvswitch_gpus(self.host) if self.request.options.with_nvswitches else ()
 
     def _is_free(self, bdf: Bdf) -> bool:
         return self.allocations.find_holder(bdf) is None

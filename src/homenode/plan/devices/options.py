@@ -23,9 +23,9 @@ from homenode.plan.allocations import Allocations
 from homenode.plan.devices.brought import CompanionDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.request import GuestRequest
-from homenode.text import subjects_text
+from homenode.text import format_subjects
 from homenode.units import MIB
-from homenode.vm.gpu_parts import free_parts, is_divided, profiles_text
+from homenode.vm.gpu_parts import format_profiles, free_parts, is_divided
 from homenode.vm.plan import Unplannable
 
 MAX_COMPARED_STATES = 5_000
@@ -352,7 +352,7 @@ def _list_foreign(host: Host, request: GuestRequest) -> Iterator[Gap]:
         return
     devices = [hostdev.bdf for hostdev in guest.hostdevs if hostdev.bdf in request.devices]
     if devices:
-        named = subjects_text([str(bdf) for bdf in devices])
+        named = format_subjects([str(bdf) for bdf in devices])
         yield Gap(
             f"whether the definition means {named} of {host.name}",
             "homenode tuned it for another host; if not, remove its <hostdev>",
@@ -536,7 +536,7 @@ def _too_few(host: Host, request: GuestRequest, allocations: Allocations, free: 
     )
     hint = f"--gpus {free}" if free else None
     if request.options.gpu_profile is None and any(gpu.parts for gpu in gpus):
-        hint = hint or f"--gpu-profile, as GPUs are divided; one of {profiles_text(host)}"
+        hint = hint or f"--gpu-profile, as GPUs are divided; one of {format_profiles(host)}"
     return Unplannable(
         f"{request.guest.name} does not fit {host.name}: {detail}",
         (Rejection("gpus", (), detail, hint),),

@@ -17,7 +17,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import CoreKind
 from homenode.plan.memory import page_size_bytes
 from homenode.plan.placement import Placement, name_terms
-from homenode.plan.placement_findings import placement_findings
+from homenode.plan.placement_findings import check_placement
 from homenode.plan.search.ladder import Fallback, MemoryRule, fallback_name
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
 from homenode.plan.search.solve import (
@@ -32,7 +32,7 @@ from homenode.plan.search.supply import SiblingGroup
 from homenode.plan.search.threads import (
     ThreadCpus,
     ThreadRequest,
-    shared_places,
+    place_on_vcpus,
     thread_places,
 )
 from homenode.plan.shape.guest_numa import split_memory
@@ -184,7 +184,7 @@ class Attempt:
     def explain(self, rejections: Sequence[Rejection]) -> Placement:
         """Return the placement with its runners-up, findings and gaps, and these rejections."""
         search, placement = self.search, self.placement
-        findings = placement_findings(
+        findings = check_placement(
             self.host,
             self.request,
             placement.devices,
@@ -417,9 +417,9 @@ class Attempt:
         if request.layout.pinning is Pinning.NONE:
             return ThreadCpus(None, ())
         if emulator_pus is None and request.layout.pinning is Pinning.NODE:
-            return shared_places(CpuSet.union(self._pins), iothreads)
+            return place_on_vcpus(CpuSet.union(self._pins), iothreads)
         if emulator_pus is None and policy is EmulatorPolicy.SHARE:
-            return shared_places(self._vcpu_pus, iothreads)
+            return place_on_vcpus(self._vcpu_pus, iothreads)
         if emulator_pus is None and policy is EmulatorPolicy.NONE:
             return ThreadCpus(None, ())
         housekeeping = policy is EmulatorPolicy.HOUSEKEEPING

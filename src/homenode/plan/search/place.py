@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from homenode.findings import Rejection
 from homenode.machine.topology import LOCAL_DISTANCE, Host
 from homenode.plan.allocations import Allocations, find_allocations
-from homenode.plan.device_findings import device_findings
+from homenode.plan.device_findings import check_devices
 from homenode.plan.devices.options import DeviceOptions, device_options
 from homenode.plan.placement import Cost, Placement
 from homenode.plan.placement_findings import document_siblings, memory_short, whole_core_costs
@@ -127,7 +127,7 @@ def _place_devices_only(
         findings=(
             *options.findings,
             *memory_short(host, request),
-            *device_findings(host, request, devices, allocated),
+            *check_devices(host, request, devices, allocated),
         ),
         gaps=(*allocated.gaps, *options.gaps, *options.node_gaps(devices)),
     )

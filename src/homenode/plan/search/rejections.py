@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Rejection
 from homenode.machine.topology import CoreKind, Host, MemoryKind
-from homenode.plan.memory import memory_text, overhead_bytes, page_size_bytes
+from homenode.plan.memory import format_memory, overhead_bytes, page_size_bytes
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.ladder import Fallback
@@ -42,7 +42,7 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
             "memory of GPUs, no CPUs; never for a guest",
         )
     if plain:
-        unasked = _unasked_memory(host, request)
+        unasked = _find_unused_memory(host, request)
         yield Rejection(
             "no-pus",
             plain,
@@ -59,8 +59,8 @@ def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
     for supply, memory in zip(problem.supplies, problem.memory, strict=True):
         indices = (supply.cores.index,)
         if supply.groups < problem.groups:
-            needs = _groups_text(attempt.fallback, problem.groups)
-            owned = _owners_text(attempt, supply)
+            needs = _format_groups(attempt.fallback, problem.groups)
+            owned = _format_owners(attempt, supply)
             detail = f"{needs} needed, {supply.groups} free"
             yield _cores_rejection(attempt, indices, f"{detail}; {owned}" if owned else detail)
         elif memory.pages is not None and memory.pages < pages:
@@ -81,7 +81,7 @@ def _memory_rejection(
     return Rejection(constraint, nodes, detail, hint)
 
 
-def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
+def _find_unused_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
     """Return nodes without CPUs whose memory the user has not allowed."""
     return tuple(
         node.index
@@ -109,15 +109,15 @@ def whole_host(attempt: Attempt) -> Rejection:
         detail = "no nodes hold the guest NUMA nodes as specified"
         return Rejection("cells", (), detail, "omit node=, or make the guest NUMA nodes smaller")
     indices = tuple(supply.cores.index for supply in problem.supplies)
-    memory = memory_text(request)
+    memory = format_memory(request)
     total = sum(supply.groups for supply in problem.supplies)
     if total < problem.groups:
-        needs = _groups_text(attempt.fallback, problem.groups)
+        needs = _format_groups(attempt.fallback, problem.groups)
         return _cores_rejection(attempt, indices, f"{needs} needed, {total} free")
     free_text = _free_memory(attempt)
     if free_text is not None:
         extra = overhead_bytes(request) if attempt.fallback.keeps_memory else 0
-        memory_nodes = _unasked_memory(attempt.host, request)[:4]
+        memory_nodes = _find_unused_memory(attempt.host, request)[:4]
         options = " ".join(f"--allow-memory-node {node}" for node in memory_nodes)
         overhead = f" + {format_bytes(extra)} for QEMU and page tables" if extra else ""
         return _memory_rejection(
@@ -265,7 +265,7 @@ def make_error(
     reason = "no core is free" if shown is None else shown.detail
     is_memory = misses and shown is not None and shown.constraint in ("memory", "pages")
     if free_text := _free_memory(first) if is_memory else None:
-        reason = f"{memory_text(request)} needed, {free_text} free"
+        reason = f"{format_memory(request)} needed, {free_text} free"
     return Unplannable(
         f"{request.guest.name} does not fit {host.name}: {reason}",
         unique,
@@ -275,7 +275,7 @@ def make_error(
     )
 
 
-def _groups_text(fallback: Fallback, groups: int) -> str:
+def _format_groups(fallback: Fallback, groups: int) -> str:
     threads, kinds, counts_pus = fallback.grouping
     kind = "performance " if kinds == {CoreKind.PERFORMANCE} else ""
     if counts_pus:
@@ -286,7 +286,7 @@ def _groups_text(fallback: Fallback, groups: int) -> str:
     return f"{plural(groups, f'whole {kind}core')}{siblings}"
 
 
-def _owners_text(attempt: Attempt, supply: Supply) -> str:
+def _format_owners(attempt: Attempt, supply: Supply) -> str:
     """Describe the users of the node's other CPUs."""
     request, allocations, pus = attempt.request, attempt.search.allocations, supply.cores.pus
     parts = []

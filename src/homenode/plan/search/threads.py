@@ -27,7 +27,7 @@ from homenode.cpuset import CpuSet, list_members
 from homenode.findings import Finding, finding
 from homenode.machine.topology import CoreKind
 from homenode.plan.search.supply import FreeCore, FreeCpus
-from homenode.text import cpus_text, nodes_text
+from homenode.text import format_cpus, format_nodes
 
 EMULATOR_CORES = 2
 
@@ -54,7 +54,7 @@ class ThreadRequest(Struct, frozen=True):
     on_every_node: bool  # it needs a CPU on each of the VM's nodes
 
 
-def shared_places(vcpu_pus: CpuSet, iothreads: int) -> ThreadCpus:
+def place_on_vcpus(vcpu_pus: CpuSet, iothreads: int) -> ThreadCpus:
     """Place all threads on the vCPUs' own CPUs."""
     return ThreadCpus(vcpu_pus, (vcpu_pus,) * iothreads)
 
@@ -147,7 +147,7 @@ def _off_nodes(free: FreeCpus, emulator: CpuSet, nodes: Sequence[int]) -> tuple[
     return (
         finding(
             "emulator-off-memory-node",
-            nodes_text(without),
+            format_nodes(without),
             observed="QEMU's own threads have no CPU there, but allocate that node's huge "
             "pages: libvirt 9.0 and newer may fail to start the VM "
             '("Setting CPU affinity failed")',
@@ -164,7 +164,7 @@ def _next_to_vcpus(
         return pus, (_report_siblings(pus),)
     if not vcpu_pus.bits & free.isolated.bits:
         shares = "no CPU remains for QEMU's own threads, so they run on CPUs of vCPUs"
-        return vcpu_pus, (finding("emulator-shares-vcpus", cpus_text(vcpu_pus), observed=shares),)
+        return vcpu_pus, (finding("emulator-shares-vcpus", format_cpus(vcpu_pus), observed=shares),)
     unpinned = "all remaining CPUs are isolated, so QEMU's own threads are not pinned"
     return None, (finding("emulator-not-pinned", "emulator", observed=unpinned),)
 
@@ -213,7 +213,7 @@ def _free_siblings(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> li
 def _report_siblings(pus: CpuSet, where: str = "") -> Finding:
     return finding(
         "emulator-on-siblings",
-        cpus_text(pus),
+        format_cpus(pus),
         observed=f"no core without vCPUs is free{where}, so QEMU's own threads share a core with a "
         "vCPU",
     )

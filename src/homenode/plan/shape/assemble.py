@@ -17,7 +17,7 @@ from homenode.plan.allocations import uuid_of_device
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.aperture import ApertureChoice, choose_aperture
-from homenode.plan.shape.caches import guest_cache, shared_llcs
+from homenode.plan.shape.caches import find_shared_llcs, guest_cache
 from homenode.plan.shape.consequences import list_consequences
 from homenode.plan.shape.guest_numa import (
     bind_cell,
@@ -70,7 +70,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     vcpus = sum(len(cell.vcpus) for cell in cells)
     offline = offline_vcpus(request, vcpus)
 
-    llcs = shared_llcs(host, placement.vcpu_pins) if placement.vcpu_pins else None
+    llcs = find_shared_llcs(host, placement.vcpu_pins) if placement.vcpu_pins else None
     is_x86 = request.guest.architecture == "x86_64"
     topology, topology_findings = guest_topology(
         host,
@@ -153,7 +153,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         rejections=placement.rejections,
         findings=(
             *placement.findings,
-            *_shared_cores(host, request, placement),
+            *_check_shared_cores(host, request, placement),
             *memory.findings,
             *check_online_vcpus(numbers.cells, offline),
             *topology_findings,
@@ -311,7 +311,7 @@ def _choose_binding(request: GuestRequest, placement: Placement) -> tuple[str, C
     return str(request.options.memory_mode), CpuSet(placement.memory_nodes)
 
 
-def _shared_cores(
+def _check_shared_cores(
     host: Host | None, request: GuestRequest, placement: Placement
 ) -> tuple[Finding, ...]:
     """A finding on cores that run several vCPUs, if whole cores were relaxed or do not count."""

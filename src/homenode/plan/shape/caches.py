@@ -76,7 +76,7 @@ class SharedLlcs(Struct, frozen=True):
         )
 
 
-def shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlcs | None:
+def find_shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlcs | None:
     """Return the LLCs of pinned vCPUs; None if an LLC is unknown, or a vCPU may use several."""
     if host is None:
         return None
@@ -154,13 +154,13 @@ def guest_l3_groups(
     return _group_vcpus(topology, lambda vcpu: vcpu // per_die)
 
 
-def stated_topology(guest: Vm, vcpus: int) -> GuestTopology:
+def read_topology(guest: Vm, vcpus: int) -> GuestTopology:
     """Return the definition's topology; without one libvirt makes each vCPU a socket."""
     topology = guest.cpu_topology
     return topology if topology and topology.vcpus == vcpus else GuestTopology(vcpus, 1, 1, 1)
 
 
-def stated_cache(guest: Vm) -> GuestCache:
+def read_cache(guest: Vm) -> GuestCache:
     """Return the cache of the document's <cache>; without it, QEMU emulates an L3."""
     cache_of_name = {str(cache): cache for cache in GuestCache}
     return cache_of_name.get(guest.cpu_cache or "", GuestCache.EMULATED)
@@ -187,10 +187,10 @@ def guest_cache(
     topoext_needed = True if needs_topoext and topology else None
     if host is None or not is_x86 or not pins:
         return CacheChoice(None, topoext_needed)
-    shape = topology or stated_topology(guest, len(pins))
+    shape = topology or read_topology(guest, len(pins))
     threads = llc_threads(host, shared)
     if topology is None:
-        llcs_before = guest_l3_groups(stated_cache(guest), shape, guest_cpu(host, guest), threads)
+        llcs_before = guest_l3_groups(read_cache(guest), shape, guest_cpu(host, guest), threads)
         if llcs_before == () or (shared is not None and llcs_before == shared.groups):
             return CacheChoice(None, None)
     cpu = guest_cpu(host, guest, topoext_needed)
@@ -199,7 +199,9 @@ def guest_cache(
             return CacheChoice(cache, topoext_needed)
     topoext = False if shape.threads == 1 and vendor != INTEL_VENDOR else topoext_needed
     shown = guest_l3_groups(GuestCache.DISABLED, shape, guest_cpu(host, guest, topoext))
-    return CacheChoice(GuestCache.DISABLED, topoext, (_no_l3(shared, is_told=shown != ()),))
+    return CacheChoice(
+        GuestCache.DISABLED, topoext, (_report_hidden_l3(shared, is_told=shown != ()),)
+    )
 
 
 def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
@@ -263,7 +265,7 @@ def _group_vcpus(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
     return tuple(map(CpuSet, groups.values()))
 
 
-def _no_l3(shared: SharedLlcs | None, *, is_told: bool) -> Finding:
+def _report_hidden_l3(shared: SharedLlcs | None, *, is_told: bool) -> Finding:
     if shared is None:
         reason = "the LLCs under the vCPUs are not known, or a vCPU may run on several"
     else:

@@ -5,7 +5,7 @@ from homenode.cpuset import CpuSet, NodeIndex
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.guest_topology import online_text
+from homenode.plan.shape.guest_topology import format_online
 from homenode.text import plural
 from homenode.units import format_bytes
 from homenode.vm.layout import GuestCells
@@ -54,7 +54,7 @@ def _describe_cells(
     if request.layout.cells is GuestCells.SINGLE:
         return []
     sizes = "; ".join(
-        f"node {cell.id} with vCPUs {cell.vcpus}{online_text(cell.vcpus, offline)} and "
+        f"node {cell.id} with vCPUs {cell.vcpus}{format_online(cell.vcpus, offline)} and "
         f"{format_bytes(cell.memory_bytes)}"
         for cell in cells
     )

@@ -100,10 +100,10 @@ def offline_vcpus(request: GuestRequest, vcpus: int) -> CpuSet:
     return request.guest.offline_vcpus if vcpus == request.guest.vcpus else CpuSet()
 
 
-def online_text(vcpus: CpuSet, offline: CpuSet) -> str:
+def format_online(vcpus: CpuSet, offline: CpuSet) -> str:
     """Return the text about online vCPUs that follows the vCPUs of a cell.
 
-    >>> online_text(CpuSet(range(4)), CpuSet(range(2, 8))), online_text(CpuSet([0]), CpuSet())
+    >>> format_online(CpuSet(range(4)), CpuSet(range(2, 8))), format_online(CpuSet([0]), CpuSet())
     (', of which 0-1 online,', '')
     """
     online = vcpus - offline

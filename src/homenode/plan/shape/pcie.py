@@ -29,11 +29,11 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_cells import (
     NearestCell,
     cells_without_bus,
+    check_empty_ports,
     find_placeless_devices,
     nearest_cells,
     report_nearest_cells,
     slow_switches,
-    unguarded_ports,
 )
 from homenode.vm.model import (
     EXPANDER,
@@ -178,7 +178,7 @@ def mirror_cells(
         *report_nearest_cells(nearest_devices, nearest),
         *slow_switches(controllers),
         *cells_without_bus(cells, with_bus),
-        *unguarded_ports(request, controllers, address_of),
+        *check_empty_ports(request, controllers, address_of),
     )
     return MirroredPcie(controllers, address_of, cell_of, group_of, findings)
 

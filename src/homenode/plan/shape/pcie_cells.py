@@ -130,7 +130,7 @@ def find_placeless_devices(
     return tuple(findings)
 
 
-def unguarded_ports(
+def check_empty_ports(
     request: GuestRequest,
     controllers: tuple[GuestPciController, ...],
     address_of: dict[Bdf, GuestAddress],

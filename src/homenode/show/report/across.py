@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.decide.comparison import Outcome
 from homenode.decide.ranking import MetricRank
-from homenode.decide.summary import Series, SeriesKey, choose_headline, only_variant
+from homenode.decide.summary import Series, SeriesKey, choose_headline, find_only_variant
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
-from homenode.decide.words import change_text, format_value, range_text
+from homenode.decide.words import format_change, format_value, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
 from homenode.metrics import METRICS, Metric
 from homenode.show.bars import (
     Bar,
     BarGroup,
-    bar_chart,
+    build_bar_chart,
     chart_scale,
     format_range,
     format_short,
@@ -24,7 +24,7 @@ from homenode.text import plural
 _TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
 
 
-def summary_table(
+def build_summary_table(
     machines: Sequence[ReportedMachine], anchors: Sequence[str], *, paper: bool
 ) -> Table:
     """Return a row for each alternative of each machine, a column for each metric measured."""
@@ -83,7 +83,7 @@ def summary_table(
     )
 
 
-def effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
+def build_effects_table(machines: Sequence[ReportedMachine]) -> Table | None:
     """Return the effect of each switch on each metric, over all machines; None without
     measurements. A row for each metric that some switch was measured on."""
     effects_by_key: dict[tuple[str, StudySwitch], list[SwitchEffect]] = {}
@@ -137,7 +137,7 @@ def _find_value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | N
 def _choose_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """Return the series that represents a metric; of placement states that with most samples.
     Values in another unit (ratios to an unprinted reference) do not fit in a column."""
-    keys = choose_headline(series, metric) or only_variant(series, metric)
+    keys = choose_headline(series, metric) or find_only_variant(series, metric)
     candidates = [series[key] for key in keys if key.unit == metric.unit]
     return max(candidates, key=lambda shown: shown.samples, default=None)
 
@@ -186,7 +186,7 @@ def _effect_cell(effects: Sequence[SwitchEffect]) -> Cell:
     ]
     if losses:
         worst = min(losses, key=lambda loss: loss.effect.gain)
-        loss = change_text(worst.effect.ratio, lower_is_better=is_lower_better)
+        loss = format_change(worst.effect.ratio, lower_is_better=is_lower_better)
         lines.append(Span(f"risk: {loss} on {worst.machine}", "risk small"))
     else:
         lines.append(Span("no risk shown", "dim small"))
@@ -216,7 +216,7 @@ MAX_BARS = 60
 """Maximum in one chart."""
 
 
-def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
+def build_across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
     """Yield charts of several machines on one axis; none for a single machine."""
     for metric in map(METRICS.__getitem__, BY_LAYOUT):
         groups = [
@@ -232,7 +232,7 @@ def across_pictures(machines: Sequence[ReportedMachine]) -> Iterator[Picture]:
             groups.sort(key=lambda pair: len(_gpu_nodes(pair[0])) > 1)
             title += ": GPUs on one node, GPUs across nodes"
         drawn = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
-        yield Picture(title, bar_chart(title, metric.unit, drawn), (note,))
+        yield Picture(title, build_bar_chart(title, metric.unit, drawn), (note,))
     for metric in map(METRICS.__getitem__, REFERENCE):
         picture = _draw_comparison(machines, metric)
         if picture is not None:
@@ -292,7 +292,7 @@ def _draw_comparison(machines: Sequence[ReportedMachine], metric: Metric) -> Pic
     """Compare machines with the first that has a result; above 1 is better for every metric."""
     measured = []
     for machine in machines:
-        series = _any_series(machine, metric)
+        series = _find_series(machine, metric)
         if series is not None:
             measured.append((machine.name, series))
     if len(measured) < 2:
@@ -302,7 +302,7 @@ def _draw_comparison(machines: Sequence[ReportedMachine], metric: Metric) -> Pic
     for place, (machine_name, series) in enumerate(measured):
         ratio = series.value / reference.value
         faster = 1 / ratio if metric.lower_is_better else ratio
-        note = "reference" if place == 0 else change_text(faster, name)
+        note = "reference" if place == 0 else format_change(faster, name)
         low, high = (series.low, series.high) if series.samples > 1 else (None, None)
         bars.append(
             Bar(
@@ -318,11 +318,11 @@ def _draw_comparison(machines: Sequence[ReportedMachine], metric: Metric) -> Pic
     title = f"{metric.title}: machines against {name}"
     variants = ", ".join(dict.fromkeys(s.key.variant or "" for _, s in measured)).strip(", ")
     note = f"{metric.better}; throughput against {name}; {variants or metric.about}"
-    svg = bar_chart(title, metric.unit, [BarGroup("", tuple(bars))])
+    svg = build_bar_chart(title, metric.unit, [BarGroup("", tuple(bars))])
     return Picture(title, svg, (note,))
 
 
-def _any_series(machine: ReportedMachine, metric: Metric) -> Series | None:
+def _find_series(machine: ReportedMachine, metric: Metric) -> Series | None:
     """The machine's result from the layout with the most samples; controls ignore layouts."""
     candidates: list[Series] = []
     for alternative in machine.alternatives:

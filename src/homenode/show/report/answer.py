@@ -9,15 +9,15 @@ from homenode.decide.comparison import EvidenceLevel, Outcome
 from homenode.decide.recommendation import ANY_MACHINE, MIN_GPUS, Recommendation
 from homenode.decide.sentences import (
     STRENGTHS,
-    effect_text,
     format_basis,
+    format_effect,
+    format_review,
     format_sentence,
     layout_named,
-    review_text,
     stop_text,
 )
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
-from homenode.decide.words import change_text, range_text
+from homenode.decide.words import format_change, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.measure.results.model import UNKNOWN_SWITCHES
 from homenode.metrics import Metric, format_titles, list_primaries
@@ -55,7 +55,7 @@ class AdviceLine(Struct, frozen=True, kw_only=True):
 def list_advice(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
     """Return at most MAX_LINES answers, those supported by most machines first, then up to
     MAX_LINES machines under review. A single machine has a line for each objective."""
-    reviewed = [machine for machine in machines if review_text(machine.recommendations)]
+    reviewed = [machine for machine in machines if format_review(machine.recommendations)]
     if len(machines) == 1:
         (machine,) = machines
         answers = machine.recommendations
@@ -65,7 +65,7 @@ def list_advice(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
             if is_sound
             else (_review_machine(machine),)
         )
-    sound = [machine for machine in machines if not review_text(machine.recommendations)]
+    sound = [machine for machine in machines if not format_review(machine.recommendations)]
     lines = _joint_advice(sound)
     if not lines:  # layouts that differ in several steps have no single effect
         for machine in sound:
@@ -82,7 +82,7 @@ def _review_machine(machine: ReportedMachine) -> AdviceLine:
     if any(answer.is_blocked for answer in answers):
         has_findings = any(answer.findings for answer in answers)
         action = "repair first" if has_findings else "measure again first"
-    return AdviceLine(subject=name, action=action, ground=review_text(answers), machine=name)
+    return AdviceLine(subject=name, action=action, ground=format_review(answers), machine=name)
 
 
 def _joint_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
@@ -154,7 +154,7 @@ def _format_advice(
 
 def _format_change(effect: SwitchEffect, name: str) -> str:
     compared = effect.effect
-    return change_text(compared.ratio, name, lower_is_better=compared.lower_is_better)
+    return format_change(compared.ratio, name, lower_is_better=compared.lower_is_better)
 
 
 def _machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator[AdviceLine]:
@@ -163,7 +163,7 @@ def _machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator
     ruled = [answer for answer in answers if answer.layout is not None]
     for answer in decided or ruled:
         assert answer.level is not None
-        ground = f"{effect_text(answer)} ({STRENGTHS[answer.level]})".lstrip()
+        ground = f"{format_effect(answer)} ({STRENGTHS[answer.level]})".lstrip()
         yield AdviceLine(
             subject=answer.objective,
             action=layout_named(answer) if decided else answer.layout or "",
@@ -181,7 +181,7 @@ def answer_section(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
     parts.append(
         Text((format_strength(machines), ": ", Span("caveats", link="caveats")), "small dim")
     )
-    if names := _named_layouts(machines):
+    if names := _list_layouts(machines):
         meanings = ((Span(name, "bold"), f": {SUMMARIES[name]}") for name in names)
         parts.append(Items(tuple(meanings), "layouts small dim"))
     groups = tuple(_group_metrics(machines, [line.subject for line in lines]))
@@ -220,19 +220,19 @@ def answer_text(machines: Sequence[ReportedMachine]) -> Doc:
     return Doc("", shown or (Text(_NOTHING),))
 
 
-def counts_text(machines: Sequence[ReportedMachine]) -> str:
+def format_counts(machines: Sequence[ReportedMachine]) -> str:
     """Summarise a report in a line: "9 machines; 2 answers, 1 machine to repair first"."""
     lines = list_advice(machines)
     answers = [machine.recommendations for machine in machines]
-    reviewed = [group for group in answers if review_text(group)]
+    reviewed = [group for group in answers if format_review(group)]
     blocked = sum(any(answer.is_blocked for answer in group) for group in reviewed)
     parts = [plural(sum(not line.is_review for line in lines), "answer")]
     counts = {"repair": blocked, "review": len(reviewed) - blocked}
     parts += [f"{count} to {action} first" for action, count in counts.items() if count]
-    return f"{machines_text(machines)}; {', '.join(parts)}"
+    return f"{format_machines(machines)}; {', '.join(parts)}"
 
 
-def machines_text(machines: Sequence[ReportedMachine]) -> str:
+def format_machines(machines: Sequence[ReportedMachine]) -> str:
     """Count the machines with results: "9 machines"."""
     return plural(sum(machine.name != ANY_MACHINE for machine in machines), "machine")
 
@@ -250,7 +250,7 @@ def _format_title(subject: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _named_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
+def _list_layouts(machines: Sequence[ReportedMachine]) -> tuple[str, ...]:
     """Return layouts for which these machines have results or recommendations."""
     names = {alternative.label for machine in machines for alternative in machine.alternatives}
     for machine in machines:
@@ -280,7 +280,7 @@ def _group_metrics(
 def _build_row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
     """Return the machine's row; None without results of two layouts, or if they need review."""
     comparison = machine.comparison
-    if comparison is None or review_text(machine.recommendations):
+    if comparison is None or format_review(machine.recommendations):
         return None
     if comparison.baseline not in PRESETS:
         return None  # queues and policies have a separate chart
@@ -292,7 +292,7 @@ def _build_row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
             low=effect.low,
             high=effect.high,
             series=series_number(effect.alternative, labels.index(effect.alternative)),
-            text=change_text(effect.ratio, lower_is_better=effect.lower_is_better),
+            text=format_change(effect.ratio, lower_is_better=effect.lower_is_better),
         )
         for effect in comparison.effects
         if effect.metric == metric.id
@@ -303,7 +303,7 @@ def _build_row(machine: ReportedMachine, metric: Metric) -> EffectRow | None:
     return EffectRow(machine.name, dots) if dots else None
 
 
-def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Table:
+def build_machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) -> Table:
     """Return a row for each machine, a column for each objective: layout, gain, strength."""
     heads = (
         Cell((str(objective), Span(format_titles(objective), "dim small")))
@@ -319,8 +319,8 @@ def machines_table(machines: Sequence[ReportedMachine], anchors: Sequence[str]) 
 
 def _machine_row(machine: ReportedMachine, anchor: str) -> tuple[Cell, ...]:
     lines: list[Words] = [Span(machine.name, "name", anchor)]
-    lines.append(Span(machine_line(machine), "dim small"))
-    if review := review_text(machine.recommendations):
+    lines.append(Span(format_machine(machine), "dim small"))
+    if review := format_review(machine.recommendations):
         lines.append(Span(f"review first: {review}", "bold small"))
     stop = stop_of(machine)
     if stop:
@@ -336,13 +336,13 @@ def _objective_cell(machine: ReportedMachine, answer: Recommendation | None) -> 
     if answer is None or answer.choice is None or answer.level is None:
         return Cell((Span("no result" if answer is None else "cannot tell", "dim"),), "none")
     lines: list[Words] = [Span(layout_named(answer), "bold" if answer.tells else "")]
-    if effect := effect_text(answer):
+    if effect := format_effect(answer):
         lines.append(Span(effect, "small"))
     lines.append(Span(STRENGTHS[answer.level], "small dim"))
     return Cell(tuple(lines), "answer")
 
 
-def answers_table(machine: ReportedMachine) -> Table:
+def build_answers_table(machine: ReportedMachine) -> Table:
     """Return a row for each objective: layout, reason, strength, and open questions."""
     rows = []
     for answer in machine.recommendations:
@@ -387,7 +387,7 @@ def stop_of(machine: ReportedMachine) -> tuple[Words, ...]:
     return Span(action, "bold"), Span(stop_text(answers) + fix, "small")
 
 
-def machine_line(machine: ReportedMachine) -> str:
+def format_machine(machine: ReportedMachine) -> str:
     """Return the known facts of the machine in a line."""
     kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
     named = dict.fromkeys(name for run in machine.runs for name in run.head.hardware)

@@ -10,40 +10,57 @@ from homenode.decide.matrices import CopyLocality, build_matrices, compare_local
 from homenode.decide.summary import power_by_test
 from homenode.decide.switch_effects import file_effects
 from homenode.decide.words import format_value
-from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
+from homenode.doc import (
+    Cell,
+    Doc,
+    Gallery,
+    Items,
+    Part,
+    Picture,
+    Section,
+    Span,
+    Table,
+    Text,
+    format_plain,
+)
 from homenode.findings import Caveat, Gap
 from homenode.machine.pci import DeviceKind
 from homenode.metrics import METRICS
-from homenode.show.report.across import across_pictures, effects_table, link_speeds, summary_table
+from homenode.show.report.across import (
+    build_across_pictures,
+    build_effects_table,
+    build_summary_table,
+    link_speeds,
+)
 from homenode.show.report.answer import (
     answer_section,
-    answers_table,
-    machine_line,
-    machines_table,
-    machines_text,
+    build_answers_table,
+    build_machines_table,
+    format_machine,
+    format_machines,
     stop_of,
 )
 from homenode.show.report.machine import (
     HostSections,
     ReportedMachine,
-    host_lines,
+    format_hosts,
     host_part,
     map_sections,
 )
 from homenode.show.report.pictures import (
-    bar_pictures,
-    curve_pictures,
-    device_pictures,
+    build_bar_pictures,
+    build_curve_pictures,
+    build_device_pictures,
+    build_forest_pictures,
+    build_heat_pictures,
+    build_kernel_pictures,
+    build_locality_pictures,
+    build_mean_pictures,
     fairness_picture,
-    forest_pictures,
-    heat_pictures,
-    kernel_pictures,
-    locality_pictures,
-    mean_pictures,
     product_picture,
     profile_picture,
 )
-from homenode.show.results_text import SAID_BY_LEVEL, file_text, place_text, power_table
+from homenode.show.results_text import SAID_BY_LEVEL, build_power_table, file_text, format_place
 from homenode.units import format_bytes
 
 _EFFECTS = (
@@ -87,7 +104,7 @@ def build_report(
     anchors = [f"machine-{number}" for number in range(1, len(machines) + 1)]
     pairs = list(zip(machines, anchors, strict=True))
     hosts = [host_part(machine, paper=paper) for machine in machines] if appendix else []
-    table = machines_table(machines, anchors)
+    table = build_machines_table(machines, anchors)
     by_machine = Section("What to run on each machine", (table,), "machines", "Machines")
     sections = [answer_section(machines, anchors), by_machine]
     sections += [_build_evidence(machines), _build_caveats(machines)]
@@ -115,18 +132,18 @@ def build_report(
 def format_title(machines: Sequence[ReportedMachine]) -> str:
     """Return the question and subject of the page: the machines by the user's names."""
     names = ", ".join(machine.name for machine in machines)
-    about = names if len(machines) <= MAX_NAMED else machines_text(machines)
+    about = names if len(machines) <= MAX_NAMED else format_machines(machines)
     is_published = bool(machines) and all(machine.is_published for machine in machines)
     return f"Which layout to run: {about}{', published results' if is_published else ''}"
 
 
 def _build_evidence(machines: Sequence[ReportedMachine]) -> Section:
     """Return the effect of each switch of a layout, and all machines on one axis."""
-    table = effects_table(machines)
+    table = build_effects_table(machines)
     parts: list[Part] = (
         [] if table is None else [Section("Effects and risks", (table,), about=_EFFECTS)]
     )
-    parts += _build_pictures("Machines compared", "", across_pictures(machines))
+    parts += _build_pictures("Machines compared", "", build_across_pictures(machines))
     speeds = link_speeds(machines)
     if speeds.rows:
         parts.append(Section("PCIe links and copies", (speeds,)))
@@ -159,7 +176,10 @@ def _build_data(
     *,
     paper: bool,
 ) -> Section:
-    parts: list[Part] = [summary_table(machines, anchors, paper=paper), _build_tests(machines)]
+    parts: list[Part] = [
+        build_summary_table(machines, anchors, paper=paper),
+        _build_tests(machines),
+    ]
     details = Span("Details of each machine", link="appendix")
     parts.append(Text((details, ": every result, picture and setting.")))
     if skipped:
@@ -177,7 +197,7 @@ def _build_machine(
 ) -> Section:
     parts: list[Part] = _build_heading(machine)
     if machine.recommendations and not stop_of(machine):
-        parts.append(answers_table(machine))
+        parts.append(build_answers_table(machine))
     evidence = tuple(_machine_evidence(machine, host, paper=paper))
     parts.append(Section("", evidence, look="evidence"))
     return Section(machine.name, tuple(parts), anchor, look="machine")
@@ -185,13 +205,13 @@ def _build_machine(
 
 def _build_heading(machine: ReportedMachine) -> list[Part]:
     stop = (Text(line) for line in stop_of(machine))
-    return [Text(machine_line(machine), "dim"), *stop]
+    return [Text(format_machine(machine), "dim"), *stop]
 
 
 def _build_brief(machine: ReportedMachine, anchor: str) -> Section:
     """Return a machine's answers and pictures; rows of results are in the appendix."""
-    means = islice(mean_pictures(machine), 1)
-    pictures = (*means, *bar_pictures(machine), *_list_details(machine))
+    means = islice(build_mean_pictures(machine), 1)
+    pictures = (*means, *build_bar_pictures(machine), *_list_details(machine))
     pictures = tuple(structs.replace(picture, note=()) for picture in pictures)
     parts = _build_heading(machine)
     if pictures:
@@ -212,26 +232,28 @@ def _machine_evidence(
         alternative.label: build_matrices(alternative) for alternative in machine.alternatives
     }
     near_and_far = compare_localities(machine.alternatives, _nodes_of_gpus(machine))
-    yield from host_lines(machine)
+    yield from format_hosts(machine)
     about = "Right of the middle is better, whatever the metric's direction; one axis for all."
-    yield from _build_pictures("Effects", about, forest_pictures(machine))
-    yield from _build_pictures("Results by layout", "", bar_pictures(machine))
+    yield from _build_pictures("Effects", about, build_forest_pictures(machine))
+    yield from _build_pictures("Results by layout", "", build_bar_pictures(machine))
     yield from _build_pictures("In detail", "", _list_details(machine))
     drawn = {label: power_by_test(series) for label, _, series in machine.list_layouts()}
-    yield from power_table({label: watts for label, watts in drawn.items() if watts})
+    yield from build_power_table({label: watts for label, watts in drawn.items() if watts})
     if texts := tuple(filter(None, map(file_text, file_effects(machine.chosen)))):
         yield Section("All-reduce with NCCL's topology file", (Items(texts),))
     if near_and_far:
-        yield _locality_table(near_and_far, machine.name)
-    yield from _build_pictures("Local and remote copies", "", locality_pictures(near_and_far))
-    yield from _build_pictures("Matrices", "Every cell a median.", heat_pictures(machine, matrices))
-    yield from _build_pictures("Nodes and GPUs", "", mean_pictures(machine))
-    yield from _build_pictures("Curves", "", curve_pictures(machine))
+        yield _build_locality_table(near_and_far, machine.name)
+    yield from _build_pictures("Local and remote copies", "", build_locality_pictures(near_and_far))
+    yield from _build_pictures(
+        "Matrices", "Every cell a median.", build_heat_pictures(machine, matrices)
+    )
+    yield from _build_pictures("Nodes and GPUs", "", build_mean_pictures(machine))
+    yield from _build_pictures("Curves", "", build_curve_pictures(machine))
     if not paper:
         yield from map_sections(machine, host)
     if host.findings is not None:
         yield host.findings
-    yield from _printed_results(machine)
+    yield from _list_results(machine)
     yield from _machine_caveats(machine)
     yield from _build_environment(machine)
     if sources := _list_references([machine]):
@@ -239,19 +261,25 @@ def _machine_evidence(
 
 
 def _list_details(machine: ReportedMachine) -> Iterator[Picture]:
-    makers = (kernel_pictures, profile_picture, fairness_picture, product_picture, device_pictures)
+    makers = (
+        build_kernel_pictures,
+        profile_picture,
+        fairness_picture,
+        product_picture,
+        build_device_pictures,
+    )
     for pictures in makers:
         yield from pictures(machine)
 
 
-def _printed_results(machine: ReportedMachine) -> Iterator[Section]:
+def _list_results(machine: ReportedMachine) -> Iterator[Section]:
     """Yield every number of a published machine, also those without a picture."""
     rows = []
     for label, _, by_key in machine.list_layouts() if machine.is_published else ():
         for key, series in by_key.items():
             metric = METRICS.get(key.metric)
             size = format_bytes(key.size_bytes) if key.size_bytes else ""
-            place = ", ".join(filter(None, (place_text(key), size)))
+            place = ", ".join(filter(None, (format_place(key), size)))
             ends = (series.low, series.high) if series.is_range else (series.value,)
             value = " to ".join(format_value(end, key.unit, digits=4) for end in ends)
             title = key.metric if metric is None else metric.title
@@ -312,7 +340,7 @@ def _build_topologies(
     for machine, host in zip(machines, hosts, strict=True):
         for host_map in host.maps:
             drawn = Gallery((Picture("", host_map.svg, look="map"),), "maps")
-            parts.append(Section(f"{machine.name}: {plain(host_map.title)}", (drawn,)))
+            parts.append(Section(f"{machine.name}: {format_plain(host_map.title)}", (drawn,)))
         parts += host.links
     evidence = Section("", tuple(parts), look="evidence")
     return Section("Topologies and links", (evidence,) if parts else (), "topologies")
@@ -323,7 +351,7 @@ def _nodes_of_gpus(machine: ReportedMachine) -> dict[Bdf, int]:
     return {gpu.bdf: int(gpu.node) for gpu in gpus if gpu.node is not None}
 
 
-def _locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
+def _build_locality_table(localities: Sequence[CopyLocality], name: str) -> Section:
     rows = []
     for locality in localities:
         metric = METRICS.get(locality.key.metric)

@@ -31,7 +31,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.machine.topology import Host
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.measure.results.vantage import Vantage
-from homenode.show.device_groups import device_model, link_lines, link_text
+from homenode.show.device_groups import device_model, format_link, format_links
 from homenode.show.host_groups import host_counts
 from homenode.show.svg_canvas import series_number
 from homenode.show.topology_map import topology_map
@@ -294,7 +294,7 @@ def host_part(machine: ReportedMachine, *, paper: bool) -> HostSections:
     )
 
 
-def host_lines(machine: ReportedMachine) -> Iterator[Text]:
+def format_hosts(machine: ReportedMachine) -> Iterator[Text]:
     """Describe the source of a host's picture, and its assumptions."""
     if machine.host is not None:
         source = "as it is described" if machine.host.assumed else "from its capture"
@@ -367,14 +367,14 @@ def _draw_hosts(svg: str, *, paper: bool) -> str:
 
 def _build_links(host: Host) -> Iterator[Part]:
     """Yield links other than PCIe; then GPUs or NICs of one model and node with equal links."""
-    if lines := link_lines(host):
+    if lines := format_links(host):
         yield Items(lines)
     addresses_of_link: dict[tuple[str, str, str], list[str]] = {}
     for kind in (DeviceKind.GPU, DeviceKind.NIC):
         for device in host.devices_of_kind(kind):
             if device.physical_function is None:
                 node = "unknown" if device.node is None else str(device.node)
-                link = link_text(device.link) or "unknown"
+                link = format_link(device.link) or "unknown"
                 link_key = (device_model(device) or str(kind), node, link)
                 addresses_of_link.setdefault(link_key, []).append(str(device.bdf))
     rows = tuple(

@@ -10,7 +10,7 @@ from homenode.decide.matrices import Axis, CopyLocality, MatrixKey, MatrixPlace,
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
 from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
 from homenode.decide.switch_effects import judged_outcome
-from homenode.decide.words import change_text, range_text
+from homenode.decide.words import format_change, range_text
 from homenode.doc import Picture
 from homenode.machine.pci import DeviceKind
 from homenode.measure.importers.sysbench import DEVIATION
@@ -20,11 +20,11 @@ from homenode.show.bars import (
     BarGroup,
     ForestRow,
     axis_end,
-    bar_chart,
-    forest_chart,
-    size_text,
+    build_bar_chart,
+    build_forest_chart,
+    format_size,
 )
-from homenode.show.curves import Curve, Matrix, SizeRange, curve_chart, heat_map
+from homenode.show.curves import Curve, Matrix, SizeRange, build_curve_chart, heat_map
 from homenode.show.report.machine import ANY_LAYOUT, ReportedMachine
 
 MAX_CURVES = 8
@@ -51,7 +51,7 @@ def make_bar(label: str, series: Series, number: int, base: Series | None = None
     if base is not None and base is not series:
         metric = find_metric(series.key.metric)
         is_lower_better = metric is not None and metric.lower_is_better
-        note = change_text(series.value / base.value, lower_is_better=is_lower_better)
+        note = format_change(series.value / base.value, lower_is_better=is_lower_better)
     return Bar(label, series.value, low, high, number, note=note, is_range=series.is_range)
 
 
@@ -68,7 +68,7 @@ def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ..
     return tuple(make_bar(*bar, base) for bar in bars), unit
 
 
-def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
+def build_bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart for each metric with an overall result, and which direction is better."""
     for metric in METRICS.values():
         bars, unit = metric_bars(machine, metric)
@@ -76,11 +76,11 @@ def bar_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             note = f"{metric.better}; {metric.about}"
             if any(bar.note for bar in bars):
                 note += f"; against {bars[0].label}"
-            svg = bar_chart(metric.title, unit, [BarGroup("", bars)])
+            svg = build_bar_chart(metric.title, unit, [BarGroup("", bars)])
             yield Picture(metric.title, svg, (note,))
 
 
-def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
+def build_forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart for each alternative against the baseline, then against bare metal."""
     for comparison in filter(None, (machine.comparison, machine.bare)):
         charts: dict[str, list[ForestRow]] = {}
@@ -97,12 +97,12 @@ def forest_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             if any(row.low is None for row in rows):
                 note += "; hollow: one result each, no interval"
             title = f"{label} against {comparison.baseline}"
-            yield Picture(title, forest_chart(title, rows, end), (note,))
+            yield Picture(title, build_forest_chart(title, rows, end), (note,))
 
 
-def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
+def build_curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield charts of latency over working sets, and collectives over message sizes."""
-    for metric_id in ("memory-latency", "allreduce-busbw", *_other_curves(machine.series)):
+    for metric_id in ("memory-latency", "allreduce-busbw", *_list_other_curves(machine.series)):
         metric = find_metric(metric_id)
         groups: dict[str | None, list[Curve]] = {}
         for label, number, series in machine.list_layouts():
@@ -114,11 +114,11 @@ def curve_pictures(machine: ReportedMachine) -> Iterator[Picture]:
             levels = cache_levels(machine) if metric_id == "memory-latency" else ()
             about = _ABOUT_SIZES.get(metric_id, "" if metric is None else metric.about)
             unit = "bytes_per_s" if metric is None else metric.unit
-            svg = curve_chart(title, unit, curves[:MAX_CURVES], levels)
+            svg = build_curve_chart(title, unit, curves[:MAX_CURVES], levels)
             yield Picture(title, svg, (about,) if about else ())
 
 
-def heat_pictures(
+def build_heat_pictures(
     machine: ReportedMachine, matrices: Mapping[str, Sequence[ResultMatrix]]
 ) -> Iterator[Picture]:
     """Yield matrices of nodes, GPUs and CPUs; matrices of one metric share a colour scale.
@@ -137,7 +137,7 @@ def heat_pictures(
         yield _heat_picture(label, matrix, ends[matrix.key.metric, matrix.key.variant])
 
 
-def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
+def build_mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield charts for a machine whose source prints only the means of near and far."""
     series = [machine.series.get(label, {}) for label in (OWN_NODE, OTHER_NODE)]
     cards = [] if machine.host is None else list(machine.host.devices_of_kind(DeviceKind.GPU))
@@ -155,7 +155,7 @@ def mean_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         yield Picture(title, heat_map(title, metric.unit, drawn), (note,))
 
 
-def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
+def build_locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
     """Compare local with remote access, a chart for each metric."""
     charts: dict[MatrixKey, list[Bar]] = {}
     for locality in localities:
@@ -169,7 +169,7 @@ def locality_pictures(localities: Sequence[CopyLocality]) -> Iterator[Picture]:
         name = key.metric if metric is None else metric.title
         title = ", ".join(filter(None, (name, key.variant)))
         note = "" if metric is None else metric.better
-        svg = bar_chart(title, key.unit, [BarGroup("", tuple(bars))])
+        svg = build_bar_chart(title, key.unit, [BarGroup("", tuple(bars))])
         yield Picture(f"{title}: near and far", svg, (note,) if note else ())
 
 
@@ -179,7 +179,7 @@ def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
     if effect.slowest_device:
         parts.insert(1, "slowest GPU")
     low, high = effect.low, effect.high
-    tooltip = change_text(effect.ratio, lower_is_better=effect.lower_is_better)
+    tooltip = format_change(effect.ratio, lower_is_better=effect.lower_is_better)
     if low is not None and high is not None:
         ends = range_text(low, high, lower_is_better=effect.lower_is_better)
         tooltip += f" [{ends}]"
@@ -204,7 +204,7 @@ def curve_points(
     return {name: tuple(sorted(points)) for name, points in curves.items() if len(points) > 1}
 
 
-def _other_curves(series: SeriesOf) -> list[str]:
+def _list_other_curves(series: SeriesOf) -> list[str]:
     """Return the measured collectives besides all-reduce."""
     names = {key.metric for by_key in series.values() for key in by_key}
     return sorted(name for name in names - {"allreduce-busbw"} if name.endswith("-busbw"))
@@ -297,7 +297,7 @@ SIZE_LEVELS = (
 """Working sets of a level whose capacity is unknown, as in the study."""
 
 
-def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
+def build_kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield charts of all STREAM kernels by layout, on all memory and on each node's."""
     by_node: dict[int | None, dict[str, list[Bar]]] = {}
     for label, number, by_key in machine.list_layouts():
@@ -311,7 +311,7 @@ def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
         groups = [BarGroup(k, tuple(all_nodes[k])) for k in KERNELS if k in all_nodes]
         title = "STREAM: every kernel"
         note = "more is better; all vCPUs on all memory"
-        yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
+        yield Picture(title, build_bar_chart(title, "bytes_per_s", groups), (note,))
     groups = [
         BarGroup(f"memory of node {node}, {kernel}", tuple(kernels[kernel]))
         for node, kernels in sorted(by_node.items(), key=lambda pair: pair[0] or 0)
@@ -321,7 +321,7 @@ def kernel_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     if groups:
         title = "STREAM by node"
         note = "more is better; all vCPUs, with their memory bound to one node of the guest"
-        yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
+        yield Picture(title, build_bar_chart(title, "bytes_per_s", groups), (note,))
 
 
 def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
@@ -334,7 +334,7 @@ def product_picture(machine: ReportedMachine) -> Iterator[Picture]:
                 by_type.setdefault(key.variant, []).append(bar)
     if by_type:
         title, groups = "Matrix products", [BarGroup(k, tuple(v)) for k, v in by_type.items()]
-        svg = bar_chart(title, "flop_per_s", groups)
+        svg = build_bar_chart(title, "flop_per_s", groups)
         yield Picture(f"{title} by data type", svg, ("more is better; the slowest GPU",))
 
 
@@ -357,7 +357,7 @@ def profile_picture(machine: ReportedMachine) -> Iterator[Picture]:
         title = "Latency profile, L1 to DRAM"
         groups = [BarGroup(name, tuple(bars)) for name, bars in levels.items()]
         note = "less is better; least to greatest of the working sets of a level; axis logarithmic"
-        yield Picture(title, bar_chart(title, "ns", groups, log=True), (note,))
+        yield Picture(title, build_bar_chart(title, "ns", groups, log=True), (note,))
 
 
 def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ...]:
@@ -365,7 +365,7 @@ def _size_levels(machine: ReportedMachine) -> tuple[tuple[str, float, float], ..
     levels = cache_levels(machine)
     if not levels:
         return SIZE_LEVELS
-    names = (f"{level.name}, to {size_text(level.high_bytes)}" for level in levels)
+    names = (f"{level.name}, to {format_size(level.high_bytes)}" for level in levels)
     return tuple(
         (name, level.low_bytes * 1.01, level.high_bytes)
         for name, level in zip(names, levels, strict=True)
@@ -394,11 +394,11 @@ def fairness_picture(machine: ReportedMachine) -> Iterator[Picture]:
     if bars:
         title = "Fairness over threads"
         note = "events per second of a thread: mean \u00b1 standard deviation over threads"
-        svg = bar_chart(title, "events_per_s", [BarGroup("", tuple(bars))])
+        svg = build_bar_chart(title, "events_per_s", [BarGroup("", tuple(bars))])
         yield Picture(title, svg, (note,))
 
 
-def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
+def build_device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
     """Yield a chart of every GPU's copies under each layout."""
     figures = [(alternative, _device_results(alternative)) for alternative in machine.alternatives]
     for metric in METRICS.values():
@@ -409,7 +409,7 @@ def device_pictures(machine: ReportedMachine) -> Iterator[Picture]:
                 groups.append(BarGroup(alternative.label, tuple(_device_bars(by_device))))
         if groups and sum(len(group.bars) for group in groups) <= 2 * MAX_DEVICES:
             title = f"{metric.title}, GPU by GPU"
-            svg = bar_chart(title, metric.unit, groups)
+            svg = build_bar_chart(title, metric.unit, groups)
             yield Picture(title, svg, (metric.better,))
 
 

@@ -52,7 +52,7 @@ def format_csv(rows: Iterable[ReportRow]) -> str:
     return csv_text([[*COLUMNS], *([row[name] for name in COLUMNS] for row in rows)])
 
 
-def json_text(rows: Iterable[ReportRow], skipped: Sequence[Gap]) -> str:
+def format_json(rows: Iterable[ReportRow], skipped: Sequence[Gap]) -> str:
     """Return the rows as JSON, `homenode.rows/1`, with the omitted inputs."""
     document = {"format": f"homenode.rows/{VERSION}", "skipped": skipped, "rows": list(rows)}
     encoded = encode_json(msgspec.to_builtins(document))

@@ -464,7 +464,7 @@ SINCE = (
 )
 
 
-def required_versions(
+def list_required_versions(
     plan: Plan, *, is_virt: bool = False, iommu_model: str | None = None
 ) -> tuple[MinimumVersions, ...]:
     """Return the versions that a plan's elements need, the newest libvirt first. is_virt: an
@@ -489,7 +489,7 @@ def reject_older(
 ) -> None:
     """Raise HostError if a daemon is older than an element needs; it names the element. An unknown
     version (None) is not checked."""
-    for row in required_versions(plan, is_virt=is_virt, iommu_model=iommu_model):
+    for row in list_required_versions(plan, is_virt=is_virt, iommu_model=iommu_model):
         for program, have, want in older_than(row, libvirt, qemu):
             raise HostError(
                 f"{row.element} (layout {plan.layout.name}): expected {program} {want} or newer, "

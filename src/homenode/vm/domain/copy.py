@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, finding
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.units import KIB
 from homenode.vm.domain.codec import read_name
 from homenode.vm.domain.document import Document, Element
@@ -74,15 +74,15 @@ def check_name(name: str) -> str:
     return name
 
 
-def copied_uuid(original_uuid: str, name: str) -> str:
+def make_uuid(original_uuid: str, name: str) -> str:
     """Return the UUID of a copy: version 5, of the name in the original's namespace."""
     return str(uuids.uuid5(uuids.UUID(original_uuid), name))
 
 
-def copied_mac(original_mac: str, name: str) -> str:
+def make_mac(original_mac: str, name: str) -> str:
     """Return the MAC of a copy: locally administered, unicast.
 
-    >>> copied_mac("52:54:00:11:22:33", "copy")[:2] in ("02", "06", "0a", "0e")
+    >>> make_mac("52:54:00:11:22:33", "copy")[:2] in ("02", "06", "0a", "0e")
     True
     """
     digest = hashlib.sha256(f"{name}\n{original_mac.lower()}".encode()).digest()
@@ -90,7 +90,7 @@ def copied_mac(original_mac: str, name: str) -> str:
     return ":".join(f"{octet:02x}" for octet in octets)
 
 
-def shared_with_original(xml: bytes, source: str = "domain") -> tuple[Finding, ...]:
+def check_shared(xml: bytes, source: str = "domain") -> tuple[Finding, ...]:
     """The resources that the original and its copy share, so that both cannot run at once."""
     document = open_domain(xml, source)
     findings = map(_find_sharing, document.root.all("devices/*"))
@@ -148,7 +148,7 @@ def _edit_identity(document: Document, original: str, name: str) -> list[Edit]:
 
 def _new_uuid(document: Document, element: Element, name: str) -> str:
     try:
-        return copied_uuid(element.text.strip(), name)
+        return make_uuid(element.text.strip(), name)
     except ValueError:
         raise InputError(
             f"{document.source}:{element.line}: expected a UUID in <{element.tag}>, found "
@@ -199,7 +199,7 @@ def _edit_macs(document: Document, original: str, name: str) -> list[Edit]:
     for interface in document.root.all("devices/interface"):
         for mac in interface.all("mac"):
             if (address := mac.get("address")) is not None:
-                edits += set_attribute(document, mac, "address", copied_mac(address, name))
+                edits += set_attribute(document, mac, "address", make_mac(address, name))
     return edits
 
 
@@ -224,7 +224,7 @@ _MACHINES = {
 }
 """Machine type and features, by architecture. Both have UEFI and a PCIe tree."""
 
-_DOCUMENT = package_text("vm", "domain", "new_vm.xml")
+_DOCUMENT = read_package_text("vm", "domain", "new_vm.xml")
 
 
 def new_domain(

@@ -274,8 +274,8 @@ def edit_cputune(document: Document, plan: Plan) -> Document:
     others are replaced as a block.
     """
     document = _limit_vcpus(document, plan.vm.vcpus)
-    planned = _planned_pins(document, plan)
-    present = _present_pins(document)
+    planned = _list_planned_pins(document, plan)
+    present = _list_present_pins(document)
     if {key: pus for key, _, pus in present} == planned and len(present) == len(planned):
         return document
     positions = {key: i for i, key in enumerate(planned)}
@@ -292,7 +292,7 @@ def edit_cputune(document: Document, plan: Plan) -> Document:
 
 def read_pins(document: Document) -> dict[Key, CpuSet]:
     """Return the pins of a definition by thread; of duplicates the last counts."""
-    return {key: pus for key, _, pus in _present_pins(document)}
+    return {key: pus for key, _, pus in _list_present_pins(document)}
 
 
 def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
@@ -319,10 +319,10 @@ def _pus_of_vcpu_element(document: Document) -> CpuSet | None:
 
 def pin_counts(document: Document) -> dict[Key, int]:
     """Count the pins of each vCPU, each IOThread and the emulator."""
-    return dict(Counter(key for key, _, _ in _present_pins(document)))
+    return dict(Counter(key for key, _, _ in _list_present_pins(document)))
 
 
-def _planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
+def _list_planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
     planned: dict[Key, CpuSet] = {}
     if plan.vm.emulator_pus is not None:
         planned["emulatorpin", 0] = plan.vm.emulator_pus
@@ -338,7 +338,7 @@ def _planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
     return planned | {("iothreadpin", thread): pus for thread, pus in pairs if pus}
 
 
-def _present_pins(document: Document) -> list[tuple[Key, Element, CpuSet]]:
+def _list_present_pins(document: Document) -> list[tuple[Key, Element, CpuSet]]:
     present = []
     for element in document.root.all("cputune/*"):
         if element.name not in ("emulatorpin", "vcpupin", "iothreadpin"):

@@ -25,7 +25,7 @@ from homenode.vm.domain.controllers import (
 from homenode.vm.domain.cpu import iothread_ids, pin_counts, read_topology, read_vcpus
 from homenode.vm.domain.document import Document, Element
 from homenode.vm.domain.fields import any_base, parse_decimal, pu_set, read_size
-from homenode.vm.domain.hostdevs import addressed_devices
+from homenode.vm.domain.hostdevs import list_addressed
 from homenode.vm.domain.memory import read_memnodes, read_memory
 from homenode.vm.model import EXPANDER, PORTS, QEMU_DEVICE, GuestPciController, PortModel
 
@@ -204,7 +204,7 @@ def _check_addresses(
     document: Document, controllers: tuple[GuestPciController, ...]
 ) -> Iterator[Finding]:
     model_of = {controller.index: controller.model for controller in controllers}
-    devices = addressed_devices(document)
+    devices = list_addressed(document)
     for address, count in Counter(address for address, _ in devices).items():
         if count > 1:
             yield _make_finding("address-twice", f"guest address {address}", "one device", count)
@@ -267,7 +267,7 @@ def _check_windows(
             )
             return
         buses_below[root.index if root.model == EXPANDER else 0] += 1
-    named = {address.bus for address, _ in addressed_devices(document) if not address.domain}
+    named = {address.bus for address, _ in list_addressed(document) if not address.domain}
     last = max({*named, *model_of}, default=0)
     buses_below[0] += last - sum(0 < index <= last for index in model_of)
     expanders = [c for c in controllers if c.model == EXPANDER and c.bus_nr is not None]

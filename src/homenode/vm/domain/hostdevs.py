@@ -70,7 +70,7 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
     return tuple(hostdevs)
 
 
-def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
+def list_mediated(document: Document) -> tuple[tuple[str, Element], ...]:
     """Return (UUID, element) of every mediated PCI device, in lower case. Raises ParseError for an
     invalid UUID, which libvirt would use as a name in sysfs."""
     devices = []
@@ -89,7 +89,7 @@ def mediated_elements(document: Document) -> tuple[tuple[str, Element], ...]:
 def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
     """Return the mediated devices. Raises like mediated_elements, and InputError for duplicates."""
     devices: dict[str, MediatedDevice] = {}
-    for uuid, element in mediated_elements(document):
+    for uuid, element in list_mediated(document):
         if uuid in devices:
             raise InputError(
                 f"{document.source}:{element.line}: expected {uuid} once, found it twice",
@@ -168,7 +168,7 @@ def element_of_bdf(document: Document) -> dict[Bdf, Element]:
 
 def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
     """Map functions by address, and mediated devices by UUID, to their elements."""
-    return dict((*mediated_elements(document), *hostdev_elements(document)))
+    return dict((*list_mediated(document), *hostdev_elements(document)))
 
 
 def _device_key(device: GuestHostdev) -> Bdf | str:
@@ -187,7 +187,7 @@ def _make_hostdev(device: GuestHostdev) -> NewElement:
     return NewElement("hostdev", {"mode": "subsystem", **kind}, children)
 
 
-def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element], ...]:
+def list_addressed(document: Document) -> tuple[tuple[GuestAddress, Element], ...]:
     """Return (guest address, device) of every device with a PCI address, in document order."""
     devices = ((guest_address(e), e) for e in document.root.all("devices/*"))
     return tuple((address, element) for address, element in devices if address is not None)
@@ -195,14 +195,14 @@ def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element],
 
 def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
     """Return every guest PCI address in use, ascending."""
-    return tuple(sorted({address for address, _ in addressed_devices(document)}))
+    return tuple(sorted({address for address, _ in list_addressed(document)}))
 
 
 def edit_shared_slots(document: Document, plan: Plan) -> Document:
     """Set multifunction='on' at function 0 of each of the plan's slots with several functions."""
     addresses = (*(c.address for c in plan.vm.controllers), *(d.address for d in plan.vm.hostdevs))
     planned = {_slot_key(address) for address in addresses if address is not None}
-    devices = addressed_devices(document)
+    devices = list_addressed(document)
     shared = {_slot_key(address) for address, _ in devices if address.function} & planned
     edits: list[Edit] = []
     for address, element in devices:

@@ -116,7 +116,7 @@ def _remove_buses(document: Document) -> Document:
     )
 
 
-def _versions_text(libvirt: Version | None, qemu: Version | None) -> str:
+def _format_versions(libvirt: Version | None, qemu: Version | None) -> str:
     return " and ".join(
         f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
         for name, version in (("libvirt", libvirt), ("QEMU", qemu))
@@ -133,7 +133,7 @@ def smmu_left_out(
         return None
     if not can_accelerate(libvirt, qemu):
         reason = (
-            f"it needs libvirt 12.7 and QEMU 11.1 or newer, found {_versions_text(libvirt, qemu)}"
+            f"it needs libvirt 12.7 and QEMU 11.1 or newer, found {_format_versions(libvirt, qemu)}"
         )
         case = None
     elif not buses:
@@ -240,5 +240,5 @@ def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) ->
         f"launch security {guest.launch_security}",
         observed="devices of such a guest need iommufd, which was omitted: expected libvirt "
         "12.1 and QEMU "
-        f"8.2 or newer, found {_versions_text(libvirt, qemu)}",
+        f"8.2 or newer, found {_format_versions(libvirt, qemu)}",
     )

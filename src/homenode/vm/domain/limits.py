@@ -50,7 +50,7 @@ def reject_unsafe(guest: Vm, plan: Plan, source: str) -> None:
         )
 
 
-def launch_findings(guest: Vm, plan: Plan) -> Iterator[Finding]:
+def check_launch_security(guest: Vm, plan: Plan) -> Iterator[Finding]:
     """Yield findings on changes that affect the guest's attestation."""
     kind = guest.launch_security
     if kind is None:
@@ -139,7 +139,7 @@ def check_vcpus(
     )
 
 
-def document_findings(
+def check_document(
     before: bytes, tuned: bytes, plan: Plan, source: str = "domain"
 ) -> tuple[Finding, ...]:
     """Return the findings of a definition before and after it was rewritten."""
@@ -147,7 +147,7 @@ def document_findings(
     after = open_domain(tuned, source)
     guest = build_vm(document)
     return (
-        *launch_findings(guest, plan),
+        *check_launch_security(guest, plan),
         *_check_taint(guest, build_vm(after)),
         *_check_acpi(document, after, plan),
     )

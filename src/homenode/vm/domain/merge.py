@@ -24,7 +24,7 @@ from homenode.vm.domain.edits import (
     transplant,
 )
 from homenode.vm.domain.fields import require_attribute, size_bytes
-from homenode.vm.domain.hostdevs import addressed_devices
+from homenode.vm.domain.hostdevs import list_addressed
 
 _IDENTITY: dict[str, tuple[str, ...]] = {
     "vcpupin": ("@vcpu",),
@@ -111,25 +111,25 @@ def add_libvirt_parts(tuned: Document, now: Document) -> Document:
     devices, stored = tuned.root.child("devices"), now.root.child("devices")
     if devices is None or stored is None or not devices.children:
         return apply(tuned, edits)
-    ports = added_ports(tuned, now)
+    ports = list_added_ports(tuned, now)
     elements = [element for index, element in pci_controllers(now) if index in ports]
     edits += transplant(tuned, devices, devices.children[-1], now, elements)
-    printed = _children_by_key(stored)
-    for key, device in _children_by_key(devices).items():
+    printed = _map_children(stored)
+    for key, device in _map_children(devices).items():
         address = printed[key].child("address") if key in printed else None
         if device.children and device.child("address") is None and address is not None:
             edits += transplant(tuned, device, device.children[-1], now, [address])
     return apply(tuned, edits)
 
 
-def added_ports(tuned: Document, stored: Document) -> frozenset[int]:
+def list_added_ports(tuned: Document, stored: Document) -> frozenset[int]:
     """Return the indices of PCI controllers that libvirt added to plug a device in.
 
     libvirt assigns missing addresses, on a bridge or root port that it adds if none is free. A
     controller without devices is a user's edit.
     """
     before = {index for index, _ in pci_controllers(tuned)}
-    used = {address.bus for address, _ in addressed_devices(stored)}
+    used = {address.bus for address, _ in list_addressed(stored)}
     return frozenset(i for i, _ in pci_controllers(stored) if i not in before and i in used)
 
 
@@ -232,11 +232,11 @@ class _Merge(Struct, frozen=True):
     ) -> int:
         """Merge the children; return how many remain or come back."""
         first, second, third = (
-            _children_by_key(was),
-            _children_by_key(put),
-            _children_by_key(current),
+            _map_children(was),
+            _map_children(put),
+            _map_children(current),
         )
-        unchanged = _unchanged_names(first, second)
+        unchanged = _list_unchanged(first, second)
         child_count = 0
         for key, child in third.items():
             if key[0] in unchanged:
@@ -291,7 +291,7 @@ def _has_all(put: Element, current: Element) -> bool:
     )
 
 
-def _children_by_key(element: Element | None) -> dict[_Key, Element]:
+def _map_children(element: Element | None) -> dict[_Key, Element]:
     """Map the children by name and key; by order if two have the same key."""
     counts: Counter[_Key] = Counter()
     child_of_key: dict[_Key, Element] = {}
@@ -306,7 +306,7 @@ def _identify(element: Element) -> tuple[str, ...]:
     return tuple(element.value(path) or "" for path in _IDENTITY.get(element.name, ()))
 
 
-def _unchanged_names(was: dict[_Key, Element], put: dict[_Key, Element]) -> frozenset[str]:
+def _list_unchanged(was: dict[_Key, Element], put: dict[_Key, Element]) -> frozenset[str]:
     """Return the element names that the layout did not change."""
     names = {key[0] for key in (*was, *put)}
     return frozenset(
@@ -336,7 +336,7 @@ def _remove_addresses(merged: Document, now: Document) -> tuple[Document, tuple[
     gone = _list_buses(now) - _list_buses(merged)
     edits: list[Edit] = []
     moved = []
-    for address, element in addressed_devices(merged):
+    for address, element in list_addressed(merged):
         place = element.child("address")
         if address.bus in gone and place is not None:
             edits += remove(merged, place)
@@ -353,7 +353,7 @@ def _list_buses(document: Document) -> frozenset[int]:
 Tree = tuple[str, tuple[tuple[str, str], ...], str, tuple["Tree", ...]]
 
 
-def same_definition(definition: bytes, other: bytes) -> bool:
+def is_same_definition(definition: bytes, other: bytes) -> bool:
     """Return whether two definitions are equivalent. Device types and controllers may be in another
     order; disks, NICs and cells may not. Raises ParseError or InputError."""
     if definition == other:

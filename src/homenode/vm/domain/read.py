@@ -120,7 +120,7 @@ def read_running_domain(xml: bytes, running: bool, source: str = "domain") -> Ru
         memory_bound="preferred" not in modes,
         memory_by_node=tuple(sorted(in_use.items())),
         page_bytes=vm.page_bytes,
-        devices=_all_devices(document),
+        devices=_list_devices(document),
         mediated=tuple(sorted(device.uuid for device in vm.mediated)),
         uuid=None if vm.uuid is None or "/" in vm.name else canonical_uuid(vm.uuid),
         mark=read_mark(document),
@@ -134,7 +134,7 @@ def _add_in_use(in_use: dict[NodeIndex, int], nodes: CpuSet, size: int) -> None:
         in_use[index] = in_use.get(index, 0) + share + (1 if i < remainder else 0)
 
 
-def _all_devices(document: Document) -> tuple[Bdf, ...]:
+def _list_devices(document: Document) -> tuple[Bdf, ...]:
     """Return every host function of the domain, also those not shown to its guest."""
     functions = set()
     for element in filter(is_pci_function, document.root.all("devices/*")):

@@ -60,7 +60,7 @@ def write_tuned(
     another original is saved already, HostError if a file cannot be written.
     """
     try:
-        saved = saved_original(output)
+        saved = locate_original(output)
         permissions = _read_permissions(saved.output)
         mode = mode if permissions is None else mode & permissions
         keep = _kept_original(saved, original)
@@ -81,7 +81,7 @@ def write_tuned(
 def is_tuned_output(output: str | Path) -> bool:
     """Return whether this file is a tuned document by homenode that was not changed since."""
     try:
-        return _ours_there(saved_original(output)) is not None
+        return _ours_there(locate_original(output)) is not None
     except (OSError, HostError):
         return False
 
@@ -98,12 +98,12 @@ class RestorableFile(Struct, frozen=True):
 def preview_restore(output: str | Path) -> RestorableFile:
     """Return what restore would do, and write nothing. Raises the same errors."""
     try:
-        saved = saved_original(output)
+        saved = locate_original(output)
         sums = _read_record(saved)
         original = _read_content(saved.original)
         current = _read_content(saved.output) if saved.output.exists() else None
     except OSError as error:
-        raise _not_restored(error, output) from None
+        raise _make_error(error, output) from None
     if _sum(original) != sums.original:
         raise InputError(
             f"{saved.original} was edited since it was saved, with sha256 {sums.original}",
@@ -134,15 +134,15 @@ def restore(output: str | Path) -> Path:
         remove_file(saved.record)
         remove_file(saved.original)
     except OSError as error:
-        raise _not_restored(error, output) from None
+        raise _make_error(error, output) from None
     return saved.output
 
 
-def _not_restored(error: OSError, output: str | Path) -> HostError:
+def _make_error(error: OSError, output: str | Path) -> HostError:
     return HostError(f"{error.filename or output}: cannot restore: {error.strerror}")
 
 
-def saved_original(output: str | Path) -> SavedOriginal:
+def locate_original(output: str | Path) -> SavedOriginal:
     """Return the path of a tuned document's original, whether or not it exists."""
     # A link is kept: the files are next to its target.
     path = resolve_links(Path(output))

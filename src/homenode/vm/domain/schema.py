@@ -66,7 +66,7 @@ def reject_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
         return Gap(
             "domain.rng", f"the original is not valid either, line {first.line}: {first.message}"
         )
-    installed = _installed_version()
+    installed = _read_version()
     if libvirt is not None and installed is not None and libvirt > installed:
         return Gap(
             "domain.rng",
@@ -80,7 +80,7 @@ def reject_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
     )
 
 
-def _installed_version() -> Version | None:
+def _read_version() -> Version | None:
     """Return the version of the installed libvirt's schema; None without virsh."""
     try:
         output = run(("virsh", "--version"), 10)
@@ -121,7 +121,7 @@ class ParseResult(Struct, frozen=True):
     dropped: tuple[str, ...]
 
 
-def parsed_by_libvirt(document: Document) -> ParseResult | None:
+def parse_with_libvirt(document: Document) -> ParseResult | None:
     """Parse a copy with libvirt's test driver; None without virsh, or if no copy can be made."""
     if find_program("virsh") is None:
         return None

@@ -25,10 +25,10 @@ _QEMU_PATHS = ("/system", "/session", "/embed")
 _HERE = ("", "localhost")
 
 
-def checked_uri(uri: str) -> str:
+def check_uri(uri: str) -> str:
     """Return the URI, if it is valid for libvirt and has a driver that homenode supports.
 
-    >>> checked_uri("qemu+ssh://root@gpu7/system")
+    >>> check_uri("qemu+ssh://root@gpu7/system")
     'qemu+ssh://root@gpu7/system'
 
     Raises UsageError. Source: https://libvirt.org/uri.html
@@ -59,7 +59,7 @@ def add_connection(uri: str, *words: str) -> tuple[str, ...]:
 
 def check_host(host: str | None, uri: str) -> None:
     """Raise UsageError if no host is given and the daemon is on another machine."""
-    if host is None and not is_local(checked_uri(uri)):
+    if host is None and not is_local(check_uri(uri)):
         raise UsageError(
             f"--connect {uri} requires --host, since the daemon is on another machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
@@ -153,10 +153,10 @@ class LivePin(Struct, frozen=True):
     pus: CpuSet
 
 
-def pins_text(pins: Iterable[LivePin]) -> str:
+def format_pins(pins: Iterable[LivePin]) -> str:
     """Format pins as one line.
 
-    >>> pins_text([LivePin("vcpu", 0, CpuSet((0, 1))), LivePin("emulator", 0, CpuSet((2,)))])
+    >>> format_pins([LivePin("vcpu", 0, CpuSet((0, 1))), LivePin("emulator", 0, CpuSet((2,)))])
     'vcpu 0 0-1; emulator 0 2'
     """
     return "; ".join(f"{pin.kind} {pin.number} {pin.pus}" for pin in pins)

@@ -15,7 +15,7 @@ from homenode.vm.hypervisor.connection import (
     DEFAULT,
     DomainState,
     LivePin,
-    checked_uri,
+    check_uri,
     find_machine,
     is_local,
     parse_dominfo,
@@ -58,7 +58,7 @@ class Virsh:
     __slots__ = ("connect",)
 
     def __init__(self, connect: str) -> None:
-        self.connect = checked_uri(connect)
+        self.connect = check_uri(connect)
 
     def find_domain(self, name: str) -> DomainState:
         """Return the domain of that name or UUID. If missing, the error lists existing domains."""

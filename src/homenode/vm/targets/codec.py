@@ -137,7 +137,7 @@ class Codec(Struct, frozen=True, kw_only=True):
         )
 
 
-def changed_keys(
+def check_changed_keys(
     writing: TargetEdit[Any],
     lines: Mapping[str, Any],
     reason_of_key: Mapping[str, tuple[object, str]],

@@ -24,7 +24,7 @@ from homenode.vm.domain.iommu import (
     smmu_buses,
     smmu_left_out,
 )
-from homenode.vm.domain.limits import check_vcpus, document_findings, reject_unsafe
+from homenode.vm.domain.limits import check_document, check_vcpus, reject_unsafe
 from homenode.vm.domain.memory import nodemask_not_strict
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import PortModel, Vm
@@ -53,7 +53,7 @@ def recognizes(content: bytes) -> bool:
     return start[:1] == b"<" or content[:2] in (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
 
-def other_parts(content: bytes, source: str) -> Iterator[str]:
+def list_other_parts(content: bytes, source: str) -> Iterator[str]:
     """Yield the elements of a definition that a plan does not have. Raises ParseError or
     InputError."""
     for element in open_domain(content, source).root.children:
@@ -89,7 +89,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: st
         if can and needs and libvirt is not None:
             steps.append(lambda document, _: edit_iommufd(document, libvirt))
     after = rewrite_by((*STEPS, *steps), original, plan, source)
-    return Rendering(after, (), (*document_findings(original, after, plan, source), *limits))
+    return Rendering(after, (), (*check_document(original, after, plan, source), *limits))
 
 
 _SHARED_SLOT = (

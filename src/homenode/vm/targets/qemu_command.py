@@ -33,7 +33,7 @@ from homenode.vm.model import (
 from homenode.vm.plan import Plan
 from homenode.vm.plan_options import MemoryMode
 from homenode.vm.targets.script import split_words
-from homenode.vm.targets.target import is_vgpu, passed_through
+from homenode.vm.targets.target import is_vgpu, split_devices
 
 _MODEL_OF_DEVICE = {device: model for model, device in QEMU_DEVICE.items()}
 POLICY_OF_MODE = {
@@ -66,10 +66,10 @@ def escape_commas(value: str) -> str:
     return value.replace(",", ",,")
 
 
-def size_text(size_bytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     """Return a size with the largest unit that divides it.
 
-    >>> size_text(3 << 30), size_text((3 << 30) + 1)
+    >>> format_size(3 << 30), format_size((3 << 30) + 1)
     ('3G', '3221225473B')
     """
     for letter, unit in _UNITS:
@@ -88,10 +88,10 @@ def parse_size(text: str, source: str, *, default_unit: int = 1) -> int:
     return bytes_of(int(match[1]) * (1 if unit else default_unit), unit)
 
 
-def ranges_text(key: str, numbers: CpuSet) -> str:
+def format_ranges(key: str, numbers: CpuSet) -> str:
     """Format a set for QEMU, which repeats the key for each range.
 
-    >>> ranges_text("cpus", CpuSet.parse("0-3,8"))
+    >>> format_ranges("cpus", CpuSet.parse("0-3,8"))
     ',cpus=0-3,cpus=8'
     """
     return "".join(
@@ -104,7 +104,7 @@ def numa_words(plan: Plan) -> Iterator[tuple[str, str]]:
     """-object and -numa of the plan's cells. A flat guest whose memory is bound has one cell."""
     if plan.is_mirrored:
         for cell in plan.cells:
-            vcpus = ranges_text("cpus", cell.vcpus)
+            vcpus = format_ranges("cpus", cell.vcpus)
             memory = ""
             if cell.memory_bytes:
                 yield "-object", format_backend(plan, cell, f"ram-node{cell.id}")
@@ -134,18 +134,18 @@ def format_backend(plan: Plan, cell: VmCell, id: str) -> str:
     pages = ""
     if plan.vm.page_bytes is not None:
         kind = "memory-backend-memfd"
-        size = f",hugetlbsize={size_text(plan.vm.page_bytes)}" if plan.vm.page_bytes else ""
+        size = f",hugetlbsize={format_size(plan.vm.page_bytes)}" if plan.vm.page_bytes else ""
         pages = f",hugetlb=on{size},prealloc=on"
     bound = ""
     if plan.memory_mode is not None:
         mirrored = plan.is_mirrored
         nodes = CpuSet(cell.host_nodes if mirrored else plan.memory_nodes)
         policy = POLICY_OF_MODE[plan.memory_mode]
-        bound = f"{ranges_text('host-nodes', nodes)},policy={policy}"
-    return f"{kind},id={id},size={size_text(cell.memory_bytes)}{pages}{bound}"
+        bound = f"{format_ranges('host-nodes', nodes)},policy={policy}"
+    return f"{kind},id={id},size={format_size(cell.memory_bytes)}{pages}{bound}"
 
 
-def smp_text(plan: Plan) -> str:
+def format_smp(plan: Plan) -> str:
     """Return -smp of the plan; sockets only if the plan keeps the topology."""
     shape = plan.vm.cpu_topology
     if shape is None:
@@ -156,7 +156,7 @@ def smp_text(plan: Plan) -> str:
     )
 
 
-def cpu_text(plan: Plan, model: str = "host") -> str:
+def format_cpu(plan: Plan, model: str = "host") -> str:
     """Return -cpu with the plan's SMT on AMD, caches and address bits."""
     words = [model]
     if plan.vm.topoext is not None:
@@ -168,7 +168,7 @@ def cpu_text(plan: Plan, model: str = "host") -> str:
     return ",".join(words)
 
 
-def vfio_text(device: GuestHostdev) -> str:
+def format_vfio(device: GuestHostdev) -> str:
     """-device of a passed-through function or mediated device, without its place. Source: NVIDIA
     vGPU user guide, "Adding a vGPU to a Linux with KVM VM by QEMU command line"."""
     if device.uuid is not None:
@@ -202,9 +202,11 @@ class QemuPciTree(Struct, frozen=True):
             words += f",chassis={self.chassis_base + controller.index}"
         elif controller.model == "pci-bridge":
             words += f",chassis_nr={controller.index}"
-        return words if controller.address is None else words + self.place_text(controller.address)
+        return (
+            words if controller.address is None else words + self.format_place(controller.address)
+        )
 
-    def place_text(self, address: GuestAddress) -> str:
+    def format_place(self, address: GuestAddress) -> str:
         """Return the place of a device."""
         bus = f"{self.prefix}{address.bus}" if address.bus else self.root
         place = f",bus={bus},addr={address.device:#x}.{address.function:#x}"
@@ -361,7 +363,7 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
     _, devices = device_tree(options, source)
     if memory is None:
         raise ParseError(source, "-smp and -m")
-    hostdevs, mediated = passed_through(
+    hostdevs, mediated = split_devices(
         ((device.host, device.cell) for device in devices),
         dict(_list_initiators(objects, devices, source)),
     )
@@ -439,8 +441,8 @@ def device_words(
     for number, device in enumerate(plan.vm.hostdevs):
         address = places[device.bdf]
         # Without a bus, QEMU takes the expander bus, which only bridges fit.
-        at = f",bus={tree.root}" if address is None else tree.place_text(address)
-        yield "-device", f"{vfio_text(device)},id={device_id}{number}{at}"
+        at = f",bus={tree.root}" if address is None else tree.format_place(address)
+        yield "-device", f"{format_vfio(device)},id={device_id}{number}{at}"
         for cell in device.initiator_cells:
             properties = f"pci-dev={device_id}{number},node={cell}"
             yield "-object", f"acpi-generic-initiator,id={initiator_id}{cell},{properties}"

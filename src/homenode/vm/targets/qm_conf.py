@@ -17,13 +17,18 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.machine.topology import Host
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.text import command_line
 from homenode.units import MIB, whole_number
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestTopology, Vm
 from homenode.vm.plan import Plan, with_vm
 from homenode.vm.targets.codec import ConfigEntry, decode_text, replace_entries
-from homenode.vm.targets.qemu_command import escape_commas, parse_options, ranges_text, read_command
+from homenode.vm.targets.qemu_command import (
+    escape_commas,
+    format_ranges,
+    parse_options,
+    read_command,
+)
 from homenode.vm.targets.script import PIN, PREPARE, plan_values, split_words
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
@@ -285,9 +290,9 @@ def _numa_words(conf: QmConf, memory: int) -> Iterator[tuple[str, str]]:
         bound = ""
         if "hostnodes" in properties:
             nodes = CpuSet.parse(properties["hostnodes"].replace(";", ","), place)
-            bound = f"{ranges_text('host-nodes', nodes)},policy={properties.get('policy', '')}"
+            bound = f"{format_ranges('host-nodes', nodes)},policy={properties.get('policy', '')}"
         yield "-object", f"{kind},id=ram-node{node},size={size}M{path}{bound}"
-        yield "-numa", f"node,nodeid={node}{ranges_text('cpus', vcpus)},memdev=ram-node{node}"
+        yield "-numa", f"node,nodeid={node}{format_ranges('cpus', vcpus)},memdev=ram-node{node}"
 
 
 def _own_devices(conf: QmConf) -> Iterator[str]:
@@ -350,7 +355,7 @@ set -euo pipefail
 
 """
 
-_HOOK_TAIL = package_text("vm", "targets", "scripts", "proxmox_hook.sh")
+_HOOK_TAIL = read_package_text("vm", "targets", "scripts", "proxmox_hook.sh")
 
 
 def hook_script(plan: Plan, *, mirrored: bool) -> str | None:

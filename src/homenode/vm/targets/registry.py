@@ -91,7 +91,7 @@ def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
     return VmFile(kind, target_named(kind).read_vm(content, source), content, source)
 
 
-def other_parts(vm: VmFile) -> tuple[str, ...]:
+def list_other_parts(vm: VmFile) -> tuple[str, ...]:
     """Return the elements or keys of a VM's file that a plan does not have, in its order."""
     guest, content = vm.guest, vm.content
     if content is None or vm.kind is None:
@@ -104,7 +104,10 @@ def other_parts(vm: VmFile) -> tuple[str, ...]:
         "<vcpu current=>": guest.offline_vcpus,
         f"CPU model {guest.cpu_model or guest.cpu_mode}": is_model,
     }
-    return (*libvirt.other_parts(content, vm.source), *(part for part in changed if changed[part]))
+    return (
+        *libvirt.list_other_parts(content, vm.source),
+        *(part for part in changed if changed[part]),
+    )
 
 
 def add_host_facts(vm: VmFile, host: Host) -> VmFile:

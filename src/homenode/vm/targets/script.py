@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.vm.plan import Plan
 from homenode.vm.targets.target import is_vgpu
 
@@ -55,7 +55,9 @@ def plan_values(plan: Plan) -> str:
     )
 
 
-PREPARE, PIN = (package_text("vm", "targets", "scripts", f"{n}.sh") for n in ("prepare", "pin"))
+PREPARE, PIN = (
+    read_package_text("vm", "targets", "scripts", f"{n}.sh") for n in ("prepare", "pin")
+)
 """Functions of bash."""
 
 

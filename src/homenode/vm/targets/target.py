@@ -15,7 +15,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, finding, with_fix
 from homenode.machine.topology import Host
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.units import MIB
 from homenode.vm.model import (
     GuestAddress,
@@ -152,7 +152,7 @@ def lost_feature(how: str, loses: str) -> Support:
     return Support(SupportLevel.LOST, how, loses)
 
 
-_TEXTS: Mapping[str, Any] = toml.decode(package_text("vm", "targets", "support.toml"))
+_TEXTS: Mapping[str, Any] = toml.decode(read_package_text("vm", "targets", "support.toml"))
 
 
 def list_lost(target: str) -> dict[Feature, Support]:
@@ -201,7 +201,7 @@ class Rendering(Struct, frozen=True):
     document: bytes  # the file of -o
     # (suffix, content) of files next to it, such as a hook script
     companions: tuple[tuple[str, bytes], ...] = ()
-    # findings of this plan or file alone; `target_findings` adds features that the target lacks
+    # findings of this plan or file alone; `check_target` adds features that the target lacks
     findings: tuple[Finding, ...] = ()
 
 
@@ -304,7 +304,7 @@ def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
     return vm
 
 
-def target_findings(target: Target, plan: Plan) -> tuple[Finding, ...]:
+def check_target(target: Target, plan: Plan) -> tuple[Finding, ...]:
     """Return the features of the plan that the target lacks, or has at a price."""
     planned = list_features(plan)
     findings = []
@@ -328,7 +328,7 @@ def default_machine(architecture: str) -> str:
     return "virt" if architecture == "aarch64" else "q35"
 
 
-def passed_through(
+def split_devices(
     devices: Iterable[tuple[Bdf | str, int | None]],
     initiators: Mapping[Bdf, CpuSet] = MappingProxyType({}),
 ) -> tuple[tuple[GuestHostdev, ...], tuple[MediatedDevice, ...]]:

@@ -29,10 +29,10 @@ from homenode.vm.targets.qemu_command import (
     device_tree,
     distance_words,
     escape_commas,
+    format_ranges,
     join_option,
     parse_options,
     parse_size,
-    ranges_text,
     split_fields,
     vm_of_command,
 )
@@ -213,7 +213,10 @@ def stand_in_argv(
         *(
             word
             for address, bdf in stand_in.devices
-            for word in ("-device", f"{_format_endpoint(stand_in, bdf)}{tree.place_text(address)}")
+            for word in (
+                "-device",
+                f"{_format_endpoint(stand_in, bdf)}{tree.format_place(address)}",
+            )
         ),
         *boot_words(files, command, kvm=kvm),
     )
@@ -322,7 +325,7 @@ def _format_numa(stand_in: MinimalGuest) -> list[str]:
         words += ["-object", f"{backend},id=m0,size={stand_in.vm.memory_bytes}"]
     for cell in stand_in.vm.cells:
         words += ["-object", f"{backend},id=m{cell.id},size={cell.memory_bytes}"]
-        vcpus = ranges_text("cpus", cell.vcpus)
+        vcpus = format_ranges("cpus", cell.vcpus)
         words += ["-numa", f"node,nodeid={cell.id}{vcpus},memdev=m{cell.id}"]
     return [*words, *chain.from_iterable(distance_words(stand_in.vm.cells))]
 

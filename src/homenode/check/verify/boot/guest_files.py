@@ -187,7 +187,7 @@ def qemu_program() -> str | None:
     return next((name for name in (PROGRAM, _OF_RHEL) if find_program(name)), None)
 
 
-def kvm_works(kernel: Path, initramfs: bytes) -> bool:
+def can_use_kvm(kernel: Path, initramfs: bytes) -> bool:
     """True if a guest comes up under KVM. The answer is kept until the machine boots again."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False

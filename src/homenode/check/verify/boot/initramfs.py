@@ -190,7 +190,7 @@ _HARMLESS = re.compile(
 _SHOWN = 3
 
 
-def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Finding]:
+def check_kernel(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Finding]:
     """Yield a finding for each device without space for a BAR, and one for each topic of other
     warnings. bdf_of: the guest's function -> its name on the host."""
     unplaced: dict[str, int] = {}

@@ -30,7 +30,7 @@ from homenode.plan.shape.guest_topology import INTEL_MODELS
 from homenode.units import GIB, MIB
 from homenode.vm.domain.controllers import QEMU_NAMESPACE, read_hole, read_window_mib
 from homenode.vm.domain.document import Document
-from homenode.vm.domain.hostdevs import addressed_devices
+from homenode.vm.domain.hostdevs import list_addressed
 from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
 from homenode.vm.targets.qemu_command import slots_shared
 
@@ -396,7 +396,7 @@ def _build_tree(
     places = {c.address for c in bridges if c.address is not None}
     endpoints: dict[GuestAddress, Bdf | None] = {}
     buses = {0} | {c.index for c in bridges}
-    for address, element in addressed_devices(document):
+    for address, element in list_addressed(document):
         of_chipset = address.bus == 0 and address.device in _CHIPSET_SLOTS[facts.is_q35]
         is_bridge = element.name == "controller" and element.get("type") == "pci"
         if not (is_bridge or of_chipset or address in places) and address.bus in buses:

@@ -31,17 +31,17 @@ from homenode.check.verify.boot.forms import (
 )
 from homenode.check.verify.boot.guest_files import (
     MAX_BOOT_FILE_BYTES,
+    can_use_kvm,
     find_guest_files,
     find_ovmf,
-    kvm_works,
     qemu_program,
 )
 from homenode.check.verify.boot.initramfs import (
     CONSOLE_HINT,
     LOG,
+    check_kernel,
     crash_finding,
     has_booted,
-    kernel_findings,
     pack_initramfs,
     partial_report_error,
     refusal_finding,
@@ -114,7 +114,7 @@ def boot_stand_in(
     program = _find_qemu()
     files = find_guest_files(options.kernel)
     image = pack_initramfs(files.busybox)
-    kvm = kvm_works(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
+    kvm = can_use_kvm(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
     ovmf = find_ovmf()
     stand_in = build_test_guest(
         document,
@@ -420,7 +420,7 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
         and (path := path_of_address(address, stand_in.vm.controllers)) is not None
         and path in paths
     }
-    return host, tuple(kernel_findings(log, names, guest.source))
+    return host, tuple(check_kernel(log, names, guest.source))
 
 
 def _check_can_keep(keep: Path | None) -> None:

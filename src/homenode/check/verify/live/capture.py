@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.check.domain.verification import transfer_findings
+from homenode.check.domain.verification import check_transfers
 from homenode.check.verify.live.checks import verify_live
 from homenode.check.verify.live.procfs import (
     GROUP_FILES,
@@ -410,7 +410,7 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
     document = open_domain(
         Virsh(connect).live_definition(running.uuid), f"the definition of {name}"
     )
-    findings = (*live.findings, *transfer_findings(document))
+    findings = (*live.findings, *check_transfers(document))
     return Findings(checked=live.checked, findings=sort_findings(findings))
 
 

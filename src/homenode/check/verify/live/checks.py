@@ -16,7 +16,7 @@ from homenode.check.verify.live.procfs import (
 )
 from homenode.cpuset import CpuSet, NodeIndex
 from homenode.findings import Finding, Findings, Severity, finding, sort_findings
-from homenode.text import cpus_text, plural
+from homenode.text import format_cpus, plural
 from homenode.units import KIB, format_bytes, whole_number
 from homenode.vm.facts import FactValues, VmComparison, VmFact, diff
 from homenode.vm.model import MemoryDevice, Vm, VmCell
@@ -46,9 +46,9 @@ def _read_vcpus(vm: Vm) -> FactValues:
 
 def _describe_threads(home: _Threads, seen: _Threads | None) -> tuple[str, str, str]:
     if seen is None:
-        return "", f"a thread on {cpus_text(home.pus[0])}", "no such thread"
+        return "", f"a thread on {format_cpus(home.pus[0])}", "no such thread"
     strays = seen.find_strays(home)
-    return "", cpus_text(home.pus[0]), cpus_text(strays) if strays else "none"
+    return "", format_cpus(home.pus[0]), format_cpus(strays) if strays else "none"
 
 
 def _make_piece_values(get: Callable[[Piece], Any]) -> Callable[[Vm], FactValues]:
@@ -68,7 +68,7 @@ def _describe_pages(planned: Piece, seen: Piece | None) -> tuple[str, str, str]:
     if not seen.bytes_by_node:
         bound = f"bound to node {seen.nodes or 'any'}, and not used yet"
         return "", f"pages on {node}", bound
-    return "", f"every page on {node}", _stated_pages(seen.bytes_by_node)
+    return "", f"every page on {node}", _format_pages(seen.bytes_by_node)
 
 
 _VCPUS = VmFact(
@@ -129,7 +129,7 @@ _OF_MEMORY = {"live-binding": "cmdline", "live-memory": "numa_maps", "live-page-
 """Facts of memory, and the file of the process that shows them."""
 
 
-def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_placement(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find threads and memory that are not on their planned CPUs and nodes."""
     lost = set() if vm.areas else set(_OF_MEMORY)
     is_single = any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads)
@@ -147,7 +147,7 @@ def placement_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             source=f"/proc/{vm.process}/task",
         )
     shown = _vm_shown(expected, vm)
-    for difference in diff(_promised_vm(expected, shown, vm), shown, lost, _LIVE_FACTS):
+    for difference in diff(_build_visible_vm(expected, shown, vm), shown, lost, _LIVE_FACTS):
         file = _OF_MEMORY.get(difference.fact.id)
         source = expected.source if file is None else f"/proc/{vm.process}/{file}"
         name, details = _choose_finding(difference, vm)
@@ -175,7 +175,7 @@ def _choose_finding(difference: VmComparison, vm: RunningVm) -> tuple[str, dict[
     return name, {"values": {"share": share}, "severity": Severity.WARNING if is_lax else None}
 
 
-def _promised_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
+def _build_visible_vm(expected: Vm, shown: Vm, vm: RunningVm) -> Vm:
     """Return the VM as a process can show it: no offline vCPU, the emulator's threads."""
     apart, off = expected.emulator_pus, expected.offline_vcpus
     absent = off - CpuSet(n for n, pin in enumerate(shown.vcpu_pins) if pin is not None)
@@ -218,7 +218,7 @@ _YIELDING = {3: "SCHED_BATCH", 5: "SCHED_IDLE"}
 """Policies that let other programs go first. Source: include/uapi/linux/sched.h."""
 
 
-def limit_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_limits(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find threads that a quota or a yielding scheduler keeps from the time of their CPUs."""
     seen: set[str] = set()
     for limit in vm.limits:
@@ -254,7 +254,7 @@ _USUAL = {
 """The kernel's defaults of a cgroup's weights. Source: Documentation/admin-guide of Linux."""
 
 
-def group_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_groups(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find limits of the VM's cgroups on memory and I/O, and shares below the usual ones."""
     memory = sum(piece.memory_bytes for piece in expected.memory_pieces.values())
     for limit in vm.group_limits:
@@ -282,7 +282,7 @@ BUSY_RATIO = 0.1
 below, it is a daemon that woke up."""
 
 
-def _swap_findings(vm: RunningVm) -> Iterator[Finding]:
+def _check_swap(vm: RunningVm) -> Iterator[Finding]:
     if vm.swapped_bytes:
         yield finding(
             "live-swapped",
@@ -293,7 +293,7 @@ def _swap_findings(vm: RunningVm) -> Iterator[Finding]:
         )
 
 
-def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_interrupts(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find devices whose interrupts other nodes serve: one finding for each device."""
     node_of = dict(vm.node_of_device) | {
         hostdev.bdf: NodeIndex(hostdev.host_node)
@@ -319,15 +319,15 @@ def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         yield finding(
             "live-interrupts",
             f"interrupts of {bdf}",
-            expected=f"served on node {node} ({cpus_text(near_pus)})",
+            expected=f"served on node {node} ({format_cpus(near_pus)})",
             observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by "
-            f"{cpus_text(served)}",
+            f"{format_cpus(served)}",
             values={"pus": near_pus, "irq": far[0].irq},
             source="/proc/interrupts",
         )
 
 
-def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
+def check_neighbours(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Find other VMs and processes on the cores of the VM's vCPUs. On most hosts every process may
     run everywhere: that alone is not a finding. Processes pinned to these cores, other VMs' vCPUs,
     and busy processes are."""
@@ -344,14 +344,14 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         values = None
         if other.is_vcpu and not other.floats:
             name, planned = "live-shared-core", "no vCPU on the VM's cores"
-            observed = f"{plural(other.threads, 'vCPU')} on {cpus_text(meeting)}{load}"
+            observed = f"{plural(other.threads, 'vCPU')} on {format_cpus(meeting)}{load}"
         elif other.is_vcpu:
             name, planned = "live-floating-vm", "vCPUs pinned apart from this VM's"
             threads_text = f"{plural(other.threads, 'vCPU')} that may run anywhere"
-            observed = f"{threads_text}, on {cpus_text(meeting)} too{load}"
+            observed = f"{threads_text}, on {format_cpus(meeting)} too{load}"
         elif other.allowed <= cores and not other.floats:
             name, planned = "live-pinned-process", "no other process bound to the VM's cores"
-            allowed = cpus_text(other.allowed)
+            allowed = format_cpus(other.allowed)
             observed = f"{plural(other.threads, 'thread')} allowed on {allowed} only{load}"
             values = {"process": other.process}
         else:
@@ -373,21 +373,21 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
 def verify_live(expected: Vm, vm: RunningVm) -> Findings:
     """Compare a running VM with the plan, the worst finding first; the unread is inconclusive."""
     findings = [
-        *placement_findings(expected, vm),
-        *_swap_findings(vm),
-        *interrupt_findings(expected, vm),
-        *limit_findings(expected, vm),
-        *group_findings(expected, vm),
-        *neighbour_findings(expected, vm),
+        *check_placement(expected, vm),
+        *_check_swap(vm),
+        *check_interrupts(expected, vm),
+        *check_limits(expected, vm),
+        *check_groups(expected, vm),
+        *check_neighbours(expected, vm),
         *(
             finding("live-unread", gap.subject, "a readable file", gap.reason, vm.name)
             for gap in vm.gaps
         ),
     ]
-    return Findings(checked=_checked_lines(expected, vm), findings=sort_findings(findings))
+    return Findings(checked=_format_checked(expected, vm), findings=sort_findings(findings))
 
 
-def _checked_lines(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
+def _format_checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
     pinned = sum(pin is not None for pin in expected.vcpu_pins)
     count = sum(thread.kind is ThreadKind.VCPU for thread in vm.threads)
     emulators = sum(thread.kind is ThreadKind.EMULATOR for thread in vm.threads)
@@ -400,7 +400,7 @@ def _checked_lines(expected: Vm, vm: RunningVm) -> tuple[str, ...]:
     shown = _vm_shown(expected, vm).memory_pieces
     for subject, piece in expected.memory_pieces.items():
         node, bytes_by_node = f"node {piece.nodes}", shown[subject].bytes_by_node
-        pages = "not found" if bytes_by_node is None else _stated_pages(bytes_by_node)
+        pages = "not found" if bytes_by_node is None else _format_pages(bytes_by_node)
         lines.append(f"{subject} ({node if piece.nodes else 'not bound'}): {pages}")
     watched = vm.host.add_siblings(expected.pinned_pus) or "none"
     lines.append(
@@ -481,7 +481,7 @@ def _is_named(area: RamArea, backend: BackendObject | None) -> bool:
     return name.startswith((f"qemu_back_mem._objects_{backend.name}.", f"{backend.name}."))
 
 
-def _stated_pages(bytes_by_node: tuple[tuple[NodeIndex, int], ...]) -> str:
+def _format_pages(bytes_by_node: tuple[tuple[NodeIndex, int], ...]) -> str:
     """Return the nodes of the pages as text: "256 MiB on node 1 and 4 KiB on node 0"."""
     parts = (f"{format_bytes(size)} on node {node}" for node, size in bytes_by_node)
     return " and ".join(parts) or "nothing touched yet"

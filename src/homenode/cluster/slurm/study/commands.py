@@ -29,9 +29,9 @@ from homenode.cluster.slurm.study.experiments import (
 from homenode.cluster.slurm.study.report import study_report
 from homenode.cluster.slurm.study.run import SlurmQueue, make_study
 from homenode.cluster.slurm.study.text import (
+    format_slurm_study,
     slurm_study_page,
     slurm_study_summary,
-    slurm_study_text,
 )
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist
 from homenode.cpuset import CpuSet
@@ -39,8 +39,8 @@ from homenode.errors import FINDINGS, HostError, InputError, UsageError, exclusi
 from homenode.formats import encode
 from homenode.measure.experiment import Progress, WaitPolicy, run_tasks
 from homenode.show.html import html_page
-from homenode.show.trial_text import missing_lines
-from homenode.text import command_line, duration_text, plural
+from homenode.show.trial_text import format_missing
+from homenode.text import command_line, format_duration, plural
 from homenode.vm.sources import load_host
 
 _MAX_SHOWN = 20
@@ -191,7 +191,7 @@ def _end(
     missing = progress.list_missing()
     total = len(progress.tasks)
     note(f"{total - len(missing) - len(unmeasured)} of {plural(total, 'job')} have results")
-    for line in missing_lines(missing):
+    for line in format_missing(missing):
         note(f"missing: {line}")
     for name, lacking in unmeasured[:_MAX_SHOWN]:
         note(f"not measured: {name}: {lacking}")
@@ -211,7 +211,7 @@ def _say_scripts(directory: StudyDirectory, study: Study) -> None:
     if study.experiments:
         seconds = 60 * study.options.minutes * longest_chain(study.all_experiments())
         note(
-            f"takes at most {duration_text(seconds)}, if no job waits in the queue for other users"
+            f"takes at most {format_duration(seconds)}, if no job waits behind those of other users"
         )
     for shape in study.options.shapes:
         fitting = {(node.gpus or 0) // shape.gpus: node.name for node in study.shared}
@@ -277,4 +277,4 @@ def report(arguments: SlurmReportArguments) -> None:
         words = ("homenode", "slurm", "report", *arguments.directories, "--explain")
         make_console().print(slurm_study_summary(result, command_line(*words)))
     else:
-        make_console().print(slurm_study_text(result))
+        make_console().print(format_slurm_study(result))

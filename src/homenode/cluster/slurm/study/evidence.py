@@ -25,7 +25,7 @@ from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import Host
 from homenode.measure.figures.gpu_tools import Binding, split_sections
-from homenode.measure.imported_runs import ImportOptions, SourceDirectory, imported_runs
+from homenode.measure.imported_runs import ImportOptions, SourceDirectory, build_runs
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
@@ -198,7 +198,7 @@ def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:
     return gpus * seconds / 3600 if 0 <= seconds < 1 << 31 else None
 
 
-def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
+def find_measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
     """Return the NUMA node from which each GPU is clearly fastest, by copies of whole nodes."""
     rates: dict[str, dict[int, list[float]]] = {}
     for job in jobs:
@@ -238,7 +238,7 @@ def evidence_of_logs(directories: Iterable[SourceDirectory]) -> tuple[JobEvidenc
             mode = find_sharing(name.rpartition(".")[0])
             alone = replace(directory, texts={name: text})
             if mode is not None:
-                runs = imported_runs([alone], ImportOptions(vantage=Vantage.JOB))
+                runs = build_runs([alone], ImportOptions(vantage=Vantage.JOB))
                 jobs += [
                     _log_evidence(name, mode, text, imported.run)
                     for imported in runs
@@ -257,7 +257,7 @@ def _log_evidence(name: str, mode: NodeSharing, text: str, run: Run) -> JobEvide
     if notice is not None:
         conditions = (*conditions, Condition(REPLAYED, notice[1].strip()))
     head = structs.replace(run.head, name=name, conditions=conditions)
-    return _imported_evidence(mode, structs.replace(run, head=head), binding)
+    return _build_imported_evidence(mode, structs.replace(run, head=head), binding)
 
 
 def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
@@ -272,7 +272,7 @@ def _run_evidence(run: Run) -> Iterator[JobEvidence]:
     if run.head.experiment is not None:  # a job of its own
         nodes = tuple(run.head.nodes or ())
         is_bound = mode is NodeSharing.EXCLUSIVE and len(nodes) == 1
-        yield _imported_evidence(mode, run, Binding(nodes if is_bound else (), nodes))
+        yield _build_imported_evidence(mode, run, Binding(nodes if is_bound else (), nodes))
         return
     conditions = {c.name: c.value for c in run.head.conditions}
     is_strict = conditions.get("memory binding") == "one node"
@@ -287,10 +287,10 @@ def _run_evidence(run: Run) -> Iterator[JobEvidence]:
             parts = _group_by_log(samples)
             for number, part in enumerate(parts):
                 name = run.head.name if len(parts) == 1 else f"{run.head.name}, job {number}"
-                yield _imported_evidence(mode, _build_part(run, name, part), Binding((), ()))
+                yield _build_imported_evidence(mode, _build_part(run, name, part), Binding((), ()))
         else:
             binding = Binding((node,), (node,) if is_strict else ())
-            yield _imported_evidence(
+            yield _build_imported_evidence(
                 mode, _build_part(run, f"{run.head.name}, node {node}", samples), binding
             )
 
@@ -313,7 +313,7 @@ def _group_by_log(samples: list[Sample]) -> list[list[Sample]]:
     return logs
 
 
-def _imported_evidence(mode: NodeSharing, run: Run, binding: Binding | None) -> JobEvidence:
+def _build_imported_evidence(mode: NodeSharing, run: Run, binding: Binding | None) -> JobEvidence:
     """Return imported evidence. gpus: number of GPUs copied to; 0 if the job names none."""
     devices = {s.device or s.index for s in run.samples if s.metric == "h2d-bandwidth"}
     cpus, memory = ((), ()) if binding is None else (binding.cpu_nodes, binding.memory_nodes)
@@ -331,7 +331,7 @@ def _imported_evidence(mode: NodeSharing, run: Run, binding: Binding | None) -> 
 
 def _add_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
     """Add each GPU's home node: from a run of homenode, else from measurements of whole nodes."""
-    homes = measured_homes(jobs)
+    homes = find_measured_homes(jobs)
     measured = tuple(sorted(homes.items()))
     completed = []
     for job in jobs:

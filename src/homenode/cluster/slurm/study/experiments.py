@@ -24,9 +24,9 @@ from homenode.cpuset import CpuSet, NodeIndex
 from homenode.errors import UsageError, out_of_range, requires, unknown
 from homenode.machine.topology import Host, NumaNode
 from homenode.measure.app_metric import check_metric
-from homenode.measure.experiment import seeded_order
+from homenode.measure.experiment import order_by_seed
 from homenode.measure.model import SuiteGroup
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.text import plural
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", re.ASCII)
@@ -70,11 +70,11 @@ class Experiment(Struct, frozen=True):
     def arrangement(self) -> str:
         """Binding and node sharing of its jobs, as the arrangement of their runs."""
         if self.mode is NodeSharing.EXCLUSIVE:
-            return binding_text(self.numa)
+            return format_binding(self.numa)
         return f"{job_size(self.gpus, self.gres)}, {self.mode}"
 
 
-def binding_text(node: int | None) -> str:
+def format_binding(node: int | None) -> str:
     """Return the binding of an exclusive job as text: "bound to node 1"."""
     return "bound to an unknown node" if node is None else f"bound to node {node}"
 
@@ -170,7 +170,7 @@ def choose_nodes(
     shared = _partition_nodes(nodes, name, "--partition-shared")
     in_both = {node.name for node in exclusive} & {node.name for node in shared}
     if options.node_list:
-        return _named_nodes(exclusive, shared, options.node_list)
+        return _select_nodes(exclusive, shared, options.node_list)
     if len(exclusive) < options.nodes:
         raise UsageError(
             f"--nodes {options.nodes}: expected as many nodes with GPUs in partition "
@@ -181,7 +181,7 @@ def choose_nodes(
     )
 
 
-def _named_nodes(
+def _select_nodes(
     exclusive: tuple[ClusterNode, ...], shared: tuple[ClusterNode, ...], names: tuple[str, ...]
 ) -> tuple[tuple[ClusterNode, ...], tuple[ClusterNode, ...]]:
     """Return the named nodes in their partitions: the two partitions may have no node in common."""
@@ -208,7 +208,7 @@ NO_PARTITION = "PARTITION"
 """Placeholder in scripts for a cluster that was not queried; users replace it."""
 
 
-def described_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...]:
+def describe_nodes(host: Host, options: StudyOptions) -> tuple[ClusterNode, ...]:
     """Return described nodes for use without Slurm: named nodes, else numbered ones. Each is in
     both partitions; without a name a partition is NO_PARTITION."""
     names = options.node_list or tuple(f"node{n}" for n in range(1, options.nodes + 1))
@@ -302,7 +302,7 @@ def plan_experiments(
     experiments: list[Experiment] = []
     of_nodes: dict[str, list[Experiment]] = {}
     for node in shared:
-        of_nodes.setdefault(node.name, []).extend(shared_experiments(node, options))
+        of_nodes.setdefault(node.name, []).extend(plan_shared_jobs(node, options))
     for node in exclusive:
         whole = _exclusive_experiments(node, hosts[node.name], options)
         of_nodes.setdefault(node.name, []).extend(whole)
@@ -343,7 +343,7 @@ def _round(
     last = {experiment.nodes[0]: (experiment.id,) for experiment in before}
     for place, (name, experiments) in enumerate(of_nodes.items()):
         by_id = {experiment.id: experiment for experiment in experiments}
-        for experiment_id in seeded_order(by_id, _SEED, number):
+        for experiment_id in order_by_seed(by_id, _SEED, number):
             block = number * len(of_nodes) + place
             after = last.get(name, ())
             experiment = replace(
@@ -368,7 +368,7 @@ def _exclusive_experiments(
         )
 
 
-def shared_experiments(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
+def plan_shared_jobs(node: ClusterNode, options: StudyOptions) -> Iterator[Experiment]:
     """Yield the jobs of the shared queue on a node. Raises UsageError for jobs that do not fit."""
     gpus = node.gpus or 0
     fitting = [shape for shape in options.shapes if shape.gres != "gpu" or shape.gpus <= gpus]
@@ -433,7 +433,9 @@ def _script_template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters["quote"] = shlex.quote
-    return environment.from_string(package_text("cluster", "slurm", "study", "study.sbatch.j2"))
+    return environment.from_string(
+        read_package_text("cluster", "slurm", "study", "study.sbatch.j2")
+    )
 
 
 def render_script(experiment: Experiment, options: StudyOptions, study: str) -> str:

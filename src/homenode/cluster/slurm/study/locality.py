@@ -159,7 +159,7 @@ def _judge(
             if finding.id in ids:
                 return locality, f"{finding.observed}; expected {finding.expected}"
     if len(nodes or ()) > 1:
-        return JobLocality.OPEN, memory_words(nodes or ())
+        return JobLocality.OPEN, format_memory(nodes or ())
     return JobLocality.KEPT, ""
 
 
@@ -182,10 +182,10 @@ def place_by_homes(
         )
     if memory and set(memory) <= gpu_nodes:
         return JobLocality.KEPT, ""
-    return JobLocality.OPEN, memory_words(memory)
+    return JobLocality.OPEN, format_memory(memory)
 
 
-def memory_words(nodes: Iterable[int]) -> str:
+def format_memory(nodes: Iterable[int]) -> str:
     """Return the possible nodes of unbound memory of a job as text."""
     listed = _format_nodes(nodes)
     return f"its memory may be on nodes {listed}" if listed else "its memory was not bound"

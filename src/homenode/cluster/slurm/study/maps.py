@@ -11,7 +11,7 @@ from statistics import fmean, median
 import msgspec
 from msgspec import Struct
 
-from homenode.cluster.slurm.study.evidence import JobEvidence, measured_homes, name_device
+from homenode.cluster.slurm.study.evidence import JobEvidence, find_measured_homes, name_device
 from homenode.cluster.slurm.study.experiments import NodeSharing
 from homenode.measure.results.model import UNKNOWN_SWITCHES, Run, RunHead, Sample
 from homenode.measure.results.vantage import Vantage
@@ -63,7 +63,7 @@ def build_study_matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]
 def find_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
     """The NUMA node of each GPU of one cluster node: from its jobs, else from measurements."""
     node_jobs = list(jobs)
-    return dict(home for job in node_jobs for home in job.homes) or measured_homes(node_jobs)
+    return dict(home for job in node_jobs for home in job.homes) or find_measured_homes(node_jobs)
 
 
 def _build_matrix(

@@ -18,7 +18,7 @@ from homenode.cluster.slurm.study.evidence import (
     StudySources,
     name_device,
 )
-from homenode.cluster.slurm.study.experiments import NodeSharing, binding_text
+from homenode.cluster.slurm.study.experiments import NodeSharing, format_binding
 from homenode.cluster.slurm.study.locality import JobLocality
 from homenode.cluster.slurm.study.maps import (
     COPIES,
@@ -35,7 +35,7 @@ from homenode.decide.comparison import Comparison, Outcome
 from homenode.decide.recommendation import Recommendation, recommend
 from homenode.decide.sentences import format_basis, format_sentence
 from homenode.decide.summary import power_by_test
-from homenode.decide.words import format_value, multiple_text
+from homenode.decide.words import format_multiple, format_value
 from homenode.findings import Gap
 from homenode.measure.results.model import CPU_ONLY, GPU_UNKNOWN, Run, Sample
 from homenode.objective import Objective
@@ -167,7 +167,7 @@ def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
 def _copy_label(job: JobEvidence, sample: Sample, homes: Mapping[str, int]) -> str | None:
     node = job.find_node(sample)
     if sample.metric == "p2p-bandwidth":
-        return binding_text(node) if job.mode is NodeSharing.EXCLUSIVE else job.shape
+        return format_binding(node) if job.mode is NodeSharing.EXCLUSIVE else job.shape
     if sample.metric not in COPIES:
         return None
     if job.mode is not NodeSharing.EXCLUSIVE:
@@ -197,7 +197,7 @@ def _binding_order(job: JobEvidence) -> tuple[bool, int, str]:
 
 
 def _format_binding(job: JobEvidence) -> str:
-    return binding_text(job.bound_to) if job.mode is NodeSharing.EXCLUSIVE else job.shape
+    return format_binding(job.bound_to) if job.mode is NodeSharing.EXCLUSIVE else job.shape
 
 
 QueueAnswer = tuple[RecommendedQueue, str, Sequence[str], bool]
@@ -275,7 +275,7 @@ def _compute_answer(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         if [side.label for side in sides] != [WHOLE, PARTS]:
             continue
         effect = next(shown for shown in compare(sides).effects if shown.metric == metric)
-        multiple = multiple_text(effect.ratio)
+        multiple = format_multiple(effect.ratio)
         evidence = f"{metric}: {PARTS} {multiple} {WHOLE}, {effect.level}, n = {effect.boots}"
         if effect.outcome is Outcome.CANNOT_TELL:
             caveats = ", ".join(effect.caveats) or "its interval is wide"
@@ -304,7 +304,7 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> QueueAnswer:
         if job.mode is not NodeSharing.EXCLUSIVE:
             return PARTS
         node = job.find_node(sample)
-        return None if node is None else binding_text(node)
+        return None if node is None else format_binding(node)
 
     runs = label_runs(jobs, label_of)
     if len({run.head.arrangement for run in runs}) < 2:

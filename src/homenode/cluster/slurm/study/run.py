@@ -26,11 +26,11 @@ from homenode.cluster.slurm.study.experiments import (
     capture_experiments,
     choose_bound_nodes,
     choose_nodes,
-    described_nodes,
+    describe_nodes,
     job_name,
     plan_experiments,
+    plan_shared_jobs,
     script_name,
-    shared_experiments,
 )
 from homenode.cluster.slurm.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
@@ -61,13 +61,13 @@ def make_study(
     if described is not None and not choose_bound_nodes(described, options):
         raise UsageError(f"{host}: no NUMA node with CPUs and memory")
     if is_described and described is not None:
-        nodes = described_nodes(described, options)
+        nodes = describe_nodes(described, options)
     else:
         nodes = client.ask_nodes()
     exclusive, shared = choose_nodes(nodes, options)
     study = Study(id=id, options=options, exclusive=exclusive, shared=shared, host=host)
     for node in shared:
-        tuple(shared_experiments(node, options))  # before a job captures the nodes
+        tuple(plan_shared_jobs(node, options))  # before a job captures the nodes
     if described is None:
         return replace(study, looks=capture_experiments(exclusive))
     hosts = {node.name: described for node in (*exclusive, *shared)}

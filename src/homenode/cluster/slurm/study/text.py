@@ -16,14 +16,14 @@ from homenode.cluster.slurm.study.report import (
 )
 from homenode.decide.comparison import Comparison, Effect, Outcome
 from homenode.decide.sentences import MAX_LINE
-from homenode.decide.words import format_value, multiple_text, range_text
+from homenode.decide.words import format_multiple, format_value, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text
 from homenode.metrics import METRICS
-from homenode.show.bars import Bar, BarGroup, bar_chart
+from homenode.show.bars import Bar, BarGroup, build_bar_chart
 from homenode.show.curves import Matrix as HeatMatrix
 from homenode.show.curves import heat_map
-from homenode.show.results_text import power_table
-from homenode.text import duration_text, first_few, plural
+from homenode.show.results_text import build_power_table
+from homenode.text import first_few, format_duration, plural
 
 _SHADES = 5
 _MAX_NAMED = 2
@@ -60,7 +60,7 @@ def _summary_lines(report: StudyReport) -> Iterator[tuple[str, str, str]]:
         yield "unknown", first_few(unknown, _MAX_NAMED, "; "), "warn"
 
 
-def slurm_study_text(report: StudyReport) -> Doc:
+def format_slurm_study(report: StudyReport) -> Doc:
     """Return the whole report: every recommendation with its evidence, map, job and unknown."""
     queues = (_queue_section(report),) if report.jobs else ()
     return Doc(_first_line(report), (*_format_warnings(report), *queues, *_format_results(report)))
@@ -120,7 +120,7 @@ def _format_results(report: StudyReport) -> Iterator[Section]:
         yield from _format_comparison(comparison)
     if report.jobs:
         yield _format_jobs(report)
-    if table := power_table(report.power):
+    if table := build_power_table(report.power):
         yield Section("", table)
     if report.collective is not None:
         yield _format_collective(report.collective)
@@ -203,7 +203,7 @@ def _is_headline_effect(effect: Effect) -> bool:
 
 
 def effect_cells(effect: Effect) -> tuple[str, str, str]:
-    text, is_clear = multiple_text(effect.ratio), False
+    text, is_clear = format_multiple(effect.ratio), False
     if effect.low is not None and effect.high is not None:
         lower = effect.lower_is_better
         text += f" [{range_text(effect.low, effect.high, lower_is_better=lower)}]"
@@ -219,7 +219,7 @@ def _format_jobs(report: StudyReport) -> Section:
         (
             _job_name(job.name),
             str(job.locality),
-            "-" if job.queue_wait_s is None else duration_text(job.queue_wait_s),
+            "-" if job.queue_wait_s is None else format_duration(job.queue_wait_s),
             "-" if job.gpu_hours is None else f"{job.gpu_hours:.3f}",
             job.met or "-",
         )
@@ -358,7 +358,7 @@ def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
         yield Picture(title, heat_map(title, metric.unit, drawn, ends[matrix.metric]), (caption,))
 
 
-def _deviation_text(spread: CopySpread) -> str:
+def _format_deviation(spread: CopySpread) -> str:
     count = f"n = {spread.count}"
     if spread.deviation is None:
         return count
@@ -376,7 +376,7 @@ def _draw_bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
                     max(spread.mean - (spread.deviation or 0.0), 0.0),
                     spread.mean + (spread.deviation or 0.0),
                     number % 8,
-                    note=_deviation_text(spread),
+                    note=_format_deviation(spread),
                 )
                 for number, spread in enumerate(
                     s for s in spreads if (s.metric, s.method) == (metric, method)
@@ -385,4 +385,4 @@ def _draw_bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
             groups.append(BarGroup(f"by {method}", tuple(bars)))
         facts = METRICS[metric]
         title = f"{facts.title}, mean \u00b1 deviation"
-        yield Picture(title, bar_chart(title, facts.unit, groups), (facts.better,))
+        yield Picture(title, build_bar_chart(title, facts.unit, groups), (facts.better,))

@@ -88,14 +88,14 @@ MAX_GPUS = 4096
 """Limit of GPUs in a node, with MIG slices and shares."""
 
 
-def owned_gpus(text: str, source: str) -> OwnedGpus:
+def parse_owned_gpus(text: str, source: str) -> OwnedGpus:
     """Return the GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
 
-    >>> owned_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
+    >>> parse_owned_gpus("gpu:h100:3(IDX:0-1,4)", "job 7")
     OwnedGpus(count=3, indices=(0, 1, 4), sliced=False, types=frozenset({'h100'}))
-    >>> owned_gpus("gpu(CNT:2)", "job 7").indices, owned_gpus("(null)", "job 7").count
+    >>> parse_owned_gpus("gpu(CNT:2)", "job 7").indices, parse_owned_gpus("(null)", "job 7").count
     (None, 0)
-    >>> owned_gpus("shard:h100:3(0/4,3/4)", "job 7").indices
+    >>> parse_owned_gpus("shard:h100:3(0/4,3/4)", "job 7").indices
     (1,)
 
     Raises ParseError. Source: Slurm's gres_stepmgr_job_build_details.
@@ -394,6 +394,6 @@ def _shares(
     nodes: str, ids: str, gres: str, *, source: str, line: int, lists: Hostlists
 ) -> Iterator[NodeShare]:
     cpu_ids = CpuSet.parse(ids, source) if ids and ids != "(null)" else None
-    gpus = owned_gpus(gres, source)
+    gpus = parse_owned_gpus(gres, source)
     for node in lists.expand(nodes, source, line=line):
         yield NodeShare(node, cpu_ids, None, gpus)

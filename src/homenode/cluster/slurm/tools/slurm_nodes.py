@@ -76,13 +76,13 @@ def compress_hostlist(names: Iterable[str]) -> str:
         else:
             groups.setdefault((match[1], len(match[2])), []).append(int(match[2]))
     texts = [
-        f"{prefix}{_bracket_text(sorted(numbers), width)}"
+        f"{prefix}{_format_bracket(sorted(numbers), width)}"
         for (prefix, width), numbers in groups.items()
     ]
     return ",".join([*texts, *plain])
 
 
-def _bracket_text(numbers: list[int], width: int) -> str:
+def _format_bracket(numbers: list[int], width: int) -> str:
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:

@@ -18,7 +18,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from homenode.cluster.slurm.tools.scontrol import RUNNING, Job, NodeShare, OwnedGpus, owned_gpus
+from homenode.cluster.slurm.tools.scontrol import (
+    RUNNING,
+    Job,
+    NodeShare,
+    OwnedGpus,
+    parse_owned_gpus,
+)
 from homenode.cluster.slurm.tools.slurm_nodes import expand_hostlist, plain_number
 from homenode.errors import ParseError
 from homenode.machine.tools.lines import json_object
@@ -119,7 +125,7 @@ def _shares(job: dict[str, Any], source: str) -> Iterator[NodeShare]:
         text = gpus.get(name)
         held_gpus = _NO_GPUS if not details else OwnedGpus(0, None)
         if isinstance(text, str):
-            held_gpus = owned_gpus(text, source)
+            held_gpus = parse_owned_gpus(text, source)
         yield NodeShare(name, None, tuple(_list_cores(sockets)) or None, held_gpus)
 
 

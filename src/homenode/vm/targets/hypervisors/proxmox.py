@@ -17,21 +17,21 @@ from homenode.findings import Finding, finding
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, MIB
 from homenode.vm.plan import Plan
-from homenode.vm.targets.codec import Codec, FormatRow, TargetEdit, changed_keys
+from homenode.vm.targets.codec import Codec, FormatRow, TargetEdit, check_changed_keys
 from homenode.vm.targets.qemu_command import (
     CACHE_WORDS,
     POLICY_OF_MODE,
     QemuPciTree,
     device_words,
     distance_words,
+    format_size,
+    format_smp,
+    format_vfio,
     has_backend,
     parse_options,
-    size_text,
     slots_shared,
-    smp_text,
     split_fields,
     uuid_words,
-    vfio_text,
 )
 from homenode.vm.targets.qm_conf import (
     HOSTPCI,
@@ -326,7 +326,7 @@ def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]
     """Yield homenode's words in `args`. before: the present window for BARs."""
     shape = plan.vm.cpu_topology
     if shape is not None and (shape.threads > 1 or shape.dies > 1):
-        yield "-smp", f"{smp_text(plan)},maxcpus={plan.vm.vcpus}"
+        yield "-smp", f"{format_smp(plan)},maxcpus={plan.vm.vcpus}"
     if plan.is_mirrored:
         for cell in plan.cells:
             if not cell.vcpus:
@@ -339,11 +339,11 @@ def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]
     window = plan.aperture
     hole = before if window is None else window.pcihole64_bytes or before
     if hole is not None:
-        yield "-global", f"q35-pcihost.pci-hole64-size={size_text(hole)}"
+        yield "-global", f"q35-pcihost.pci-hole64-size={format_size(hole)}"
     if not _needs_args(plan):
         for number, device in enumerate(plan.vm.hostdevs):
             if is_vgpu(device):
-                yield "-device", f"{vfio_text(device)},id={_ID}dev{number}"
+                yield "-device", f"{format_vfio(device)},id={_ID}dev{number}"
         return
     places = {device.bdf: device.address for device in plan.vm.hostdevs}
     used = (*places.values(), *(controller.address for controller in plan.vm.controllers))
@@ -392,7 +392,7 @@ def _is_ours(option: str, value: str) -> bool:
 
 def _find_losses(writing: TargetEdit[QmConf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     plan, conf, guest = writing.plan, writing.file, writing.guest
-    yield from changed_keys(
+    yield from check_changed_keys(
         writing,
         lines,
         {

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
 from homenode.machine.pci import canonical_uuid
-from homenode.package_data import package_text
+from homenode.package_data import read_package_text
 from homenode.text import plural, printable
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
@@ -20,16 +20,16 @@ from homenode.vm.targets.codec import Codec, FormatRow, TargetEdit
 from homenode.vm.targets.qemu_command import (
     Options,
     QemuPciTree,
-    cpu_text,
     device_words,
     escape_commas,
+    format_cpu,
+    format_size,
+    format_smp,
     has_backend,
     numa_words,
     parse_options,
     read_command,
-    size_text,
     slots_shared,
-    smp_text,
     split_fields,
     uuid_words,
 )
@@ -56,7 +56,7 @@ set -euo pipefail
 
 """
 
-_TAIL = package_text("vm", "targets", "scripts", "qemu_start.sh")
+_TAIL = read_package_text("vm", "targets", "scripts", "qemu_start.sh")
 
 
 class QemuScript(NamedTuple):
@@ -175,7 +175,7 @@ def _write_head(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
 
 def _write_cpu(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     model = "host" if writing.guest.domain_type == "kvm" else "max"
-    return {"cpu": [("-cpu", cpu_text(writing.plan, model)), ("-smp", smp_text(writing.plan))]}
+    return {"cpu": [("-cpu", format_cpu(writing.plan, model)), ("-smp", format_smp(writing.plan))]}
 
 
 def _read_command(script: QemuScript) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ def _read_command(script: QemuScript) -> Mapping[str, Any]:
 
 
 def _write_memory(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
-    size = f"size={size_text(writing.plan.vm.memory_bytes)}"
+    size = f"size={format_size(writing.plan.vm.memory_bytes)}"
     return {"memory": [("-m", size), *numa_words(writing.plan)]}
 
 
@@ -231,7 +231,7 @@ def _write_window(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     }
     aperture = writing.plan.aperture
     if aperture is not None and aperture.pcihole64_bytes is not None and writing.guest.is_q35:
-        window["global"] = _HOLE + size_text(aperture.pcihole64_bytes)
+        window["global"] = _HOLE + format_size(aperture.pcihole64_bytes)
     if aperture is not None and aperture.firmware_mmio64_mib is not None:
         window["fw_cfg"] = f"{_FIRMWARE_WINDOW}{aperture.firmware_mmio64_mib}"
     words: Pairs = [(f"-{o}", window[o]) for o in ("global", "fw_cfg") if o in window]

@@ -24,7 +24,7 @@ from homenode.vm.targets.codec import (
     ConfigEntry,
     FormatRow,
     TargetEdit,
-    changed_keys,
+    check_changed_keys,
     decode_text,
     replace_entries,
 )
@@ -35,10 +35,10 @@ from homenode.vm.targets.target import (
     lost_feature,
     make_native,
     one_node_each,
-    passed_through,
     reject_arm,
     shape_of_siblings,
     shows_siblings,
+    split_devices,
 )
 
 _TOKEN = re.compile(
@@ -210,7 +210,7 @@ def _read_pins(config: XlConfig) -> Mapping[str, Any]:
     return {"vcpu_pins": _pins(config, None)}
 
 
-def _with_named_pus(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
+def _add_named_pus(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
     """The VM with the CPUs that `cpus` names by nodes of the host."""
     return replace(vm, vcpu_pins=_pins(parse(content, source), host))
 
@@ -221,12 +221,12 @@ def _pins(config: XlConfig, host: Host | None) -> tuple[CpuSet | None, ...]:
     cpus = config.values.get("cpus", config.values.get("cpus_soft", []))
     place = f"{config.source}: cpus"
     if isinstance(cpus, list):
-        pins = [_named_pus(str(pus), place, host) for pus in cpus[:vcpus]]
+        pins = [_parse_named_pus(str(pus), place, host) for pus in cpus[:vcpus]]
         return (*pins, *(None,) * (vcpus - len(pins)))
-    return (_named_pus(str(cpus), place, host),) * vcpus
+    return (_parse_named_pus(str(cpus), place, host),) * vcpus
 
 
-def _named_pus(text: str, place: str, host: Host | None) -> CpuSet | None:
+def _parse_named_pus(text: str, place: str, host: Host | None) -> CpuSet | None:
     """Return the CPUs of a list such as "0-3,node:1,^5"; None for all, or without a host."""
     included, excluded = CpuSet(), CpuSet()
     for term in text.replace(" ", "").split(","):
@@ -311,7 +311,7 @@ def _list_devices(config: XlConfig) -> dict[Bdf, str]:
 
 
 def _read_devices(config: XlConfig) -> Mapping[str, Any]:
-    return {"hostdevs": passed_through((bdf, None) for bdf in _list_devices(config))[0]}
+    return {"hostdevs": split_devices((bdf, None) for bdf in _list_devices(config))[0]}
 
 
 def _write_devices(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
@@ -407,7 +407,9 @@ def _find_losses(
     plan, guest = writing.plan, writing.guest
     reason = "Xen requires it with vnuma or pci"
     sizes = {"maxmem": guest.memory_bytes // MIB, "maxvcpus": guest.vcpus}
-    yield from changed_keys(writing, lines, {key: (size, reason) for key, size in sizes.items()})
+    yield from check_changed_keys(
+        writing, lines, {key: (size, reason) for key, size in sizes.items()}
+    )
     if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(writing):
         yield finding(
             "target-soft-affinity",
@@ -440,5 +442,5 @@ TARGET = CODEC.build_target(
     users_own=r"(name|uuid|disk|vif|boot|serial|vnc\w*|sdl|spice\w*|usb\w*|on_\w+|keymap|stdvga|vga"
     r"|videoram|localtime|rtc_timeoffset|vfb|channel|vtpm|p9)=",
     architecture_of_host=True,
-    on_host=_with_named_pus,
+    on_host=_add_named_pus,
 )

@@ -93,13 +93,15 @@ def key_values(
     """Return the key=value parts of an option's value, each key once. Raises UsageError."""
     keys = (*needed, *optional)
     parts: dict[str, str] = {}
-    for part in filter(None, (name.strip() for name in text.split(","))):
+    texts = [part.strip() for part in text.split(",") if part.strip()]
+    for number, part in enumerate(texts):
         key, _, value = (half.strip() for half in part.partition("="))
         if key not in keys or not value or key in parts:
+            texts[number] = _nearest_pair(part, keys)
             raise UsageError(
                 f"{option}: expected {', '.join(f'{key}=...' for key in keys)}, each once, "
                 f"found {part!r}",
-                hint=f"{option} {_nearest_pair(part, keys)}",
+                hint=f"{option} {','.join(texts)}",
             )
         parts[key] = value
     missing = [name for name in needed if name not in parts]

@@ -328,8 +328,16 @@ def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:
     ("machine", "layout", "said"),
     [
         (host(None), "pin-numa-pci", "found libvirt unknown and QEMU unknown"),
-        (host((10, 0, 0), (9, 0, 0)), "pin-numa-pci", "found libvirt 10.0.0 and QEMU 9.0.0"),
-        (host((12, 0, 0), (8, 2, 0)), "pin-numa-pci", "found libvirt 12.0.0 and QEMU 8.2.0"),
+        (
+            host((10, 0, 0), (9, 0, 0)),
+            "pin-numa-pci",
+            "expected libvirt 11.8 or newer, found libvirt 10.0.0",
+        ),
+        (
+            host((12, 0, 0), (8, 2, 0)),
+            "pin-numa-pci",
+            "expected QEMU 9.0 or newer, found QEMU 8.2.0",
+        ),
         (NEW, "pin-numa", "this layout gives none"),
         (NEW, "default", "this layout gives none"),
         (

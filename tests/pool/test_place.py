@@ -373,7 +373,10 @@ def test_a_size_is_read_as_it_is_typed() -> None:
     assert parse_size("gpus=2") == VmSize(gpus=2)
     assert parse_size("vcpus=16,memory=64GiB") == VmSize(vcpus=16, memory_bytes=64 * GIB)
     assert str(parse_size("gpus=1,vcpus=8")) == "1 GPU, 8 vCPUs"
-    for text, hint in (("gpus=2,memory=64", "memory=64GiB"), ("gpus=2,cpus=4", "vcpus=4")):
+    for text, hint in (
+        ("gpus=2,memory=64", "memory=64GiB"),
+        ("gpus=2,cpus=4", "--size gpus=2,vcpus=4"),
+    ):
         with pytest.raises(UsageError) as raised:
             parse_size(text)
         assert raised.value.hint == hint

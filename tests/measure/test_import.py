@@ -7,7 +7,6 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.machine.tools import study_programs
-from homenode.measure.figures.gpu_tools import split_sections
 from homenode.measure.imported_runs import (
     ImportOptions,
     RunWithSources,
@@ -20,6 +19,7 @@ from homenode.measure.imported_runs import (
 from homenode.measure.model import Reader
 from homenode.measure.results.model import Origin, Sample, Switches
 from homenode.measure.results.vantage import Vantage
+from homenode.measure.samples.gpu_tools import split_sections
 from homenode.measure.step_reading import recognize_tool
 from homenode.metrics import METRICS
 from homenode.vm.layout import PRESETS

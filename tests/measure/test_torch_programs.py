@@ -14,11 +14,11 @@ from homenode.bdf import Bdf
 from homenode.errors import HostError, ParseError
 from homenode.machine.tools import torch_report
 from homenode.measure.access.machine import LocalMachine
-from homenode.measure.figures.sample import MeasuredSamples
 from homenode.measure.model import BenchTest, Reader, SuiteGroup
 from homenode.measure.programs import torch_copies, torch_place
 from homenode.measure.programs.torch_copies import copy_size
 from homenode.measure.programs.torch_place import free_bytes, nodes_to_bind, numbers_of
+from homenode.measure.samples.sample import MeasuredSamples
 from homenode.measure.step_reading import read_step_results
 from homenode.measure.tools_installed import read_program
 from tests.small_hosts import DeviceSpec, even_host

@@ -234,7 +234,7 @@ def test_what_qemu_refuses_is_named_with_its_words() -> None:
     xml = changed(tuned("pin-numa-pci").document, ("busNr='248'", "busNr='240'"))
     outcome = boot(xml, "none")
     assert outcome.guest is None
-    assert [f.id for f in outcome.findings] == ["guest-refused"]
+    assert [f.id for f in outcome.findings] == ["guest-cannot-start"]
     assert "Bus 240 is already in use" in outcome.findings[0].observed
 
 
@@ -260,7 +260,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
     outcome = boot_stand_in(document, build_vm(document), BootOptions("none", timeout_s=1))
     assert outcome.guest is None
-    assert [finding.id for finding in outcome.findings] == ["guest-refused"]
+    assert [finding.id for finding in outcome.findings] == ["guest-cannot-start"]
     assert "Bus 240 is already in use" in outcome.findings[0].observed
 
 

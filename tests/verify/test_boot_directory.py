@@ -255,7 +255,7 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
     booted = boot_stand_in(document, build_vm(document), BootOptions(connect=uri))
     found = {finding.id: finding.observed for finding in booted.findings}
     assert why in found["libvirt-could-not-start"]
-    assert found["guest-refused"] == "no guest today" and booted.how.startswith(
+    assert found["guest-cannot-start"] == "no guest today" and booted.how.startswith(
         "QEMU without libvirt"
     )
 

@@ -27,8 +27,6 @@ from msgspec.structs import replace
 from homenode.errors import InputError, ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import lines, numactl, study_programs
-from homenode.measure.figures import gpu_tools as gpu_figures
-from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, join_samples, sample
 from homenode.measure.importers import cuda_bandwidth_test, stream, sysbench
 from homenode.measure.model import Reader
 from homenode.measure.results.model import (
@@ -43,7 +41,9 @@ from homenode.measure.results.model import (
     name_system,
 )
 from homenode.measure.results.vantage import Vantage
-from homenode.measure.step_reading import figures_or_gap, read_tool_results, recognize_tool
+from homenode.measure.samples import gpu_tools
+from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, join_samples, sample
+from homenode.measure.step_reading import read_or_report, read_tool_results, recognize_tool
 from homenode.units import MIB, whole_number
 from homenode.vm.layout import PRESETS, GuestCells, Siblings
 
@@ -158,7 +158,7 @@ class _Draft(Struct, frozen=True):
     head: RunHead
     directory: SourceDirectory
     files: tuple[str, ...]  # names that it was read from
-    figures: MeasuredSamples
+    results: MeasuredSamples
     is_study: bool
 
 
@@ -172,8 +172,8 @@ def _draft_directory(directory: SourceDirectory, options: ImportOptions) -> Iter
     for name in sorted(texts):
         tool = recognize_tool(texts[name])
         if tool is not None:
-            figures = figures_or_gap(tool, texts[name], name)
-            groups.setdefault(_group(name, _is_bound(figures)), {})[name] = figures
+            results = read_or_report(tool, texts[name], name)
+            groups.setdefault(_group(name, _is_bound(results)), {})[name] = results
     for group, parts in groups.items():
         yield _draft_logs(directory, group, tuple(parts), join_samples(parts.values()), options)
 
@@ -189,44 +189,44 @@ def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
 
 
 def _draft_study(directory: SourceDirectory, options: ImportOptions) -> _Draft:
-    figures = read_study_results(directory.texts)
+    results = read_study_results(directory.texts)
     above = "" if directory.above in _RESULTS_DIRECTORIES else directory.above
     head = RunHead(
         directory.name,
-        options.system or above or _name_system(figures),
+        options.system or above or _name_system(results),
         _find_origin(directory.texts.values()),
         options.vantage or Vantage.GUEST,
         parse_switches(directory.name),
         vcpus=count_vcpus(directory.texts),
-        conditions=figures.conditions,
+        conditions=results.conditions,
         source=directory.path,
     )
     read = tuple(sorted(set(directory.texts) & FILES))
-    return _Draft(head, directory, read, figures, is_study=True)
+    return _Draft(head, directory, read, results, is_study=True)
 
 
 def _draft_logs(
     directory: SourceDirectory,
     group: str,
     files: tuple[str, ...],
-    figures: MeasuredSamples,
+    results: MeasuredSamples,
     options: ImportOptions,
 ) -> _Draft:
-    vantage = options.vantage or (Vantage.JOB if _is_bound(figures) else Vantage.HOST)
+    vantage = options.vantage or (Vantage.JOB if _is_bound(results) else Vantage.HOST)
     if options.vantage is None:
         reason = f"not recorded; assumed to be a {vantage} (--context)"
-        figures = replace(figures, gaps=(*figures.gaps, Gap("vantage", reason)))
+        results = replace(results, gaps=(*results.gaps, Gap("vantage", reason)))
     head = RunHead(
         group,
-        options.system or _name_system(figures),
+        options.system or _name_system(results),
         _find_origin(directory.texts[name] for name in files),
         vantage,
         parse_switches(directory.name),
         host_addresses=vantage is not Vantage.GUEST,
-        conditions=figures.conditions,
+        conditions=results.conditions,
         source=directory.path,
     )
-    return _Draft(head, directory, files, figures, is_study=False)
+    return _Draft(head, directory, files, results, is_study=False)
 
 
 def _finish(
@@ -243,28 +243,28 @@ def _finish(
         ended_s=max(times, default=None),
         of_files=bool(times),
         place=place,
-        hardware=(*_list_processors(draft.directory.texts), *draft.figures.gpu_names),
+        hardware=(*_list_processors(draft.directory.texts), *draft.results.gpu_names),
     )
     if draft.is_study:
         texts = draft.directory.texts
         head = replace(head, unusable=tuple(find_contradictions(texts, head.switches)))
-    gaps = draft.figures.gaps
+    gaps = draft.results.gaps
     if head.switches.name == "unknown":
         gaps = (*gaps, Gap("layout", "not recorded (--layout NAME=PRESET)"))
     gaps += tuple(Gap("unusable", reason) for reason in head.unusable)
     gaps += tuple(
         Gap(finding.id, f"{finding.subject}: {finding.observed}")
-        for finding in draft.figures.findings
+        for finding in draft.results.findings
     )
     paths = tuple(f"{draft.directory.path}/{name}" for name in draft.files)
-    return RunWithSources(Run(head, draft.figures.samples), paths, gaps)
+    return RunWithSources(Run(head, draft.results.samples), paths, gaps)
 
 
-def _name_system(figures: MeasuredSamples) -> str:
+def _name_system(results: MeasuredSamples) -> str:
     """Return the directory's name of the machine: its GPU."""
-    if figures.gpu_names:
-        return name_system(figures.gpu_names[0])
-    has_gpu = any(_GPU_METRIC.match(sample.metric) for sample in figures.samples)
+    if results.gpu_names:
+        return name_system(results.gpu_names[0])
+    has_gpu = any(_GPU_METRIC.match(sample.metric) for sample in results.samples)
     return GPU_UNKNOWN if has_gpu else CPU_ONLY
 
 
@@ -274,9 +274,9 @@ def _find_origin(texts: Iterable[str]) -> Origin:
     return Origin.SYNTHESISED if marked else Origin.IMPORTED
 
 
-def _is_bound(figures: MeasuredSamples) -> bool:
+def _is_bound(results: MeasuredSamples) -> bool:
     """Return whether the log has the binding of its process."""
-    return any(condition.name == _BINDING for condition in figures.conditions)
+    return any(condition.name == _BINDING for condition in results.conditions)
 
 
 def _group(name: str, is_bound: bool) -> str:
@@ -462,16 +462,16 @@ MIN_DRAM_BYTES = 256 * MIB
 
 def read_chase_results(points: Sequence[tuple[int, float]]) -> MeasuredSamples:
     """Return the latency by size; that of the largest size, if large enough, as the memory's."""
-    figures = SampleBuilder("chase", "8-byte slots, random cycle, ordinary pages")
+    results = SampleBuilder("chase", "8-byte slots, random cycle, ordinary pages")
     for size_bytes, latency_ns in points:
-        figures.add("memory-latency", "ns", latency_ns, size_bytes=size_bytes)
+        results.add("memory-latency", "ns", latency_ns, size_bytes=size_bytes)
     size_bytes, latency_ns = points[-1]
     if size_bytes >= MIN_DRAM_BYTES:
-        figures.add("memory-latency", "ns", latency_ns, variant="dram")
+        results.add("memory-latency", "ns", latency_ns, variant="dram")
     else:
         reason = f"the curve ends at {size_bytes} bytes, which an LLC may hold"
-        figures.add_gap("memory latency", reason)
-    return figures.build_samples()
+        results.add_gap("memory latency", reason)
+    return results.build_samples()
 
 
 def _parse_matmul(text: str) -> MeasuredSamples:
@@ -489,7 +489,7 @@ def _parse_copies(text: str) -> MeasuredSamples:
     parts = []
     for run in runs:
         if "Host-to-Device:" in run:
-            parts.append(gpu_figures.read_copy_results(study_programs.parse_copies(run)))
+            parts.append(gpu_tools.read_copy_results(study_programs.parse_copies(run)))
         elif "RocmBandwidthTest" in run or "Src Device Id" in run:
             parts.append(read_tool_results(Reader.ROCM, run, "gpu_bandwidth.txt"))
         else:

@@ -37,7 +37,6 @@ from homenode.measure.experiment import (
     remaining_tasks,
     run_tasks,
 )
-from homenode.measure.figures.probe import StepReading
 from homenode.measure.gpu_power import GpuPower, power_sampled
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.options import BenchOptions, BenchOutcome, check_name
@@ -59,6 +58,7 @@ from homenode.measure.run_directory import (
     kept_output,
     open_run,
 )
+from homenode.measure.samples.probe import StepReading
 from homenode.measure.tools_installed import (
     boot_identity,
     find_installed_programs,

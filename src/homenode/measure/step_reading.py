@@ -26,17 +26,20 @@ from homenode.machine.tools.nccl_tests import PARAMETERS_LINE, NcclTests
 from homenode.machine.tools.numactl import bound_by_command
 from homenode.machine.tools.nvbandwidth import TABLE_LINE, NvbandwidthDevice, NvbandwidthRun
 from homenode.machine.topology import Host
-from homenode.measure.figures import gpu_tools as gpu_figures
-from homenode.measure.figures import torch_programs as torch_figures
-from homenode.measure.figures.gpu_tools import (
+from homenode.measure.importers import NAMES
+from homenode.measure.model import BenchTest, Reader, SuiteGroup
+from homenode.measure.options import AppCommand
+from homenode.measure.results.model import Condition, Sample
+from homenode.measure.samples import gpu_tools, torch_programs
+from homenode.measure.samples.gpu_tools import (
     Binding,
     find_half_peak,
     flat_curve,
     parse_binding,
     split_sections,
 )
-from homenode.measure.figures.probe import BracketedSample, StepReading, read_probe_results
-from homenode.measure.figures.sample import (
+from homenode.measure.samples.probe import BracketedSample, StepReading, read_probe_results
+from homenode.measure.samples.sample import (
     MeasuredSamples,
     ToolOutput,
     join_samples,
@@ -44,11 +47,7 @@ from homenode.measure.figures.sample import (
     read_from_text,
     sample,
 )
-from homenode.measure.figures.torch_programs import COPYING_THREAD
-from homenode.measure.importers import NAMES
-from homenode.measure.model import BenchTest, Reader, SuiteGroup
-from homenode.measure.options import AppCommand
-from homenode.measure.results.model import Condition, Sample
+from homenode.measure.samples.torch_programs import COPYING_THREAD
 from homenode.measure.suite import BY_BUS, select_gpus
 
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
@@ -63,12 +62,12 @@ def read_step_results(test: BenchTest, output: str, host: Host) -> MeasuredSampl
     Their samples carry the node that the test was bound to and the test's variant. Raises
     ParseError if the output has no result.
     """
-    figures = list_tools()[test.reads].of_step(test, output, host)
-    if not figures.samples:
+    results = list_tools()[test.reads].of_step(test, output, host)
+    if not results.samples:
         tool = str(test.reads)
-        reasons = (str(gap).removeprefix(f"{tool}: ") for gap in figures.gaps)
+        reasons = (str(gap).removeprefix(f"{tool}: ") for gap in results.gaps)
         raise ParseError(tool, f"results of {test.id}", "; ".join(reasons) or "none")
-    return _reject_unknown_gpus(figures, host)
+    return _reject_unknown_gpus(results, host)
 
 
 def _read_nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
@@ -76,9 +75,9 @@ def _read_nvbandwidth(test: BenchTest, text: str, host: Host) -> MeasuredSamples
     run = nvbandwidth.parse(_WATCHED.sub("", text))
     if not run.devices and BY_BUS in test.environment:
         run = _replace_devices(run, test, host)
-    figures = gpu_figures.read_nvbandwidth_results(run, binding)
-    conditions = (*figures.conditions, *_copying_thread(text, host))
-    return replace(figures, conditions=conditions)
+    results = gpu_tools.read_nvbandwidth_results(run, binding)
+    conditions = (*results.conditions, *_copying_thread(text, host))
+    return replace(results, conditions=conditions)
 
 
 def _copying_thread(text: str, host: Host) -> Iterator[Condition]:
@@ -115,37 +114,37 @@ def _replace_devices(run: NvbandwidthRun, test: BenchTest, host: Host) -> Nvband
 
 def _read_nccl(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     run = nccl_tests.parse(nccl_runs(text)[0])
-    return _add_collective(gpu_figures.read_nccl_results(run, "all_reduce"), run, test)
+    return _add_collective(gpu_tools.read_nccl_results(run, "all_reduce"), run, test)
 
 
 def _read_torch(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
     runs = torch_report.parse(text)
-    figures = torch_figures.read_torch_run_results(runs)
+    results = torch_programs.read_torch_run_results(runs)
     if test.group is not SuiteGroup.NCCL:
-        return figures
+        return results
     run = next((run for run in runs if run.rows), None)
     return (
-        figures
+        results
         if run is None
-        else _add_collective(figures, torch_figures.convert_to_nccl(run), test)
+        else _add_collective(results, torch_programs.convert_to_nccl(run), test)
     )
 
 
-def _add_collective(figures: MeasuredSamples, run: NcclTests, test: BenchTest) -> MeasuredSamples:
+def _add_collective(results: MeasuredSamples, run: NcclTests, test: BenchTest) -> MeasuredSamples:
     """Add the curve's results, and the test's variant on every sample."""
-    half_peak = find_half_peak(run) if figures.samples else None
+    half_peak = find_half_peak(run) if results.samples else None
     finding = flat_curve(run, test.id) if half_peak is not None else None
-    samples = figures.samples
+    samples = results.samples
     if half_peak is not None:
         samples = (*samples, sample("allreduce-half-peak", "bytes", float(half_peak)))
-    conditions = figures.conditions
+    conditions = results.conditions
     if test.variant is None and test.binding is not None:
         conditions += (Condition("collective binding", test.binding),)
     return replace(
-        figures,
+        results,
         samples=number_samples(_add_variant(s, test.variant, s.variant) for s in samples),
         conditions=conditions,
-        findings=(*figures.findings, *([finding] if finding is not None else [])),
+        findings=(*results.findings, *([finding] if finding is not None else [])),
     )
 
 
@@ -154,22 +153,22 @@ def _add_variant(sample: Sample, *words: str | None) -> Sample:
 
 
 def _read_rocm(test: BenchTest, text: str, host: Host) -> MeasuredSamples:
-    figures = gpu_figures.read_rocm_results(rocm_bandwidth_test.parse(text), test.gpus)
+    results = gpu_tools.read_rocm_results(rocm_bandwidth_test.parse(text), test.gpus)
     starts = _METRICS_OF_GROUP.get(test.group)
     if starts is None:
-        return figures
-    samples = [sample for sample in figures.samples if sample.metric.startswith(starts)]
-    return replace(figures, samples=number_samples(samples))
+        return results
+    samples = [sample for sample in results.samples if sample.metric.startswith(starts)]
+    return replace(results, samples=number_samples(samples))
 
 
-def _reject_unknown_gpus(figures: MeasuredSamples, host: Host) -> MeasuredSamples:
+def _reject_unknown_gpus(results: MeasuredSamples, host: Host) -> MeasuredSamples:
     """Reject GPUs that the host does not have: the tool saw another machine, or other addresses."""
     addresses = {device.bdf for device in host.pci_devices}
-    strange = sorted({s.device for s in figures.samples if s.device is not None} - addresses)
+    strange = sorted({s.device for s in results.samples if s.device is not None} - addresses)
     if not strange:
-        return figures
+        return results
     gap = Gap("GPU addresses", f"the tool reports {strange[0]}, which this machine does not show")
-    return replace(figures, gaps=(*figures.gaps, gap))
+    return replace(results, gaps=(*results.gaps, gap))
 
 
 REPLAYED = "replayed"
@@ -179,7 +178,7 @@ REPLAYED_LINE = re.compile(r"(?m)^replayed: (.{1,200})$")
 
 
 def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
-    """Return the figures of a test's output; host: the machine that ran it. Raises ParseError."""
+    """Return the results of a test's output; host: the machine that ran it. Raises ParseError."""
     if test.reads is Reader.PROBE:
         reading = read_probe_results(parse(output))
         placed = tuple(
@@ -188,23 +187,23 @@ def read_step(test: BenchTest, output: str, host: Host) -> StepReading:
             for s in (placed.sample,)
         )
         return replace(reading, placed=placed)
-    figures = read_step_results(test, output, host)
+    results = read_step_results(test, output, host)
     replayed = REPLAYED_LINE.search(output)
     conditions = (Condition(REPLAYED, replayed[1].strip()),) if replayed else ()
     return StepReading(
-        tuple(BracketedSample(sample) for sample in figures.samples),
-        (*figures.conditions, *conditions),
-        figures.gaps,
-        figures.findings,
+        tuple(BracketedSample(sample) for sample in results.samples),
+        (*results.conditions, *conditions),
+        results.gaps,
+        results.findings,
     )
 
 
-def read_app(order: AppCommand, figure: float) -> StepReading:
+def read_app(order: AppCommand, result: float) -> StepReading:
     """Read the user's own result: a rate in its own units, or a time in seconds."""
     if order.lower_is_better:
-        placed = sample(f"app-time:{order.name}", "ns", figure * 1e9)
+        placed = sample(f"app-time:{order.name}", "ns", result * 1e9)
     else:
-        placed = sample(f"app-rate:{order.name}", "units_per_s", figure)
+        placed = sample(f"app-rate:{order.name}", "units_per_s", result)
     tool = Condition("tool app", " ".join(order.argv))
     return StepReading((BracketedSample(placed),), (tool,))
 
@@ -261,35 +260,33 @@ def _split_by_commands(text: str, output: ToolOutput) -> Iterator[tuple[Binding 
             yield parse_binding(lines[start])[0], part
 
 
-def _add_binding(figures: MeasuredSamples, binding: Binding | None) -> MeasuredSamples:
+def _add_binding(results: MeasuredSamples, binding: Binding | None) -> MeasuredSamples:
     """Return the results with the node of the memory that their process was bound to."""
     if binding is None:
-        return figures
+        return results
     samples = (
         replace(sample, node=binding.node)
         if sample.node is None and sample.metric.startswith(("h2d-", "d2h-", "memory-"))
         else sample
-        for sample in figures.samples
+        for sample in results.samples
     )
-    conditions = (*figures.conditions, *binding.conditions())
-    return replace(figures, samples=tuple(samples), conditions=conditions)
+    conditions = (*results.conditions, *binding.conditions())
+    return replace(results, samples=tuple(samples), conditions=conditions)
 
 
 def _nvbandwidth_log(text: str, name: str) -> MeasuredSamples:
     logs = []
     for section in split_sections(text):
-        figures = gpu_figures.read_nvbandwidth_results(
+        results = gpu_tools.read_nvbandwidth_results(
             nvbandwidth.parse(section.text), section.binding
         )
-        logs.append(join_samples([figures, MeasuredSamples(gaps=section.gaps)]))
+        logs.append(join_samples([results, MeasuredSamples(gaps=section.gaps)]))
     if not logs:
         # Tables without a version, each from the line that names its test on.
         lines = text.split("\n")
         starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
         parts = _split_text(lines, starts)
-        logs = [
-            gpu_figures.read_nvbandwidth_results(nvbandwidth.parse(part), None) for part in parts
-        ]
+        logs = [gpu_tools.read_nvbandwidth_results(nvbandwidth.parse(part), None) for part in parts]
     return join_samples(logs)
 
 
@@ -297,9 +294,9 @@ def _nccl_log(text: str, name: str) -> MeasuredSamples:
     parts = []
     for part in nccl_runs(text):
         run = nccl_tests.parse(part)
-        figures = gpu_figures.read_nccl_results(run, _collective_named(name))
-        finding = flat_curve(run, name) if figures.samples else None
-        parts.append(replace(figures, findings=() if finding is None else (finding,)))
+        results = gpu_tools.read_nccl_results(run, _collective_named(name))
+        finding = flat_curve(run, name) if results.samples else None
+        parts.append(replace(results, findings=() if finding is None else (finding,)))
     return join_samples(parts)
 
 
@@ -343,13 +340,13 @@ _OF_SUITE = (
     ToolOutput(
         Reader.ROCM,
         _ROCM,
-        read_from_text(rocm_bandwidth_test.parse, gpu_figures.read_rocm_results),
+        read_from_text(rocm_bandwidth_test.parse, gpu_tools.read_rocm_results),
         _read_rocm,
     ),
     ToolOutput(
         Reader.TORCH,
         _TORCH,
-        read_from_text(torch_report.parse, torch_figures.read_torch_run_results),
+        read_from_text(torch_report.parse, torch_programs.read_torch_run_results),
         _read_torch,
     ),
 )
@@ -362,7 +359,7 @@ def list_tools() -> Mapping[str, ToolOutput]:
     return {output.name: output for output in (*_OF_SUITE, *(module.OUTPUT for module in modules))}
 
 
-def figures_or_gap(tool: str, text: str, name: str) -> MeasuredSamples:
+def read_or_report(tool: str, text: str, name: str) -> MeasuredSamples:
     """Read the results of a tool; an unreadable file becomes a gap, so that others are read."""
     try:
         return read_tool_results(tool, text, name)

@@ -205,7 +205,7 @@ DIRECTORY = "share/homenode"
 _PREFIXES = "setups"
 _BUSY = "in use by another homenode bench setup"
 _WAIT_S = 10.0
-_MAX_SAID = 2000
+_MAX_MESSAGE = 2000
 _MAX_PROGRAM_BYTES = 1 << 30
 _LITTLE_BYTES = 16 << 20
 _OF_THE_NETWORK = tuple(
@@ -319,7 +319,7 @@ class InstallStep:
         if failure is not None:
             with contextlib.suppress(HostError):  # an unwritable prefix is already in `failure`
                 note(entry)
-            text = (ended.stderr.strip() or ended.stdout.strip())[-_MAX_SAID:]
+            text = (ended.stderr.strip() or ended.stdout.strip())[-_MAX_MESSAGE:]
             raise ToolError(f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=text or None)
 
 

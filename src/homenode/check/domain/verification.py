@@ -111,7 +111,7 @@ def check_schema(errors: Sequence[SchemaError], parsed: ParseResult | None) -> I
     ) -> Finding:
         allowed = (
             "what libvirt's parser accepts"
-            if case == "refused"
+            if case == "rejected"
             else "what libvirt's domain.rng allows"
         )
         return finding("schema", subject, allowed, observed, case=case, severity=severity)
@@ -119,12 +119,12 @@ def check_schema(errors: Sequence[SchemaError], parsed: ParseResult | None) -> I
     document_name = "the definition"
     if not errors:
         if parsed is not None and parsed.refusal is not None:
-            yield schema_finding(document_name, parsed.refusal, "refused")
+            yield schema_finding(document_name, parsed.refusal, "rejected")
     elif parsed is None:
         for error in errors[:8]:
             yield schema_finding(f"line {error.line}", error.message, None)
     elif parsed.refusal is not None:
-        yield schema_finding(document_name, parsed.refusal, "refused")
+        yield schema_finding(document_name, parsed.refusal, "rejected")
     elif parsed.dropped:
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")
@@ -132,7 +132,7 @@ def check_schema(errors: Sequence[SchemaError], parsed: ParseResult | None) -> I
             yield schema_finding(place, "an element that libvirt does not accept there", "dropped")
     else:
         message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
-        yield schema_finding(document_name, message, "taken", Severity.INFO)
+        yield schema_finding(document_name, message, "accepted", Severity.INFO)
 
 
 _ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("ppc64",)}

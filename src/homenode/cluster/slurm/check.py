@@ -155,7 +155,7 @@ def groups_like(groups: Sequence[NodeClass], host: Host) -> tuple[NodeClass, ...
 
 def _is_other(group: NodeClass, host: Host) -> bool:
     """Return whether every type of its GPUs in the two files is another model than the host's."""
-    types = {*count_types(group.lines), *group.promised_gpus} - {""}
+    types = {*count_types(group.lines), *group.configured_gpus} - {""}
     return bool(types) and all(is_other_model(kind, host) for kind in types)
 
 
@@ -177,7 +177,7 @@ def _check_counts(
     # Long because each disagreement of the two files and the machine is a few lines.
     by_hand = bool(group.lines) and group.autodetect is None
     listed = sum(line.devices for line in group.lines)
-    promised = sum(group.promised_gpus.values())
+    promised = sum(group.configured_gpus.values())
     machine_text = f"{plural(gpu_count, 'GPU')}, as the machine has"
 
     subject = group.subject
@@ -244,7 +244,7 @@ def _check_counts(
 def right_type(group: NodeClass, host: Host) -> str:
     """Return the only type in slurm.conf if no manual line has a type, or if only this
     type can be the machine's; else ""."""
-    promised, listed = tuple(group.promised_gpus), count_types(group.lines)
+    promised, listed = tuple(group.configured_gpus), count_types(group.lines)
     if not listed or len(promised) != 1 or group.autodetect is not None:
         return ""
     is_wrong = all(is_other_model(kind, host) for kind in listed)
@@ -259,7 +259,7 @@ def _check_types(group: NodeClass, host: Host, source: str, arguments: str) -> I
     Slurm ignores other types. Seen: `slurmd -G` of 22.05.8, which exits if only some GPUs of a file
     have a type.
     """
-    promised, listed = group.promised_gpus, count_types(group.lines)
+    promised, listed = group.configured_gpus, count_types(group.lines)
     by_hand = group.autodetect is None
     is_mixed = any(
         "" in types and len(types) > 1 for types in (promised, listed if by_hand else ())

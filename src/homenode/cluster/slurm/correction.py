@@ -53,13 +53,13 @@ def correct(
         if types is None and not group.lines and not group.is_sliced:
             if group.autodetect is None and not gres.not_read:
                 added[gres.source] += _new_lines(group, gpus)
-            types = {next(iter(group.promised_gpus), ""): len(gpus)}
+            types = {next(iter(group.configured_gpus), ""): len(gpus)}
         node = group.definition
         if node is None or set(node.names) != set(group.names) or not types:
             continue
-        is_whole = sum(types.values()) == sum(group.promised_gpus.values())
+        is_whole = sum(types.values()) == sum(group.configured_gpus.values())
         if not is_whole or (
-            set(group.promised_gpus) != {""} and types != dict(group.promised_gpus)
+            set(group.configured_gpus) != {""} and types != dict(group.configured_gpus)
         ):
             other_gres = [
                 item for item in (node.gres or "").split(",") if not item.startswith("gpu")
@@ -165,7 +165,7 @@ def _find_stem(placed: Sequence[tuple[GresLine, str | None, int]]) -> tuple[str,
 def _new_lines(group: NodeClass, gpus: Sequence[GpuCores]) -> list[str]:
     """Return lines for GPUs that no line names; none if a vendor's device files are unknown."""
     lines = []
-    kind = next(iter(group.promised_gpus), "")
+    kind = next(iter(group.configured_gpus), "")
     for (vendor, cores), neighbours in groupby(gpus, key=lambda gpu: (gpu.vendor, gpu.cores)):
         if vendor not in _DEVICE_FILES:
             return []

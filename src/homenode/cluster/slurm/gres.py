@@ -276,7 +276,7 @@ class NodeClass(Struct, frozen=True):
         )
 
     @property
-    def promised_gpus(self) -> Mapping[str, int]:
+    def configured_gpus(self) -> Mapping[str, int]:
         return {} if self.definition is None else self.definition.gpu_types
 
 

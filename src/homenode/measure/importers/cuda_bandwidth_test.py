@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import (
+from homenode.measure.samples.sample import (
     MeasuredSamples,
     SampleBuilder,
     ToolOutput,
@@ -164,13 +164,13 @@ def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
         failed = Gap("bandwidthTest", "has FAIL: its results are omitted")
         return MeasuredSamples(gaps=(*run.gaps, failed))
     how = "bandwidthTest, bytes within a GPU counted once, twice in what it prints"
-    figures = SampleBuilder("device copy", how, run.gaps)
+    results = SampleBuilder("device copy", how, run.gaps)
     for transfer in run.transfers:
         if transfer.devices > 1:
-            figures.add_gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
+            results.add_gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
             continue
         is_within = transfer.direction is Direction.DEVICE_TO_DEVICE
-        figures.add(
+        results.add(
             _METRIC_OF_DIRECTION[transfer.direction],
             "bytes_per_s",
             transfer.bytes_per_s / (2 if is_within else 1),
@@ -178,8 +178,8 @@ def read_cuda_results(run: CudaBandwidthTest) -> MeasuredSamples:
             variant="pageable" if transfer.is_pinned is False else None,
         )
     for size in sorted({copy.size_bytes for copy in run.transfers if copy.devices <= 1}):
-        figures.add_condition("tool copy size", f"{size} bytes")
-    return figures.build_samples(name for _, name in run.devices)
+        results.add_condition("tool copy size", f"{size} bytes")
+    return results.build_samples(name for _, name in run.devices)
 
 
 OUTPUT = ToolOutput(

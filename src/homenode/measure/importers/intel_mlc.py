@@ -23,7 +23,7 @@ from msgspec import Struct
 from homenode.cpuset import NodeIndex
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import (
+from homenode.measure.samples.sample import (
     MeasuredSamples,
     SampleBuilder,
     ToolOutput,
@@ -241,26 +241,26 @@ _VARIANTS = {"ALL Reads": "read", "Stream-triad like": "triad"}
 
 def read_mlc_results(run: MlcRun) -> MeasuredSamples:
     """Return the matrices by node, peak bandwidths by mix, latency and bandwidth under load."""
-    figures = SampleBuilder("Intel MLC", run.version, run.gaps)
+    results = SampleBuilder("Intel MLC", run.version, run.gaps)
     if run.latency_ns is not None:
-        figures.add("memory-latency", "ns", run.latency_ns, variant="dram")
+        results.add("memory-latency", "ns", run.latency_ns, variant="dram")
     for matrix, metric, unit, variant in (
         (run.idle_ns, "memory-latency", "ns", "dram"),
         (run.bandwidth_bytes_per_s, "memory-bandwidth", "bytes_per_s", "read"),
     ):
         for node, peer, value in () if matrix is None else _list_values(matrix):
-            figures.add(metric, unit, value, node=node, peer_node=peer, variant=variant)
+            results.add(metric, unit, value, node=node, peer_node=peer, variant=variant)
     for mix, rate in run.peaks:
         variant = _VARIANTS.get(mix, mix.lower())
-        figures.add("memory-bandwidth", "bytes_per_s", rate, variant=variant)
+        results.add("memory-bandwidth", "bytes_per_s", rate, variant=variant)
     for load in run.loaded:
         variant = f"delay {load.delay}"
-        figures.add("loaded-latency", "ns", load.latency_ns, variant=variant)
-        figures.add("loaded-bandwidth", "bytes_per_s", load.bytes_per_s, variant=variant)
-    figures.add_condition("tool Intel MLC access", run.access)
+        results.add("loaded-latency", "ns", load.latency_ns, variant=variant)
+        results.add("loaded-bandwidth", "bytes_per_s", load.bytes_per_s, variant=variant)
+    results.add_condition("tool Intel MLC access", run.access)
     if run.prefetchers_were_on:
-        figures.add_condition("tool Intel MLC prefetchers", "could not be switched off")
-    return figures.build_samples()
+        results.add_condition("tool Intel MLC prefetchers", "could not be switched off")
+    return results.build_samples()
 
 
 def _list_values(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:

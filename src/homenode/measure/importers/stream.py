@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.gpu_tools import parse_binding, parse_command
-from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, ToolOutput
+from homenode.measure.samples.gpu_tools import parse_binding, parse_command
+from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, ToolOutput
 from homenode.units import GIB, MIB
 
 KERNELS = ("Copy", "Scale", "Add", "Triad")
@@ -185,11 +185,11 @@ def read_stream_results(run: StreamRun, node: int | None = None) -> MeasuredSamp
     is_known = run.arrays_bytes is not None
     size = f"{run.arrays_bytes} bytes in three arrays" if is_known else "arrays of unknown size"
     version = run.version or "unknown version"
-    figures = SampleBuilder("STREAM", f"{version}, best pass, {size}", run.gaps)
+    results = SampleBuilder("STREAM", f"{version}, best pass, {size}", run.gaps)
     for kernel in run.kernels:
         name, rate = kernel.name.lower(), kernel.best_bytes_per_s
-        figures.add("memory-bandwidth", "bytes_per_s", rate, variant=name, node=node)
-    return figures.build_samples()
+        results.add("memory-bandwidth", "bytes_per_s", rate, variant=name, node=node)
+    return results.build_samples()
 
 
 _SIGN = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
@@ -210,10 +210,10 @@ def _stream_log(text: str, name: str) -> MeasuredSamples:
         or shown.startswith("policy: bind")
         or len(binding.memory_nodes) > len(binding.cpu_nodes)
     )
-    figures = read_stream_results(run, binding.node if binding is not None and is_bound else None)
+    results = read_stream_results(run, binding.node if binding is not None and is_bound else None)
     conditions = binding.conditions() if binding is not None and is_bound else ()
     return replace(
-        figures, conditions=(*figures.conditions, *conditions), gaps=(*figures.gaps, *gaps)
+        results, conditions=(*results.conditions, *conditions), gaps=(*results.gaps, *gaps)
     )
 
 

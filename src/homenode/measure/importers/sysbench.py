@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from homenode.findings import Gap
 from homenode.machine.tools.lines import Line, Lines
-from homenode.measure.figures.sample import (
+from homenode.measure.samples.sample import (
     MeasuredSamples,
     SampleBuilder,
     ToolOutput,
@@ -176,23 +176,23 @@ DEVIATION = "deviation over threads"
 
 def read_sysbench_results(run: SysbenchRun) -> MeasuredSamples:
     """Return the events per second, on one thread or on all; the memory test under its own name."""
-    figures = SampleBuilder("sysbench", run.version, run.gaps)
+    results = SampleBuilder("sysbench", run.version, run.gaps)
     if run.memory is not None:
         memory = run.memory
         variant = f"{memory.operation} {memory.block_bytes} bytes {memory.scope}"
-        figures.add("sysbench-memory", "bytes_per_s", memory.bytes_per_s, variant=variant)
+        results.add("sysbench-memory", "bytes_per_s", memory.bytes_per_s, variant=variant)
         if memory.shares_one_buffer:
-            figures.add_gap("memory bandwidth", "sysbench's threads shared one buffer in a cache")
+            results.add_gap("memory bandwidth", "sysbench's threads shared one buffer in a cache")
     elif run.threads == 1:
-        figures.add("cpu-single", "events_per_s", run.events_per_s)
+        results.add("cpu-single", "events_per_s", run.events_per_s)
     else:
-        figures.add("cpu-throughput", "events_per_s", run.events_per_s)
-        figures.add("cpu-per-thread", "events_per_s", run.events_per_s / run.threads)
+        results.add("cpu-throughput", "events_per_s", run.events_per_s)
+        results.add("cpu-per-thread", "events_per_s", run.events_per_s / run.threads)
         if run.events_per_thread is not None and run.events_per_thread[0] > 0:
             mean, deviation = run.events_per_thread
-            figures.add("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION)
-    figures.add_condition("tool sysbench primes", run.prime_limit)
-    return figures.build_samples()
+            results.add("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION)
+    results.add_condition("tool sysbench primes", run.prime_limit)
+    return results.build_samples()
 
 
 OUTPUT = ToolOutput(

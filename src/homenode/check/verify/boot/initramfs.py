@@ -114,7 +114,7 @@ CONSOLE_HINT = "read its console with --keep DIR"
 def refusal_finding(who: str, reason: str, source: str) -> Finding:
     """Return the finding that the test guest cannot be started."""
     return finding(
-        "guest-refused",
+        "guest-cannot-start",
         "the test guest",
         expected=f"{who} to start it",
         observed=reason.strip()[:400] or "no reason given",

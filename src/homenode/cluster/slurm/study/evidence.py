@@ -24,10 +24,10 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.tools import nccl_tests
 from homenode.machine.topology import Host
-from homenode.measure.figures.gpu_tools import Binding, split_sections
 from homenode.measure.imported_runs import ImportOptions, SourceDirectory, build_runs
 from homenode.measure.results.model import Condition, Origin, Run, Sample
 from homenode.measure.results.vantage import Vantage
+from homenode.measure.samples.gpu_tools import Binding, split_sections
 from homenode.measure.step_reading import REPLAYED, REPLAYED_LINE
 
 CLEARLY = 1.2
@@ -37,7 +37,9 @@ _NODE = "the node"
 """Node name for logs, which do not name a node; all logs are of one machine."""
 
 _MET = re.compile(r"(\d{1,4}) of (\d{1,4})", re.ASCII)
-_SAID = re.compile(r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII)
+_PROGRESS_LINE = re.compile(
+    r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII
+)
 """Lines on standard error of a successful homenode bench: progress, and findings of its run."""
 
 
@@ -168,7 +170,7 @@ def _find_errors(texts: Mapping[str, str]) -> Iterator[Gap]:
     for name, text in sorted(texts.items()):
         if name.endswith(".err"):
             lines = [line.strip() for line in text.splitlines() if line.strip()]
-            lines = [line for line in lines if not _SAID.match(line)]
+            lines = [line for line in lines if not _PROGRESS_LINE.match(line)]
             if lines:
                 shown = lines if len(lines) <= 3 else [*lines[:2], lines[-1]]
                 yield Gap(name.removesuffix(".err"), "; ".join(line[:200] for line in shown))

@@ -1,4 +1,4 @@
-"""Torch figures: samples of homenode's PyTorch programs, keyed by the GPUs' addresses."""
+"""Torch programs: samples of homenode's PyTorch programs, keyed by the GPUs' addresses."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +9,9 @@ from homenode.findings import Gap
 from homenode.machine.tools.nccl_tests import CollectiveLibrary as Family
 from homenode.machine.tools.nccl_tests import NcclHalf, NcclRow, NcclTests
 from homenode.machine.tools.torch_report import TorchResult, TorchRow, TorchRun
-from homenode.measure.figures.gpu_tools import read_nccl_results
-from homenode.measure.figures.sample import MeasuredSamples, join_samples, sample
 from homenode.measure.results.model import Condition, Sample
+from homenode.measure.samples.gpu_tools import read_nccl_results
+from homenode.measure.samples.sample import MeasuredSamples, join_samples, sample
 
 COPYING_THREAD = "copying thread"
 """Condition: the nodes on which the copying thread ran, if it was not bound."""
@@ -30,17 +30,17 @@ def _read_run_results(run: TorchRun) -> MeasuredSamples:
         gaps.append(Gap(run.stalled, "did not end: the program stopped itself there"))
     if any(device.address is None for device in run.devices):
         gaps.append(Gap("GPU addresses", "PyTorch reports no addresses: results cannot be paired"))
-    samples = tuple(figures for figure in run.results for figures in _list_samples(figure, run))
-    gaps += [gap for figure in run.results for gap in _result_gaps(figure, run)]
-    if run.bound_node is not None and any(_lies_unseen(figure) for figure in run.results):
+    samples = tuple(sample for result in run.results for sample in _list_samples(result, run))
+    gaps += [gap for result in run.results for gap in _result_gaps(result, run)]
+    if run.bound_node is not None and any(_lies_unseen(result) for result in run.results):
         reason = "the driver does not report the buffer's node: unconfirmed"
         gaps.append(Gap(f"host memory bound to node {run.bound_node}", reason))
     names = tuple(dict.fromkeys(device.name for device in run.devices))
-    figures = MeasuredSamples(samples, tuple(_list_conditions(run)), names, tuple(gaps))
+    results = MeasuredSamples(samples, tuple(_list_conditions(run)), names, tuple(gaps))
     return (
-        join_samples((figures, read_nccl_results(convert_to_nccl(run), None)))
+        join_samples((results, read_nccl_results(convert_to_nccl(run), None)))
         if run.rows
-        else figures
+        else results
     )
 
 
@@ -76,55 +76,55 @@ def _compute_mean(run: TorchRun) -> float:
     return sum(rates) / len(rates)
 
 
-def _list_samples(figure: TorchResult, run: TorchRun) -> Iterator[Sample]:
-    place = _place(figure, run)
-    if _lies_elsewhere(figure, run):
+def _list_samples(result: TorchResult, run: TorchRun) -> Iterator[Sample]:
+    place = _place(result, run)
+    if _lies_elsewhere(result, run):
         return
-    for value in figure.samples:
+    for value in result.samples:
         yield sample(
-            figure.metric,
-            figure.unit,
+            result.metric,
+            result.unit,
             value,
-            variant=figure.variant,
-            size_bytes=figure.size_bytes,
-            node=_find_node(figure, run),
+            variant=result.variant,
+            size_bytes=result.size_bytes,
+            node=_find_node(result, run),
             **place,
         )
 
 
-def _lies_unseen(figure: TorchResult) -> bool:
-    return figure.metric.startswith(("h2d-", "d2h-")) and figure.memory_node is None
+def _lies_unseen(result: TorchResult) -> bool:
+    return result.metric.startswith(("h2d-", "d2h-")) and result.memory_node is None
 
 
-def _lies_elsewhere(figure: TorchResult, run: TorchRun) -> bool:
+def _lies_elsewhere(result: TorchResult, run: TorchRun) -> bool:
     """Return whether a cell belongs to another row of the matrix, whatever was requested."""
-    bound, memory_node = run.bound_node, figure.memory_node
+    bound, memory_node = run.bound_node, result.memory_node
     return bound is not None and memory_node is not None and memory_node != bound
 
 
-def _find_node(figure: TorchResult, run: TorchRun) -> int | None:
+def _find_node(result: TorchResult, run: TorchRun) -> int | None:
     """Return the host node, for transfers through host memory only."""
-    return run.bound_node if figure.metric.startswith(("h2d-", "d2h-")) else None
+    return run.bound_node if result.metric.startswith(("h2d-", "d2h-")) else None
 
 
-def _place(figure: TorchResult, run: TorchRun) -> dict[str, Any]:
-    address = run.devices[figure.device].address
-    if figure.peer is None:
+def _place(result: TorchResult, run: TorchRun) -> dict[str, Any]:
+    address = run.devices[result.device].address
+    if result.peer is None:
         bdf = None if address is None else Bdf.parse(address)
-        return {"device": bdf, "index": figure.device if bdf is None else None}
-    other = run.devices[figure.peer].address
+        return {"device": bdf, "index": result.device if bdf is None else None}
+    other = run.devices[result.peer].address
     if address is None or other is None:
-        return {"index": figure.device * len(run.devices) + figure.peer}
+        return {"index": result.device * len(run.devices) + result.peer}
     return {"device": Bdf.parse(address), "peer": Bdf.parse(other)}
 
 
-def _result_gaps(figure: TorchResult, run: TorchRun) -> Iterator[Gap]:
-    device = run.devices[figure.device]
-    name = " ".join(filter(None, (figure.metric, figure.variant, device.address)))
-    if not figure.steady:
+def _result_gaps(result: TorchResult, run: TorchRun) -> Iterator[Gap]:
+    device = run.devices[result.device]
+    name = " ".join(filter(None, (result.metric, result.variant, device.address)))
+    if not result.steady:
         yield Gap(name, "did not become steady before it was sampled")
-    if _lies_elsewhere(figure, run):
-        nodes = f"node {run.bound_node} and is on node {figure.memory_node}"
+    if _lies_elsewhere(result, run):
+        nodes = f"node {run.bound_node} and is on node {result.memory_node}"
         yield Gap(name, f"memory was bound to {nodes}: not kept")
 
 
@@ -132,7 +132,7 @@ def _list_conditions(run: TorchRun) -> Iterator[Condition]:
     yield Condition("tool PyTorch", f"{run.torch}, {run.runtime}")
     if run.copy_bytes is not None and any("both" in (f.variant or "") for f in run.results):
         yield Condition("tool copy size", f"{run.copy_bytes} bytes")
-    if any(figure.metric == "d2d-bandwidth" for figure in run.results):
+    if any(result.metric == "d2d-bandwidth" for result in run.results):
         yield Condition("tool device copy", "PyTorch, bytes within a GPU counted once")
     copies = [f for f in run.results if f.metric in ("h2d-bandwidth", "d2h-bandwidth")]
     nodes = {copy.thread.node for copy in copies if copy.thread.node is not None}

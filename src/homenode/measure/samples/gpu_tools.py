@@ -1,4 +1,4 @@
-"""Figures of GPU tools: samples of nvbandwidth, nccl-tests and rocm-bandwidth-test; bindings.
+"""GPU tools: samples of nvbandwidth, nccl-tests and rocm-bandwidth-test, and their bindings.
 
 The head of a log has the binding of the process:
 
@@ -31,9 +31,9 @@ from homenode.machine.tools.nvbandwidth import (
 )
 from homenode.machine.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.machine.tools.study_programs import GpuCopies
-from homenode.measure.figures.sample import MeasuredSamples, SampleBuilder, sample
 from homenode.measure.results.model import COLLECTIVE_GPUS, Condition, Sample
 from homenode.measure.results.sweep import MIN_RATE_BYTES_PER_S, flat_fit
+from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, sample
 
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
 
@@ -155,7 +155,7 @@ def read_nvbandwidth_results(run: NvbandwidthRun, binding: Binding | None) -> Me
     """Return each cell of each passed test. binding: of the process, if its log has it.
 
     A host copy's node is the node that memory was bound to, else the node of the CPUs. The node of
-    the tool's own thread is not a setting: `peer_node`, over which figures are compared.
+    the tool's own thread is not a setting: `peer_node`, over which results are compared.
     """
     address_of = {device.index: device.address for device in run.devices}
     gaps = list(run.gaps)
@@ -237,38 +237,38 @@ def read_nccl_results(run: NcclTests, collective: str | None) -> MeasuredSamples
     name = run.collective or collective
     library = f"library {run.library_version}" if run.library_version else None
     version = " ".join(filter(None, (run.version, library)))
-    figures = SampleBuilder(f"{run.family}-tests", version, run.gaps)
+    results = SampleBuilder(f"{run.family}-tests", version, run.gaps)
     if name is None:
-        figures.add_gap("collective", "neither the output nor the file's name has the collective")
+        results.add_gap("collective", "neither the output nor the file's name has the collective")
     if run.is_correct is False:
-        figures.add_gap(f"{name or 'collective'} data", "wrong values: its results are omitted")
-        return MeasuredSamples(gaps=figures.build_samples().gaps)
+        results.add_gap(f"{name or 'collective'} data", "wrong values: its results are omitted")
+        return MeasuredSamples(gaps=results.build_samples().gaps)
     if run.is_correct is None:
-        figures.add_gap(f"{name or 'collective'} data", "not checked by the run (-c 1 checks)")
+        results.add_gap(f"{name or 'collective'} data", "not checked by the run (-c 1 checks)")
     metric = "allreduce" if name == "all_reduce" else (name or "collective").replace("_", "-")
     for row in run.rows:
         for half, variant in ((row.out_of_place, "out-of-place"), (row.in_place, "in-place")):
             if half is not None and half.bus_bytes_per_s > 0:
                 fields = {"size_bytes": row.size_bytes, "variant": variant}
-                figures.add(f"{metric}-busbw", "bytes_per_s", half.bus_bytes_per_s, **fields)
-    figures.add(f"{metric}-busbw-peak", "bytes_per_s", run.peak_bus_bytes_per_s())
+                results.add(f"{metric}-busbw", "bytes_per_s", half.bus_bytes_per_s, **fields)
+    results.add(f"{metric}-busbw-peak", "bytes_per_s", run.peak_bus_bytes_per_s())
     if run.average_bus_bytes_per_s:
-        figures.add(f"{metric}-busbw-mean", "bytes_per_s", run.average_bus_bytes_per_s)
+        results.add(f"{metric}-busbw-mean", "bytes_per_s", run.average_bus_bytes_per_s)
     sizes = [row for row in run.rows if row.size_bytes > 0]
     small = min(sizes, key=lambda row: row.size_bytes, default=None)
     if small is not None and small.size_bytes <= SMALL_MESSAGE_BYTES:
-        figures.add(f"{metric}-latency", "ns", small.list_halves()[0].time_ns)
+        results.add(f"{metric}-latency", "ns", small.list_halves()[0].time_ns)
     largest = max(row.size_bytes for row in run.rows)
-    figures.add_condition("tool largest message", f"{largest} bytes")
-    figures.add_condition(COLLECTIVE_GPUS, run.gpus)
+    results.add_condition("tool largest message", f"{largest} bytes")
+    results.add_condition(COLLECTIVE_GPUS, run.gpus)
     if run.iterations is not None and run.warmups is not None:
-        figures.add_condition("collective repeats", f"{run.warmups} + {run.iterations}")
-    return figures.build_samples(run.gpu_names)
+        results.add_condition("collective repeats", f"{run.warmups} + {run.iterations}")
+    return results.build_samples(run.gpu_names)
 
 
 def read_copy_results(gpus: tuple[GpuCopies, ...]) -> MeasuredSamples:
     """Return the study's own copies, one GPU at a time."""
-    figures = SampleBuilder("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
+    results = SampleBuilder("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
     for gpu in gpus:
         for metric, value in (
             ("h2d-bandwidth", gpu.host_to_device),
@@ -276,8 +276,8 @@ def read_copy_results(gpus: tuple[GpuCopies, ...]) -> MeasuredSamples:
             ("d2d-bandwidth", gpu.device_to_device),
         ):
             if value is not None:
-                figures.add(metric, "bytes_per_s", value, index=gpu.device)
-    return figures.build_samples(gpu.name for gpu in gpus)
+                results.add(metric, "bytes_per_s", value, index=gpu.device)
+    return results.build_samples(gpu.name for gpu in gpus)
 
 
 def find_half_peak(run: NcclTests) -> int | None:
@@ -333,7 +333,7 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
         if device.address is not None
     }
     several = len(run.devices) - len(address_of) > 1
-    figures = SampleBuilder("rocm-bandwidth-test", run.version, run.gaps)
+    results = SampleBuilder("rocm-bandwidth-test", run.version, run.gaps)
     for matrix in run.matrices if address_of else ():
         for source, row in zip(matrix.devices, matrix.cells, strict=True):
             for destination, value in zip(matrix.devices, row, strict=True):
@@ -342,7 +342,7 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
                 if metric is None or value is None:
                     continue
                 node = source if ends[0] else destination
-                figures.add(
+                results.add(
                     metric,
                     "bytes_per_s",
                     value,
@@ -352,9 +352,9 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
                     node=node if several and any(ends) else None,
                 )
     if several:
-        figures.add_gap("nodes", "CPU n of rocm-bandwidth-test counts as node n")
+        results.add_gap("nodes", "CPU n of rocm-bandwidth-test counts as node n")
     if run.matrices and not address_of:
-        figures.add_gap("rocm-bandwidth-test devices", "no GPU addresses: its results are skipped")
+        results.add_gap("rocm-bandwidth-test devices", "no GPU addresses: its results are skipped")
     last = {(c.is_bidirectional, c.source, c.destination): c for c in run.copies}
     for copy in last.values():
         metric = _name_metric(
@@ -363,8 +363,8 @@ def read_rocm_results(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Mea
         if metric is not None:
             variant = _BOTH if copy.is_bidirectional else None
             index = copy.destination if copy.source_is_cpu else copy.source
-            figures.add(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)
-    return figures.build_samples(
+            results.add(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)
+    return results.build_samples(
         device.name for device in run.devices if device.address is not None
     )
 

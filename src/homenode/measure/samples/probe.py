@@ -1,4 +1,4 @@
-"""Probe figures: samples of homenode-probe, with the brackets that determine their states.
+"""Probe: samples of homenode-probe, with the brackets that determine their states.
 
 Raw samples only: medians are taken where runs are compared. Of a pair of nodes, `node` has the
 threads and `peer_node` has the memory.
@@ -13,13 +13,13 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Gap, finding
 from homenode.machine.tools.homenode_probe import SOURCE, Pages, ProbeDocument
-from homenode.measure.figures.sample import sample
 from homenode.measure.results.model import Condition, Sample
 from homenode.measure.results.placement_states import Bracket, mark_passing
+from homenode.measure.samples.sample import sample
 
 LEVEL_DRAM = "DRAM"
 _HIDDEN_PLACES = ("llc-not-shared", "siblings-not-shown")
-_SAID_OF_THE_RUN = ("busy-neighbour", "placement-moves")
+_CAVEATS_OF_RUN = ("busy-neighbour", "placement-moves")
 _PLAIN_CURVE = ("auto", "local")
 """The curve that levels are read from: the largest pages allowed, no page walks."""
 
@@ -75,7 +75,7 @@ def read_probe_results(document: ProbeDocument) -> StepReading:
 def _check_caveats(document: ProbeDocument) -> Iterator[Finding]:
     """Yield the probe's caveats, except those that are judged over the whole run."""
     for caveat in document.caveats:
-        if caveat.id in _SAID_OF_THE_RUN:
+        if caveat.id in _CAVEATS_OF_RUN:
             continue
         bad = caveat.id in _HIDDEN_PLACES
         yield finding(

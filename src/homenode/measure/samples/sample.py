@@ -1,4 +1,4 @@
-"""Figures: results of a tool's output, before they are assigned to a run."""
+"""Sample: results of a tool's output, before they are assigned to a run."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -39,17 +39,17 @@ class ToolOutput(Struct, frozen=True):
     # text that only this tool prints; None: files are not searched
     sign: re.Pattern[str] | None = None
     of_log: Callable[[str, str], MeasuredSamples] = (
-        _reject_log  # the figures of a file and its name
+        _reject_log  # the results of a file and its name
     )
     # of a test of the suite, which also knows its GPUs, its binding and the machine
     of_step: Callable[[BenchTest, str, Host], MeasuredSamples] = _reject_step
 
 
 def read_from_text(
-    parse: Callable[[str], T], figures: Callable[[T], MeasuredSamples]
+    parse: Callable[[str], T], results: Callable[[T], MeasuredSamples]
 ) -> Callable[[str, str], MeasuredSamples]:
     """Return the results of a file without information in its name."""
-    return lambda text, name: figures(parse(text))
+    return lambda text, name: results(parse(text))
 
 
 class SampleBuilder:

@@ -1,1 +1,0 @@
-"""Figures: samples from the output of each tool and program."""

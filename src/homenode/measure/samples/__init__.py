@@ -1,0 +1,1 @@
+"""Samples: the results in the output of each tool and program."""

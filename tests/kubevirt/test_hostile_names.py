@@ -28,7 +28,7 @@ def test_any_text_is_the_same_in_yaml(text: str) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["vm", "namespace", "image", "bench_image", "gpu", "gpu_id", "kubevirt", "guest", "node"],
+    ["vm", "namespace", "image", "bench_image", "gpu", "gpu_id", "kubevirt", "guest"],
 )
 def test_manifests_hold_names_that_are_no_more_than_names(field: str) -> None:
     plain = render_manifests(ManifestOptions(image="r.example/h:1"))

@@ -1,6 +1,5 @@
 """Which GPUs a driver gives to us, and what is measured where those are not all."""
 
-import ast
 import json
 import shutil
 import subprocess
@@ -147,13 +146,6 @@ def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
     expected = ShownGpus((Bdf.parse("0001:9b:00.0"), Bdf.parse("0001:19:00.0")))
     none = ShownGpus((), "cuInit says error 802")
     assert parse_shown(ended.stdout_or_raise()) == (none if code else expected)
-
-
-def test_the_question_is_written_for_python_3_6() -> None:
-    """RHEL 8's own: it has neither deferred annotations nor list[str]."""
-    text = read_program("gpus_shown")
-    ast.parse(text, feature_version=(3, 6))
-    assert not [part for part in ("__future__", "-> list", "words: list") if part in text]
 
 
 def test_without_a_driver_nothing_is_asked() -> None:

@@ -127,10 +127,6 @@ def test_it_is_known_which_devices_libvirt_plugs_in_on_pci(device: str, is_loose
     assert (left_to_libvirt(document) is not None) is is_loose
 
 
-def test_devices_below_an_expander_bus_need_nothing_of_the_root_bus() -> None:
-    assert side(tuned("pin-numa-pci").document).bus_ids  # it has no <memballoon>
-
-
 def test_a_device_on_the_root_bus_itself_has_the_number_0_whatever_else_there_is() -> None:
     xml = at(vm((GPU,)), "00:05.0")
     assert [str(bus_id) for _, bus_id in side(xml).bus_ids] == ["0000:00:05.0"]

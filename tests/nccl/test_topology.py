@@ -23,8 +23,6 @@ from homenode.nccl.topology import (
     NcclTopology,
     NcclVariant,
     cloud_config,
-    format_affinity,
-    format_link_speed,
     write_topology,
 )
 from homenode.plan.pipeline import plan_file
@@ -394,29 +392,6 @@ def test_a_file_for_another_vm_is_distinguished() -> None:
 
 
 # ---- the text, and how it gets there
-
-
-def test_a_mask_is_as_long_as_the_guest_in_groups_of_32() -> None:
-    assert format_affinity(CpuSet(range(48)), 96) == "00000000,0000ffff,ffffffff"
-    assert format_affinity(CpuSet(), 0) == "00000000"
-    assert CpuSet.parse_mask(format_affinity(CpuSet([0, 95]), 1)) == CpuSet([0, 95])
-
-
-@pytest.mark.parametrize(
-    ("gt_per_s", "text"),
-    [
-        (2.5, "2.5 GT/s PCIe"),
-        (5.0, "5.0 GT/s PCIe"),
-        (8.0, "8.0 GT/s PCIe"),
-        (16.0, "16.0 GT/s PCIe"),
-        (32.0, "32.0 GT/s PCIe"),
-        (64.0, "64.0 GT/s PCIe"),
-        (20.0, "16.0 GT/s PCIe"),
-        (1.0, "2.5 GT/s PCIe"),
-    ],
-)
-def test_every_speed_has_a_word_that_nccl_knows(gt_per_s: float, text: str) -> None:
-    assert format_link_speed(gt_per_s) == text
 
 
 def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> None:

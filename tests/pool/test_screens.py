@@ -47,7 +47,7 @@ warning   8 GPUs have no guest NUMA node                    devices-without-node
 info     1: emulator-on-vcpu (--explain)
 unknown  huge pages of 1 GiB: capture the node with homenode capture; kubelet's
          reserved CPUs and its topology manager's policy; feature gates: not
-         given (--kubevirt FILE)
+         specified (--kubevirt FILE)
 """,
     ),
     "slurm check": (

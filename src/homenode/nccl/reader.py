@@ -93,8 +93,8 @@ def read_topology(data: bytes, source: str) -> ParsedTopology:
 def read_number(text: str | None) -> int | None:
     """Return a number as NCCL's strtol reads it, with base 0 and trailing text ignored; else None.
 
-    >>> [read_number(text) for text in ("16", "0x10", "010", "08", "-1x", "x")]
-    [16, 16, 8, 0, -1, None]
+    >>> [read_number(text) for text in ("16", "0x10", "010", "08", "-1x", "x", " 7", "+7", "0x")]
+    [16, 16, 8, 0, -1, None, 7, 7, 0]
     """
     match = _NUMBER.match(text or "")
     if match is None:

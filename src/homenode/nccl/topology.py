@@ -114,6 +114,8 @@ def format_affinity(vcpus: CpuSet, size: int) -> str:
 
     >>> format_affinity(CpuSet(range(32, 48)), 64)
     '0000ffff,00000000'
+    >>> format_affinity(CpuSet(range(48)), 96), format_affinity(CpuSet(), 0)
+    ('00000000,0000ffff,ffffffff', '00000000')
     """
     groups = max(1, -(-max(size, vcpus.bits.bit_length()) // 32))
     return ",".join(
@@ -124,8 +126,8 @@ def format_affinity(vcpus: CpuSet, size: int) -> str:
 def format_link_speed(gt_per_s: float) -> str:
     """Return NCCL's text for a speed; for an unknown speed that of the next lower one.
 
-    >>> format_link_speed(32.0), format_link_speed(128.0)
-    ('32.0 GT/s PCIe', '64.0 GT/s PCIe')
+    >>> [format_link_speed(speed) for speed in (1.0, 20.0, 32.0, 128.0)]
+    ['2.5 GT/s PCIe', '16.0 GT/s PCIe', '32.0 GT/s PCIe', '64.0 GT/s PCIe']
     """
     lower_speeds = [speed for speed in LINK_SPEEDS if speed <= gt_per_s]
     return LINK_SPEEDS[max(lower_speeds, default=min(LINK_SPEEDS))]

@@ -266,7 +266,6 @@ def _format_nics(groups: Sequence[NodeDevices]) -> list[str]:
 
 
 def _format_switches(host: Host) -> list[str]:
-    """List the NVSwitches of each node."""
     lines = []
     for node in dict.fromkeys(device.node for device in host.devices_of_kind(DeviceKind.NVSWITCH)):
         bdfs = [d.bdf for d in host.devices_of_kind(DeviceKind.NVSWITCH) if d.node == node]

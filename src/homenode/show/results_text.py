@@ -182,7 +182,6 @@ def _format_skipped(comparison: Comparison) -> Iterator[Text]:
 
 
 def _skipped_texts(skipped: Iterable[Gap]) -> Iterator[str]:
-    """Yield a line for each reason."""
     subjects: dict[str, list[str]] = {}
     for gap in skipped:
         subjects.setdefault(gap.reason, []).append(gap.subject)

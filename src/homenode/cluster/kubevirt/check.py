@@ -49,7 +49,6 @@ _ADMISSION = "KubeVirt, vmi-create-admitter.go"
 
 
 def _device_names(vmi: Vmi) -> frozenset[str]:
-    """Return the resource names of the VMI's GPUs and host devices."""
     devices = [d for group in _CLAIM_GATES for d in vmi.list_at("domain", "devices", group)]
     return texts_of_list([find_value(device, "deviceName") for device in devices])
 
@@ -167,7 +166,7 @@ def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
         )
 
 
-def check_architecture(subject: CheckedVmi) -> Iterator[Finding]:
+def other_architecture(subject: CheckedVmi) -> Iterator[Finding]:
     architecture, host = subject.vmi.get("architecture"), subject.host
     names = {"x86_64": "amd64", "aarch64": "arm64"}
     host_name = None if host is None else names.get(host.architecture or "")
@@ -188,25 +187,21 @@ def core_shared(subject: CheckedVmi) -> Iterator[Finding]:
     threads = 1 if host is None else threads_of(host)
     guest_threads = vmi.get("domain", "cpu", "threads") or 1
     if vmi.is_dedicated and host is not None and host.cores and guest_threads > threads:
-        yield finding(
-            "threads-not-siblings",
-            "spec.domain.cpu.threads",
-            f"{threads}, as the node's cores have",
-            f"{guest_threads}: the guest takes CPUs of several cores for siblings",
-            "KubeVirt, virtwrap/converter/vcpu",
-            case="under KubeVirt",
-            values={"threads": threads},
-        )
-    if vmi.is_dedicated and threads > 1 and guest_threads == 1 and subject.guest.vcpus > 1:
-        yield finding(
-            "core-shared",
-            "spec.domain.cpu.threads",
-            f"{threads}, as the node's cores have",
-            "1: the guest takes the siblings of a core for two cores",
-            "KubeVirt, virtwrap/converter/vcpu",
-            case="under KubeVirt",
-            values={"threads": threads},
-        )
+        kind = "threads-not-siblings"
+        observed = f"{guest_threads}: the guest takes CPUs of several cores for siblings"
+    elif vmi.is_dedicated and threads > 1 and guest_threads == 1 and subject.guest.vcpus > 1:
+        kind, observed = "core-shared", "1: the guest takes the siblings of a core for two cores"
+    else:
+        return
+    yield finding(
+        kind,
+        "spec.domain.cpu.threads",
+        f"{threads}, as the node's cores have",
+        observed,
+        "KubeVirt, virtwrap/converter/vcpu",
+        case="under KubeVirt",
+        values={"threads": threads},
+    )
 
 
 def huge_pages_not_whole(subject: CheckedVmi) -> Iterator[Finding]:
@@ -498,7 +493,7 @@ def hook_annotation_wrong(subject: CheckedVmi) -> Iterator[Finding]:
 RULES: tuple[Callable[[CheckedVmi], Iterator[Finding]], ...] = (
     wrong_settings,
     guest_flat,
-    check_architecture,
+    other_architecture,
     core_shared,
     huge_pages_not_whole,
     huge_page_size,

@@ -165,7 +165,6 @@ def _print_places(
     reasons: tuple[str, ...],
     unknown: Sequence[str],
 ) -> None:
-    """The ranking, and the plan for its first host."""
     best, everything = ranking.hosts[0], arguments.explain
     host, order = best.entry.host, format_order(best)
     step = _next_step(best, arguments, tuning.target)

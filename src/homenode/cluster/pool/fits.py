@@ -347,7 +347,6 @@ def _try_plan(host: Host, request: GuestRequest) -> tuple[tuple[int, ...], Plan]
 
 
 def _remove_vms(host: Host) -> Host:
-    """Return the host with no VM on it."""
     return replace(
         host,
         domains=(),

@@ -8,7 +8,7 @@ from homenode.cluster.slurm.job_allocation import AllocatedGpu, JobAllocation, N
 from homenode.cluster.slurm.tools.scontrol import Job
 from homenode.cluster.slurm.tools.slurm_nodes import compress_hostlist
 from homenode.cpuset import NodeIndex
-from homenode.findings import Finding, Findings, finding, sort_findings
+from homenode.findings import Finding, Findings, add_source, finding, sort_findings
 from homenode.plan.allocations import MAX_NAMED
 from homenode.text import first_few, number_list, plural
 
@@ -29,7 +29,8 @@ def audit(allocations: Iterable[JobAllocation], unreadable: Sequence[Job] = ()) 
         if not allocation.gpus:
             without += 1
             continue
-        job_findings = tuple(_check_job_gpus(allocation))
+        source = _SLURM if allocation.memory_nodes is None else _RECORD
+        job_findings = add_source(_check_job_gpus(allocation), source)
         findings += job_findings
         judged += 1
         by_gres += allocation.tree is not None and allocation.tree.is_of_gres
@@ -96,7 +97,8 @@ def _unjudged_finding(
 def _check_job_gpus(owned: JobAllocation) -> Iterator[Finding]:
     assert owned.tree is not None
     if owned.pus is None:
-        yield _unknown_place(owned, "the job's CPUs", "Slurm lists none", "cpus-not-listed")
+        observed, case = "Slurm lists none", "cpus-not-listed"
+        yield finding("job-unjudged", owned.subject, "the job's CPUs", observed, case=case)
     else:
         yield from _check_cpus(owned, owned.tree)
     yield from _check_spread(owned, owned.tree)
@@ -110,8 +112,9 @@ def _check_cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     cpu_nodes = tree.find_nodes(owned.pus)
     blind = [gpu for gpu in owned.gpus if gpu.node is None]
     if blind:
-        observed, case = f"{_format_gpus(blind)} without a node", "gpu-node-unknown"
-        yield _unknown_place(owned, "GPUs whose node the host reports", observed, case)
+        expected = "GPUs whose node the host reports"
+        observed = f"{_format_gpus(blind)} without a node"
+        yield finding("job-unjudged", owned.subject, expected, observed, case="gpu-node-unknown")
     far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
     place = "" if tree.is_of_gres else f" on {tree.names(cpu_nodes)}"
     observed = f"{'cores' if tree.is_of_gres else 'CPUs'} {owned.pus}{place}"
@@ -123,7 +126,6 @@ def _check_cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
             expected=f"CPUs on {tree.names(gpu_nodes)}, where {_format_gpus(far)} {verb}",
             observed=observed,
             cost=_format_cost(tree, cpu_nodes, gpu_nodes),
-            source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
     idle = tuple(node for node in cpu_nodes if node not in _gpu_nodes(owned.gpus))
     if idle and not far and not blind:
@@ -133,13 +135,7 @@ def _check_cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
             expected=f"CPUs on {tree.names(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
             observed=observed,
             values={"nodes": tree.names(idle)},
-            source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
-
-
-def _unknown_place(owned: JobAllocation, expected: str, observed: str, case: str) -> Finding:
-    source = _SLURM if owned.memory_nodes is None else _RECORD
-    return finding("job-unjudged", owned.subject, expected, observed, source, case=case)
 
 
 def _check_spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
@@ -158,7 +154,6 @@ def _check_spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
             expected=f"{plural(len(placed), 'GPU')} on {plural(needed, 'node')}",
             observed=f"{_format_gpus(placed)} on {tree.names(nodes)}",
             case="one package" if len(packages) == 1 and None not in packages else None,
-            source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
 
@@ -178,7 +173,6 @@ def _check_memory(
             expected=f"memory allowed on {tree.names(gpu_nodes)}, where its GPUs are",
             observed=observed,
             cost=_format_cost(tree, tuple(sorted(usable)), lacking),
-            source=_RECORD,
         )
     on_gpu = tuple(sorted(usable & tree.gpu_memory))
     if on_gpu:
@@ -189,7 +183,6 @@ def _check_memory(
             expected=f"memory of the CPUs' nodes alone ({tree.names(plain)})",
             observed=f"{observed}, of which {tree.names(on_gpu)} are memory of GPUs",
             values={"nodes": number_list(gpu_nodes or plain)},
-            source=_RECORD,
         )
     elsewhere = tuple(sorted(usable - set(gpu_nodes) - tree.gpu_memory))
     if owned.bound_nodes is None and elsewhere and not lacking and gpu_nodes:
@@ -198,7 +191,6 @@ def _check_memory(
             owned.subject,
             expected=f"memory bound to {tree.names(gpu_nodes)}",
             observed=f"no memory policy: pages may also be on {tree.names(elsewhere)}",
-            source=_RECORD,
         )
 
 

@@ -280,7 +280,6 @@ class _BdfNumbering(Struct):
             self._add_endpoint(endpoint, bdf, None, None)
 
     def _add_port(self, port: Port, kind: PortType, bdf: Bdf, parent: Bdf | None) -> None:
-        """Add a port and the devices below it."""
         child, link = port.child, port.link
         bus = self._next_bus(port.location)
         if isinstance(child, Switch):

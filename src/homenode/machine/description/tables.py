@@ -190,7 +190,6 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
 
 
 def _list_keys(table: type[Struct]) -> Iterator[str]:
-    """Yield all allowed keys of any table."""
     yield from table.__struct_encode_fields__
     for below in table.__subclasses__():
         yield from _list_keys(below)

@@ -121,7 +121,6 @@ def read_words(section: str) -> frozenset[str]:
 
 
 def _expand_braces(names: str) -> list[str]:
-    """Return each name that braces expand to."""
     before, _, tail = names.partition("{")
     several, _, after = tail.partition("}")
     return [f"{before}{name}{after}" for name in several.split(",")]

@@ -150,7 +150,6 @@ def ends_within_a_line(text: str) -> bool:
 
 
 def _strip_address(line: str) -> str:
-    """Return a line without the address before it."""
     return line.partition(" ")[2] if _HEADER.fullmatch(line.rstrip()) else line.strip()
 
 

@@ -447,7 +447,6 @@ def _read_texts(attempt: Path) -> dict[str, str]:
 
 
 def _missing_results(directory: Path, study: Study) -> list[str]:
-    """Return the tasks without results."""
     lines = []
     rejected, jobs = dict(study.rejected), study.latest_jobs()
     for experiment in study.all_experiments():

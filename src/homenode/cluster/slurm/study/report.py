@@ -159,7 +159,6 @@ def measure_spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
 
 
 def _homes_by_node(jobs: Sequence[JobEvidence]) -> dict[str, dict[str, int]]:
-    """Return the home of each GPU, by cluster node."""
     nodes = {job.node for job in jobs}
     return {node: find_homes(member for member in jobs if member.node == node) for node in nodes}
 

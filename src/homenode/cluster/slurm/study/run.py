@@ -247,7 +247,6 @@ class SlurmQueue:
 
 
 def _remove_round(experiment: str) -> str:
-    """Return an experiment without its round."""
     return experiment.rpartition("-r")[0] or experiment
 
 

@@ -97,49 +97,57 @@ def bench_options(
     )
 
 
-def _build_suite(typed: SuiteArguments) -> SuiteOptions:
-    if typed.quick and typed.full:
+def _build_suite(arguments: SuiteArguments) -> SuiteOptions:
+    if arguments.quick and arguments.full:
         raise exclusive("--quick", "--full")
-    names = [] if typed.tests is None else [word.strip() for word in typed.tests.split(",")]
+    names = [] if arguments.tests is None else [word.strip() for word in arguments.tests.split(",")]
     known_tests = [str(group) for group in SuiteGroup if group is not SuiteGroup.APP]
     for name in names:
         if name not in known_tests:
             raise unknown(
                 "test", name, known_tests, f"--tests {','.join(known_tests)}", "--tests: "
             )
-    largest = parse_bytes(typed.nccl_max_msg)
+    largest = parse_bytes(arguments.nccl_max_msg)
     if not 8 <= largest <= 1 << 40:
-        raise UsageError(f"--nccl-max-msg: {typed.nccl_max_msg} is out of range (8 B to 1 TiB)")
+        raise UsageError(f"--nccl-max-msg: {arguments.nccl_max_msg} is out of range (8 B to 1 TiB)")
     depth = (
-        SuiteDepth.QUICK if typed.quick else SuiteDepth.FULL if typed.full else SuiteDepth.NORMAL
+        SuiteDepth.QUICK
+        if arguments.quick
+        else SuiteDepth.FULL
+        if arguments.full
+        else SuiteDepth.NORMAL
     )
     groups = tuple(dict.fromkeys(SuiteGroup(name) for name in names))
     topology = None
-    if typed.nccl_topo is not None:
-        topology = read_input(typed.nccl_topo, "a topology file").decode("utf-8", "replace")
+    if arguments.nccl_topo is not None:
+        topology = read_input(arguments.nccl_topo, "a topology file").decode("utf-8", "replace")
         if len(topology) > _MAX_TOPOLOGY:
             raise UsageError(
-                f"--nccl-topo {typed.nccl_topo}: expected at most {_MAX_TOPOLOGY} characters, "
+                f"--nccl-topo {arguments.nccl_topo}: expected at most {_MAX_TOPOLOGY} characters, "
                 f"found {len(topology)}"
             )
-    return SuiteOptions(groups, depth, largest, typed.python, topology)
+    return SuiteOptions(groups, depth, largest, arguments.python, topology)
 
 
-def _build_app(typed: AppArguments) -> AppCommand | None:
-    if (typed.app is None) != (typed.metric is None):
-        option, other = ("--app", "--metric") if typed.metric is None else ("--metric", "--app")
+def _build_app(arguments: AppArguments) -> AppCommand | None:
+    if (arguments.app is None) != (arguments.metric is None):
+        option, other = ("--app", "--metric") if arguments.metric is None else ("--metric", "--app")
         example = r"--app 'python3 train.py' --metric 'images/s: ([0-9.]+)'"
         raise requires(option, other, example)
-    if typed.app is None or typed.metric is None:
+    if arguments.app is None or arguments.metric is None:
         return None
     try:
-        argv = tuple(shlex.split(typed.app))
+        argv = tuple(shlex.split(arguments.app))
     except ValueError as error:
         raise UsageError(f"--app: not a command: {error}") from None
     if not argv:
         raise UsageError("--app: missing CMD", hint="--app 'python3 train.py'")
     return AppCommand(
-        argv, typed.metric, typed.lower_is_better, Path(argv[0]).name, float(typed.app_timeout)
+        argv,
+        arguments.metric,
+        arguments.lower_is_better,
+        Path(argv[0]).name,
+        float(arguments.app_timeout),
     )
 
 
@@ -150,11 +158,11 @@ def _parse_switches(layout: str) -> Switches:
     return Switches.from_layout(preset)
 
 
-def _list_marks(typed: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]:
+def _list_marks(arguments: RunArguments, elsewhere: "Snapshot | None") -> tuple[str, ...]:
     """Raises UsageError for a virtual machine that is called a host, unless it is forced."""
-    if typed.vantage is not Vantage.HOST or not _is_virtual(elsewhere):
+    if arguments.vantage is not Vantage.HOST or not _is_virtual(elsewhere):
         return ()
-    if not typed.force:
+    if not arguments.force:
         raise UsageError(
             "--context host: expected bare metal, found a virtual machine",
             hint="omit it to measure as a guest, or add --force: the run is then marked",

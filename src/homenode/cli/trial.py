@@ -429,39 +429,41 @@ def _host_of_guests(setup: TrialSetup, host: "Host | None") -> "Host | None":
     return load_host(None) if host is None else host
 
 
-def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
+def _seconds_of_boots(host: "Host", preflight: Preflight) -> dict[str, float]:
     """Estimate the seconds of a boot by variant; GPU tests are known in the guest."""
-    measuring = checked.begun.measuring
+    measuring = preflight.begun.measuring
     try:
         tests = build_suite(host, {PROBE}, measuring.suite).tests
     except UsageError:  # GPU tests alone: their time is known in the guest only
         tests = ()
     once = sum(test.seconds + _PER_TEST_S for test in tests)
     measure_s = once * measuring.repeats
-    layouts = dict.fromkeys(checked.head.layouts, _BOOT_S + measure_s)
+    layouts = dict.fromkeys(preflight.head.layouts, _BOOT_S + measure_s)
     return {**layouts, BARE: measure_s}  # the host itself is not booted
 
 
-def _show(checked: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Sequence[Gap]) -> None:
+def _show(
+    preflight: Preflight, pace: Pace, findings: Sequence[Finding], gaps: Sequence[Gap]
+) -> None:
     """Print the schedule. Exits if a layout does not fit, or there is an obstacle."""
-    steps = schedule_steps(checked.head)
+    steps = schedule_steps(preflight.head)
     seconds = pace.seconds_for(step.variant for step in steps)
     bad = [finding for finding in sort_findings(findings) if finding.is_bad]
-    make_console().print(schedule_text(checked, steps, seconds, bad[:_MAX_FINDINGS]))
+    make_console().print(schedule_text(preflight, steps, seconds, bad[:_MAX_FINDINGS]))
     if len(bad) > _MAX_FINDINGS:
         count_text = plural(len(bad) - _MAX_FINDINGS, "more finding")
         note(f"{count_text}: virsh dumpxml, then homenode doctor")
     note_gaps(gaps)
-    for gap in checked.unchecked:
+    for gap in preflight.unchecked:
         note(f"not checked: {gap}")
-    for candidate in checked.fitted:
+    for candidate in preflight.fitted:
         for line in () if candidate.tuning is None else candidate.tuning.notes:
             note(f"{candidate.layout}: {line}")
-    for line in checked.obstacles:
+    for line in preflight.obstacles:
         note(f"in the way: {line}")
-    if checked.obstacles:
+    if preflight.obstacles:
         raise SystemExit(UsageError.exit_code)
-    short = [candidate for candidate in checked.fitted if candidate.against]
+    short = [candidate for candidate in preflight.fitted if candidate.against]
     for candidate in short:
         note(f"{candidate.layout} does not fit: {'; '.join(candidate.against)}")
     if short:

@@ -103,12 +103,12 @@ def _are_copies(run: Run, other: Run) -> bool:
     return first == second
 
 
-def join_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
+def join_states(alternatives: Sequence[Alternative]) -> tuple[Alternative, ...]:
     """Return the alternatives with uniform state names over all their runs."""
-    joint = _joint_states([alternative.runs for alternative in chosen])
+    joint = _joint_states([alternative.runs for alternative in alternatives])
     return tuple(
         alternative if alternative.runs is runs else replace(alternative, runs=runs)
-        for alternative, runs in zip(chosen, joint, strict=True)
+        for alternative, runs in zip(alternatives, joint, strict=True)
     )
 
 

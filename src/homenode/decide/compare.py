@@ -47,7 +47,7 @@ SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]
 
 
 def compare(
-    chosen: Sequence[Alternative],
+    alternatives: Sequence[Alternative],
     objective: Objective | None = None,
     *,
     bare: bool = False,
@@ -57,22 +57,22 @@ def compare(
     bare: the first alternative is a host run on the CPUs and nodes of the others' plan. Raises
     InputError for fewer than two alternatives and for a bare baseline that is not a host run.
     """
-    if len(chosen) < 2:
-        single_label = chosen[0].label if chosen else "none"
+    if len(alternatives) < 2:
+        single_label = alternatives[0].label if alternatives else "none"
         raise InputError(
             f"compare: expected two alternatives or more, found {single_label}",
             hint="name runs of another layout, or: homenode import DIR --layout NAME=PRESET",
         )
-    baseline = chosen[0]
+    baseline = alternatives[0]
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
         raise InputError(f"--bare-metal: expected a run on the host itself, found {baseline.label}")
-    joined = join_states(chosen)
+    joined = join_states(alternatives)
     series_by_label = {alternative.label: alternative.series for alternative in joined}
     comparison = compare_series(joined, series_by_label, objective, bare=bare)
     by_test = {label: power_by_test(series) for label, series in series_by_label.items()}
     power = {label: watts for label, watts in by_test.items() if watts}
-    caveats = join_subjects([*_link_caveats(chosen), *comparison.caveats])
-    sweeps = {layout.label: fits for layout in chosen if (fits := sweep_fits(layout.runs))}
+    caveats = join_subjects([*_link_caveats(alternatives), *comparison.caveats])
+    sweeps = {layout.label: fits for layout in alternatives if (fits := sweep_fits(layout.runs))}
     return structs.replace(comparison, caveats=caveats, power=power, sweeps=sweeps)
 
 
@@ -172,9 +172,9 @@ def compare_series(
     )
 
 
-def _link_caveats(chosen: Sequence[Alternative]) -> Iterator[Caveat]:
+def _link_caveats(alternatives: Sequence[Alternative]) -> Iterator[Caveat]:
     """Yield caveats on the machine's links from the results themselves, which no layout fixes."""
-    for finding in check_results([run for alternative in chosen for run in alternative.runs]):
+    for finding in check_results([run for alternative in alternatives for run in alternative.runs]):
         yield make_caveat(
             finding.id,
             finding.subject,

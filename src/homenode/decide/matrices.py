@@ -96,7 +96,7 @@ def build_matrices(alternative: Alternative) -> tuple[ResultMatrix, ...]:
 
 
 def compare_localities(
-    chosen: Sequence[Alternative], node_of: Mapping[Bdf, int]
+    alternatives: Sequence[Alternative], node_of: Mapping[Bdf, int]
 ) -> tuple[CopyLocality, ...]:
     """Return local and remote means of copies, by alternative and metric.
 
@@ -105,7 +105,7 @@ def compare_localities(
     faster of two groups of values. Runs bound to several nodes have no remote side.
     """
     copy_localities = []
-    for alternative in chosen:
+    for alternative in alternatives:
         matrices = _collect_copies(alternative)
         as_bound = any(
             (c.name, c.value) == _SEVERAL for run in alternative.runs for c in run.head.conditions

@@ -51,9 +51,9 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
         return judged_outcome(self.effect)
 
 
-def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
+def switch_effects(machine: str, alternatives: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
     """The effects of every switch in which two of these layouts differ, on headline metrics."""
-    by_label = {alternative.label: alternative for alternative in chosen}
+    by_label = {alternative.label: alternative for alternative in alternatives}
     changes: list[SwitchEffect] = []
     for switch, pairs in _STEPS:
         seen: set[str] = set()
@@ -101,10 +101,10 @@ def _is_headline(effect: Effect) -> bool:
     )
 
 
-def file_effects(chosen: Sequence[Alternative]) -> tuple[Effect, ...]:
+def file_effects(alternatives: Sequence[Alternative]) -> tuple[Effect, ...]:
     """Compare all-reduce with and without NCCL's topology file, in layouts that have both."""
     effects: list[Effect] = []
-    for alternative in chosen:
+    for alternative in alternatives:
         sides: dict[str | None, dict[SeriesKey, Series]] = {None: {}, TOPOLOGY_FILE: {}}
         for key, series in alternative.series.items():
             if key.metric.startswith("allreduce-busbw") and key.variant in sides:

@@ -267,27 +267,27 @@ def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[
         yield link
 
 
-def peer_routes(host: Host, passed: frozenset[Bdf] = frozenset()) -> tuple[PeerRoute, ...]:
+def peer_routes(host: Host, passed_gpus: frozenset[Bdf] = frozenset()) -> tuple[PeerRoute, ...]:
     """Return routes from each NIC and GPU to each other GPU of the same user below one switch,
-    ascending by GPU. passed: functions of one VM, whatever their drivers are. For NICs with virtual
-    functions on VFIO, only these count."""
+    ascending by GPU. passed_gpus: functions of one VM, whatever their drivers are. For NICs with
+    virtual functions on VFIO, only these count."""
     gpus = host.devices_of_kind(DeviceKind.GPU)
     nics = host.devices_of_kind(DeviceKind.NIC)
-    divided = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed}
+    divided = {nic.physical_function for nic in nics if is_passed(nic) or nic.bdf in passed_gpus}
     users: dict[Bdf, list[PciDevice]] = {}  # by the root port, since a switch is below one
     for user in (*nics, *(gpu for gpu in gpus if gpu.physical_function is None)):
         ports = host.ports_above(user)
         is_whole = user.physical_function is None
         if ports and (
-            user.bdf in passed or (user.bdf not in divided if is_whole else is_passed(user))
+            user.bdf in passed_gpus or (user.bdf not in divided if is_whole else is_passed(user))
         ):
             users.setdefault(ports[-1].bdf, []).append(user)
     routes = []
     for gpu in gpus:
-        is_vm = gpu.bdf in passed
+        is_vm = gpu.bdf in passed_gpus
         for port in host.ports_above(gpu)[-1:]:
             for user in users.get(port.bdf, ()):
-                if user.bdf == gpu.bdf or (user.bdf in passed) is not is_vm:
+                if user.bdf == gpu.bdf or (user.bdf in passed_gpus) is not is_vm:
                     continue
                 is_same = None in (user.driver, gpu.driver) or is_passed(user) is is_passed(gpu)
                 if is_vm or is_same:

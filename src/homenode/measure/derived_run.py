@@ -68,7 +68,7 @@ def schedule_of(record: RunRecord) -> Schedule:
 def derive_run(
     record: RunRecord,
     steps: Sequence[tuple[StepRecord, str]],
-    looks: Sequence[EnvironmentRecord],
+    environments: Sequence[EnvironmentRecord],
     host: Host,
     readings: Mapping[int, StepReading] | None = None,
 ) -> DerivedRun:
@@ -79,7 +79,7 @@ def derive_run(
     samples, states = _collect_samples(record, read)
     gaps += [gap for step in read for gap in step.reading.gaps]
     findings = [
-        *(finding for look in looks for finding in look.findings),
+        *(finding for look in environments for finding in look.findings),
         *_first_of_each(finding for step in read for finding in step.reading.findings),
     ]
     marks = [*record.head.unusable, *record.marks]
@@ -87,7 +87,7 @@ def derive_run(
     for extra in (
         _check_failed_tests(steps),
         _check_controls(record, read),
-        _check_settings(looks, host.usable_pus),
+        _check_settings(environments, host.usable_pus),
         _find_noise(record, read, marks),
         _check_placement(states),
     ):
@@ -99,8 +99,8 @@ def derive_run(
     ]
     if not samples:
         marks.append("nothing was measured")
-    conditions = dict.fromkeys(_list_conditions(record, looks, read))
-    origin = _find_origin(record, looks, read)
+    conditions = dict.fromkeys(_list_conditions(record, environments, read))
+    origin = _find_origin(record, environments, read)
     if origin is None:
         gaps.append(_EMULATION_UNKNOWN)
     head = replace(
@@ -122,10 +122,10 @@ def _list_times(steps: Sequence[tuple[StepRecord, str]], *, ended: bool) -> Iter
 
 
 def _find_origin(
-    record: RunRecord, looks: Sequence[EnvironmentRecord], read: Sequence[_ReadStep]
+    record: RunRecord, environments: Sequence[EnvironmentRecord], read: Sequence[_ReadStep]
 ) -> Origin | None:
     """Return the origin; None if it is unknown whether the machine is emulated."""
-    answers = {look.environment.emulated for look in looks}
+    answers = {look.environment.emulated for look in environments}
     answers |= {read_step.reading.emulated for read_step in read}
     if any(c.name == REPLAYED for read_step in read for c in read_step.reading.conditions):
         return Origin.SYNTHESISED
@@ -278,8 +278,8 @@ def _overlaps(before: Sequence[float], after: Sequence[float]) -> bool:
     return low <= highest and lowest <= high
 
 
-def _check_settings(looks: Sequence[EnvironmentRecord], pus: CpuSet) -> Iterator[Finding]:
-    for first, second in pairwise(looks):
+def _check_settings(environments: Sequence[EnvironmentRecord], pus: CpuSet) -> Iterator[Finding]:
+    for first, second in pairwise(environments):
         before, after = first.environment, second.environment
         if not first.is_before or second.is_before:  # nothing was measured in between
             before, after = _remove_times(before), _remove_times(after)
@@ -338,10 +338,10 @@ def _format_times(count: int) -> str:
 
 
 def _list_conditions(
-    record: RunRecord, looks: Sequence[EnvironmentRecord], read: Iterable[_ReadStep]
+    record: RunRecord, environments: Sequence[EnvironmentRecord], read: Iterable[_ReadStep]
 ) -> Iterator[Condition]:
     yield from record.head.conditions
-    if looks:
-        yield from list_conditions(looks[0].environment)
+    if environments:
+        yield from list_conditions(environments[0].environment)
     for step in read:
         yield from step.reading.conditions

@@ -299,47 +299,49 @@ class IdleReadings(Struct, frozen=True):
     pus: CpuSet
 
 
-def preflight(host: Host, looks: IdleReadings, plan: Plan | None = None) -> tuple[Finding, ...]:
+def preflight(host: Host, readings: IdleReadings, plan: Plan | None = None) -> tuple[Finding, ...]:
     """Return the findings, worst first. plan: of this guest, if the machine is a guest."""
     findings = [
-        *_load(looks),
-        *_check_settings(looks.second),
+        *_load(readings),
+        *_check_settings(readings.second),
         *_check_links(host),
-        *_check_neighbours(host, looks.pus),
+        *_check_neighbours(host, readings.pus),
     ]
     if plan is not None:
-        findings += _check_guest(plan, looks.second)
+        findings += _check_guest(plan, readings.second)
     return sort_findings(findings)
 
 
-def _load(looks: IdleReadings) -> Iterator[Finding]:
-    share = share_between(looks.first, looks.second, looks.pus)
+def _load(readings: IdleReadings) -> Iterator[Finding]:
+    share = share_between(readings.first, readings.second, readings.pus)
     if share is None:
         yield finding(
             "bench-load-unknown",
-            format_cpus(looks.pus),
+            format_cpus(readings.pus),
             expected="to be idle",
             observed="/proc/stat does not count their time",
             source="/proc/stat",
         )
         return
-    findings = tuple(_check_cpu_time(looks.pus, share))
-    yield from findings or _check_busy_cpus(looks)
+    findings = tuple(_check_cpu_time(readings.pus, share))
+    yield from findings or _check_busy_cpus(readings)
 
 
-def _check_busy_cpus(looks: IdleReadings) -> Iterator[Finding]:
+def _check_busy_cpus(readings: IdleReadings) -> Iterator[Finding]:
     """Find single CPUs used by other programs if the total hardly shows it."""
-    shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
+    shares = [
+        (pu, share_between(readings.first, readings.second, CpuSet((pu,)))) for pu in readings.pus
+    ]
     busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
     expected = f"no CPU more than {ONE_PU_SHARE:.0%}"
     if busy:
         yield _usage_finding(
-            "bench-busy", looks.pus, f"{expected} busy", f"{format_cpus(busy)} busy"
+            "bench-busy", readings.pus, f"{expected} busy", f"{format_cpus(busy)} busy"
         )
     if stolen:
         observed = f"{format_cpus(stolen)} used by other guests"
-        yield _usage_finding("bench-stolen", looks.pus, f"{expected} stolen", observed)
+        yield _usage_finding("bench-stolen", readings.pus, f"{expected} stolen", observed)
 
 
 def _check_cpu_time(pus: CpuSet, share: CpuShare) -> Iterator[Finding]:

@@ -77,11 +77,11 @@ def check_name(name: str, option: str = "--name") -> None:
         )
 
 
-def choose_cpus(orders: BenchOptions) -> CpuSet | None:
+def choose_cpus(options: BenchOptions) -> CpuSet | None:
     """Return the CPUs of a run: the requested ones, else, on a host, the plan's."""
-    if orders.pus is not None or orders.vantage is Vantage.GUEST or orders.plan is None:
-        return orders.pus
-    pinned = CpuSet.union(orders.plan.vcpu_pins)
+    if options.pus is not None or options.vantage is Vantage.GUEST or options.plan is None:
+        return options.pus
+    pinned = CpuSet.union(options.plan.vcpu_pins)
     if not pinned:
         raise UsageError(
             "--plan: this plan pins no vCPUs, so it names no CPUs to measure on",

@@ -56,7 +56,7 @@ class PreparedRun(Struct, frozen=True):
 
 
 def prepare_run(
-    orders: BenchOptions,
+    options: BenchOptions,
     host: Host,
     installed: Collection[str],
     boot: str,
@@ -70,10 +70,10 @@ def prepare_run(
     Raises UsageError for tests, CPUs or nodes that the machine does not have, InputError for a
     malformed document.
     """
-    facts = _read_facts(orders)
+    facts = _read_facts(options)
     expected = None
-    if orders.plan is not None and orders.vantage is Vantage.GUEST:
-        vm = vm_as_it_runs(orders.plan, facts)
+    if options.plan is not None and options.vantage is Vantage.GUEST:
+        vm = vm_as_it_runs(options.plan, facts)
         expected = build_expectation(vm, document=facts)
     mismatch: tuple[Finding, ...] = ()
     if expected is not None:
@@ -82,39 +82,42 @@ def prepare_run(
             for finding in view_of_guest(expected, host, None).findings
             if are_bad((finding,))
         )
-    pus = choose_cpus(orders)
-    usable = confine(restrict_host(host, own_pus), pus, orders.nodes)
-    usable = _keep_allowed_memory(usable, orders.nodes, memory_nodes)
-    suite = _build_suite(orders, usable, installed, shown)
-    if orders.vantage is Vantage.JOB and orders.experiment is not None:
+    pus = choose_cpus(options)
+    usable = confine(restrict_host(host, own_pus), pus, options.nodes)
+    usable = _keep_allowed_memory(usable, options.nodes, memory_nodes)
+    suite = _build_suite(options, usable, installed, shown)
+    if options.vantage is Vantage.JOB and options.experiment is not None:
         # A study has one binding per run: other nodes are in other runs.
         tests = tuple(keep_binding(test) for test in suite.tests if test.node is None)
         suite = Suite(tuple(filter(keeps_to_nodes, tests)), suite.omitted)
     if len(usable.nodes) < len(host.nodes):
         suite = _omit(suite, lambda test: not keeps_to_nodes(test), "a cpuset excludes nodes")
-    if pus is not None or orders.nodes is not None:
-        suite = _bind_suite(suite, usable, orders.nodes, installed)
+    if pus is not None or options.nodes is not None:
+        suite = _bind_suite(suite, usable, options.nodes, installed)
     bus_ids = _bus_ids(expected, host)
     record = RunRecord(
-        head=replace(_build_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
+        head=replace(_build_head(options, host, usable, facts, bus_ids), boots=(boot,)),
         tests=suite.tests,
         controls=tuple(test.id for test in suite.tests if test.is_control),
-        repeats=orders.repeats,
-        seed=orders.seed,
+        repeats=options.repeats,
+        seed=options.seed,
         machine=_identify_machine(host),
         boot=boot,
-        app=orders.app,
+        app=options.app,
         omitted=suite.omitted,
-        marks=(*orders.marks, *(f"the guest is not as planned: {finding}" for finding in mismatch)),
+        marks=(
+            *options.marks,
+            *(f"the guest is not as planned: {finding}" for finding in mismatch),
+        ),
         bus_ids=bus_ids,
     )
     return PreparedRun(record, usable, usable.usable_pus, mismatch)
 
 
-def _read_facts(orders: BenchOptions) -> Vm | None:
-    if orders.domain_xml is None:
+def _read_facts(options: BenchOptions) -> Vm | None:
+    if options.domain_xml is None:
         return None
-    return build_vm(open_domain(orders.domain_xml, "domain XML"))
+    return build_vm(open_domain(options.domain_xml, "domain XML"))
 
 
 def _build_suite(
@@ -178,14 +181,14 @@ def _omit(suite: Suite, unwanted: Callable[[BenchTest], bool], reason: str) -> S
 
 
 def _build_head(
-    orders: BenchOptions,
+    options: BenchOptions,
     host: Host,
     usable: Host,
     document: Vm | None,
     bus_ids: tuple[tuple[Bdf, Bdf], ...],
 ) -> RunHead:
-    plan, in_guest = orders.plan, orders.vantage is Vantage.GUEST
-    switches = orders.switches
+    plan, in_guest = options.plan, options.vantage is Vantage.GUEST
+    switches = options.switches
     if switches == UNKNOWN_SWITCHES and plan is not None and in_guest:
         switches = Switches.from_layout(plan.layout)
     gpus = host.devices_of_kind(DeviceKind.GPU)
@@ -198,14 +201,14 @@ def _build_head(
     # A guest's ports are made by its hypervisor, and do not show the real links.
     faults = () if in_guest else link_health(host)
     return RunHead(
-        name=orders.name,
-        system=orders.system or (name_system(gpus[0].name) if gpus else CPU_ONLY),
-        origin=Origin.EMULATED if orders.emulated or is_emulated_cpu(host) else Origin.MEASURED,
-        vantage=orders.vantage,
+        name=options.name,
+        system=options.system or (name_system(gpus[0].name) if gpus else CPU_ONLY),
+        origin=Origin.EMULATED if options.emulated or is_emulated_cpu(host) else Origin.MEASURED,
+        vantage=options.vantage,
         switches=switches,
-        host_kind=orders.host_kind if in_guest else orders.host_kind or host_kind(host),
-        host=orders.host or (plan_host if in_guest else host.fingerprint),
-        arrangement=orders.arrangement,
+        host_kind=options.host_kind if in_guest else options.host_kind or host_kind(host),
+        host=options.host or (plan_host if in_guest else host.fingerprint),
+        arrangement=options.arrangement,
         memory_mode=None if plan is None or plan.memory_mode is None else str(plan.memory_mode),
         page_bytes=None if plan is None else plan.vm.page_bytes,
         vcpus=len(host.online_pus) if in_guest else None,
@@ -214,9 +217,9 @@ def _build_head(
         plan_fingerprint=None if plan is None else plan_fingerprint(plan),
         gpus=tuple(GpuPlace(on_host.get(gpu.bdf, gpu.bdf), gpu.node) for gpu in gpus),
         host_addresses=not in_guest or (bool(gpus) and all(gpu.bdf in on_host for gpu in gpus)),
-        conditions=tuple(_list_versions(orders, host, document)),
-        experiment=orders.experiment,
-        block=orders.block,
+        conditions=tuple(_list_versions(options, host, document)),
+        experiment=options.experiment,
+        block=options.block,
         hardware=list_hardware(host),
         unusable=tuple(f"{fault.id}: {fault.subject}: {fault.observed}" for fault in faults),
     )
@@ -235,11 +238,11 @@ def _identify_machine(host: Host) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _list_versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator[Condition]:
-    yield from orders.versions
-    names = {condition.name for condition in orders.versions}
+def _list_versions(options: BenchOptions, host: Host, document: Vm | None) -> Iterator[Condition]:
+    yield from options.versions
+    names = {condition.name for condition in options.versions}
     # A guest's versions are those of the host that started it.
-    conditions = [] if orders.vantage is Vantage.GUEST else list(list_host_versions(host))
+    conditions = [] if options.vantage is Vantage.GUEST else list(list_host_versions(host))
     if document is not None and document.machine is not None:
         conditions.append(Condition("machine type", document.machine))
     yield from (version for version in conditions if version.name not in names)

@@ -83,7 +83,7 @@ _MAX_ERRORS = 1 << 20
 
 def run_bench(
     machine: Machine,
-    orders: BenchOptions,
+    options: BenchOptions,
     root: Path,
     on_progress: Callable[[Progress], None],
     *,
@@ -98,9 +98,9 @@ def run_bench(
     if the directory is not as expected, ToolError if the machine cannot be reached any more:
     finished steps are kept. A guest that differs from its plan is a result: see `directory`.
     """
-    ready, snapshot = inspect(machine, orders)
+    ready, snapshot = inspect(machine, options)
     unknown = format_gaps(ready.host.gaps)
-    if ready.mismatch and not orders.force:
+    if ready.mismatch and not options.force:
         return BenchOutcome(None, None, ready.mismatch, ready.record.omitted, unknown)
     head = ready.record.head
     with open_run(root, head.system, head.name, resume=resume, notify=notify) as directory:
@@ -108,10 +108,10 @@ def run_bench(
         if isinstance(machine, LocalMachine | RemoteHost):
             # Its children hold the lock too: if homenode is killed, the next run waits for them.
             machine = machine.with_descriptor(directory.tool_lock)
-        _keep_context(directory, orders, record, snapshot)
+        _keep_context(directory, options, record, snapshot)
         session = _Session(machine, directory, record, ready.host)
         if not session.poll().is_settled:
-            plan = orders.plan if orders.vantage is Vantage.GUEST else None
+            plan = options.plan if options.vantage is Vantage.GUEST else None
             session.look_before(ready, plan, snapshot, notify)
             run_tasks(session, on_progress)
             session.look_after()
@@ -121,19 +121,19 @@ def run_bench(
         return BenchOutcome(str(directory.path), result.run, findings, result.gaps, unknown)
 
 
-def inspect(machine: Machine, orders: BenchOptions) -> tuple[PreparedRun, Snapshot]:
+def inspect(machine: Machine, options: BenchOptions) -> tuple[PreparedRun, Snapshot]:
     """Return the run of the orders on this machine; nothing is written. Raises like run_bench."""
-    check_name(orders.name)
-    if orders.app is not None:
-        check_metric(orders.app.metric)
+    check_name(options.name)
+    if options.app is not None:
+        check_metric(options.app.metric)
     snapshot = machine.snapshot()
     host = discover(snapshot, read_running_domain)
-    boot = orders.boot or boot_identity(machine)
+    boot = options.boot or boot_identity(machine)
     gpus = bool(host.devices_of_kind(DeviceKind.GPU))
-    installed = find_installed_programs(machine, orders.suite, gpus=gpus)
-    shown = find_shown_gpus(machine, orders.suite, host, installed)
+    installed = find_installed_programs(machine, options.suite, gpus=gpus)
+    shown = find_shown_gpus(machine, options.suite, host, installed)
     ready = prepare_run(
-        orders=orders,
+        options=options,
         host=host,
         installed=installed,
         boot=boot,
@@ -161,15 +161,15 @@ def _order_of(directory: RunDirectory, now: RunRecord) -> RunRecord:
 
 
 def _keep_context(
-    directory: RunDirectory, orders: BenchOptions, record: RunRecord, snapshot: Snapshot
+    directory: RunDirectory, options: BenchOptions, record: RunRecord, snapshot: Snapshot
 ) -> None:
     """Store the context of the results next to them; existing files stay."""
     if not (directory.path / HOST).exists():
         directory.write(HOST, capture(snapshot).content, 0o644)
-    if orders.plan is not None:
-        directory.write(PLAN, encode_plan(orders.plan).encode())
-    if orders.domain_xml is not None:
-        directory.write(DOMAIN, orders.domain_xml, PRIVATE)  # it may hold a password
+    if options.plan is not None:
+        directory.write(PLAN, encode_plan(options.plan).encode())
+    if options.domain_xml is not None:
+        directory.write(DOMAIN, options.domain_xml, PRIVATE)  # it may hold a password
     directory.write_head(record.head)
 
 

@@ -137,13 +137,13 @@ def boot_line(boots: Progress, steps: Progress | None = None, waiting: str = "")
 
 
 def schedule_text(
-    checked: Preflight,
+    preflight: Preflight,
     steps: Sequence[ScheduledTask],
     seconds: float | None,
     findings: Sequence[Finding],
 ) -> Doc:
     """Return the planned boots: place, order and duration, and the faults found before."""
-    head, fitted = checked.head, checked.fitted
+    head, fitted = preflight.head, preflight.fitted
     subject = "the VM itself" if head.copy is None else "a copy"
     about = "" if seconds is None else f", about {format_duration(seconds)}"
     fits = f"{sum(not layout.against for layout in fitted)} of {plural(len(fitted), 'layout')}"
@@ -168,7 +168,7 @@ def schedule_text(
     else:
         whose = f"with its own disks, NVRAM and UUID; {head.source} is not changed"
         lines.append(("copy", f"{head.copy.name}, {whose}"))
-    if checked.begun.emulated:
+    if preflight.begun.emulated:
         lines.append(("caveat", "emulated (type='qemu'): its results are meaningless"))
     table = Table(heads=heads, rows=tuple(rows), folds=heads[-1:])
     return Doc(title, (table, *_format_labels(lines)))

@@ -99,12 +99,12 @@ def _is_own(route: PeerRoute) -> bool:
     return route.target.driver in _OWN_DRIVERS and not is_passed(route.requester)
 
 
-def check_peers(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
+def check_peers(host: Host, passed_gpus: frozenset[Bdf] = frozenset()) -> Iterator[Finding]:
     """Find routes that leave their switch, and GPUs behind a translating IOMMU."""
     faults_of: dict[
         tuple[str | None, str, bool, int | None], list[tuple[PeerRoute, PeerFault]]
     ] = {}
-    for route in peer_routes(host, passed):
+    for route in peer_routes(host, passed_gpus):
         fault = find_fault(host, route)
         if fault is not None:
             maker = route.requester.vendor_id if fault.case in _OF_THE_NIC else None
@@ -113,12 +113,12 @@ def check_peers(host: Host, passed: frozenset[Bdf] = frozenset()) -> Iterator[Fi
                 (route, fault)
             )
     for faults in faults_of.values():
-        yield _make_finding(host, faults, passed)
+        yield _make_finding(host, faults, passed_gpus)
     yield from _find_translated(host)
 
 
 def _make_finding(
-    host: Host, faults: list[tuple[PeerRoute, PeerFault]], passed: frozenset[Bdf]
+    host: Host, faults: list[tuple[PeerRoute, PeerFault]], passed_gpus: frozenset[Bdf]
 ) -> Finding:
     route, fault = faults[0]
     is_rdma = route.requester.kind is DeviceKind.NIC
@@ -128,7 +128,7 @@ def _make_finding(
     physical = sorted(
         {peer.requester.physical_function or peer.requester.bdf for peer, _ in faults}
     )
-    certain = is_rdma and (is_passed(route.requester) or route.target.bdf in passed)
+    certain = is_rdma and (is_passed(route.requester) or route.target.bdf in passed_gpus)
     harms = certain or not fault.is_vm
     rate = expect_bytes_per_s(host, route)
     observed = f"{fault.meaning}; port {first_few(map(str, ports), _MAX_NAMED)}"

@@ -170,9 +170,9 @@ def threads_of(host: Host) -> int:
     return max((len(core.pus) for core in host.cores), default=1)
 
 
-def _count_by_node(host: Host, placed: Placement) -> Mapping[NodeIndex, int]:
+def _count_by_node(host: Host, placement: Placement) -> Mapping[NodeIndex, int]:
     """Count the placed GPUs on each node."""
-    devices = [host.device_at[bdf] for bdf in placed.devices]
+    devices = [host.device_at[bdf] for bdf in placement.devices]
     return Counter(
         device.node
         for device in devices

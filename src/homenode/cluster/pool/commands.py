@@ -219,13 +219,13 @@ def _hosts_named(
     return [hosts[name] for name in dict.fromkeys(names)] if names else entries
 
 
-def _note_unread(named: NamedHosts) -> None:
-    for unread in named.unread:
+def _note_unread(hosts: NamedHosts) -> None:
+    for unread in hosts.unread:
         note(f"not read  {unread}")
 
 
-def _exit_with_unread(named: NamedHosts, *, or_if: bool = False) -> None:
-    if named.unread or or_if:
+def _exit_with_unread(hosts: NamedHosts, *, or_if: bool = False) -> None:
+    if hosts.unread or or_if:
         raise SystemExit(FINDINGS)
 
 

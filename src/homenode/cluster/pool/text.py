@@ -260,10 +260,10 @@ def no_place_text(vm: str, refusing: Sequence[RejectingHosts]) -> Doc:
     return Doc(f"{vm} fits none of {plural(count, 'host')}", tuple(parts))
 
 
-def format_refusal(refused: RejectingHosts) -> Text:
+def format_refusal(rejecting: RejectingHosts) -> Text:
     """Return the hosts that reject a VM, and the reason of the first."""
-    names, first = refused.names, refused.names[0]
+    names, first = rejecting.names, rejecting.names[0]
     if len(names) == 1:
-        return Text(f"{first}: {refused.reason}", indent=2)
+        return Text(f"{first}: {rejecting.reason}", indent=2)
     who = f"{len(names)} hosts ({first_few(names, 3)}), on {first}"
-    return Text(f"{who}: {refused.reason}", indent=2)
+    return Text(f"{who}: {rejecting.reason}", indent=2)

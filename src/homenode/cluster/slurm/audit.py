@@ -94,63 +94,65 @@ def _unjudged_finding(
     )
 
 
-def _check_job_gpus(owned: JobAllocation) -> Iterator[Finding]:
-    assert owned.tree is not None
-    if owned.pus is None:
+def _check_job_gpus(allocation: JobAllocation) -> Iterator[Finding]:
+    assert allocation.tree is not None
+    if allocation.pus is None:
         observed, case = "Slurm lists none", "cpus-not-listed"
-        yield finding("job-unjudged", owned.subject, "the job's CPUs", observed, case=case)
+        yield finding("job-unjudged", allocation.subject, "the job's CPUs", observed, case=case)
     else:
-        yield from _check_cpus(owned, owned.tree)
-    yield from _check_spread(owned, owned.tree)
-    if owned.memory_nodes is not None:
-        yield from _check_memory(owned, owned.tree, owned.memory_nodes)
+        yield from _check_cpus(allocation, allocation.tree)
+    yield from _check_spread(allocation, allocation.tree)
+    if allocation.memory_nodes is not None:
+        yield from _check_memory(allocation, allocation.tree, allocation.memory_nodes)
 
 
-def _check_cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
+def _check_cpus(allocation: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """Find GPUs on nodes without CPUs of the job, and CPUs on nodes without its GPUs."""
-    assert owned.pus is not None
-    cpu_nodes = tree.find_nodes(owned.pus)
-    blind = [gpu for gpu in owned.gpus if gpu.node is None]
+    assert allocation.pus is not None
+    cpu_nodes = tree.find_nodes(allocation.pus)
+    blind = [gpu for gpu in allocation.gpus if gpu.node is None]
     if blind:
         expected = "GPUs whose node the host reports"
         observed = f"{_format_gpus(blind)} without a node"
-        yield finding("job-unjudged", owned.subject, expected, observed, case="gpu-node-unknown")
-    far = [gpu for gpu in owned.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
+        yield finding(
+            "job-unjudged", allocation.subject, expected, observed, case="gpu-node-unknown"
+        )
+    far = [gpu for gpu in allocation.gpus if gpu.node is not None and gpu.node not in cpu_nodes]
     place = "" if tree.is_of_gres else f" on {tree.names(cpu_nodes)}"
-    observed = f"{'cores' if tree.is_of_gres else 'CPUs'} {owned.pus}{place}"
+    observed = f"{'cores' if tree.is_of_gres else 'CPUs'} {allocation.pus}{place}"
     if far:
         gpu_nodes, verb = _gpu_nodes(far), "is" if len(far) == 1 else "are"
         yield finding(
             "job-gpu-far",
-            owned.subject,
+            allocation.subject,
             expected=f"CPUs on {tree.names(gpu_nodes)}, where {_format_gpus(far)} {verb}",
             observed=observed,
             cost=_format_cost(tree, cpu_nodes, gpu_nodes),
         )
-    idle = tuple(node for node in cpu_nodes if node not in _gpu_nodes(owned.gpus))
+    idle = tuple(node for node in cpu_nodes if node not in _gpu_nodes(allocation.gpus))
     if idle and not far and not blind:
         yield finding(
             "job-cpus-far",
-            owned.subject,
-            expected=f"CPUs on {tree.names(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
+            allocation.subject,
+            expected=f"CPUs on {tree.names(_gpu_nodes(allocation.gpus))} alone, where its GPUs are",
             observed=observed,
             values={"nodes": tree.names(idle)},
         )
 
 
-def _check_spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
+def _check_spread(allocation: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     """Find GPUs on more nodes than necessary."""
-    nodes = _gpu_nodes(owned.gpus)
+    nodes = _gpu_nodes(allocation.gpus)
     if tree.gpus_of_node is None or len(nodes) < 2:
         return
     largest = sorted(tree.gpus_of_node.values(), reverse=True)
-    placed = [gpu for gpu in owned.gpus if gpu.node is not None]
+    placed = [gpu for gpu in allocation.gpus if gpu.node is not None]
     needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(placed))
     packages = {tree.package_of_node.get(node) for node in nodes}
     if len(nodes) > needed:
         yield finding(
             "job-gpus-spread",
-            owned.subject,
+            allocation.subject,
             expected=f"{plural(len(placed), 'GPU')} on {plural(needed, 'node')}",
             observed=f"{_format_gpus(placed)} on {tree.names(nodes)}",
             case="one package" if len(packages) == 1 and None not in packages else None,
@@ -158,18 +160,18 @@ def _check_spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
 
 
 def _check_memory(
-    owned: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
+    allocation: JobAllocation, tree: NodeTree, allowed: frozenset[NodeIndex]
 ) -> Iterator[Finding]:
     """Find memory that cannot be, or need not be, on the GPUs' nodes."""
-    gpu_nodes = _gpu_nodes(owned.gpus)
-    usable = allowed if owned.bound_nodes is None else owned.bound_nodes & allowed
+    gpu_nodes = _gpu_nodes(allocation.gpus)
+    usable = allowed if allocation.bound_nodes is None else allocation.bound_nodes & allowed
     lacking = tuple(node for node in gpu_nodes if node not in usable)
-    how = "mems_allowed" if owned.bound_nodes is None else "a policy that binds"
+    how = "mems_allowed" if allocation.bound_nodes is None else "a policy that binds"
     observed = f"{how} to {tree.names(tuple(sorted(usable)))}"
     if lacking:
         yield finding(
             "job-memory-far",
-            owned.subject,
+            allocation.subject,
             expected=f"memory allowed on {tree.names(gpu_nodes)}, where its GPUs are",
             observed=observed,
             cost=_format_cost(tree, tuple(sorted(usable)), lacking),
@@ -179,16 +181,16 @@ def _check_memory(
         plain = tuple(n for n, pus in tree.pus_of_node.items() if pus and n in usable)
         yield finding(
             "job-memory-on-gpu",
-            owned.subject,
+            allocation.subject,
             expected=f"memory of the CPUs' nodes alone ({tree.names(plain)})",
             observed=f"{observed}, of which {tree.names(on_gpu)} are memory of GPUs",
             values={"nodes": number_list(gpu_nodes or plain)},
         )
     elsewhere = tuple(sorted(usable - set(gpu_nodes) - tree.gpu_memory))
-    if owned.bound_nodes is None and elsewhere and not lacking and gpu_nodes:
+    if allocation.bound_nodes is None and elsewhere and not lacking and gpu_nodes:
         yield finding(
             "job-memory-open",
-            owned.subject,
+            allocation.subject,
             expected=f"memory bound to {tree.names(gpu_nodes)}",
             observed=f"no memory policy: pages may also be on {tree.names(elsewhere)}",
         )

@@ -204,12 +204,12 @@ def recorded_allocation(record: JobRecord, numbers: Sequence[int] | None = None)
     return add_tasks(replace(owned, gpus=gpus), record.tasks)
 
 
-def add_tasks(owned: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
+def add_tasks(allocation: JobAllocation, tasks: Sequence[TaskRecord]) -> JobAllocation:
     """Return the allocation with the memory of its tasks; unchanged without tasks."""
-    if not tasks or owned.unknown is not None:
-        return owned
+    if not tasks or allocation.unknown is not None:
+        return allocation
     return replace(
-        owned,
+        allocation,
         memory_nodes=_list_indices(task.memory_nodes for task in tasks),
         bound_nodes=_bound_nodes(tasks),
     )

@@ -41,7 +41,7 @@ _BASE_PAGE_BYTES = 65536  # the largest base page of any architecture; huge page
 
 def read_hwloc_nodes(
     objects: Sequence[tuple[HwlocObject, CpuSet]],
-    listed: CpuSet,
+    listed_cpus: CpuSet,
     packages: tuple[Package, ...],
     source: str,
 ) -> tuple[tuple[NumaNode, ...], tuple[Gap, ...]]:
@@ -63,16 +63,20 @@ def read_hwloc_nodes(
     shared: list[int] = []
     for obj, nearest_pus in order:
         index = os_index(obj, source)
-        pus_of_node[index] = CpuSet() if _special_kind(obj) else (nearest_pus & listed) - in_use
+        pus_of_node[index] = (
+            CpuSet() if _special_kind(obj) else (nearest_pus & listed_cpus) - in_use
+        )
         in_use = in_use | pus_of_node[index]
-        if nearest_pus & listed and not pus_of_node[index]:
+        if nearest_pus & listed_cpus and not pus_of_node[index]:
             shared.append(index)
     if shared:
         names = ", ".join(str(number) for number in sorted(shared))
         reason = "hwloc shows which CPUs are nearest to a node, not which are its own"
         gaps.append(Gap(f"CPUs of nodes {names}", f"{reason}; counted as CPU-less"))
-    if listed - in_use:
-        gaps.append(Gap(f"node of {format_cpus(listed - in_use)}", "not in any node of the XML"))
+    if listed_cpus - in_use:
+        gaps.append(
+            Gap(f"node of {format_cpus(listed_cpus - in_use)}", "not in any node of the XML")
+        )
     nodes: list[NumaNode] = []
     for obj, _ in sorted(objects, key=lambda pair: os_index(pair[0], source)):
         index = os_index(obj, source)
@@ -102,8 +106,10 @@ def read_hwloc_nodes(
             )
         )
     if not nodes:
-        gaps.append(Gap("NUMA nodes", "the XML holds none: the host counts as one node"))
-        nodes.append(NumaNode(NodeIndex(0), listed, None, package=find_package(listed, packages)))
+        gaps.append(Gap("NUMA nodes", "not in the XML: the host counts as one node"))
+        nodes.append(
+            NumaNode(NodeIndex(0), listed_cpus, None, package=find_package(listed_cpus, packages))
+        )
     return tuple(nodes), tuple(gaps)
 
 
@@ -150,16 +156,16 @@ def node_distances(
         if all(name in place for name in names):
             rows = [[matrix.values[place[a]][place[b]] for b in names] for a in names]
             return tuple(tuple(row) for row in rows), ()
-    return None, (Gap("distances", "the XML holds none for these nodes"),)
+    return None, (Gap("distances", "not in the XML for these nodes"),)
 
 
 _DATA_CACHES = {"L2Cache", "L3Cache", "L4Cache", "L5Cache"}  # level 1 is never the last
 _KIND_OF_CORE_TYPE = {"IntelCore": CoreKind.PERFORMANCE, "IntelAtom": CoreKind.EFFICIENCY}
 
 _NOT_IN_XML = (
-    (NO_VMS, "hwloc XML holds none"),
+    (NO_VMS, "not in hwloc XML"),
     ("free memory of each node", "hwloc XML holds totals only"),
-    ("isolated and nohz_full CPUs", "hwloc XML holds none"),
+    ("isolated and nohz_full CPUs", "not in hwloc XML"),
     ("host settings", "hwloc XML holds no governor, SMT control or kernel settings"),
 )
 
@@ -257,30 +263,30 @@ def _walk(obj: HwlocObject, objects: _MachineObjects, source: str) -> None:
 
 
 def _list_packages(
-    objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]
+    objects: _MachineObjects, listed_cpus: CpuSet, gaps: list[Gap]
 ) -> tuple[Package, ...]:
     if not objects.packages:
-        gaps.append(Gap("packages", "the XML holds none; all CPUs count as package 0"))
-        return (Package(PackageIndex(0), listed),)
+        gaps.append(Gap("packages", "not in the XML: all CPUs count as package 0"))
+        return (Package(PackageIndex(0), listed_cpus),)
     numbers = [number for number, _ in objects.packages]
     if None in numbers or len(set(numbers)) < len(numbers):
         gaps.append(Gap("package numbers", "not in the XML; numbered in its order"))
         numbers = list(range(len(numbers)))
     pairs = zip(numbers, objects.packages, strict=True)
-    named = [Package(PackageIndex(n or 0), pus & listed) for n, (_, pus) in pairs]
+    named = [Package(PackageIndex(n or 0), pus & listed_cpus) for n, (_, pus) in pairs]
     return tuple(sorted(named, key=lambda package: package.index))
 
 
-def _list_llcs(objects: _MachineObjects, listed: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
+def _list_llcs(objects: _MachineObjects, listed_cpus: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
     in_use = CpuSet()
     chosen: list[tuple[CpuSet, int, int | None]] = []
     for level, size, pus in sorted(objects.caches, key=lambda cache: -cache[0]):
-        cache_pus = pus & listed
+        cache_pus = pus & listed_cpus
         if cache_pus and cache_pus.isdisjoint(in_use):
             in_use = in_use | cache_pus
             chosen.append((cache_pus, level, size))
-    if listed - in_use:
-        gaps.append(Gap(f"last-level cache of CPUs {listed - in_use}", "the XML holds none"))
+    if listed_cpus - in_use:
+        gaps.append(Gap(f"last-level cache of CPUs {listed_cpus - in_use}", "not in the XML"))
     chosen.sort(key=lambda cache: cache[0].first() or 0)
     return tuple(Llc(LlcIndex(i), *cache) for i, cache in enumerate(chosen))
 
@@ -293,7 +299,7 @@ def _list_cores(
     gaps: list[Gap],
 ) -> tuple[Core, ...]:
     if not objects.cores:
-        gaps.append(Gap("cores", "the XML holds none"))
+        gaps.append(Gap("cores", "not in the XML"))
     kind_of_pu = _kind_of_pu(kinds, source)
     package_of_pu = {pu: package.index for package in packages for pu in package.pus}
     cores: list[Core] = []

@@ -54,7 +54,7 @@ def read_hwloc_pci(
     machine: HwlocObject,
     matrices: tuple[HwlocDistances, ...],
     nodes: tuple[NumaNode, ...],
-    listed: CpuSet,
+    listed_cpus: CpuSet,
     source: str,
 ) -> Pci:
     """Return root complexes, functions, links and gaps of a document."""
@@ -62,14 +62,14 @@ def read_hwloc_pci(
     walked.read_children(machine, machine, None, None)
     functions = walked.functions
     if not functions:
-        return (), (), (), (Gap("PCI functions", "the XML holds none"),)
+        return (), (), (), (Gap("PCI functions", "not in the XML"),)
     classes = {bdf: _parse_type(f.obj, source) for bdf, f in functions.items()}
     bridges = {bdf: t[0] for bdf, t in classes.items() if t[0] >> 8 == PCI_BRIDGE_CLASS}
     port_types = port_types_by_structure(bridges, {b: f.parent for b, f in functions.items()})
     # A device may hang below a part of a node: on an MI250X host, each below its own L3.
     nodes_of_near = {
         nearest_pus: [node.index for node in nodes if nearest_pus and nearest_pus <= node.pus]
-        for nearest_pus in {function.nearest_pus & listed for function in functions.values()}
+        for nearest_pus in {function.nearest_pus & listed_cpus for function in functions.values()}
     }
     node_of = {
         nearest_pus: indices[0]
@@ -82,7 +82,7 @@ def read_hwloc_pci(
             functions[bdf],
             classes[bdf],
             _build_bridge(functions[bdf].obj, port_types.get(bdf), source),
-            functions[bdf].nearest_pus & listed,
+            functions[bdf].nearest_pus & listed_cpus,
             node_of,
         )
         for bdf in sorted(functions)
@@ -92,7 +92,7 @@ def read_hwloc_pci(
         *root_gaps,
         Gap("PCI functions that hwloc omitted", "lstopo keeps only some without --filter io:all"),
         Gap("PCI link speeds and widths", "hwloc XML holds only the bandwidth of each link"),
-        Gap("drivers, IOMMU groups, SR-IOV and BARs", "hwloc XML holds none"),
+        Gap("drivers, IOMMU groups, SR-IOV and BARs", "not in hwloc XML"),
     ]
     gaps += [
         Gap(f"PCI function {bdf}", "twice in the XML: the first counts, on no node if they differ")

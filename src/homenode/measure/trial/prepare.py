@@ -139,7 +139,7 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     )
 
 
-def prepare(checked: Preflight, journal: TrialJournal) -> None:
+def prepare(preflight: Preflight, journal: TrialJournal) -> None:
     """Store the trial, its head last: without a head it has not begun. Raises HostError."""
     if journal.has_journal:
         raise HostError(
@@ -147,17 +147,17 @@ def prepare(checked: Preflight, journal: TrialJournal) -> None:
             hint="another --name, or homenode trial resume",
         )
     journal.make()
-    journal.write(_BEGUN, formats.encode("trial-config", checked.begun).encode())
-    journal.write(ORIGINAL, checked.original)
-    if checked.copy is not None:
-        journal.write(_COPY, checked.copy.document)
-    for candidate in checked.fitted:
+    journal.write(_BEGUN, formats.encode("trial-config", preflight.begun).encode())
+    journal.write(ORIGINAL, preflight.original)
+    if preflight.copy is not None:
+        journal.write(_COPY, preflight.copy.document)
+    for candidate in preflight.fitted:
         if candidate.tuning is not None:
             journal.write(f"{candidate.layout}.xml", candidate.tuning.document)
             journal.write(
                 f"{candidate.layout}.plan.json", encode_plan(candidate.tuning.plan).encode()
             )
-    journal.begin_with(checked.head)
+    journal.begin_with(preflight.head)
 
 
 def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:

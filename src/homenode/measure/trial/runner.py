@@ -338,16 +338,18 @@ def _reject_running_original(trial: Trial) -> None:
 
 
 def _measure(
-    trial: Trial, step: ScheduledTask, machine: Machine, orders: BenchOptions, *, resume: bool
+    trial: Trial, step: ScheduledTask, machine: Machine, options: BenchOptions, *, resume: bool
 ) -> None:
-    trial.journal.note(EntryKind.MEASURING, step.number, run=orders.name)
+    trial.journal.note(EntryKind.MEASURING, step.number, run=options.name)
     results = Path(trial.head.results)
-    outcome = run_bench(machine, orders, results, trial.on_progress, resume=resume)
+    outcome = run_bench(machine, options, results, trial.on_progress, resume=resume)
     if step.variant != BARE:
-        _reject_rebooted(trial, step, machine, orders)
+        _reject_rebooted(trial, step, machine, options)
     if outcome.run is None:
         differences = tuple(str(finding) for finding in outcome.findings)
-        trial.journal.note(EntryKind.MISMATCHED, step.number, run=orders.name, findings=differences)
+        trial.journal.note(
+            EntryKind.MISMATCHED, step.number, run=options.name, findings=differences
+        )
         for line in differences:
             trial.notify(f"{_name(step)}: not as planned: {line}")
         return
@@ -362,29 +364,34 @@ def _measure(
     )
     if failed:
         trial.journal.note(
-            EntryKind.INCOMPLETE, step.number, gaps, run=orders.name, samples=count, findings=failed
+            EntryKind.INCOMPLETE,
+            step.number,
+            gaps,
+            run=options.name,
+            samples=count,
+            findings=failed,
         )
         for line in failed:
             trial.notify(f"{_name(step)}: not measured: {line}")
         return
-    trial.journal.note(EntryKind.MEASURED, step.number, gaps, run=orders.name, samples=count)
+    trial.journal.note(EntryKind.MEASURED, step.number, gaps, run=options.name, samples=count)
 
 
 def _reject_rebooted(
-    trial: Trial, step: ScheduledTask, machine: Machine, orders: BenchOptions
+    trial: Trial, step: ScheduledTask, machine: Machine, options: BenchOptions
 ) -> None:
     """Reject a guest that rebooted: each result belongs to one boot."""
     try:
         now = boot_of(machine)
     except ToolError as error:
         now = f"none: {error.message}"
-    if now == orders.boot:
+    if now == options.boot:
         return
-    directory = run_named(Path(trial.head.results), orders.name)
+    directory = run_named(Path(trial.head.results), options.name)
     if directory is not None:
         _set_aside(trial, step, directory)
     raise ToolError(
-        f"expected the guest to stay in its boot {orders.boot} while it was measured, found {now}",
+        f"expected the guest to stay in its boot {options.boot} while it was measured, found {now}",
         hint="the guest restarted: check its console",
     )
 

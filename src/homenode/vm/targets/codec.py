@@ -138,18 +138,18 @@ class Codec(Struct, frozen=True, kw_only=True):
 
 
 def check_changed_keys(
-    writing: TargetEdit[Any],
+    edit: TargetEdit[Any],
     lines: Mapping[str, Any],
     reason_of_key: Mapping[str, tuple[object, str]],
 ) -> Iterator[Finding]:
     """Yield a finding for each limit of the user's that a plan changes: (the size that it limits,
     why it changes) by its key. A limit that equals its size follows it."""
     for key, (size, reason) in reason_of_key.items():
-        before, after = writing.file.values.get(key), lines.get(key)
+        before, after = edit.file.values.get(key), lines.get(key)
         if before is not None and after is not None and str(before) not in (str(size), after):
             yield finding(
                 "target-not-carried",
-                f"{writing.target.capitalize()}: {key}",
+                f"{edit.target.capitalize()}: {key}",
                 observed=f"{before} becomes {after}: {reason}",
                 severity=Severity.WARNING,
                 fix=None,

@@ -85,9 +85,9 @@ _GLOBALS = (
 )
 
 
-def _reject_unsupported(writing: TargetEdit[QmConf]) -> None:
-    plan, conf, source = writing.plan, writing.file, writing.source
-    reject_arm(writing.guest, "proxmox", "its q35 machine")
+def _reject_unsupported(edit: TargetEdit[QmConf]) -> None:
+    plan, conf, source = edit.plan, edit.file, edit.source
+    reject_arm(edit.guest, "proxmox", "its q35 machine")
     machine = conf.values.get("machine", "q35" if not conf.values else "pc")
     if plan.vm.controllers and "q35" not in machine:
         raise InputError(
@@ -144,12 +144,12 @@ def _read_head(conf: QmConf) -> Mapping[str, Any]:
     }
 
 
-def _write_head(writing: TargetEdit[QmConf]) -> Mapping[str, str]:
-    if not writing.is_new:
+def _write_head(edit: TargetEdit[QmConf]) -> Mapping[str, str]:
+    if not edit.is_new:
         return {}
-    is_kvm = writing.guest.domain_type == "kvm"
+    is_kvm = edit.guest.domain_type == "kvm"
     head = {
-        "name": re.sub(r"[^A-Za-z0-9.-]", "-", writing.guest.name)[:63].strip("-.") or "vm",
+        "name": re.sub(r"[^A-Za-z0-9.-]", "-", edit.guest.name)[:63].strip("-.") or "vm",
         "machine": "q35",
         "cpu": "host" if is_kvm else "max",
         "scsihw": "virtio-scsi-single",
@@ -162,23 +162,23 @@ def _read_fields(*fields: str) -> Callable[[QmConf], Mapping[str, Any]]:
     return lambda conf: {field: conf.vm_fields[field] for field in fields}
 
 
-def _write_size(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
-    plan, values = writing.plan, writing.file.values
-    shape, (sockets, _) = plan.vm.cpu_topology, writing.file.shape
+def _write_size(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
+    plan, values = edit.plan, edit.file.values
+    shape, (sockets, _) = plan.vm.cpu_topology, edit.file.shape
     if shape is not None:
         sockets = shape.sockets
     elif plan.vm.vcpus % sockets:
         sockets = 1
     lines = {"sockets": str(sockets)}
-    if not writing.is_new and sockets == 1 and "sockets" not in values:
+    if not edit.is_new and sockets == 1 and "sockets" not in values:
         lines = {}
-    memory = replace_default(values.get("memory"), "current", str(writing.memory_mib))
+    memory = replace_default(values.get("memory"), "current", str(edit.memory_mib))
     lines |= {"cores": str(plan.vm.vcpus // sockets), "memory": memory}
     return lines | ({"vcpus": str(plan.vm.vcpus)} if "vcpus" in values else {})
 
 
-def _numa_lines(writing: TargetEdit[QmConf]) -> dict[str, str | None]:
-    plan, host = writing.plan, writing.host
+def _numa_lines(edit: TargetEdit[QmConf]) -> dict[str, str | None]:
+    plan, host = edit.plan, edit.host
     lines: dict[str, str | None] = {}
     for cell in plan.cells if plan.is_mirrored or has_backend(plan) else ():
         if not cell.vcpus:
@@ -195,42 +195,42 @@ def _numa_lines(writing: TargetEdit[QmConf]) -> dict[str, str | None]:
             usable = (node.index for node in host_nodes if node.memory_bytes and node.pus)
             first = (*plan.nodes, *usable, NodeIndex(0))[0]
             bound = f",hostnodes={first},policy=preferred"
-        vcpus, size = str(cell.vcpus).replace(",", ";"), writing.count_mib(cell)
+        vcpus, size = str(cell.vcpus).replace(",", ";"), edit.count_mib(cell)
         lines[f"numa{cell.id}"] = f"cpus={vcpus}{bound},memory={size}"
     return lines
 
 
-def _keeps_cell(writing: TargetEdit[QmConf]) -> bool:
+def _keeps_cell(edit: TargetEdit[QmConf]) -> bool:
     """Return whether the file has one cell, which the layout does not change."""
-    hook = writing.file.values.get(_HOOK_KEY, "")
-    of_user = not writing.plan.vcpu_pins and not _numa_lines(writing) and _OUR_HOOK not in hook
-    return of_user and len(writing.file.keys_like(NUMA)) == 1
+    hook = edit.file.values.get(_HOOK_KEY, "")
+    of_user = not edit.plan.vcpu_pins and not _numa_lines(edit) and _OUR_HOOK not in hook
+    return of_user and len(edit.file.keys_like(NUMA)) == 1
 
 
-def _write_numa(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
-    plan, present = writing.plan, writing.file.values.get("numa")
+def _write_numa(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
+    plan, present = edit.plan, edit.file.values.get("numa")
     has_nodes = plan.is_mirrored or has_backend(plan)
-    return {} if _keeps_cell(writing) else {"numa": "1" if has_nodes else "0" if present else None}
+    return {} if _keeps_cell(edit) else {"numa": "1" if has_nodes else "0" if present else None}
 
 
-def _write_cells(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
-    page = writing.plan.vm.page_bytes
+def _write_cells(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
+    page = edit.plan.vm.page_bytes
     pages = {} if page is None else {"hugepages": str(page // MIB) if page else "any"}
-    if _keeps_cell(writing):
+    if _keeps_cell(edit):
         return pages
-    return {**pages, **dict.fromkeys(writing.file.keys_like(NUMA), None), **_numa_lines(writing)}
+    return {**pages, **dict.fromkeys(edit.file.keys_like(NUMA), None), **_numa_lines(edit)}
 
 
-def _write_affinity(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
-    plan = writing.plan
+def _write_affinity(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
+    plan = edit.plan
     pus = CpuSet.union((*plan.vcpu_pins, plan.vm.emulator_pus))
     return {"affinity": str(pus) if plan.vcpu_pins else None}
 
 
-def _write_hook(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
-    present = writing.file.values.get(_HOOK_KEY)
-    if _format_hook(writing) is not None:
-        return {_HOOK_KEY: present or _own_hook(writing)}
+def _write_hook(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
+    present = edit.file.values.get(_HOOK_KEY)
+    if _format_hook(edit) is not None:
+        return {_HOOK_KEY: present or _own_hook(edit)}
     return {_HOOK_KEY: None} if (present or "").startswith(_OUR_HOOK) else {}
 
 
@@ -248,24 +248,24 @@ def _needs_args(plan: Plan) -> bool:
     return any(device.cell is not None for device in plan.vm.hostdevs) and bool(plan.vm.controllers)
 
 
-def _format_hook(writing: TargetEdit[QmConf]) -> str | None:
-    return hook_script(writing.plan, mirrored=_needs_args(writing.plan))
+def _format_hook(edit: TargetEdit[QmConf]) -> str | None:
+    return hook_script(edit.plan, mirrored=_needs_args(edit.plan))
 
 
-def _own_hook(writing: TargetEdit[QmConf]) -> str:
-    return f"{_OUR_HOOK}{writing.file.vmid or 'vm'}.sh"
+def _own_hook(edit: TargetEdit[QmConf]) -> str:
+    return f"{_OUR_HOOK}{edit.file.vmid or 'vm'}.sh"
 
 
-def _format_hostpci(writing: TargetEdit[QmConf]) -> tuple[dict[str, str | None], list[Finding]]:
+def _format_hostpci(edit: TargetEdit[QmConf]) -> tuple[dict[str, str | None], list[Finding]]:
     """Return hostpciN lines of devices that `args` lacks, and findings on the others."""
-    plan, conf = writing.plan, writing.file
+    plan, conf = edit.plan, edit.file
     planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
     lines: dict[str, str | None] = {}
     reason_of_key: dict[str, str] = {}
     present: set[Bdf] = set()
     for key in filter(HOSTPCI.match, conf.values):
         keys, names = dict(split_pairs(conf.values[key])), list_functions(conf.values[key])
-        functions = {parse_function(name, f"{writing.source}: {key}") for name in names}
+        functions = {parse_function(name, f"{edit.source}: {key}") for name in names}
         if not functions or "mdev" in keys:
             reason_of_key[key] = "names a mapping or a mediated device: it stays as it is"
         elif not functions & planned:
@@ -300,26 +300,26 @@ def _format_hostpci(writing: TargetEdit[QmConf]) -> tuple[dict[str, str | None],
     return lines, findings
 
 
-def _write_devices(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
-    plan, lines = writing.plan, _format_hostpci(writing)[0]
-    balloon = bool(plan.vm.hostdevs) and (bool(plan.vcpu_pins) or writing.is_new)
+def _write_devices(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
+    plan, lines = edit.plan, _format_hostpci(edit)[0]
+    balloon = bool(plan.vm.hostdevs) and (bool(plan.vcpu_pins) or edit.is_new)
     return {"balloon": "0", **lines} if balloon else lines
 
 
-def _write_iommu(writing: TargetEdit[QmConf]) -> Mapping[str, str]:
-    machine = writing.file.values.get("machine", "q35")
-    lacks = writing.plan.vm.has_iommu and "viommu" not in machine
+def _write_iommu(edit: TargetEdit[QmConf]) -> Mapping[str, str]:
+    machine = edit.file.values.get("machine", "q35")
+    lacks = edit.plan.vm.has_iommu and "viommu" not in machine
     return {"machine": f"{machine},viommu=intel"} if lacks else {}
 
 
-def _write_args(writing: TargetEdit[QmConf]) -> Mapping[str, str | None]:
-    plan, args = writing.plan, writing.file.values.get("args")
+def _write_args(edit: TargetEdit[QmConf]) -> Mapping[str, str | None]:
+    plan, args = edit.plan, edit.file.values.get("args")
     if "-uuid" not in (args or "").split():  # before homenode's words, as the next plan reads it
-        uuid = (word for pair in uuid_words(plan, writing.guest) for word in pair)
+        uuid = (word for pair in uuid_words(plan, edit.guest) for word in pair)
         args = " ".join((*filter(None, [args]), *uuid))
-    before = None if writing.is_new else writing.file.vm_fields["pcihole64_bytes"]
+    before = None if edit.is_new else edit.file.vm_fields["pcihole64_bytes"]
     ours = " ".join(f"{option} {value}" for option, value in _list_args_words(plan, before))
-    return {"args": _edit_args(args, ours, writing.source)}
+    return {"args": _edit_args(args, ours, edit.source)}
 
 
 def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]]:
@@ -390,17 +390,17 @@ def _is_ours(option: str, value: str) -> bool:
     )
 
 
-def _find_losses(writing: TargetEdit[QmConf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
-    plan, conf, guest = writing.plan, writing.file, writing.guest
+def _find_losses(edit: TargetEdit[QmConf], lines: Mapping[str, str | None]) -> Iterator[Finding]:
+    plan, conf, guest = edit.plan, edit.file, edit.guest
     yield from check_changed_keys(
-        writing,
+        edit,
         lines,
         {
             "balloon": (guest.memory_bytes // MIB, "VFIO locks all memory"),
             "vcpus": (guest.vcpus, "every vCPU has its place from the start"),
         },
     )
-    yield from _format_hostpci(writing)[1]
+    yield from _format_hostpci(edit)[1]
     # Proxmox sets a shorter start timeout if the devices are not in `hostpci` lines.
     keys = {key for key, value in {**conf.values, **lines}.items() if value is not None}
     needed = start_timeout_s(keys | {"hostpci0"}, plan.vm.memory_bytes)
@@ -414,7 +414,7 @@ def _find_losses(writing: TargetEdit[QmConf], lines: Mapping[str, str | None]) -
             values={"vmid": conf.vmid or "VMID", "seconds": needed},
         )
     hook = lines.get(_HOOK_KEY)
-    if hook is not None and hook == _own_hook(writing):
+    if hook is not None and hook == _own_hook(edit):
         yield finding(
             "target-hook",
             "Proxmox: hookscript",
@@ -430,8 +430,8 @@ def _find_losses(writing: TargetEdit[QmConf], lines: Mapping[str, str | None]) -
         )
 
 
-def _list_companions(writing: TargetEdit[QmConf], _: object) -> tuple[tuple[str, bytes], ...]:
-    hook = _format_hook(writing)
+def _list_companions(edit: TargetEdit[QmConf], _: object) -> tuple[tuple[str, bytes], ...]:
+    hook = _format_hook(edit)
     return () if hook is None else ((_HOOK_SUFFIX, hook.encode()),)
 
 

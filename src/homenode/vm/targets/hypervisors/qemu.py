@@ -89,10 +89,10 @@ def _create_script(guest: Vm, plan: Plan) -> str:
     return f"\nqemu=(\n  qemu-system-{guest.architecture}\n)\n"
 
 
-def _reject_unsupported(writing: TargetEdit[QemuScript]) -> None:
-    if writing.guest.architecture not in ("x86_64", "aarch64"):
+def _reject_unsupported(edit: TargetEdit[QemuScript]) -> None:
+    if edit.guest.architecture not in ("x86_64", "aarch64"):
         raise InputError(
-            f"qemu: expected a guest of x86_64 or aarch64, found {writing.guest.architecture}"
+            f"qemu: expected a guest of x86_64 or aarch64, found {edit.guest.architecture}"
         )
 
 
@@ -100,9 +100,9 @@ Pairs = list[tuple[str, str | None]]
 """Options with their dash, and their values."""
 
 
-def _render_script(writing: TargetEdit[QemuScript], options: Mapping[str, Pairs]) -> str:
+def _render_script(edit: TargetEdit[QemuScript], options: Mapping[str, Pairs]) -> str:
     """Return the complete script: same plan, same bytes."""
-    plan, guest = writing.plan, writing.guest
+    plan, guest = edit.plan, edit.guest
     locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
     pairs = (pair for pairs_of_row in options.values() for pair in pairs_of_row)
     command = (
@@ -164,18 +164,16 @@ def _read_head(script: QemuScript) -> Mapping[str, Any]:
     }
 
 
-def _write_head(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
-    guest, is_kvm = writing.guest, writing.guest.domain_type == "kvm"
+def _write_head(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
+    guest, is_kvm = edit.guest, edit.guest.domain_type == "kvm"
     name = f"guest={escape_commas(guest.name)},debug-threads=on"
     accelerator = ("-accel", "kvm" if is_kvm else "tcg")
-    return {
-        "head": [("-name", name), ("-machine", _format_machine(writing.plan, guest)), accelerator]
-    }
+    return {"head": [("-name", name), ("-machine", _format_machine(edit.plan, guest)), accelerator]}
 
 
-def _write_cpu(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
-    model = "host" if writing.guest.domain_type == "kvm" else "max"
-    return {"cpu": [("-cpu", format_cpu(writing.plan, model)), ("-smp", format_smp(writing.plan))]}
+def _write_cpu(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
+    model = "host" if edit.guest.domain_type == "kvm" else "max"
+    return {"cpu": [("-cpu", format_cpu(edit.plan, model)), ("-smp", format_smp(edit.plan))]}
 
 
 def _read_command(script: QemuScript) -> Mapping[str, Any]:
@@ -184,19 +182,19 @@ def _read_command(script: QemuScript) -> Mapping[str, Any]:
     return {**fields, "iommu_model": model if fields["has_iommu"] else None}
 
 
-def _write_memory(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
-    size = f"size={format_size(writing.plan.vm.memory_bytes)}"
-    return {"memory": [("-m", size), *numa_words(writing.plan)]}
+def _write_memory(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
+    size = f"size={format_size(edit.plan.vm.memory_bytes)}"
+    return {"memory": [("-m", size), *numa_words(edit.plan)]}
 
 
-def _write_iommu(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
-    has_own = writing.plan.vm.has_iommu and writing.guest.architecture == "x86_64"
+def _write_iommu(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
+    has_own = edit.plan.vm.has_iommu and edit.guest.architecture == "x86_64"
     device = "intel-iommu,intremap=on,eim=on,caching-mode=on"
     return {"iommu": [("-device", device)] if has_own else []}
 
 
-def _write_devices(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
-    plan, guest = writing.plan, writing.guest
+def _write_devices(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
+    plan, guest = edit.plan, edit.guest
     controllers, places = _build_tree(plan, guest)
     used = (*places.values(), *(c.address for c in controllers if c.address is not None))
     tree = QemuPciTree(root=_find_root_bus(guest), shared_slots=slots_shared(used))
@@ -215,22 +213,22 @@ def _read_pins(script: QemuScript) -> Mapping[str, Any]:
     }
 
 
-def _write_iothreads(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
+def _write_iothreads(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     """The pins themselves are values of the script."""
-    numbers = range(1, len(writing.plan.iothread_pus) + 1)
+    numbers = range(1, len(edit.plan.iothread_pus) + 1)
     return {"iothreads": [("-object", f"iothread,id=iothread{number}") for number in numbers]}
 
 
-def _write_window(writing: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
+def _write_window(edit: TargetEdit[QemuScript]) -> Mapping[str, Pairs]:
     """Return the plan's window, or the file's."""
     window = {
         option: value
-        for option, value in writing.file.options
+        for option, value in edit.file.options
         if (option == "global" and (value or "").startswith(_HOLE))
         or (option == "fw_cfg" and (value or "").startswith(_FIRMWARE_WINDOW))
     }
-    aperture = writing.plan.aperture
-    if aperture is not None and aperture.pcihole64_bytes is not None and writing.guest.is_q35:
+    aperture = edit.plan.aperture
+    if aperture is not None and aperture.pcihole64_bytes is not None and edit.guest.is_q35:
         window["global"] = _HOLE + format_size(aperture.pcihole64_bytes)
     if aperture is not None and aperture.firmware_mmio64_mib is not None:
         window["fw_cfg"] = f"{_FIRMWARE_WINDOW}{aperture.firmware_mmio64_mib}"

@@ -151,8 +151,8 @@ def is_config(content: bytes) -> bool:
     return "name" in keys and bool(keys & {"memory", "vcpus", "type", "builder", "kernel", "disk"})
 
 
-def _render_config(writing: TargetEdit[XlConfig], lines: Mapping[str, str | None]) -> str:
-    config = writing.file
+def _render_config(edit: TargetEdit[XlConfig], lines: Mapping[str, str | None]) -> str:
+    config = edit.file
     values = {
         key: [] if text is None else [(parse(f"x={text}".encode(), key).values["x"], text)]
         for key, text in lines.items()
@@ -193,13 +193,13 @@ def _read_size(config: XlConfig) -> Mapping[str, Any]:
     }
 
 
-def _write_size(writing: TargetEdit[XlConfig]) -> Mapping[str, str]:
-    memory, vcpus = str(writing.memory_mib), str(writing.plan.vm.vcpus)
+def _write_size(edit: TargetEdit[XlConfig]) -> Mapping[str, str]:
+    memory, vcpus = str(edit.memory_mib), str(edit.plan.vm.vcpus)
     limits = {"maxvcpus": vcpus, "maxmem": memory}
-    values, is_fixed = writing.file.values, writing.plan.is_mirrored or writing.plan.vm.hostdevs
+    values, is_fixed = edit.file.values, edit.plan.is_mirrored or edit.plan.vm.hostdevs
     present = {
         # Xen requires a limit that equals its size with vnuma or pci.
-        key: text if is_fixed else str(max(int(text), _count(writing.file, key, 1)))
+        key: text if is_fixed else str(max(int(text), _count(edit.file, key, 1)))
         for key, text in limits.items()
         if key in values
     }
@@ -246,18 +246,18 @@ def _parse_named_pus(text: str, place: str, host: Host | None) -> CpuSet | None:
     return None if included - excluded == everything else included - excluded
 
 
-def _is_soft(writing: TargetEdit[XlConfig]) -> bool:
+def _is_soft(edit: TargetEdit[XlConfig]) -> bool:
     """Return whether the file gives vCPUs preferred CPUs, and the layout lets them float."""
-    values = writing.file.values
-    floats = writing.plan.layout.pinning is Pinning.NODE
+    values = edit.file.values
+    floats = edit.plan.layout.pinning is Pinning.NODE
     return floats and "cpus_soft" in values and "cpus" not in values
 
 
-def _write_pins(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
-    if not writing.plan.vcpu_pins:
+def _write_pins(edit: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
+    if not edit.plan.vcpu_pins:
         return {}
-    pins = "[" + ", ".join(f'"{pus}"' for pus in writing.plan.vcpu_pins) + "]"
-    return {"cpus_soft": pins} if _is_soft(writing) else {"cpus": pins, "cpus_soft": None}
+    pins = "[" + ", ".join(f'"{pus}"' for pus in edit.plan.vcpu_pins) + "]"
+    return {"cpus_soft": pins} if _is_soft(edit) else {"cpus": pins, "cpus_soft": None}
 
 
 def _read_cells(config: XlConfig) -> Mapping[str, Any]:
@@ -286,16 +286,16 @@ def _parse_cell(number: int, node: Value, source: str) -> VmCell:
     )
 
 
-def _write_cells(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
-    if not writing.plan.is_mirrored:
+def _write_cells(edit: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
+    if not edit.plan.is_mirrored:
         return {"vnuma": None}
-    nodes = one_node_each(writing.plan, "xen")
-    cells = [cell for cell in writing.plan.cells if cell.vcpus]
+    nodes = one_node_each(edit.plan, "xen")
+    cells = [cell for cell in edit.plan.cells if cell.vcpus]
     rows = []
     for cell in cells:
         distances = cell.distances[: len(cells)] or tuple(10 if o is cell else 20 for o in cells)
         rows.append(
-            f'["pnode={nodes[cell.id]}", "size={writing.count_mib(cell)}", "vcpus={cell.vcpus}", '
+            f'["pnode={nodes[cell.id]}", "size={edit.count_mib(cell)}", "vcpus={cell.vcpus}", '
             f'"vdistances={",".join(map(str, distances))}"]'
         )
     return {"vnuma": "[" + ", ".join(rows) + "]"}
@@ -314,10 +314,10 @@ def _read_devices(config: XlConfig) -> Mapping[str, Any]:
     return {"hostdevs": split_devices((bdf, None) for bdf in _list_devices(config))[0]}
 
 
-def _write_devices(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
+def _write_devices(edit: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
     """Return each planned function; a present one keeps its options."""
-    specs = _list_devices(writing.file)
-    planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in writing.plan.vm.hostdevs]
+    specs = _list_devices(edit.file)
+    planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in edit.plan.vm.hostdevs]
     return {"pci": "[" + ", ".join(planned) + "]" if planned else None}
 
 
@@ -326,9 +326,9 @@ def _read_siblings(config: XlConfig) -> Mapping[str, Any]:
     return {"cpu_topology": shape_of_siblings(vcpus)} if _EXPOSED in config.text else {}
 
 
-def _write_siblings(writing: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
+def _write_siblings(edit: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
     """Return a comment of homenode's own, since vCPUs double only once."""
-    return {_RECORD: _EXPOSED if shows_siblings(writing.plan) else None}
+    return {_RECORD: _EXPOSED if shows_siblings(edit.plan) else None}
 
 
 ROWS = (
@@ -378,21 +378,21 @@ ROWS = (
 )
 
 
-def _reject_unsupported(writing: TargetEdit[XlConfig]) -> None:
-    values, plan, source = writing.file.values, writing.plan, writing.source
+def _reject_unsupported(edit: TargetEdit[XlConfig]) -> None:
+    values, plan, source = edit.file.values, edit.plan, edit.source
     kind = values.get("type", values.get("builder", "pv"))
     if plan.vm.vcpus > _MAX_VCPUS:
         raise InputError(
             f"xen: expected at most {_MAX_VCPUS} vCPUs, found {plan.vm.vcpus}",
             hint=f"choose --vcpus {_MAX_VCPUS} or fewer, or the target qemu",
         )
-    if writing.plan.is_mirrored and kind not in ("hvm", "pvh"):
+    if edit.plan.is_mirrored and kind not in ("hvm", "pvh"):
         raise InputError(
             f"{source}: expected type hvm or pvh for guest cells, found {kind!r}",
             hint='set type="hvm", or --layout pin-bound',
         )
-    if writing.plan.is_mirrored or plan.vm.hostdevs:
-        reject_arm(writing.guest, "xen", "virtual NUMA nodes and passed-through devices")
+    if edit.plan.is_mirrored or plan.vm.hostdevs:
+        reject_arm(edit.guest, "xen", "virtual NUMA nodes and passed-through devices")
     if plan.vm.hostdevs and kind == "pvh":
         raise InputError(
             f"{source}: expected type hvm or pv for passed-through devices, found pvh",
@@ -400,23 +400,19 @@ def _reject_unsupported(writing: TargetEdit[XlConfig]) -> None:
         )
 
 
-def _find_losses(
-    writing: TargetEdit[XlConfig], lines: Mapping[str, str | None]
-) -> Iterator[Finding]:
+def _find_losses(edit: TargetEdit[XlConfig], lines: Mapping[str, str | None]) -> Iterator[Finding]:
     """Yield the choice that Xen alone gives to floating vCPUs, as XAPI does; and dom0's CPUs."""
-    plan, guest = writing.plan, writing.guest
+    plan, guest = edit.plan, edit.guest
     reason = "Xen requires it with vnuma or pci"
     sizes = {"maxmem": guest.memory_bytes // MIB, "maxvcpus": guest.vcpus}
-    yield from check_changed_keys(
-        writing, lines, {key: (size, reason) for key, size in sizes.items()}
-    )
-    if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(writing):
+    yield from check_changed_keys(edit, lines, {key: (size, reason) for key, size in sizes.items()})
+    if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(edit):
         yield finding(
             "target-soft-affinity",
             "Xen: cpus",
             observed="the vCPUs stay on the CPUs of their nodes even if all these CPUs are busy",
         )
-    if writing.is_new and plan.vm.emulator_pus is not None:
+    if edit.is_new and plan.vm.emulator_pus is not None:
         yield finding(
             "target-dom0",
             "Xen: dom0",

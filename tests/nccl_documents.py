@@ -11,7 +11,7 @@ from homenode.nccl.guest_side import (
     bus_numbers,
     guest_side,
     kernel_address,
-    left_to_libvirt,
+    make_pending,
 )
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.plan.pipeline import plan_file
@@ -59,7 +59,7 @@ def vm(devices: tuple[str, ...], *, vcpus: int = 8, inside: str = "", type_: str
 
 def side(xml: bytes, *, plan: Plan | None = None, guest: Host | None = None) -> GuestSide:
     document = open_domain(xml, "vm.xml")
-    return guest_side(build_vm(document), left_to_libvirt(document), plan=plan, guest=guest)
+    return guest_side(build_vm(document), make_pending(document), plan=plan, guest=guest)
 
 
 def assembled(host: Host, xml: bytes, flavour: NcclVariant = NcclVariant.NCCL) -> TopologyFile:

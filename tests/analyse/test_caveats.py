@@ -15,7 +15,7 @@ from homenode.decide.alternative import Alternative, group_runs
 from homenode.decide.caveats import find_caveats, find_own_caveats
 from homenode.decide.compare import compare
 from homenode.decide.comparison import Outcome, make_caveat
-from homenode.decide.health import check_results, sweep_fits
+from homenode.decide.health import check_results, fit_sweeps
 from homenode.decide.machine_facts import assign_runs
 from homenode.decide.matrices import (
     Axis,
@@ -23,7 +23,7 @@ from homenode.decide.matrices import (
     MatrixKey,
     build_matrices,
     compare_localities,
-    far_copies,
+    find_far_copies,
 )
 from homenode.decide.recommendation import decide_for_machines
 from homenode.decide.sentences import format_answer
@@ -221,7 +221,7 @@ def test_the_start_up_time_of_a_sweep_counts_the_gpus_of_its_tool() -> None:
     )
     run = run_of("pin")
     head = replace(run.head, conditions=(Condition(COLLECTIVE_GPUS, "4"),))
-    (fit,) = sweep_fits([replace(run, head=head, samples=samples)]).values()
+    (fit,) = fit_sweeps([replace(run, head=head, samples=samples)]).values()
     assert fit.start_s == pytest.approx(20e-6, rel=0.01)
 
 
@@ -278,20 +278,20 @@ def alternative(
 
 
 def test_copies_in_two_groups_of_two_are_far_in_the_slower_one() -> None:
-    ((metric, detail),) = far_copies(alternative("default", BEFORE, (1,) * 8))
+    ((metric, detail),) = find_far_copies(alternative("default", BEFORE, (1,) * 8))
     assert metric == "h2d-bandwidth" and "4 of 8 GPUs" in detail
     latency = alternative("default", (700, 702, 1100, 1104), metric="h2d-latency")
-    ((_, detail),) = far_copies(latency)
+    ((_, detail),) = find_far_copies(latency)
     assert detail == "h2d-latency: 2 of 4 GPUs 1,102 ns, the others 701 ns"
-    assert not list(far_copies(alternative("default", BEFORE, bound=0)))
+    assert not list(find_far_copies(alternative("default", BEFORE, bound=0)))
 
 
 def test_gpus_that_differ_by_chance_or_one_slow_link_are_no_groups() -> None:
     rng = random.Random(5)
     for _ in range(300):
         figures = [25.0 * rng.gauss(1, 0.01) for _ in range(8)]
-        assert not list(far_copies(alternative("default", figures)))
-    assert not list(far_copies(alternative("default", (*AFTER[:7], 12.0))))
+        assert not list(find_far_copies(alternative("default", figures)))
+    assert not list(find_far_copies(alternative("default", (*AFTER[:7], 12.0))))
 
 
 def test_copies_that_were_bound_to_the_other_node_are_remote() -> None:

@@ -19,9 +19,9 @@ from homenode.decide.machine_facts import (
     MachineFacts,
     facts_of_host,
     facts_of_runs,
-    own_runs,
     runs_by_machine,
     runs_of_kind,
+    select_own_runs,
 )
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE, MetricRank, Ranking, is_like_best
 from homenode.decide.recommendation import (
@@ -500,7 +500,7 @@ def test_runs_without_a_host_are_a_machines_if_directory_and_kind_agree() -> Non
         for changes in ({}, {"host_kind": "other"}, {"system": "other"}, {"host_kind": None})
     ]
     named = replace(run, head=replace(run.head, host="a" * 64))
-    assert own_runs([*runs, named], facts_of_runs("H200", runs)) == (runs[0],)
+    assert select_own_runs([*runs, named], facts_of_runs("H200", runs)) == (runs[0],)
 
 
 def test_results_of_two_hosts_are_two_verdicts_and_never_mixed() -> None:

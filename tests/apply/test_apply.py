@@ -17,8 +17,8 @@ from msgspec import structs
 from homenode.change.apply.define_step import (
     DefineStep,
     DomainChange,
+    find_lost_passwords,
     is_edited,
-    passwords_lost,
     with_facts,
 )
 from homenode.change.apply.definition import (
@@ -377,8 +377,8 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
 
 def test_a_display_that_is_gone_has_lost_no_password() -> None:
     display = re.compile(rb"<graphics .*?/>")
-    assert passwords_lost(ORIGINAL, ORIGINAL.replace(b" passwd='kept'", b"")) == ("vnc",)
-    assert passwords_lost(ORIGINAL, display.sub(b"", ORIGINAL)) == ()
+    assert find_lost_passwords(ORIGINAL, ORIGINAL.replace(b" passwd='kept'", b"")) == ("vnc",)
+    assert find_lost_passwords(ORIGINAL, display.sub(b"", ORIGINAL)) == ()
 
 
 def test_a_device_more_than_was_tuned_is_an_edit() -> None:

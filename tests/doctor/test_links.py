@@ -11,7 +11,7 @@ from homenode.check.doctor.diagnosis import diagnose
 from homenode.check.doctor.links import check_links, link_health
 from homenode.findings import Finding, Severity, are_bad
 from homenode.machine.discover.lspci import host_from_lspci
-from homenode.machine.link_path import LinkRate, describe_paths, rates_that_fit
+from homenode.machine.link_path import LinkRate, describe_paths, find_rates
 from homenode.machine.pci import DeviceKind, PciErrors, PciLink
 from homenode.machine.topology import Host
 from homenode.vm.sources import load_host
@@ -188,7 +188,7 @@ def test_qemus_own_ports_limit_nothing() -> None:
 
 
 def test_a_measured_rate_tells_which_links_it_may_have_been() -> None:
-    fits = {str(rate) for rate in rates_that_fit(5.3e9, LinkRate(32.0, 16))}
+    fits = {str(rate) for rate in find_rates(5.3e9, LinkRate(32.0, 16))}
     assert {"5 GT/s x16", "8 GT/s x8", "16 GT/s x4"} <= fits
     assert "2.5 GT/s x16" not in fits and "8 GT/s x16" not in fits
     for gigabytes_per_s, link in (
@@ -196,7 +196,7 @@ def test_a_measured_rate_tells_which_links_it_may_have_been() -> None:
         (55.3, "32 GT/s x16"),
         (12.6, "8 GT/s x16"),
     ):
-        assert link in {str(r) for r in rates_that_fit(gigabytes_per_s * 1e9, LinkRate(32.0, 16))}
+        assert link in {str(r) for r in find_rates(gigabytes_per_s * 1e9, LinkRate(32.0, 16))}
 
 
 def test_unknown_current_links_are_not_judged() -> None:

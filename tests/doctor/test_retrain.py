@@ -12,8 +12,8 @@ from homenode.change.retrain.config_registers import read_registers
 from homenode.change.retrain.execution import (
     RetrainResult,
     RetrainStep,
-    device_holders,
     explain_interrupted,
+    find_holders,
     open_retrain,
     retrain_journal,
     retrain_journals,
@@ -23,7 +23,7 @@ from homenode.change.retrain.plan import (
     RetrainError,
     RetrainPlan,
     describe,
-    functions_behind,
+    list_functions_behind,
     plan_retrain,
 )
 from homenode.errors import HostError, InputError, UsageError
@@ -254,7 +254,7 @@ def test_a_gpu_behind_a_switch_of_its_own_is_trained_at_the_slot() -> None:
     space = SimulatedConfig(host)
     plan = planned(host, space, device=Bdf.parse("03:00.0"))
     assert (plan.port, plan.device) == (Bdf.parse("00:01.0"), Bdf.parse("01:00.0"))
-    behind = {device.bdf for device in functions_behind(host, plan.port)}
+    behind = {device.bdf for device in list_functions_behind(host, plan.port)}
     assert behind == {Bdf.parse("01:00.0"), Bdf.parse("02:01.0"), Bdf.parse("03:00.0")}
 
 
@@ -274,7 +274,7 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     assert device is not None
 
     def holders(of: PciDevice) -> tuple[str, ...] | None:
-        return device_holders([of], proc=str(tmp_path), sys=str(tmp_path))[of.bdf]
+        return find_holders([of], proc=str(tmp_path), sys=str(tmp_path))[of.bdf]
 
     assert holders(replace(device, iommu_group=77)) == ("qemu-system-x86 (process 4711)",)
     assert holders(replace(device, iommu_group=7)) == ()

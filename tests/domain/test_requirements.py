@@ -8,7 +8,12 @@ from homenode.machine.description.parse import load_shipped
 from homenode.plan.pipeline import plan_file
 from homenode.units import GIB
 from homenode.vm.domain.codec import SINCE, list_required_versions, reject_older
-from homenode.vm.domain.limits import check_launch_security, check_vcpus, most_vcpus, reject_unsafe
+from homenode.vm.domain.limits import (
+    check_launch_security,
+    check_vcpus,
+    find_max_vcpus,
+    reject_unsafe,
+)
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import PortModel, Vm
@@ -151,7 +156,7 @@ def test_a_version_that_is_not_known_is_not_judged() -> None:
 def test_a_machine_type_takes_so_many_vcpus(
     machine: str | None, qemu: tuple[int, int, int] | None, most: int | None
 ) -> None:
-    assert most_vcpus(machine, qemu) == most
+    assert find_max_vcpus(machine, qemu) == most
 
 
 def test_more_vcpus_than_the_machine_type_takes_are_refused_by_its_name() -> None:

@@ -17,8 +17,8 @@ from homenode.measure.experiment import (
     TaskStatus,
     WaitPolicy,
     find_moved_rounds,
+    list_remaining,
     order_by_seed,
-    remaining_tasks,
     run_tasks,
     schedule,
 )
@@ -62,10 +62,10 @@ def test_no_test_is_always_first() -> None:
 def test_what_is_left_of_a_run_that_was_cut_short() -> None:
     made = schedule(["a", "b"], ["c"], 2, seed=1)
     done = {(step.round, step.variant) for step in made.tasks[:3]}
-    assert remaining_tasks(made, done) == made.tasks[3:]
-    assert remaining_tasks(made, set()) == made.tasks
+    assert list_remaining(made, done) == made.tasks[3:]
+    assert list_remaining(made, set()) == made.tasks
     with pytest.raises(UsageError, match="expected a run of this schedule, found x of round 0"):
-        remaining_tasks(made, {(0, "x")})
+        list_remaining(made, {(0, "x")})
 
 
 def test_a_round_whose_control_moved_is_reported() -> None:

@@ -31,9 +31,9 @@ from homenode.measure.trial.journal import (
     EntryKind,
     TrialHead,
     TrialJournal,
-    known_trials,
+    list_trials,
 )
-from homenode.measure.trial.prepare import latest_trial, preflight
+from homenode.measure.trial.prepare import find_latest_trial, preflight
 from homenode.measure.trial.runner import outcome_code, run_trial, schedule_steps
 from homenode.measure.trial.trial_config import BARE
 from homenode.objective import Objective
@@ -423,7 +423,7 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
     state = journal.load().state
     assert len(state.measured_boots) == 2
     assert not state.to_undo
-    assert latest_trial(root, NAME).directory == journal.path
+    assert find_latest_trial(root, NAME).directory == journal.path
     with pytest.raises(UsageError, match="is unfinished") as raised:
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
     assert "trial resume" in str(raised.value.hint)
@@ -438,7 +438,7 @@ def test_a_running_vm_is_refused_before_anything_is_written(
     daemon.put("id", "4")
     with pytest.raises(UsageError, match="it is running"):
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results"), host(), tmp_path / "state")
-    assert known_trials(tmp_path / "state") == ()
+    assert list_trials(tmp_path / "state") == ()
 
 
 def test_what_stands_in_the_way_is_found_before_the_first_boot(

@@ -14,7 +14,7 @@ from homenode.errors import NOT_KNOWN
 from homenode.machine.topology import DomainMark
 from homenode.measure import runner as bench_runner
 from homenode.measure.trial import guest, prepare
-from homenode.measure.trial.journal import known_trials
+from homenode.measure.trial.journal import list_trials
 from homenode.measure.trial.runner import Trial, run_trial
 from homenode.objective import Objective
 from homenode.vm.sources import load_host
@@ -71,7 +71,7 @@ def test_a_dry_run_shows_plans_findings_order_and_time(daemon: StandIn, tmp_path
     assert places == sorted(places)
     rounds = [line for line in lines if line.startswith("round ")]
     assert len(rounds) == 4 and all(line.count("pin-numa") == 1 for line in rounds)
-    assert known_trials(tmp_path / "state") == ()
+    assert list_trials(tmp_path / "state") == ()
     assert daemon.definition() == ORIGINAL
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
 
@@ -130,7 +130,7 @@ def test_what_boots_undecided_pair_more_of_them_may(daemon: StandIn, tmp_path: P
     assert homenode("trial", "resume", "--boots", "2", "--", NAME).exit_code == 2
     done = homenode("trial", "resume", "--boots", "3", "--", NAME)
     assert done.exit_code == NOT_KNOWN, done.output
-    (known,) = known_trials(tmp_path / "state")
+    (known,) = list_trials(tmp_path / "state")
     assert len(known.state.measured_boots) == 6 and known.state.ended
     assert done.stdout.splitlines()[-2].endswith("--boots 5")
     assert daemon.definition() == ORIGINAL
@@ -162,11 +162,11 @@ def test_where_its_time_is_up_no_round_is_begun_and_resume_goes_on(
     with monkeypatch.context() as slow:
         slow.setattr(trial_work, "run_trial", hurried)
         done = tried(tmp_path, *QUICK, "--yes")
-    (known,) = known_trials(tmp_path / "state")
+    (known,) = list_trials(tmp_path / "state")
     assert known.state.measured_boots == {0, 1}
     assert done.stdout.count("to be done") == 2, "a row for each layout"
     done = homenode("trial", "resume", "--within", "1h", "--", NAME)
     assert done.exit_code == 0, done.output
     assert f"{NAME}: run pin-numa for memory-bandwidth" in done.stdout
-    (known,) = known_trials(tmp_path / "state")
+    (known,) = list_trials(tmp_path / "state")
     assert known.state.measured_boots == set(range(6))

@@ -15,7 +15,7 @@ from homenode.measure.trial.journal import (
     EntryKind,
     TrialJournal,
     domain_locked,
-    known_trials,
+    list_trials,
 )
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.apply_documents import NAME, ORIGINAL
@@ -106,7 +106,7 @@ def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
     )
     assert done.exit_code == 4, done.output
     assert "no VM was started" in done.output
-    assert known_trials(tmp_path / "state") == ()
+    assert list_trials(tmp_path / "state") == ()
 
 
 @pytest.mark.parametrize("how", ["--dry-run", "--quick"])
@@ -148,7 +148,7 @@ def test_what_a_trial_needs_is_looked_at_before_it_asks_and_in_a_dry_run(
     assert done.exit_code == 2
     said = f"{done.output} {done.exception} {getattr(done.exception, 'hint', '')}"
     assert all(text in said for text in says), said
-    assert known_trials(tmp_path / "state") == ()
+    assert list_trials(tmp_path / "state") == ()
 
 
 def test_two_trials_of_a_vm_are_not_begun_at_once(daemon: StandIn, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_two_trials_of_a_vm_are_not_begun_at_once(daemon: StandIn, tmp_path: Pat
         error = refusal(*words)
         assert "is running a trial of this domain" in str(error)
         assert trial("--dry-run", *words).exit_code == 0
-    assert known_trials(tmp_path / "state") == ()
+    assert list_trials(tmp_path / "state") == ()
 
 
 def left_behind(daemon: StandIn, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_pa
 
 def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: Path) -> None:
     left_behind(daemon, tmp_path)
-    (known,) = known_trials(tmp_path / "state")
+    (known,) = list_trials(tmp_path / "state")
     assert known.head is not None
     with TrialJournal(tmp_path / "state", known.head.id).hold():
         shown = trial("status").output
@@ -224,7 +224,7 @@ def test_another_instance_that_somebody_started_is_left_alone(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     left_behind(daemon, tmp_path)
-    (known,) = known_trials(tmp_path / "state")
+    (known,) = list_trials(tmp_path / "state")
     assert known.head is not None
     journal = TrialJournal(tmp_path / "state", known.head.id)
     changed(journal, BOOT, ChangeState.DONE, run_id="1")
@@ -241,7 +241,7 @@ def test_without_a_static_probe_it_says_how_to_make_one(daemon: StandIn, tmp_pat
     error = refusal("--layouts", "pin", "--in-place", "--probe", str(dynamic), *HERE, "--", NAME)
     assert error.exit_code == 2
     assert "make -C native static" in str(error.hint)
-    assert known_trials(tmp_path / "state") == ()
+    assert list_trials(tmp_path / "state") == ()
 
 
 @pytest.mark.parametrize("is_asked_for", [False, True])
@@ -269,6 +269,6 @@ def test_without_the_reports_library_a_trial_is_none_the_worse(
     assert done.exit_code == (3 if is_asked_for else 0), done.output
     assert "no report: report: Python package jinja2 is not installed" in done.output
     assert daemon.definition() == ORIGINAL
-    (known,) = known_trials(tmp_path / "state")
+    (known,) = list_trials(tmp_path / "state")
     assert known.state.ended
     assert known.state.measured_boots == {0}

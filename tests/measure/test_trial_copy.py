@@ -18,8 +18,8 @@ from homenode.machine.tools import qcow2
 from homenode.measure.trial.copying import PreparedCopy, make_copy, prepare_copy, remove_copy
 from homenode.measure.trial.guest import is_there
 from homenode.measure.trial.journal import TrialCopy
-from homenode.safe.trusted_path import let_in
-from homenode.vm.domain.copy import WritableDisk, replace_disks, writable_disks
+from homenode.safe.trusted_path import allow_user
+from homenode.vm.domain.copy import WritableDisk, list_writable_disks, replace_disks
 from homenode.vm.domain.read import read_vm
 from homenode.vm.hypervisor.virsh import Virsh
 from tests.disk_images import image
@@ -68,7 +68,7 @@ SHARED = "<disk type='file' device='disk'><source file='/ro'/><target dev='vdd'/
 
 def test_every_disk_that_is_written_gets_an_overlay() -> None:
     document = domain(RAW, QCOW, BLOCK, FLOPPY, UNSAID, CDROM, EMPTY, SHARED)
-    assert writable_disks(document, "vm") == (
+    assert list_writable_disks(document, "vm") == (
         WritableDisk("vda", "/vm/a.img", "raw", False),
         WritableDisk("vdb", "/vm/b&c.qcow2", "qcow2", False),
         WritableDisk("vdc", "/dev/vg/vm", "raw", True),
@@ -77,7 +77,7 @@ def test_every_disk_that_is_written_gets_an_overlay() -> None:
     )
     over = {"vda": "/o/a", "vdb": "/o/b'<", "vdc": "/o/c", "fda": "/o/f", "vde": "/o/u"}
     after = replace_disks(document, over, "vm")
-    assert writable_disks(after, "vm") == tuple(
+    assert list_writable_disks(after, "vm") == tuple(
         WritableDisk(target, path, "qcow2", False) for target, path in over.items()
     )
     assert b"backingStore" not in after
@@ -115,7 +115,7 @@ def test_every_disk_that_is_written_gets_an_overlay() -> None:
 )
 def test_a_disk_that_can_have_none_is_refused_by_name(disk: str, what: str) -> None:
     with pytest.raises(InputError, match=what) as raised:
-        writable_disks(domain(disk), "vm")
+        list_writable_disks(domain(disk), "vm")
     assert "--in-place" in str(raised.value.hint)
 
 
@@ -138,7 +138,7 @@ HOSTILE = (
 def test_a_disk_with_a_name_that_is_no_path_is_refused(name: str) -> None:
     disk = f"<disk type='file'><source file='{name}'/><target dev='vda'/></disk>"
     with pytest.raises(InputError, match="not an absolute path"):
-        writable_disks(domain(disk), "vm")
+        list_writable_disks(domain(disk), "vm")
 
 
 @pytest.mark.parametrize(
@@ -155,15 +155,15 @@ def test_a_disk_that_qemu_img_would_take_for_more_than_a_file_is_refused(
 ) -> None:
     target = "" if "<target" in disk else "<target dev='vda'/>"
     with pytest.raises(InputError, match=what):
-        writable_disks(domain(f"<disk type='file'>{disk}{target}</disk>"), "vm")
+        list_writable_disks(domain(f"<disk type='file'>{disk}{target}</disk>"), "vm")
 
 
 def test_a_directory_of_the_hosts_that_the_guest_writes_is_no_throw_away_disk() -> None:
     share = "<filesystem type='mount'><source dir='/home'/><target dir='home'/>{0}</filesystem>"
     with pytest.raises(InputError, match="the guest may write") as raised:
-        writable_disks(domain(RAW, share.format("")), "vm")
+        list_writable_disks(domain(RAW, share.format("")), "vm")
     assert "--in-place" in str(raised.value.hint)
-    assert len(writable_disks(domain(RAW, share.format("<readonly/>")), "vm")) == 1
+    assert len(list_writable_disks(domain(RAW, share.format("<readonly/>")), "vm")) == 1
 
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
@@ -188,7 +188,7 @@ def prepared_for(disk: Path, format: str = "raw") -> tuple[Path, PreparedCopy]:
         f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>"
     )
     copy = TrialCopy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (str(overlay),), None)
-    return overlay, PreparedCopy(copy, document, writable_disks(document, "vm"), None)
+    return overlay, PreparedCopy(copy, document, list_writable_disks(document, "vm"), None)
 
 
 @pytest.fixture
@@ -339,7 +339,7 @@ def test_a_throw_away_disk_has_the_originals_access_control_list_and_no_other(
     disk = tmp_path / "vm.img"
     disk.write_bytes(bytes(4096))
     directory = os.open(tmp_path, os.O_RDONLY)
-    let_in(directory, 12345, 7)
+    allow_user(directory, 12345, 7)
     os.setxattr(directory, f"{ACL}_default", os.getxattr(directory, f"{ACL}_access"))
     os.close(directory)
     disk.chmod(0o660)
@@ -348,7 +348,7 @@ def test_a_throw_away_disk_has_the_originals_access_control_list_and_no_other(
     assert f"{ACL}_access" not in os.listxattr(overlay)
     overlay.unlink()
     descriptor = os.open(disk, os.O_RDWR)
-    let_in(descriptor, 54321, 6)
+    allow_user(descriptor, 54321, 6)
     os.close(descriptor)
     make_copy(Virsh(URI), prepared)
     lists = [os.getxattr(path, f"{ACL}_access") for path in (disk, overlay)]

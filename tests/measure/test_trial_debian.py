@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import trial as trial_work
-from homenode.measure.trial.journal import EntryKind, known_trials
+from homenode.measure.trial.journal import EntryKind, list_trials
 from tests.command_line import Result, homenode
 from tests.debian_guest import NAME, DebianVm, debian_vm, virsh
 from tests.probe_build import make
@@ -66,14 +66,14 @@ def begin(
 
 def outcome(directory: Path) -> tuple[str, str]:
     """What the only boot came to."""
-    (trial,) = known_trials(directory / "state")
+    (trial,) = list_trials(directory / "state")
     (entry,) = trial.state.outcomes.values()
     return entry.what, entry.detail
 
 
 def check_ended(vm: DebianVm, directory: Path, before: dict[str, str]) -> None:
     assert vm.traces() == before
-    assert not any(trial.state.to_undo for trial in known_trials(directory / "state"))
+    assert not any(trial.state.to_undo for trial in list_trials(directory / "state"))
     assert not list((directory / "temporary").iterdir())
 
 
@@ -85,7 +85,7 @@ def when_measuring(directory: Path, work: Callable[[], str]) -> Iterator[list[st
 
     def wait() -> None:
         while not ended.wait(0.2):
-            trials = known_trials(directory / "state")
+            trials = list_trials(directory / "state")
             if trials and any(entry.what == EntryKind.MEASURING for entry in trials[0].entries):
                 results.append(work())
                 return
@@ -204,7 +204,7 @@ def test_a_homenode_killed_at_any_moment_leaves_what_it_can_undo(
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         late += code_of(child) >= 0
-        if known_trials(tmp_path / "state", f"kill-{number}"):
+        if list_trials(tmp_path / "state", f"kill-{number}"):
             finish("resume" if choose.random() < 0.2 else "undo", vm)
         check_ended(vm, tmp_path, before)
     print(f"seed {SEED}: {KILLS} kills, {late} too late")

@@ -25,9 +25,9 @@ from homenode.measure.trial.journal import (
     TrialCopy,
     TrialHead,
     TrialJournal,
-    known_trials,
+    list_trials,
 )
-from homenode.measure.trial.prepare import latest_trial, preflight, prepare
+from homenode.measure.trial.prepare import find_latest_trial, preflight, prepare
 from homenode.measure.trial.runner import run_trial
 from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.hypervisor.virsh import Virsh
@@ -261,7 +261,7 @@ def test_a_damaged_journal_is_named_with_another_way_back(daemon: StandIn, tmp_p
     path = journal.path / "journal.jsonl"
     path.write_bytes(path.read_bytes() + b"\x00\x00\n")
     with pytest.raises(InputError, match="expected a line of JSON") as raised:
-        latest_trial(root, head.id)
+        find_latest_trial(root, head.id)
     assert "homenode restore" in str(raised.value.hint)
     assert (journal.path / "original.xml").read_bytes().strip() == ORIGINAL.strip()
-    assert known_trials(root)[0].reason is not None
+    assert list_trials(root)[0].reason is not None

@@ -13,7 +13,7 @@ from homenode.errors import HomenodeError, HostError
 from homenode.measure.results.model import Run
 from homenode.measure.results.store import read_run
 from homenode.measure.trial import guest
-from homenode.measure.trial.journal import EntryKind, TrialJournal, known_trials
+from homenode.measure.trial.journal import EntryKind, TrialJournal, list_trials
 from homenode.measure.trial.prepare import preflight
 from homenode.measure.trial.runner import run_trial, schedule_steps
 from homenode.vm.hypervisor.virsh import Virsh
@@ -197,4 +197,4 @@ def test_cuts_at_random_lose_and_double_nothing(daemon: StandIn, tmp_path: Path)
     check_done(trials, samples)
     aside = sum(1 for _ in trials.root.glob("trials/*/set-aside/*"))
     print(f"{dict(cuts)}, {late} too late; {trials.number} trials; {aside} boots set aside")
-    assert len(known_trials(trials.root)) >= 2
+    assert len(list_trials(trials.root)) >= 2

@@ -12,7 +12,7 @@ import pytest
 from homenode.cli import trial as trial_work
 from homenode.measure.results.model import Origin
 from homenode.measure.results.store import load_runs
-from homenode.measure.trial.journal import BOOT, EntryKind, StoredTrial, TrialJournal, known_trials
+from homenode.measure.trial.journal import BOOT, EntryKind, StoredTrial, TrialJournal, list_trials
 from homenode.measure.trial.runner import schedule_steps
 from homenode.vm.sources import load_host
 from tests.command_line import be_host, homenode
@@ -80,7 +80,7 @@ def options(daemon: TwoNodes, directory: Path, layouts: str, boots: int, *how: s
 
 
 def only(state: Path) -> StoredTrial:
-    (found,) = known_trials(state)
+    (found,) = list_trials(state)
     return found
 
 
@@ -131,7 +131,7 @@ def invoked_until(
         finally:
             os._exit(code)
     for _ in range(6000):
-        known = known_trials(state)
+        known = list_trials(state)
         if known and any(entry.what == what for entry in known[0].entries):
             break
         time.sleep(0.1)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import InputError
-from homenode.nccl.guest_side import bus_numbers, kernel_address, left_to_libvirt
+from homenode.nccl.guest_side import bus_numbers, kernel_address, make_pending
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.guest_observation import path_of_address, paths_of_guest
@@ -124,7 +124,7 @@ def test_what_libvirt_would_still_plug_in_makes_root_bus_numbers_unknown() -> No
 )
 def test_it_is_known_which_devices_libvirt_plugs_in_on_pci(device: str, is_loose: bool) -> None:
     document = open_domain(changed(ODD, ("<memballoon", f"{device}<memballoon")), "vm.xml")
-    assert (left_to_libvirt(document) is not None) is is_loose
+    assert (make_pending(document) is not None) is is_loose
 
 
 def test_a_device_on_the_root_bus_itself_has_the_number_0_whatever_else_there_is() -> None:

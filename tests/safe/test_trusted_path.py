@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.safe.trusted_path import find_other_writer, let_in
+from homenode.safe.trusted_path import allow_user, find_other_writer
 
 pytestmark = [
     pytest.mark.root,
@@ -47,7 +47,7 @@ def test_a_directory_that_an_access_control_list_opens_to_another_user_is_change
     shared.chmod(0o770)
     assert find_other_writer((shared,), user=USER, sticky=True) is None
     descriptor = os.open(shared, os.O_RDONLY)
-    let_in(descriptor, OTHER, 7)
+    allow_user(descriptor, OTHER, 7)
     os.close(descriptor)
     assert "access control list" in (find_other_writer((shared,), user=USER, sticky=True) or "")
 

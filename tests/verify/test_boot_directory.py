@@ -20,7 +20,7 @@ from homenode.check.verify.boot.boot_directory import GuestOutput, allow_qemu, b
 from homenode.check.verify.boot.libvirt import find_uri, user_of_capabilities
 from homenode.check.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.errors import HostError
-from homenode.safe.trusted_path import find_other_writer, let_in, private_directory
+from homenode.safe.trusted_path import allow_user, find_other_writer, private_directory
 from homenode.vm.domain.read import build_vm, open_domain
 from tests.verify_documents import tuned
 from tests.verify_guests import guest_files
@@ -193,7 +193,7 @@ def test_another_users_link_on_the_way_is_named(tmp_path: Path) -> None:
 def test_others_rights_by_an_inherited_list_end_where_one_user_is_let_in(tmp_path: Path) -> None:
     """New files and directories inherit the default access control list of the one above."""
     descriptor = os.open(tmp_path, os.O_RDONLY)
-    let_in(descriptor, ATTACKER, 7)
+    allow_user(descriptor, ATTACKER, 7)
     inherited = os.getxattr(descriptor, "system.posix_acl_access")
     os.setxattr(descriptor, "system.posix_acl_default", inherited)
     os.close(descriptor)
@@ -249,7 +249,7 @@ def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr("homenode.check.verify.boot.boot_directory.let_in", unsupported)
+    monkeypatch.setattr("homenode.check.verify.boot.boot_directory.allow_user", unsupported)
     monkeypatch.setattr("homenode.check.verify.boot.stand_in_boot.can_use_kvm", lambda *_: False)
     document = open_domain(tuned("default").document, "vm.xml")
     booted = boot_stand_in(document, build_vm(document), BootOptions(connect=uri))

@@ -93,11 +93,11 @@ class ChangeStep(Protocol):
         """Whether the host is in the state after the entry; reads the host, never a journal."""
 
 
-def last_lines(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]:
+def find_last_lines(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]:
     """Return the last line of each step, in the order of their start.
 
     >>> lines = [ChangeEntry(what=ChangeState.BEGIN, kind="file", subject="/a")]
-    >>> last_lines([*lines, lines[0].with_state(ChangeState.DONE)])["file", "/a"].what
+    >>> find_last_lines([*lines, lines[0].with_state(ChangeState.DONE)])["file", "/a"].what
     <ChangeState.DONE: 'done'>
     """
     last_entries: dict[tuple[str, str], ChangeEntry] = {}
@@ -113,7 +113,7 @@ def last_lines(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEn
 
 def to_undo(entries: Iterable[ChangeEntry]) -> tuple[ChangeEntry, ...]:
     """Return the steps that did something, or may have, in the order in which they were begun."""
-    return tuple(entry for entry in last_lines(entries).values() if entry.what in TO_UNDO)
+    return tuple(entry for entry in find_last_lines(entries).values() if entry.what in TO_UNDO)
 
 
 KIND = "change"
@@ -168,7 +168,7 @@ class Journal:
 
     def find_last(self, kind: str, subject: str) -> ChangeEntry | None:
         """Return the last line of a step; None if nothing was ever done."""
-        return last_lines(self.read_entries()).get((kind, subject))
+        return find_last_lines(self.read_entries()).get((kind, subject))
 
     def to_undo(self) -> tuple[ChangeEntry, ...]:
         """The steps that changed or may have changed the host, in the order of their start."""

@@ -39,7 +39,7 @@ from homenode.vm.hypervisor.connection import (
     check_uri,
     is_local,
 )
-from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
+from homenode.vm.layout import PRESETS, Pinning, find_preset, unknown_layout
 from homenode.vm.plan_options import PlanOptions
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _build_app(arguments: AppArguments) -> AppCommand | None:
 
 
 def _parse_switches(layout: str) -> Switches:
-    preset = preset_named(layout)
+    preset = find_preset(layout)
     if preset is None:
         raise unknown_layout(layout)
     return Switches.from_layout(preset)
@@ -188,7 +188,7 @@ def _is_virtual(elsewhere: "Snapshot | None") -> bool:
 def list_layouts(arguments: TrialArguments) -> tuple[str, ...]:
     """The layouts to compare, the study's names as presets; unknown names are rejected later."""
     names = (name.strip() for name in (arguments.layouts or "").split(",") if name.strip())
-    return tuple(name if (preset := preset_named(name)) is None else preset.name for name in names)
+    return tuple(name if (preset := find_preset(name)) is None else preset.name for name in names)
 
 
 def check(arguments: TrialArguments) -> None:

@@ -18,12 +18,12 @@ from homenode.measure.imported_runs import (
     ImportOptions,
     RunWithSources,
     build_runs,
-    unread_files,
+    list_unread,
 )
 from homenode.measure.results.model import Switches, host_kind
 from homenode.measure.results.store import FILE, run_directory, write_run
 from homenode.text import format_subjects, plural
-from homenode.vm.layout import PRESETS, preset_named
+from homenode.vm.layout import PRESETS, find_preset
 from homenode.vm.sources import load_host
 
 _SHOWN = 20
@@ -60,7 +60,7 @@ def import_results(arguments: ImportArguments) -> None:
     )
     runs = build_runs(sources.directories, options)
     skipped = list(sources.skipped)
-    skipped += [gap for directory in sources.directories for gap in unread_files(directory)]
+    skipped += [gap for directory in sources.directories for gap in list_unread(directory)]
     with_figures = tuple(run for run in runs if run.run.samples)
     head = ""
     if with_figures:
@@ -121,7 +121,7 @@ def _parse_layouts(texts: Sequence[str]) -> dict[str, Switches]:
     layouts = {}
     for text in texts:
         name, is_pair, layout = text.partition("=")
-        preset = preset_named(layout)
+        preset = find_preset(layout)
         if not is_pair or not name or preset is None:
             raise UsageError(
                 f"--layout {text}: expected NAME=PRESET", hint=f"presets: {', '.join(PRESETS)}"

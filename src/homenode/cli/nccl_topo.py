@@ -33,7 +33,7 @@ from homenode.nccl.assemble import (
     check_tuned_host,
 )
 from homenode.nccl.check import check_topology, choose_variant, compare_topology
-from homenode.nccl.guest_side import STARTED, PendingDevice, guest_side, left_to_libvirt
+from homenode.nccl.guest_side import STARTED, PendingDevice, guest_side, make_pending
 from homenode.nccl.reader import read_topology
 from homenode.nccl.topology import NcclVariant, cloud_config, write_topology
 from homenode.plan.devices.fabric import may_have_nvswitches
@@ -83,7 +83,7 @@ def _read_vm(data: bytes, path: Path) -> "tuple[Vm, PendingDevice | None]":
     name = recognize_target(data)
     if name is None:
         document = open_domain(data, str(path))
-        return build_vm(document), left_to_libvirt(document)
+        return build_vm(document), make_pending(document)
     target, vm = target_named(name), read_vm(data, str(path)).guest
     if target.words_of is not None:
         vm = add_tree(vm, target.words_of(data, str(path)), str(path))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from homenode.change import journal
 from homenode.change.apply.definition import (
-    domain_to_restore,
+    find_domain_to_restore,
     forget_original,
     has_original,
     preview_restore,
@@ -117,7 +117,7 @@ def _list_open() -> None:
     from homenode.change.paused_start import list_paused_journals
     from homenode.change.retrain.execution import retrain_journals
     from homenode.measure.tool_setup import setup_journals
-    from homenode.measure.trial.journal import TrialJournal, known_trials
+    from homenode.measure.trial.journal import TrialJournal, list_trials
 
     root = journal.default_root()
     journals = (
@@ -125,7 +125,7 @@ def _list_open() -> None:
         *list_paused_journals(root),
         *retrain_journals(),
         *setup_journals(root),
-        *(TrialJournal(root, trial.directory.name).changes for trial in known_trials(root)),
+        *(TrialJournal(root, trial.directory.name).changes for trial in list_trials(root)),
     )
     rows = []
     for change in journal.open_changes(journals):
@@ -143,7 +143,7 @@ def _restore_domains(arguments: RestoreArguments) -> None:
     first. Every obstacle is reported before the question and before the first change."""
     connect, dry_run = arguments.connect or DEFAULT, arguments.dry_run
     virsh, root = Virsh(connect), journal.default_root()
-    states = [domain_to_restore(virsh, name, root) for name in arguments.targets]
+    states = [find_domain_to_restore(virsh, name, root) for name in arguments.targets]
     check_can_ask(asks=not (arguments.yes or dry_run))
     with changing_host("restore", arguments.targets, connect, dry_run=dry_run):
         previews = [_list_changes(virsh, state, arguments) for state in states]
@@ -211,7 +211,7 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
 
 def _delete_records(name: str, connect: str) -> None:
     virsh, root = Virsh(connect), journal.default_root()
-    state = domain_to_restore(virsh, name, root)
+    state = find_domain_to_restore(virsh, name, root)
     old = forget_original(virsh, state.uuid, root)
     say(f"{state.name}: the present definition is the original now; the old one: {old}")
 

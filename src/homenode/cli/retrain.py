@@ -9,8 +9,8 @@ from homenode.change.retrain.execution import (
     LinkRecords,
     RetrainResult,
     RetrainStep,
-    device_holders,
     explain_interrupted,
+    find_holders,
     open_retrain,
     retrain_journal,
 )
@@ -125,7 +125,7 @@ def _retrain_device(
     host: "Host", bdf: "Bdf", target: int | None, *, apply: bool, say: "Say"
 ) -> tuple[Finding, ...]:
     space = SysfsConfigSpace()
-    plan = plan_retrain(host, bdf, space, device_holders(host.pci_devices), target)
+    plan = plan_retrain(host, bdf, space, find_holders(host.pci_devices), target)
     for line in describe(plan):
         say(line)
     journal = retrain_journal(plan.port)

@@ -61,9 +61,9 @@ from homenode.measure.trial.journal import (
     TrialJournal,
     TrialState,
     domain_locked,
-    known_trials,
+    list_trials,
 )
-from homenode.measure.trial.prepare import Preflight, latest_trial, preflight, prepare, reopen
+from homenode.measure.trial.prepare import Preflight, find_latest_trial, preflight, prepare, reopen
 from homenode.measure.trial.runner import (
     Trial,
     TrialSetup,
@@ -195,7 +195,7 @@ def resume_trial(arguments: TrialResumeArguments) -> None:
     if reaching is not None:
         check_access(reaching)
     check_can_write(arguments.report)
-    trial = latest_trial(default_root(), arguments.name)
+    trial = find_latest_trial(default_root(), arguments.name)
     assert trial.head is not None, "latest_trial omits what cannot be read"
     head, journal = trial.head, TrialJournal(default_root(), trial.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
@@ -220,7 +220,7 @@ def _order_more(head: TrialHead, state: TrialState, journal: TrialJournal, boots
 
 def rollback_trial(arguments: TrialUndoArguments) -> None:
     """Restore the VM to its state before its last trial."""
-    trial = latest_trial(default_root(), arguments.name)
+    trial = find_latest_trial(default_root(), arguments.name)
     assert trial.head is not None, "latest_trial omits what cannot be read"
     journal = TrialJournal(default_root(), trial.head.id)
     alone = domain_locked(default_root(), trial.head.source_uuid or trial.head.uuid)
@@ -237,7 +237,7 @@ def show_status(arguments: TrialStatusArguments) -> None:
     """Print the progress of all trials, or of the last trial of that name. Raises InputError if
     none has that name."""
     name = arguments.name
-    trials = known_trials(default_root(), name)
+    trials = list_trials(default_root(), name)
     if not trials and name is None:
         note("no trials yet")
     elif not trials:
@@ -261,7 +261,7 @@ def show_status(arguments: TrialStatusArguments) -> None:
 def _name_of(trial: StoredTrial) -> str:
     """The argument that names a trial: the VM's name, or the id if it is not the VM's last."""
     assert trial.head is not None, "what cannot be read has no commands"
-    last = known_trials(default_root(), trial.head.source_uuid or trial.head.source)[-1]
+    last = list_trials(default_root(), trial.head.source_uuid or trial.head.source)[-1]
     return trial.head.argument if last.directory == trial.directory else trial.head.id
 
 

@@ -81,7 +81,7 @@ def group_runs(runs: Iterable[Run]) -> tuple[Alternative, ...]:
             group.append(run)
     several_modes = len({key[2] for key in by_key}) > 1
     several_pages = len({key[3] for key in by_key}) > 1
-    joint = _joint_states(list(by_key.values()))
+    joint = _join_states(list(by_key.values()))
     return tuple(
         Alternative(
             label=_label(key, modes=several_modes, pages=several_pages),
@@ -105,7 +105,7 @@ def _are_copies(run: Run, other: Run) -> bool:
 
 def join_states(alternatives: Sequence[Alternative]) -> tuple[Alternative, ...]:
     """Return the alternatives with uniform state names over all their runs."""
-    joint = _joint_states([alternative.runs for alternative in alternatives])
+    joint = _join_states([alternative.runs for alternative in alternatives])
     return tuple(
         alternative if alternative.runs is runs else replace(alternative, runs=runs)
         for alternative, runs in zip(alternatives, joint, strict=True)
@@ -195,7 +195,7 @@ _Names = dict[tuple[int, _SeriesPlace, str], str | None]
 """(place of the run, where, its name) -> the name for all; None: it is no series of its own."""
 
 
-def _joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
+def _join_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
     """Return the runs of some alternatives with uniform state names.
 
     A run names its states by the hand-over latency that it measured: "27 ns", after the next boot
@@ -206,11 +206,11 @@ def _joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...
     runs = [run for group in groups for run in group]
     if not any(run.has_states for run in runs):
         return tuple(map(tuple, groups))
-    named = _apply_names(groups, _joint_names(runs))
-    return _apply_names(named, _usual_names(named))
+    named = _apply_names(groups, _join_names(runs))
+    return _apply_names(named, _find_usual_names(named))
 
 
-def _joint_names(runs: Sequence[Run]) -> _Names:
+def _join_names(runs: Sequence[Run]) -> _Names:
     seen: dict[_SeriesPlace, dict[tuple[int, str], float]] = {}
     names: _Names = {}
     for place, run in enumerate(runs):
@@ -235,7 +235,7 @@ def _joint_names(runs: Sequence[Run]) -> _Names:
     return names
 
 
-def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
+def _find_usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
     boots: dict[_SeriesPlace, dict[int, dict[tuple[int, int], Counter[str]]]] = {}
     numbered = [(number, run) for number, group in enumerate(groups) for run in group]
     for place, (number, run) in enumerate(numbered):
@@ -254,7 +254,7 @@ def _usual_names(groups: Sequence[Sequence[Run]]) -> _Names:
             new: str | None = None
         else:
             usual = {
-                number: _usual_state(names, is_fixed=all(map(_is_fixed, groups[number])))
+                number: _find_usual_state(names, is_fixed=all(map(_is_fixed, groups[number])))
                 for number, names in states.items()
             }
             if None in usual.values() or len(set(usual.values())) < 2:
@@ -279,7 +279,7 @@ def _states_of_boots(boots: Iterable[Counter[str]]) -> frozenset[str | None]:
     return frozenset(states) if not mixed or len(states) > 1 else frozenset({None})
 
 
-def _usual_state(states: frozenset[str | None], *, is_fixed: bool) -> str | None:
+def _find_usual_state(states: frozenset[str | None], *, is_fixed: bool) -> str | None:
     (state,) = states
     return state if is_fixed or state == MOVING else None
 

@@ -5,9 +5,9 @@ from itertools import chain, pairwise
 
 from homenode.decide.alternative import Alternative
 from homenode.decide.comparison import NO_ORDER, NODELESS, ORDER, SLOW_IN_ONE, make_caveat
-from homenode.decide.health import slow_in_one
-from homenode.decide.machine_facts import unlike_hardware
-from homenode.decide.matrices import far_copies
+from homenode.decide.health import find_slow_in_one
+from homenode.decide.machine_facts import format_other_hardware
+from homenode.decide.matrices import find_far_copies
 from homenode.findings import Caveat
 from homenode.measure.results.model import Origin, RunHead
 from homenode.measure.results.vantage import Vantage
@@ -37,8 +37,8 @@ def find_caveats(
     subject = f"{first.label} and {second.label}"
     heads = [[run.head for run in alternative.runs] for alternative in (first, second)]
     all_caveats = chain(
-        _slow_in_one(first, second, metrics),
-        _slow_in_one(second, first, metrics),
+        _check_slow_in_one(first, second, metrics),
+        _check_slow_in_one(second, first, metrics),
         _check_machine(subject, *heads),
         _check_conditions(*heads),
         _check_vcpus(subject, first, second),
@@ -70,22 +70,22 @@ def find_own_caveats(alternative: Alternative, metrics: Metrics = None) -> Itera
         if impossible:
             detail = f"zero, negative or impossible results of {', '.join(impossible)} were omitted"
             yield make_caveat("impossible-results", f"{head.system}/{head.name}", detail)
-    yield from _gpus_without_node(alternative, metrics)
-    yield from _far_copies(alternative, metrics)
+    yield from _check_gpu_nodes(alternative, metrics)
+    yield from _check_far_copies(alternative, metrics)
 
 
-def _far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Caveat]:
+def _check_far_copies(alternative: Alternative, metrics: Metrics) -> Iterator[Caveat]:
     """Yield the caveat on copies of one table that fall into two groups: some came from another
     node."""
-    for metric, detail in far_copies(alternative):
+    for metric, detail in find_far_copies(alternative):
         if metrics is None or metric in metrics:
             yield make_caveat("far-copies", alternative.label, detail)
 
 
-def _slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Caveat]:
+def _check_slow_in_one(slow: Alternative, other: Alternative, metrics: Metrics) -> Iterator[Caveat]:
     """Yield caveats on GPU links that are slow in only one of two layouts."""
     if metrics is None or any(metric.startswith(_GPU_METRICS) for metric in metrics):
-        for detail in slow_in_one(slow.links, other.links):
+        for detail in find_slow_in_one(slow.links, other.links):
             detail += ": the link may have been slow, not the layout"
             yield make_caveat(SLOW_IN_ONE, slow.label, detail)
 
@@ -100,7 +100,7 @@ def _check_machine(subject: str, first: list[RunHead], second: list[RunHead]) ->
         detail = "the same kind of host, but not the same one"
     elif len(systems) > 1 and not all(hosts):
         detail = f"results of {_join_names(systems)}"
-    elif unlike := unlike_hardware(first, second):
+    elif unlike := format_other_hardware(first, second):
         detail = unlike
     elif any(len(names) > 1 for names in (*hosts, *kinds)):
         detail = "runs of one alternative come from several hosts"
@@ -186,7 +186,7 @@ def _are_together(places: Sequence[Sequence[float]]) -> bool:
     return any(later - earlier < _COPIED_TOGETHER_S for earlier, later in pairwise(ordered))
 
 
-def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[Caveat]:
+def _check_gpu_nodes(alternative: Alternative, metrics: Metrics) -> Iterator[Caveat]:
     if alternative.switches.cells is not GuestCells.HOST:
         return
     nodeless = any(

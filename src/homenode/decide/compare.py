@@ -23,7 +23,7 @@ from homenode.decide.comparison import (
     make_caveat,
     metric_of_effect,
 )
-from homenode.decide.health import check_results, sweep_fits
+from homenode.decide.health import check_results, fit_sweeps
 from homenode.decide.intervals import CONFIDENCE, MIN_BOOTS, compute_interval
 from homenode.decide.machine_facts import runs_by_machine
 from homenode.decide.summary import Series, SeriesKey, choose_headline, format_places, power_by_test
@@ -72,7 +72,7 @@ def compare(
     by_test = {label: power_by_test(series) for label, series in series_by_label.items()}
     power = {label: watts for label, watts in by_test.items() if watts}
     caveats = join_subjects([*_link_caveats(alternatives), *comparison.caveats])
-    sweeps = {layout.label: fits for layout in alternatives if (fits := sweep_fits(layout.runs))}
+    sweeps = {layout.label: fits for layout in alternatives if (fits := fit_sweeps(layout.runs))}
     return structs.replace(comparison, caveats=caveats, power=power, sweeps=sweeps)
 
 
@@ -204,7 +204,7 @@ def _compare(
             for by_key in (series, theirs)
         )
     caveats += _check_unpaired(series, theirs, other.label)
-    decisive = _deciding_keys(series.keys() & theirs.keys(), objective)
+    decisive = _list_deciding_keys(series.keys() & theirs.keys(), objective)
     paired = _addresses_agree(baseline, other)
     candidates: list[UnjudgedEffect] = []
     of_series: list[Caveat] = []
@@ -254,7 +254,7 @@ def is_whole(effect: Effect) -> bool:
     return effect.slowest_device or series_key(effect).is_over_all
 
 
-def _deciding_keys(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
+def _list_deciding_keys(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
     metric_ids = set(keys)
     metrics: list[Metric] = []
     for candidate in Objective if objective is None else (objective,):
@@ -343,7 +343,7 @@ STATE_SPREADS = 5.0
 """Minimum distance in standard errors of a boot, computed from its samples."""
 
 
-def gap_between_boots(series: Series) -> float:
+def measure_boot_gap(series: Series) -> float:
     """Return the ratio between two states of an alternative's boots; 1.0 if none shows. A spread of
     1 % inside boots and 68 % between them is not noise."""
     gap = max(series.medians) / min(series.medians)
@@ -355,7 +355,7 @@ def _check_states(first: Series, second: Series, neighbours: Sequence[Series]) -
     """Find differences that are no larger than those between boots of one alternative."""
     if not (first.replicated and second.replicated):
         return
-    gap = max(map(gap_between_boots, (first, second, *neighbours)))
+    gap = max(map(measure_boot_gap, (first, second, *neighbours)))
     ratio = max(first.value / second.value, second.value / first.value)
     if gap > 1 and ratio < gap * (1 + STATE_MARGIN):
         yield make_caveat(
@@ -387,7 +387,7 @@ def _check_replication(first: Series, second: Series, subject: str) -> Iterator[
     elif (
         ratio >= MIN_STATES
         and _boot_gap(first, second) < TWO_STATES
-        and chance_of_states(*counts) > 1 - CONFIDENCE
+        and compute_chance(*counts) > 1 - CONFIDENCE
     ):
         yield make_caveat(
             FEW_BOOTS,
@@ -402,14 +402,14 @@ MIN_STATES = 1.5
 """States of boots that have been seen are 1.6 to 1.9 x apart: one cache domain's link, or two."""
 
 
-def chance_of_states(first: int, second: int) -> float:
+def compute_chance(first: int, second: int) -> float:
     """Return the probability that this number of boots of each layout, in two random states,
     separate as the layouts do.
 
     The exact permutation test: of all assignments of the boots to two layouts, two separate the
     states. Doubled, because the difference was selected for its size.
 
-    >>> [round(chance_of_states(boots, boots), 3) for boots in (3, 4, 5)]
+    >>> [round(compute_chance(boots, boots), 3) for boots in (3, 4, 5)]
     [0.2, 0.057, 0.016]
     """
     return 4 / math.comb(first + second, first)

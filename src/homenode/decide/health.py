@@ -12,8 +12,8 @@ from homenode.measure.results.sweep import (
     FLAT_WITHIN,
     MIN_RATE_BYTES_PER_S,
     SweepFit,
+    fit_flat,
     fit_sweep,
-    flat_fit,
 )
 from homenode.objective import Objective
 from homenode.units import whole_number
@@ -39,7 +39,7 @@ def find_blocking(findings: Iterable[Finding], objective: Objective) -> tuple[Fi
 def check_results(runs: Sequence[Run]) -> tuple[Finding, ...]:
     """Return findings on a machine's links from its results, unless another layout refutes them."""
     real = [run for run in runs if run.head.origin not in (Origin.EMULATED, Origin.SYNTHESISED)]
-    return (*_flat_curves(real), *_low_copies(real), *_copies_unlike_peers(real))
+    return (*_check_flat_curves(real), *_check_low_copies(real), *_copies_unlike_peers(real))
 
 
 _Points = list[tuple[int, float]]
@@ -74,13 +74,13 @@ def _count_gpus(head: RunHead) -> int:
     return max(len(head.gpus), *(whole_number(count) or 0 for count in counts), 0)
 
 
-def sweep_fits(runs: Sequence[Run]) -> dict[str, SweepFit]:
+def fit_sweeps(runs: Sequence[Run]) -> dict[str, SweepFit]:
     """Fit start-up time, rate and knee of each sweep, by metric and variant."""
     fits = {name: fit_sweep(*sweep) for name, sweep in list_sweeps(runs).items()}
     return {name: fit for name, fit in fits.items() if fit is not None}
 
 
-def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
+def _check_flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
     sweeps = [
         (run, points, factor)
         for run in runs
@@ -88,7 +88,7 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
         if "-busbw" in name
     ]
     for run, points, factor in sweeps:
-        fit = flat_fit(points, factor)
+        fit = fit_flat(points, factor)
         if fit is None:
             continue
         ceiling = fit.rate_bytes_per_s * (1 + FLAT_WITHIN)
@@ -179,7 +179,7 @@ def layout_links(label: str, runs: Sequence[Run]) -> LayoutLinks:
     return LayoutLinks(label, copies, [list_sweeps([run]) for run in runs], list_sweeps(runs))
 
 
-def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
+def find_slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
     """Yield GPUs that copy slowly, and collectives with a ceiling, in only one layout, by its
     label: a card that became slow while one layout ran resembles an effect of the layout."""
     yield from _copies_slow_in_one_layout(slow, fast)
@@ -187,7 +187,7 @@ def slow_in_one(slow: LayoutLinks, fast: LayoutLinks) -> Iterator[str]:
     tops = {name: max(rate for _, rate in points) for name, (points, _) in fast.pooled.items()}
     for sweeps in slow.sweeps:
         for name, (points, factor) in sweeps.items():
-            fit = flat_fit(points, factor) if "-busbw" in name else None
+            fit = fit_flat(points, factor) if "-busbw" in name else None
             if fit and tops.get(name, 0.0) > fit.rate_bytes_per_s * (1 + FLAT_WITHIN):
                 rate, top = _format_rate(fit.rate_bytes_per_s), _format_rate(tops[name])
                 reached = f"{top} is reached in {other_label}"
@@ -200,9 +200,11 @@ def _copies_slow_in_one_layout(slow_side: LayoutLinks, fast_side: LayoutLinks) -
     for metric, direction in _COPIES.items():
         healthy: dict[tuple[object, ...], float] = {}
         for copies in fast_side.copies[metric]:
-            healthy |= {place: copies[place][0] for place in copies.keys() - _slow_gpus(copies)}
+            healthy |= {
+                place: copies[place][0] for place in copies.keys() - _find_slow_gpus(copies)
+            }
         for copies in slow_side.copies[metric]:
-            for place in sorted(_slow_gpus(copies) & healthy.keys(), key=str):
+            for place in sorted(_find_slow_gpus(copies) & healthy.keys(), key=str):
                 rate, usual = copies[place][0], healthy[place]
                 text = (
                     f"{_format_rate(rate)} {direction} in {label} and "
@@ -219,7 +221,7 @@ def _format_rate(bytes_per_s: float) -> str:
     return format_value(bytes_per_s, "bytes_per_s")
 
 
-def _slow_gpus(copies: _Shares) -> set[tuple[object, ...]]:
+def _find_slow_gpus(copies: _Shares) -> set[tuple[object, ...]]:
     """Return GPUs below the rate of any link, and GPUs far below the others, if fewer than half:
     half of them are far from the memory."""
     unlike = {place for place, (rate, usual) in copies.items() if rate < _PEERS_SHARE * usual}
@@ -230,7 +232,7 @@ def _slow_gpus(copies: _Shares) -> set[tuple[object, ...]]:
     return unlike | {place for place in aggregates if copies[place][0] < LOW_COPY_BYTES_PER_S}
 
 
-def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
+def _check_low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
     for metric, direction in _COPIES.items():
         copies = [(run, medians) for run in runs if (medians := _list_copies(run, metric))]
         for run, medians in copies:

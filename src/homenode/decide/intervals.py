@@ -277,7 +277,7 @@ def _estimate_by_boots(
     """Return the standard error of the difference, and its degrees of freedom."""
     compared = [first, second, *neighbours]
     return _difference_error(
-        compared, _drawn_together([_estimate_variance(series) for series in compared])
+        compared, _shrink_variances([_estimate_variance(series) for series in compared])
     )
 
 
@@ -295,7 +295,7 @@ def _difference_error(
     return math.sqrt(first + second), freedom
 
 
-def _drawn_together(variances: Sequence[_Variance]) -> list[_Variance]:
+def _shrink_variances(variances: Sequence[_Variance]) -> list[_Variance]:
     """Return the variances of the first two, each shrunk towards the geometric mean of all the
     others, because most layouts have similar variances and a noisy one changes the mean little.
     With two alternatives nothing is shrunk: three boots cannot show a fivefold variation."""
@@ -323,7 +323,7 @@ def _variance_factor(
     counts = [len(series.medians) for series in compared[:2]]
     if len(compared) < 3 or min(counts) < BESIDE_TERMS_FROM:
         return 1.0, pooled.freedom
-    error, freedom = _difference_error(compared, _drawn_together(variances))
+    error, freedom = _difference_error(compared, _shrink_variances(variances))
     return error / math.sqrt(pooled.value * sum(1 / count for count in counts)), freedom
 
 

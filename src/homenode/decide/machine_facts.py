@@ -175,7 +175,7 @@ def _are_one(models: frozenset[str], models_of_host: frozenset[str]) -> bool:
 _PROCESSOR = re.compile(r"\b(?:xeon|epyc|ryzen|core|opteron|processor|cpu|neoverse)\b", re.I)
 
 
-def unlike_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -> str:
+def format_other_hardware(first: Iterable[RunHead], second: Iterable[RunHead]) -> str:
     """ "NVIDIA H200 against NVIDIA L40S": processors or GPUs that do not match the other runs'; ""
     if all match. QEMU's own models ("E312xx") are ignored."""
     heads = (tuple(first), tuple(second))
@@ -234,14 +234,14 @@ def facts_of_measured(runs: Sequence[Run], host: Host | None) -> MachineFacts:
     return facts_of_runs(runs[0].head.system, runs)
 
 
-def guest_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
+def select_guest_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return the runs without those on the host itself, if there are guests: bare metal is not a
     choice."""
     guests = tuple(run for run in runs if run.head.vantage is Vantage.GUEST)
     return guests or tuple(runs)
 
 
-def own_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
+def select_own_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[Run, ...]:
     """Return the runs of this machine, or, if it is not named, of the same directory and kind."""
     if machine.fingerprint is not None:
         return tuple(run for run in runs if run.head.host == machine.fingerprint)
@@ -263,4 +263,4 @@ def runs_of_kind(runs: Sequence[Run], machine: MachineFacts) -> dict[str, tuple[
             continue
         if head.host is not None:
             by_host.setdefault(head.host, []).append(run)
-    return {host: guest_runs(group) for host, group in by_host.items()}
+    return {host: select_guest_runs(group) for host, group in by_host.items()}

@@ -113,7 +113,7 @@ def compare_localities(
         node_of_gpu = _nodes_of_gpus(alternative, node_of)
         nearest = _node_of_gpus(matrices, node_of_gpu)
         for key, figures in matrices.items():
-            sides, basis = _known_sides(figures, nearest, node_of_gpu)
+            sides, basis = _find_sides(figures, nearest, node_of_gpu)
             if as_bound:
                 sides, basis = dict.fromkeys(figures, True), "as the job was bound"
             if sides:
@@ -204,7 +204,7 @@ def _collect_copies(alternative: Alternative) -> dict[MatrixKey, _Figures]:
     return {key: figures for key, figures in figures_by_key.items() if len(figures) > 1}
 
 
-def far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
+def find_far_copies(alternative: Alternative) -> Iterator[tuple[str, str]]:
     """Yield (metric, GPUs with slower copies, as if from another node) of unbound copies that fall
     into two groups. If the nodes of GPUs and threads are known, local copies do not count."""
     nodes = _nodes_of_gpus(alternative, {})
@@ -252,7 +252,7 @@ def _node_of_gpus(
     return nearest
 
 
-def _known_sides(
+def _find_sides(
     figures: _Figures, nearest: Mapping[MatrixPlace, int], node_of: Mapping[Bdf, int]
 ) -> tuple[dict[_Place, bool], str]:
     """Return whether each copy is local; empty if any is unknown."""

@@ -19,9 +19,9 @@ from homenode.decide.machine_facts import (
     MachineFacts,
     check_unassigned_runs,
     find_machines,
-    guest_runs,
-    own_runs,
     runs_of_kind,
+    select_guest_runs,
+    select_own_runs,
 )
 from homenode.decide.ranking import MetricRank, RankedResult, Ranking, is_like_best, make_ranking
 from homenode.findings import Caveat, Finding, Severity
@@ -170,7 +170,7 @@ def decide_all(
 ) -> tuple[Recommendation, ...]:
     """Return the answers for several objectives. prepared: the alternatives, if made already."""
     inputs = inputs or machine.inputs
-    machine_runs = guest_runs(own_runs(runs, machine))
+    machine_runs = select_guest_runs(select_own_runs(runs, machine))
     is_prepared = _are_of(prepared, machine_runs)
     machine_alternatives = prepared if is_prepared else group_runs(machine_runs)
     like = {host: group_runs(group) for host, group in runs_of_kind(runs, machine).items()}
@@ -189,7 +189,7 @@ def decide_all(
                 objective=objective, system=machine.name, reasons=(reason,), findings=findings
             )
         else:
-            answer = _strongest_answer(machine, objective, machine_alternatives, like, inputs)
+            answer = _choose_answer(machine, objective, machine_alternatives, like, inputs)
             answer = _bind_memory(_apply_needs(answer, inputs))
         answers.append(replace(answer, caveats=(*answer.caveats, *strangers)))
     return tuple(answers)
@@ -294,7 +294,7 @@ def _choose(
     are_layouts = any(find_preset(alternative.switches) for alternative in like)
     is_open = any(result.position is MetricRank.UNDECIDED for result in ranking.results)
     if not like or (level is EvidenceLevel.RULE and is_open and not are_layouts):
-        next_layout = _next_layout(used, None, objective)
+        next_layout = _choose_next_layout(used, None, objective)
         reason = Reason(id=ReasonId.CANNOT_TELL)
         return replace(empty, reasons=(reason,), measure_next=next_layout)
     order = (rule, *CONSERVATIVE)
@@ -322,7 +322,7 @@ def _choose(
         avoid=tuple(alternative.label for alternative in used if alternative.label in worse),
         reasons=(reason, *floating, *regressions),
         caveats=(*empty.caveats, *caveats),
-        measure_next=_next_layout(used, choice, objective),
+        measure_next=_choose_next_layout(used, choice, objective),
     )
 
 
@@ -401,7 +401,7 @@ def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[
             )
 
 
-def _next_layout(
+def _choose_next_layout(
     used: Sequence[Alternative], choice: Alternative | None, objective: Objective
 ) -> str | None:
     """Return the unmeasured layout that could change the answer: GPUs on their cells."""
@@ -449,7 +449,7 @@ def _are_of(candidates: Sequence[Alternative], runs: Sequence[Run]) -> bool:
     return run_ids == set(map(id, runs)) and len(choices) == len(candidates)
 
 
-def _strongest_answer(
+def _choose_answer(
     machine: MachineFacts,
     objective: Objective,
     machine_alternatives: Sequence[Alternative],

@@ -30,7 +30,7 @@ MAX_LINE = 80
 """Characters of the first line."""
 
 
-def layout_named(answer: Recommendation) -> str:
+def format_layout_name(answer: Recommendation) -> str:
     """Return the compared layout of an answer, else the layout to run."""
     label = (answer.choice or "").partition(",")[0]
     return label if label in PRESETS else answer.layout or label
@@ -69,7 +69,7 @@ def _run_line(system: str, answers: Sequence[Recommendation]) -> str:
     uses: dict[tuple[str, EvidenceLevel], list[str]] = {}
     for answer in answers:
         assert answer.level is not None
-        uses.setdefault((layout_named(answer), answer.level), []).append(answer.objective)
+        uses.setdefault((format_layout_name(answer), answer.level), []).append(answer.objective)
     levels = {level for _, level in uses}
 
     def format_line(limit: int, count: int) -> str:
@@ -135,9 +135,9 @@ def format_sentence(answer: Recommendation, *, brief: bool = False) -> str:
     rule = [reason for reason in answer.reasons if reason.id is ReasonId.RULE]
     if rule and not answer.find_reason(ReasonId.NO_LAYOUT):
         if answer.also or not parts:
-            parts.append(f"the rule of auto chooses {layout_named(answer)}")
+            parts.append(f"the rule of auto chooses {format_layout_name(answer)}")
         elif not answer.tells:
-            parts.append(f"the values favour {layout_named(answer)}")
+            parts.append(f"the values favour {format_layout_name(answer)}")
     parts += [reason.detail for reason in rule if reason.detail and not answer.results]
     parts += filter(None, (_rest_text(reason) for reason in answer.reasons))
     return "; ".join(parts)

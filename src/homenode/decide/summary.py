@@ -118,7 +118,7 @@ def collect_series(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     if len(runs) > 1:
         in_use = {key: _drop_copies(boots) for key, boots in in_use.items()}
     series = {key: _build_series(key, boots) for key, boots in in_use.items()}
-    return series | _slowest_devices(in_use)
+    return series | _select_slowest(in_use)
 
 
 def choose_headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ...]:
@@ -159,7 +159,7 @@ def find_only_variant(series: Iterable[SeriesKey], metric: Metric) -> tuple[Seri
     return keys_over_all if len(keys_over_all) == 1 else ()
 
 
-def shown_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+def choose_shown(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
     """Return the series that represents a metric, or its only one, for display only."""
     variant_keys = find_only_variant(series, metric)
     return headline_series(series, metric) or (series[variant_keys[0]] if variant_keys else None)
@@ -274,7 +274,7 @@ def sample_variance(values: Sequence[float]) -> float:
     return math.fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1)
 
 
-def _slowest_devices(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
+def _select_slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
     """Return the slowest device's median of each boot, for metrics in which it counts. A device is
     identified by its address, or by its position if a tool printed no address."""
     groups: dict[SeriesKey, dict[object, _Boots]] = {}
@@ -310,7 +310,9 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
             samples += len(found_values)
         variances.append(_inner_variance(values))
     medians = tuple(take_worst(medians_of_boot) for medians_of_boot in by_boot.values())
-    halves = [_faster_half(medians_of_boot, take_worst) for medians_of_boot in by_boot.values()]
+    halves = [
+        _select_faster_half(medians_of_boot, take_worst) for medians_of_boot in by_boot.values()
+    ]
     shares: tuple[float, ...] = ()
     spread = 0.0
     if all(len(half) >= MIN_HALF for half in halves):
@@ -340,7 +342,7 @@ MIN_HALF = 2
 """Minimum number of devices from whose scatter the chance difference is estimated."""
 
 
-def _faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> list[float]:
+def _select_faster_half(medians: Sequence[float], take_worst: Callable[..., float]) -> list[float]:
     """Return the faster half of a boot's devices: never the slowest two of four."""
     ordered = sorted(medians, reverse=take_worst is min)
     return ordered[: len(ordered) // 2]

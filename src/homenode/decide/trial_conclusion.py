@@ -19,8 +19,8 @@ from homenode.decide.sentences import (
     STRENGTHS,
     format_boots,
     format_effect,
+    format_layout_name,
     format_sentence,
-    layout_named,
 )
 from homenode.decide.words import format_change
 from homenode.measure.results.model import Origin, Run
@@ -103,14 +103,14 @@ def answer_of(conclusion: Conclusion, head: TrialHead, boots: int) -> TrialAnswe
         is_measured = answer.level is EvidenceLevel.MEASURED
         strength = "" if is_measured else f" ({STRENGTHS[answer.level]})"
         effect = f"{format_effect(answer)}{strength}{_share_of_bare(conclusion.of_bare, answer)}"
-        sentence = f"{head.source}: run {layout_named(answer)} for {objective}: {effect}"
+        sentence = f"{head.source}: run {format_layout_name(answer)} for {objective}: {effect}"
         return TrialAnswer(sentence=sentence, command=commands[objective])
     if answer.is_blocked:
         reason = f"no conclusion for {objective}: {obstacle or format_sentence(answer)}"
         return TrialAnswer(sentence=f"{head.source}: {reason}")
     undecided = "" if obstacle else _undecided_pair(answer)
     if not obstacle and rests_on_rule_alone(answer):
-        obstacle = f"no result of it; the rule of auto chooses {layout_named(answer)}"
+        obstacle = f"no result of it; the rule of auto chooses {format_layout_name(answer)}"
     undecided = undecided or f"for {objective}: {obstacle or format_sentence(answer)}"
     resume = command_line(
         "homenode", "trial", "resume", head.argument, "--boots", boots + MORE_BOOTS

@@ -77,7 +77,7 @@ class LinkRate(Struct, frozen=True):
         return f"{self} ({format_rate(self.bytes_per_s)})"
 
 
-def slower_rate(a: LinkRate, b: LinkRate) -> LinkRate:
+def choose_slower(a: LinkRate, b: LinkRate) -> LinkRate:
     """Return the lower speed and the lower width of both."""
     return LinkRate(min(a.gt_per_s, b.gt_per_s), min(a.width, b.width))
 
@@ -90,10 +90,10 @@ def format_rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.1f} GB/s"
 
 
-def rates_that_fit(bytes_per_s: float, limit: LinkRate) -> tuple[LinkRate, ...]:
+def find_rates(bytes_per_s: float, limit: LinkRate) -> tuple[LinkRate, ...]:
     """Return links up to the limit that fit a copy of that rate, the lowest speed first.
 
-    >>> [str(rate) for rate in rates_that_fit(5.3e9, LinkRate(16.0, 16))]
+    >>> [str(rate) for rate in find_rates(5.3e9, LinkRate(16.0, 16))]
     ['5 GT/s x16', '8 GT/s x8', '16 GT/s x4']
     """
     return tuple(
@@ -123,7 +123,7 @@ class Link(Struct, frozen=True, kw_only=True):
         a, b = capable_rate(self.upper.link), capable_rate(self.lower.link)
         if a is None or b is None:
             return None
-        both = slower_rate(a, b)
+        both = choose_slower(a, b)
         lanes = both.width if self.known_width is None else min(both.width, self.known_width)
         return LinkRate(both.gt_per_s, lanes)
 
@@ -133,7 +133,7 @@ class Link(Struct, frozen=True, kw_only=True):
         a, b = find_current_rate(self.upper.link), find_current_rate(self.lower.link)
         if a is None or b is None:
             return a or b
-        return slower_rate(a, b)
+        return choose_slower(a, b)
 
     @property
     def target_gt_per_s(self) -> float | None:
@@ -169,7 +169,7 @@ class Link(Struct, frozen=True, kw_only=True):
         )
 
 
-def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Link, ...]:
+def list_links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Link, ...]:
     """Return every link from the function to its root port, the nearest first.
 
     A switch's upstream and downstream ports are one chip: no link is between them. Two ports of the
@@ -185,7 +185,7 @@ def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Lin
     return tuple(links)
 
 
-def lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
+def find_lane_sharers(link: Link, host: Host) -> tuple[Bdf, ...]:
     """Return the ports with which the upper end shares its lanes, all of them in use; () if it does
     not share. Intel's desktop CPUs split 16 lanes over functions of one device, although the first
     function's LnkCap reports x16."""
@@ -280,7 +280,7 @@ def _device_paths(host: Host) -> tuple[DevicePath, ...]:
         seen.add(slot)
         links = tuple(
             link
-            for link in links_above(device, host.device_at)
+            for link in list_links_above(device, host.device_at)
             if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
         )
         paths.append(DevicePath(device=device, links=links, expected=path_rate(links)))

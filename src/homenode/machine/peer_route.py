@@ -14,7 +14,7 @@ from enum import IntEnum, StrEnum
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.machine.link_path import Link, links_above
+from homenode.machine.link_path import Link, list_links_above
 from homenode.machine.pci import DeviceKind, PciDevice, PciRegisters, PortType, is_emulated
 from homenode.machine.topology import Host
 
@@ -261,7 +261,7 @@ def _links_below(host: Host, device: PciDevice, switch: Bdf | None) -> Iterator[
     physical = (
         device if device.physical_function is None else host.find_device(device.physical_function)
     )
-    for link in () if physical is None else links_above(physical, host.device_at):
+    for link in () if physical is None else list_links_above(physical, host.device_at):
         if link.lower.bdf == switch:
             return
         yield link

@@ -80,7 +80,7 @@ def derive_run(
     gaps += [gap for step in read for gap in step.reading.gaps]
     findings = [
         *(finding for look in environments for finding in look.findings),
-        *_first_of_each(finding for step in read for finding in step.reading.findings),
+        *_drop_repeated(finding for step in read for finding in step.reading.findings),
     ]
     marks = [*record.head.unusable, *record.marks]
     marks += [str(finding) for finding in findings if finding.id in MARKING]
@@ -214,7 +214,7 @@ def _find_host_device(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None
     return None if device is None else on_host.get(device, device)
 
 
-def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
+def _drop_repeated(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the first finding of each kind and subject: every round repeats it with other
     decimals."""
     first: dict[tuple[str, str], Finding] = {}

@@ -87,7 +87,7 @@ def order_by_seed(names: Iterable[str], seed: int, round: int) -> tuple[str, ...
     )
 
 
-def remaining_tasks(
+def list_remaining(
     schedule: Schedule, done: Collection[tuple[int, str]]
 ) -> tuple[ScheduledTask, ...]:
     """The remaining tasks of an interrupted run. done: (round, variant) of finished tasks."""

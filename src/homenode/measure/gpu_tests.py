@@ -189,7 +189,7 @@ def _list_all_reduces(machine: GpuMachine, omitted: list[Gap]) -> Iterator[Bench
             name = _format_variant(binding, peers=peers)
             words = ", ".join(filter(None, (_PER_GPU, name))) if has_tool else name
             test = _torch_test(machine, binding, peers=peers, variant=words)
-            yield replace(test, if_stopped=_if_stopped(machine, peers=peers))
+            yield replace(test, if_stopped=_format_stop_hint(machine, peers=peers))
     elif spread:
         reason = f"{ON_GPU_NODES}: needs PyTorch, nccl-tests drives all GPUs from one process"
         omitted.append(Gap(SuiteGroup.NCCL, reason))
@@ -233,7 +233,7 @@ def _tool_tests(
     for peers in (True, False):
         variant, if_stopped = (
             _format_variant(binding, peers=peers),
-            _if_stopped(machine, peers=peers),
+            _format_stop_hint(machine, peers=peers),
         )
         # Less if access is known to hang, because every round waits. Else enough for the slowest
         # machine known: nccl-tests makes all its calls, however long one takes.
@@ -271,7 +271,7 @@ def _torch_test(
     )
 
 
-def _if_stopped(machine: GpuMachine, *, peers: bool) -> str | None:
+def _format_stop_hint(machine: GpuMachine, *, peers: bool) -> str | None:
     return PEERS_HANG if peers and not machine.is_nvidia else None
 
 

@@ -178,7 +178,7 @@ def _draft_directory(directory: SourceDirectory, options: ImportOptions) -> Iter
         yield _draft_logs(directory, group, tuple(parts), join_samples(parts.values()), options)
 
 
-def unread_files(directory: SourceDirectory) -> Iterator[Gap]:
+def list_unread(directory: SourceDirectory) -> Iterator[Gap]:
     """Yield files that were not imported, with the reason."""
     is_study = is_study_directory(frozenset(directory.texts))
     for name, text in sorted(directory.texts.items()):
@@ -375,7 +375,7 @@ def read_study_results(files: Mapping[str, str]) -> MeasuredSamples:
     parts = [MeasuredSamples(conditions=tuple(_guest_conditions(files)))]
     for name, reader in read.items():
         if name in files and files[name].strip():
-            parts.append(_or_gap(reader, name, files[name]))
+            parts.append(_catch_errors(reader, name, files[name]))
         elif name in files:
             parts.append(MeasuredSamples(gaps=(Gap(name, "empty: the test did not run"),)))
     return join_samples(parts)
@@ -442,7 +442,9 @@ def _parse_hardware(files: Mapping[str, str]) -> numactl.NumactlHardware | None:
         return None
 
 
-def _or_gap(reader: Callable[[str], MeasuredSamples], name: str, text: str) -> MeasuredSamples:
+def _catch_errors(
+    reader: Callable[[str], MeasuredSamples], name: str, text: str
+) -> MeasuredSamples:
     try:
         return reader(text)
     except ParseError as error:

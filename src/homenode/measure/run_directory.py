@@ -102,12 +102,12 @@ def compute_digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def kept_output(text: str) -> str:
+def redact_output(text: str) -> str:
     """An output as it may be stored: nccl-tests' JSON holds the whole environment and its secrets.
 
-    >>> kept_output('{"nccl_version": 1, "env": ["TOKEN=x"], "args": ["-n"]}')
+    >>> redact_output('{"nccl_version": 1, "env": ["TOKEN=x"], "args": ["-n"]}')
     '{"nccl_version":1}'
-    >>> kept_output("no JSON")
+    >>> redact_output("no JSON")
     'no JSON'
     """
     if '"nccl_version"' not in text:

@@ -34,7 +34,7 @@ from homenode.measure.experiment import (
     ScheduledTask,
     TaskState,
     TaskStatus,
-    remaining_tasks,
+    list_remaining,
     run_tasks,
 )
 from homenode.measure.gpu_power import GpuPower, power_sampled
@@ -55,8 +55,8 @@ from homenode.measure.run_directory import (
     StepStatus,
     compute_digest,
     find_differences,
-    kept_output,
     open_run,
+    redact_output,
 )
 from homenode.measure.samples.probe import StepReading
 from homenode.measure.tools_installed import (
@@ -104,7 +104,7 @@ def run_bench(
         return BenchOutcome(None, None, ready.mismatch, ready.record.omitted, unknown)
     head = ready.record.head
     with open_run(root, head.system, head.name, resume=resume, notify=notify) as directory:
-        record = _order_of(directory, ready.record)
+        record = _make_record(directory, ready.record)
         if isinstance(machine, LocalMachine | RemoteHost):
             # Its children hold the lock too: if homenode is killed, the next run waits for them.
             machine = machine.with_descriptor(directory.tool_lock)
@@ -144,7 +144,7 @@ def inspect(machine: Machine, options: BenchOptions) -> tuple[PreparedRun, Snaps
     return ready, snapshot
 
 
-def _order_of(directory: RunDirectory, now: RunRecord) -> RunRecord:
+def _make_record(directory: RunDirectory, now: RunRecord) -> RunRecord:
     """Return the existing record of the run, or store this record."""
     stored = directory.order()
     if stored is None:
@@ -186,7 +186,7 @@ class _Session:
         self._tests = {test.id: test for test in record.tests}
         self._schedule = schedule_of(record)
         done = {(step.round, step.test) for step, _ in directory.read_steps()}
-        self._left = {str(task.number): task for task in remaining_tasks(self._schedule, done)}
+        self._left = {str(task.number): task for task in list_remaining(self._schedule, done)}
         self._pace = Pace({test.id: test.seconds for test in record.tests})
         self._readings: dict[int, StepReading] = {}
 
@@ -287,7 +287,7 @@ class _Session:
             result, message = StepStatus.FAILED, error.message
         else:
             limit = MAX_APP_OUTPUT if test.reads is Reader.APP else MAX_KEPT
-            text, returncode = kept_output(ended.stdout)[-limit:], ended.returncode
+            text, returncode = redact_output(ended.stdout)[-limit:], ended.returncode
             failure = ended.failure()
             if failure is not None:
                 result, message = StepStatus.FAILED, failure

@@ -320,10 +320,12 @@ class InstallStep:
             with contextlib.suppress(HostError):  # an unwritable prefix is already in `failure`
                 note(entry)
             text = (ended.stderr.strip() or ended.stdout.strip())[-_MAX_MESSAGE:]
-            raise ToolError(f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=text or None)
+            raise ToolError(
+                f"{step.tool}: {failure}{_format_full_hint(self._prefix)}", hint=text or None
+            )
 
 
-def _when_full(prefix: Path) -> str:
+def _format_full_hint(prefix: Path) -> str:
     """Return a clear error for a full disk, which compilers and CMake do not report."""
     try:
         free_bytes = shutil.disk_usage(prefix).free

@@ -12,7 +12,7 @@ from homenode.findings import Finding, Gap, finding
 from homenode.machine.pci import AMD, DeviceKind, PciDevice, PciLink, PortType
 from homenode.machine.tools.nvidia_smi import NvidiaQuery
 from homenode.machine.topology import Host, complete_nodes, reject_unshown
-from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
+from homenode.nccl.guest_side import GuestSide, find_nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.nccl.topology import (
     ADDED_FOR_GPU,
     ADDED_FOR_NIC,
@@ -108,7 +108,7 @@ def check_tuned_host(record: LayoutRecord | None, host: Host, source: str) -> It
         )
 
 
-def device_without_node(device: PciDevice, host: Host) -> Finding:
+def report_missing_node(device: PciDevice, host: Host) -> Finding:
     return finding(
         "nccl-device-without-node",
         str(device.bdf),
@@ -118,7 +118,7 @@ def device_without_node(device: PciDevice, host: Host) -> Finding:
     )
 
 
-def link_unknown(device: PciDevice) -> Finding:
+def report_unknown_link(device: PciDevice) -> Finding:
     return finding(
         "nccl-link-unknown",
         str(device.bdf),
@@ -128,7 +128,7 @@ def link_unknown(device: PciDevice) -> Finding:
     )
 
 
-def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Finding:
+def report_unknown_switch_link(switch: PciDevice, gt_per_s: float, width: int) -> Finding:
     return finding(
         "nccl-switch-link-unknown",
         f"switch {switch.bdf}",
@@ -138,7 +138,7 @@ def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Findi
     )
 
 
-def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> Iterator[Finding]:
+def check_floating(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> Iterator[Finding]:
     """Yield a finding if vCPUs float over several nodes."""
     is_pinned = any(pin is not None for pin in guest.vcpu_pins)
     if is_pinned or any(cell.nodes for cell in guest.cells) or len(used) < 2:
@@ -158,7 +158,7 @@ def known_vendor(host: Host) -> str | None:
     return vendor if vendor is not None and _VENDOR.match(vendor) else None
 
 
-def cpu_unknown(host: Host) -> Iterator[Finding]:
+def check_cpu_model(host: Host) -> Iterator[Finding]:
     """Yield a finding if an x86 host does not report its CPU model."""
     identity = (known_vendor(host), host.cpu.family, host.cpu.model)
     if host.architecture == "x86_64" and None in identity:
@@ -171,7 +171,7 @@ def cpu_unknown(host: Host) -> Iterator[Finding]:
         )
 
 
-def too_many_nodes(
+def check_node_count(
     topology: NcclTopology, kinds: Sequence[DeviceKind], source: str
 ) -> Iterable[Finding]:
     """Yield a finding if the file exceeds the limit with the elements that NCCL adds."""
@@ -227,23 +227,23 @@ def assemble_topology(
     findings: list[Finding] = []
     nodes = {node.index for node in host.nodes}
     placed = [device for device in devices if device.node in nodes]
-    findings += [device_without_node(device, host) for device in devices if device not in placed]
+    findings += [report_missing_node(device, host) for device in devices if device not in placed]
     tree = _Tree(host=host, guest=guest, findings=findings)
     vcpus_of_node = vcpus_of_nodes(host, guest)
     used = sorted({node for node, vcpus in vcpus_of_node.items() if vcpus} | _list_nodes(placed))
     numbers = numa_ids(used, guest)
-    findings += floating_vcpus(guest, used, source)
+    findings += check_floating(guest, used, source)
     cpus = []
     for node in used:
         below_node = [device for device in placed if device.node == node]
-        affinity = vcpus_of_node.get(node) or nearest_vcpus(host, node, vcpus_of_node)
+        affinity = vcpus_of_node.get(node) or find_nearest_vcpus(host, node, vcpus_of_node)
         cpus.append(
             _build_cpu(host, numbers[node], affinity, tree.child_elements(node, below_node))
         )
     topology = NcclTopology(flavour, tuple(cpus))
-    findings += cpu_unknown(host)
+    findings += check_cpu_model(host)
     _reject_too_many(topology, source)
-    findings += too_many_nodes(topology, [device.kind for device in placed], source)
+    findings += check_node_count(topology, [device.kind for device in placed], source)
     return TopologyFile(topology=topology, devices=tuple(tree.placed), findings=tuple(findings))
 
 
@@ -370,7 +370,7 @@ class _Tree(Struct, kw_only=True):
         )
         speed, width = _link(self.host, device)
         if speed is None or width is None:
-            self.findings.append(link_unknown(device))
+            self.findings.append(report_unknown_link(device))
         return NcclPci(bus_id=bus_id, class_code=device.class_code, gt_per_s=speed, width=width)
 
     def _switch_link(self, switch: PciDevice, children: tuple[NcclPci, ...]) -> tuple[float, int]:
@@ -384,7 +384,7 @@ class _Tree(Struct, kw_only=True):
             if child.gt_per_s is not None and child.width is not None
         ]
         assumed = max(links, key=lambda link: link[0] * link[1], default=(16.0, 16))
-        self.findings.append(switch_link_unknown(switch, *assumed))
+        self.findings.append(report_unknown_switch_link(switch, *assumed))
         return assumed
 
 

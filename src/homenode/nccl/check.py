@@ -183,9 +183,9 @@ def _check_elements(read: ParsedTopology, flavour: NcclVariant | None) -> Iterat
     for node in read.walk():
         yield from _check_attributes(node)
         if node.name == "cpu":
-            yield from _cpu_checks(node)
+            yield from _check_cpu(node)
         if node.name == "pci":
-            yield from _pci_checks(node, flavour)
+            yield from _check_pci(node, flavour)
 
 
 def _check_dump(read: ParsedTopology, flavour: NcclVariant) -> Iterator[Finding]:
@@ -237,7 +237,7 @@ def _check_attributes(node: XmlNode) -> Iterator[Finding]:
         )
 
 
-def _cpu_checks(cpu: XmlNode) -> Iterator[Finding]:
+def _check_cpu(cpu: XmlNode) -> Iterator[Finding]:
     if read_number(cpu.get("numaid")) is None:
         yield finding(
             "nccl-numaid",
@@ -282,7 +282,7 @@ def _cpu_checks(cpu: XmlNode) -> Iterator[Finding]:
         )
 
 
-def _pci_checks(pci: XmlNode, flavour: NcclVariant) -> Iterator[Finding]:
+def _check_pci(pci: XmlNode, flavour: NcclVariant) -> Iterator[Finding]:
     bus_id = pci.get("busid")
     if bus_id is None or not _BUS_ID.match(bus_id):
         yield finding(
@@ -377,12 +377,12 @@ def compare_topology(read: ParsedTopology, expected: NcclTopology) -> tuple[Find
     written = read_topology(write_topology(expected).encode(), read.source)
     findings = [
         *_compare_places(_find_places(read), _find_places(written)),
-        *_cpu_differences(read, written),
+        *_compare_cpus(read, written),
     ]
     return sort_findings(add_source(findings, read.source))
 
 
-def _cpu_differences(read: ParsedTopology, expected: ParsedTopology) -> Iterator[Finding]:
+def _compare_cpus(read: ParsedTopology, expected: ParsedTopology) -> Iterator[Finding]:
     """Yield the attributes from which NCCL computes the bandwidth between CPUs."""
     cpus = {read_number(cpu.get("numaid")): cpu for cpu in reversed([*read.walk("cpu")])}
     for planned in expected.walk("cpu"):

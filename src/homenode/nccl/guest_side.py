@@ -90,7 +90,7 @@ STARTED = PendingDevice("a file that more options may follow", 1)
 """Used for files of other hypervisors: devices added at the start are on the root bus."""
 
 
-def left_to_libvirt(document: Document) -> PendingDevice | None:
+def make_pending(document: Document) -> PendingDevice | None:
     """Return the first device without an address, or the first that libvirt would add.
 
     None if the definition is complete, as from `virsh dumpxml`. Source: libvirt adds a memory
@@ -174,7 +174,7 @@ def guest_side(
         _reject_other_plan(plan, facts)
     vm = facts if plan is None else plan.vm
     if guest is None:
-        nodes = nodes_in_order(vm.cells)
+        nodes = order_nodes(vm.cells)
         bus_ids = _derive_bus_ids(facts, loose)
     else:
         nodes = _find_nodes(vm.cells, guest, facts.source)
@@ -212,7 +212,7 @@ def _reject_other_plan(plan: Plan, facts: Vm) -> None:
         )
 
 
-def nodes_in_order(cells: Sequence[VmCell]) -> tuple[int, ...]:
+def order_nodes(cells: Sequence[VmCell]) -> tuple[int, ...]:
     """Return the guest's node of each cell: Linux numbers nodes by their vCPUs, then the others."""
     order = sorted(
         range(len(cells)), key=lambda i: (not cells[i].vcpus, cells[i].vcpus.first() or 0, i)
@@ -326,7 +326,9 @@ def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
     return {node: CpuSet(vcpus) for node, vcpus in vcpus_of.items()}
 
 
-def nearest_vcpus(host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, CpuSet]) -> CpuSet:
+def find_nearest_vcpus(
+    host: Host, node: NodeIndex, vcpus_of_node: dict[NodeIndex, CpuSet]
+) -> CpuSet:
     """Return vCPUs of the nodes nearest to a node without vCPUs; all vCPUs without distances."""
     distance_of_node = {other: host.find_distance(node, other) or 0 for other in vcpus_of_node}
     least = min(distance_of_node.values(), default=0)

@@ -20,7 +20,7 @@ from homenode.machine.pci import canonical_uuid
 from homenode.machine.topology import DomainMark, Host, RunningDomain
 from homenode.plan.request import GuestRequest
 from homenode.text import command_line, first_few, plural
-from homenode.vm.gpu_parts import free_parts
+from homenode.vm.gpu_parts import list_free_parts
 
 MAX_NAMED = 8
 """Number of domains or jobs that a message names; the rest are counted."""
@@ -79,7 +79,7 @@ def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> s
     if function in request.devices or host is None:
         return dict(request.mediated).get(function)
     in_use = held_uuids(host, request)
-    parts = free_parts(host.device_at, function, in_use, request.options.gpu_profile)
+    parts = list_free_parts(host.device_at, function, in_use, request.options.gpu_profile)
     return next((part.uuid for part in parts), None)
 
 

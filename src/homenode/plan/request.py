@@ -29,7 +29,7 @@ from homenode.vm.layout import (
     Siblings,
     add_preset_name,
     expose_siblings,
-    preset_named,
+    find_preset,
     unknown_layout,
 )
 from homenode.vm.model import GuestHostdev, Vm
@@ -85,7 +85,7 @@ def set_vcpus(request: GuestRequest, vcpus: int) -> GuestRequest:
 def build_layout(options: PlanOptions) -> Layout:
     """Return the layout with every switch applied. Raises UsageError for an unknown preset, for
     `auto`, which plan/auto.py replaces first, and for switches that contradict each other."""
-    preset = preset_named(options.layout)
+    preset = find_preset(options.layout)
     if preset is None:
         raise unknown_layout(options.layout)
     return _apply_switches(preset, options)

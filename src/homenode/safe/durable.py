@@ -146,12 +146,12 @@ def create_like(path: Path, content: bytes, like: int) -> None:
         descriptor = os.open(path.name, _CREATE_FLAGS, PRIVATE, dir_fd=place)
         with contextlib.ExitStack() as undo:
             undo.callback(_remove, path.name, place)
-            mode = _give_as(descriptor, like)
+            mode = _copy_owner(descriptor, like)
             write_and_close(descriptor, content, mode)
             undo.pop_all()
 
 
-def _give_as(descriptor: int, like: int) -> int:
+def _copy_owner(descriptor: int, like: int) -> int:
     """Copy owner, group and access control list from another file; return the permissions to set.
     The owner can always read and write it."""
     status = os.fstat(like)

@@ -119,7 +119,7 @@ def check_private(above: Path) -> None:
         )
 
 
-def let_in(descriptor: int, user: int, rights: int) -> None:
+def allow_user(descriptor: int, user: int, rights: int) -> None:
     """Give one other user access to a file or directory of this user, and nobody else.
 
     rights: READ for a file, ENTER for a directory, whose names that user cannot list then. Raises

@@ -72,7 +72,7 @@ class NodeDevices(Struct, frozen=True):
     quiet_functions: int  # number of their functions, bridges omitted
 
 
-def devices_by_node(
+def group_by_node(
     host: Host, keep: Iterable[Bdf] = (), everything: bool = False
 ) -> tuple[NodeDevices, ...]:
     """Return every PCI function of the host, in a card or counted; by node, unknown last.
@@ -104,7 +104,7 @@ def devices_by_node(
         place = (node, device.root_complex)
         other_counts[place] = other_counts.get(place, 0) + (device.kind is not DeviceKind.BRIDGE)
     groups: list[NodeDevices] = []
-    for node in sorted({*grouped, *(node for node, _ in other_counts)}, key=_unknown_last):
+    for node in sorted({*grouped, *(node for node, _ in other_counts)}, key=_sort_key):
         shown = grouped.get(node, {})
         counts = other_counts.items()
         quiet = [count for (at, name), count in counts if at == node and name not in shown]
@@ -206,7 +206,7 @@ def _switches_above(
     return devices[device.parent]
 
 
-def _unknown_last(node: NodeIndex | None) -> tuple[bool, int]:
+def _sort_key(node: NodeIndex | None) -> tuple[bool, int]:
     return (node is None, node if node is not None else 0)
 
 

@@ -224,7 +224,7 @@ def memory_nodes(host: Host) -> dict[Bdf, tuple[int, ...]]:
     return nodes_of_gpu
 
 
-def nodes_without_pus(host: Host) -> dict[str, list[int]]:
+def list_cpuless_nodes(host: Host) -> dict[str, list[int]]:
     """Group nodes without CPUs by their description."""
     nodes_by_text: dict[str, list[int]] = {}
     for node in host.nodes:

@@ -26,12 +26,12 @@ from homenode.show.device_groups import (
     card_extras,
     card_title,
     device_model,
-    devices_by_node,
     format_address,
     format_divisions,
     format_link,
     format_links,
     gpu_numbers,
+    group_by_node,
     has_short_addresses,
 )
 from homenode.show.host_groups import (
@@ -41,10 +41,10 @@ from homenode.show.host_groups import (
     core_groups,
     format_settings,
     host_counts,
+    list_cpuless_nodes,
     llc_parts,
     memory_nodes,
     memory_parts,
-    nodes_without_pus,
     package_frames,
 )
 from homenode.text import format_cpus, format_nodes, number_list, plural
@@ -63,7 +63,7 @@ _MAX_CPUS = 20  # characters of a CPU list in a cell
 def format_host(host: Host) -> Doc:
     """Return the screen of a host: the counts, a table of nodes, one of GPUs, then labels."""
     host = complete_nodes(host)
-    groups = devices_by_node(host)
+    groups = group_by_node(host)
     assumed = plural(len(host.assumed), "assumption")
     has_pages = any(node.page_pools for node in host.nodes)
     rows = {
@@ -342,7 +342,7 @@ class _Branches:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.devices = devices_by_node(host, everything=True)
+        self.devices = group_by_node(host, everything=True)
         self.gpus = gpu_numbers(host)
         self.short = has_short_addresses(host)
         self.memory_of = memory_nodes(host)
@@ -363,7 +363,7 @@ class _Branches:
         for frame in frames:
             blocks = (self._build_node(block, len(frame.packages) > 1) for block in frame.blocks)
             yield Tree(Span(frame.name, "bold"), tuple(blocks))
-        if nodes_by_text := nodes_without_pus(host):
+        if nodes_by_text := list_cpuless_nodes(host):
             node_lines = (
                 (Span(format_nodes(at), "bold"), f": {text}") for text, at in nodes_by_text.items()
             )

@@ -33,8 +33,8 @@ from homenode.decide.sentences import (
     format_answer,
     format_basis,
     format_boots,
+    format_layout_name,
     format_sentence,
-    layout_named,
 )
 from homenode.decide.summary import Series, SeriesKey, choose_headline
 from homenode.decide.words import format_change, format_value, range_text
@@ -208,7 +208,7 @@ def _build_objective_rows(answers: Sequence[Recommendation], everything: bool) -
             cells.append(format_change(second / first, lower_is_better=lower))
         else:
             cells = [cell.removesuffix(f" {unit}") for cell in cells]
-        run = Cell((layout_named(answer),), "good")
+        run = Cell((format_layout_name(answer),), "good")
         run = run if answer.tells else Cell(("cannot tell",), "warn")
         several = not is_pair and len(answer.metrics) > 1
         subject = f"{answer.objective}, {title}" if several else answer.objective
@@ -255,7 +255,7 @@ def _format_reasons(
         if is_open and len(_list_labels(answers)) == 2:
             continue  # the table has it
         if not everything and rests_on_rule_alone(answer):
-            objectives_of_rule.setdefault(layout_named(answer), []).append(answer.objective)
+            objectives_of_rule.setdefault(format_layout_name(answer), []).append(answer.objective)
             continue
         label = "repair" if answer in blocked else str(answer.objective)
         ground = f"  [{format_basis(answer)}]" if everything else ""

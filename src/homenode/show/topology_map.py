@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from homenode.findings import NO_VMS, Gap
 from homenode.machine.topology import Host
-from homenode.show.device_groups import NodeDevices, devices_by_node, format_links
+from homenode.show.device_groups import NodeDevices, format_links, group_by_node
 from homenode.show.host_groups import (
     PackageFrame,
     host_counts,
-    nodes_without_pus,
+    list_cpuless_nodes,
     package_frames,
     uses_of_pus,
 )
@@ -44,7 +44,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     keep = {bdf for domain in host.domains if domain.has_claim for bdf in domain.devices}
     if plan is not None:
         keep |= {device.bdf for device in plan.vm.hostdevs}
-    devices = devices_by_node(host, keep)
+    devices = group_by_node(host, keep)
     scene = Scene(host, plan, uses, device_facts(host, plan))
     frames = package_frames(host, devices)
     counts = host_counts(host)
@@ -221,7 +221,7 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
 def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
     """Draw nodes without CPUs, equal nodes together."""
     x, y, width = place
-    nodes_by_text = nodes_without_pus(host)
+    nodes_by_text = list_cpuless_nodes(host)
     if not nodes_by_text:
         return 0.0
     rect = canvas.draw_rect(x, y, width, 0, "package", radius=8)

@@ -125,7 +125,7 @@ def _format_pus(pus: CpuSet | None) -> str:
     return "not pinned" if not pus else f"on {format_cpus(pus)}"
 
 
-def _both_pins(
+def _show_both_pins(
     planned: Sequence[CpuSet | None], observed: Sequence[CpuSet | None]
 ) -> tuple[str, str, str]:
     pairs = enumerate(zip(planned, observed, strict=False))
@@ -304,7 +304,7 @@ FACTS: tuple[VmFact, ...] = (
         values=lambda vm: get_value(_list_pins(vm)),
         fields=("vcpu_pins",),
         agrees=_are_same_pins,
-        show_both=_both_pins,
+        show_both=_show_both_pins,
     ),
     VmFact(
         id="emulator",

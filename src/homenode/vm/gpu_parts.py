@@ -41,7 +41,7 @@ def add_mediated(guest: Vm, host: Host | None) -> Vm:
     return structs.replace(guest, hostdevs=tuple(hostdevs))
 
 
-def unknown_mediated(guest: Vm, host: Host | None) -> tuple[str, ...]:
+def check_mediated(guest: Vm, host: Host | None) -> tuple[str, ...]:
     """Return UUIDs of the guest's mediated devices that the host lacks; () without a host."""
     if host is None:
         return ()
@@ -57,7 +57,7 @@ def find_mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
             "the host has no mediated device with this UUID: its GPU and node are unknown, and "
             "it is ignored; virsh nodedev-list --cap mdev lists the existing ones",
         )
-        for uuid in unknown_mediated(guest, host)
+        for uuid in check_mediated(guest, host)
     )
 
 
@@ -117,7 +117,7 @@ def _plain_profile(profile: str) -> str:
     return " ".join(words[1:] if words[:1] in (["NVIDIA"], ["GRID"]) else words).lower()
 
 
-def free_parts(
+def list_free_parts(
     by_bdf: Mapping[Bdf, PciDevice], function: Bdf, taken: frozenset[str], profile: str | None
 ) -> Iterator[GpuPart]:
     """Yield the free parts at a function. taken: UUIDs of other VMs. Without a profile only virtual

@@ -103,10 +103,10 @@ STUDY_NAMES = {
 """Names of three presets in the study of six GPU systems and its scripts."""
 
 
-def preset_named(name: str) -> Layout | None:
+def find_preset(name: str) -> Layout | None:
     """Return the preset of that name, also of the study's names; else None.
 
-    >>> preset_named("pin-numa").name, preset_named("vcpu_pin_numa").name, preset_named("A").name
+    >>> find_preset("pin-numa").name, find_preset("vcpu_pin_numa").name, find_preset("A").name
     ('pin-numa', 'pin-numa', 'pin')
     """
     return PRESETS.get(STUDY_NAMES.get(name, name))

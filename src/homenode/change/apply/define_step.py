@@ -231,7 +231,7 @@ def first_original(store: DomainStore, state: DomainState, original: bytes, conn
         raise renamed_domain_error(store, entry, state, original, connect)
     forget = add_connection(connect, "homenode", "restore", state.argument, "--forget")
     hint = command_line(*forget) + " keeps the edits as the new original"
-    raise edited_error(name, last_defined(store, entry, original), original, hint)
+    raise edited_error(name, find_last_defined(store, entry, original), original, hint)
 
 
 def is_recorded(base: str, definition: bytes) -> bool:
@@ -270,7 +270,7 @@ def renamed_domain_error(
     """The error for a domain that was renamed after its record was written (`virsh domrename`)."""
     name = entry.facts["name"]
     last = store.read_document(entry.facts.get("found") or entry.after)
-    is_name_alone = difference_count(last, definition) == 2  # the element in either document
+    is_name_alone = count_differences(last, definition) == 2  # the element in either document
     restore = add_connection(connect, "homenode", "restore", state.argument, "--keep-edits")
     back = ("virsh", "-c", connect, "domrename", "--domain", state.uuid)
     return InputError(
@@ -324,11 +324,11 @@ def is_edited(tuned: bytes, before: bytes, printed: bytes) -> bool:
     return any(path not in changed for path, _ in stored - new)
 
 
-def last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
+def find_last_defined(store: DomainStore, entry: ChangeEntry, now: bytes) -> bytes:
     """The definition that was edited; of an interrupted step, the more similar of its two."""
     other = {ChangeState.BEGIN: entry.after, ChangeState.UNDOING: entry.before}.get(entry.what)
     names = [last_known_sha256(entry), *([other] if other else [])]
-    return min(map(store.read_document, names), key=lambda text: difference_count(text, now))
+    return min(map(store.read_document, names), key=lambda text: count_differences(text, now))
 
 
 def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
@@ -348,7 +348,7 @@ def edited_error(name: str, last: bytes, now: bytes, hint: str) -> InputError:
     return InputError(f"{name} was edited after homenode apply: " + text, hint=hint)
 
 
-def difference_count(definition: bytes, other: bytes) -> int:
+def count_differences(definition: bytes, other: bytes) -> int:
     """Count the elements that only one of two definitions has."""
     first, second = _parse_parts(definition), _parse_parts(other)
     return ((first - second) + (second - first)).total()
@@ -379,7 +379,7 @@ def _parse_parts(document: bytes, ports: frozenset[int] = frozenset()) -> Counte
     return parts
 
 
-def passwords_lost(original: bytes, tuned: bytes) -> tuple[str, ...]:
+def find_lost_passwords(original: bytes, tuned: bytes) -> tuple[str, ...]:
     """Return the types of displays that have a password only in the original. `virsh dumpxml` omits
     passwords without --security-info."""
     before = _parse_displays(original, "the definition")

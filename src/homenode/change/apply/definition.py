@@ -13,14 +13,14 @@ from homenode.change.apply.define_step import (
     DefineStep,
     DomainChange,
     check_current,
-    difference_count,
+    count_differences,
     edited_error,
+    find_last_defined,
+    find_lost_passwords,
     first_original,
     is_ours,
     is_recorded,
-    last_defined,
     last_known_sha256,
-    passwords_lost,
     renamed_domain_error,
     with_facts,
 )
@@ -143,7 +143,7 @@ def preview_restore(
     if entry is None:
         raise InputError(
             f"{state.name}: no saved original in {store.directory}",
-            hint=_where_else(virsh, state, root),
+            hint=_find_other_connection(virsh, state, root),
         )
     now, original = virsh.read_definition(state.uuid), store.read_document(entry.before)
     restorable = RestorePreview(state, now, original, entry, store.written_at())
@@ -159,7 +159,7 @@ def preview_restore(
     return restorable
 
 
-def _where_else(virsh: Virsh, state: DomainState, root: Path) -> str:
+def _find_other_connection(virsh: Virsh, state: DomainState, root: Path) -> str:
     """Return the place of an original that is not found under the domain's UUID."""
     elsewhere = list_connections(root, state.uuid)
     if elsewhere:
@@ -180,7 +180,7 @@ def _edited_error(virsh: Virsh, store: DomainStore, restorable: "RestorePreview"
     restore = add_connection(virsh.connect, "homenode", "restore", state.argument)
     now = restorable.definition
     hint = command_line(*restore, "--keep-edits")
-    return edited_error(state.name, last_defined(store, entry, now), now, hint)
+    return edited_error(state.name, find_last_defined(store, entry, now), now, hint)
 
 
 def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePreview":
@@ -199,7 +199,7 @@ def _keep_edits(store: DomainStore, restorable: "RestorePreview") -> "RestorePre
             add_libvirt_parts(open_domain(tuned, f"{name} (given)"), edited).to_bytes(),
             tuned,
         ]
-    applied = min(candidates, key=lambda text: difference_count(text, now))
+    applied = min(candidates, key=lambda text: count_differences(text, now))
     merged = take_out(
         open_domain(restorable.original, f"{name} (original)"),
         open_domain(applied, f"{name} (applied)"),
@@ -261,7 +261,7 @@ def _add_restore_hint(virsh: Virsh, state: DomainState) -> Iterator[None]:
         ) from None
 
 
-def domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
+def find_domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
     """Return the domain of that name or UUID. Raises InputError; for an undefined domain it names
     the file of the original."""
     try:
@@ -313,7 +313,7 @@ def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
             f"{state.name} ({state.uuid})",
             hint=f"virsh dumpxml --inactive {state.uuid} > VM.xml, then plan that",
         )
-    lost = passwords_lost(original, tuned)
+    lost = find_lost_passwords(original, tuned)
     if lost:
         raise UsageError(
             f"the tuned definition lacks the passwords of {', '.join(lost)}",

@@ -271,7 +271,7 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """Source: PROC_PID_INIT_INO in include/linux/proc_ns.h."""
 
 
-def device_holders(
+def find_holders(
     devices: Iterable[PciDevice], *, proc: str = "/proc", sys: str = "/sys"
 ) -> Holders:
     """Return the processes that have each function open. None if a process could not be inspected,

@@ -81,7 +81,7 @@ def plan_retrain(
     for a wrong function or target, RetrainError with every reason, HostError for unreadable
     registers.
     """
-    lower = _outside_its_card(host, _lower_end(host, device))
+    lower = _find_card_top(host, _find_lower_end(host, device))
     port = None if lower.parent is None else host.find_device(lower.parent)
     if port is None or port.bridge is None:
         raise InputError(
@@ -121,7 +121,7 @@ def plan_retrain(
     )
 
 
-def functions_behind(host: Host, port: Bdf) -> tuple[PciDevice, ...]:
+def list_functions_behind(host: Host, port: Bdf) -> tuple[PciDevice, ...]:
     """Return every function below a port, at any depth."""
     below = {port}
     functions: list[PciDevice] = []
@@ -157,7 +157,7 @@ def describe(plan: RetrainPlan) -> tuple[str, ...]:
     )
 
 
-def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
+def _find_lower_end(host: Host, bdf: Bdf) -> PciDevice:
     device = host.find_device(bdf)
     if device is None:
         raise InputError(f"{bdf}: no such PCI function on {host.name}")
@@ -179,7 +179,7 @@ def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
     return device
 
 
-def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
+def _find_card_top(host: Host, device: PciDevice) -> PciDevice:
     """Return the function at the slot; for a GPU behind a switch on its own card, the switch."""
     port = None if device.parent is None else host.find_device(device.parent)
     if port is None or port.parent is None or not Link(upper=port, lower=device).is_inside_a_card:
@@ -190,7 +190,7 @@ def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
 def _find_users(host: Host, port: PciDevice, holders: Holders) -> tuple[str, ...]:
     """Return all users that would lose the link for a moment."""
     reasons: list[str] = []
-    for device in functions_behind(host, port.bdf):
+    for device in list_functions_behind(host, port.bdf):
         is_bridge = device.kind is DeviceKind.BRIDGE
         for domain in host.domains:
             if domain.running and device.bdf in domain.devices:

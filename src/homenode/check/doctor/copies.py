@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity, finding
-from homenode.machine.link_path import LinkRate, device_paths, format_rate, rates_that_fit
+from homenode.machine.link_path import LinkRate, device_paths, find_rates, format_rate
 from homenode.machine.pci import DeviceKind, LinkKind, PciDevice, PciErrors
 from homenode.machine.topology import Host
 
@@ -107,7 +107,7 @@ def copy_findings(
 
 
 def _slow_copy(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
-    fits = rates_that_fit(rate, expected)
+    fits = find_rates(rate, expected)
     excluded = LinkRate(2.5, expected.width)
     not_one = f"; excludes {excluded.as_generation}" if excluded.bytes_per_s < rate else ""
     return finding(

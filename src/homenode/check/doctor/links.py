@@ -17,9 +17,9 @@ from homenode.machine.link_path import (
     capable_rate,
     device_paths,
     find_current_rate,
+    find_lane_sharers,
     format_rate,
-    lane_sharers,
-    links_above,
+    list_links_above,
 )
 from homenode.machine.pci import DeviceKind, PciDevice
 from homenode.machine.topology import Host
@@ -108,7 +108,7 @@ def _make_finding(
     is_slow, is_narrow = current.gt_per_s < capable.gt_per_s, current.width < capable.width
     idle = _idle_reason(link, affected, current, busy) if is_slow else None
     capped = _find_limiting_port(link, current, capable)
-    sharers = () if is_slow else lane_sharers(link, host)
+    sharers = () if is_slow else find_lane_sharers(link, host)
     observed = f"{current.format_with_rate()}{_format_current(link, current)}"
     severity: Severity | None = None
     case = _training_case(link, capable) if is_slow else None
@@ -403,7 +403,7 @@ def _is_blind(gpu: PciDevice, by_bdf: dict[Bdf, PciDevice]) -> bool:
             LinkRate(IDLE_SPEED, current.width),
         )
         return gpu.link is not None and _is_alone(gpu) and not is_judged
-    links = (link for link in links_above(gpu, by_bdf) if not link.is_inside_a_card)
+    links = (link for link in list_links_above(gpu, by_bdf) if not link.is_inside_a_card)
     slot = next(links, None)
     return slot is not None and not slot.is_virtual and not _is_known(slot)
 

@@ -29,9 +29,9 @@ from homenode.vm.domain.hostdevs import element_of_bdf, read_initiators
 from homenode.vm.domain.iommu import has_iommufd
 from homenode.vm.gpu_parts import (
     add_mediated,
+    check_mediated,
     functions_of_parts,
     list_parts,
-    unknown_mediated,
 )
 from homenode.vm.model import EXPANDER, GuestHostdev, GuestPciController, Vm, cell_of_hostdev
 
@@ -81,7 +81,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
         )
         return
     shows_some = bool(functions_of_parts(host))
-    for uuid in unknown_mediated(facts, host):
+    for uuid in check_mediated(facts, host):
         yield finding(
             "device-not-on-host" if shows_some else "devices-unknown",
             f"mediated device {uuid}",

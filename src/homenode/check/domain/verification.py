@@ -15,7 +15,7 @@ from homenode.findings import Finding, Findings, Severity, add_source, finding, 
 from homenode.machine.topology import Host
 from homenode.text import first_few
 from homenode.units import whole_number
-from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, older_than
+from homenode.vm.domain.codec import ROWS, SINCE, STEPS, UNSAID, is_older
 from homenode.vm.domain.controllers import edit_aperture, edit_controllers
 from homenode.vm.domain.cpu import edit_cpu
 from homenode.vm.domain.crosscheck import check_references
@@ -155,7 +155,7 @@ def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Find
     for row in SINCE:
         if not row.is_in(document, guest):
             continue
-        for program, have, want in older_than(row, settings.libvirt_version, settings.qemu_version):
+        for program, have, want in is_older(row, settings.libvirt_version, settings.qemu_version):
             yield finding(
                 "too-old",
                 row.element,

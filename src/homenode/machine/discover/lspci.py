@@ -55,7 +55,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     pus_of_node = {index: node.pus for index, node in nodes.items()}
     locality = Locality.from_nodes(host.nodes, CpuSet(), host.distances)
     device_of = {device.bdf: device for device in host.pci_devices}
-    gaps = [*_signs_of_a_cut(functions, text, source), *_silent_gaps(functions)]
+    gaps = [*_find_cut(functions, text, source), *_find_silent(functions)]
     devices = tuple(
         _merge_device(device, device_of.get(device.bdf), gaps)
         for device in _list_devices(functions, locality, pus_of_node, gaps)
@@ -87,7 +87,7 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
     )
 
 
-def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str) -> list[Gap]:
+def _find_cut(functions: tuple[LspciFunction, ...], text: str, source: str) -> list[Gap]:
     """Return signs that a listing misses functions: lspci lists by address without a total."""
     gaps = []
     last = functions[-1]
@@ -123,7 +123,7 @@ def _signs_of_a_cut(functions: tuple[LspciFunction, ...], text: str, source: str
     return gaps
 
 
-def _silent_gaps(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
+def _find_silent(functions: Iterable[LspciFunction]) -> Iterable[Gap]:
     """Yield functions whose registers read as all ones: they have left the bus, or are switched
     off."""
     for function in functions:
@@ -148,7 +148,7 @@ def add_lspci(
         listed = {function.bdf: function for function in parse(text, source)}
     except ParseError as error:
         return devices, (Gap("names of PCI functions", str(error)),)
-    gaps = [*_silent_gaps(listed.values())]
+    gaps = [*_find_silent(listed.values())]
     for ours, theirs, place in (
         ({device.bdf for device in devices}, set(listed), "sysfs"),
         (set(listed), {device.bdf for device in devices}, "lspci"),

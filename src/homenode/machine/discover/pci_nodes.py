@@ -199,7 +199,7 @@ def format_functions(bdfs: Sequence[Bdf]) -> str:
     return str(bdfs[0]) if len(bdfs) == 1 else f"{len(bdfs)} PCI functions ({bdfs[0]}, ...)"
 
 
-def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
+def find_unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
     """Return gaps for fields that some functions lack. Links, BARs and IOMMU groups count only for
     kinds that a VM may get, and for physical functions: virtual ones have no link of their own."""
     physical = [d for d in devices if d.kind in NAMED_KINDS and d.physical_function is None]
@@ -222,7 +222,7 @@ def unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
     )
 
 
-def functions_off_the_bus(
+def find_missing_functions(
     snapshot: Snapshot, directories: Sequence[str], listed: frozenset[Bdf]
 ) -> tuple[Gap, ...]:
     """Return functions with a directory below a port that /sys/bus/pci does not list."""

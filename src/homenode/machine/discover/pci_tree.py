@@ -18,10 +18,10 @@ from homenode.errors import ParseError
 from homenode.findings import Gap
 from homenode.machine.discover.pci_nodes import (
     Locality,
+    find_missing_functions,
+    find_unknown_fields,
     format_functions,
-    functions_off_the_bus,
     root_complexes,
-    unknown_fields,
 )
 from homenode.machine.discover.readings import (
     is_hidden,
@@ -202,9 +202,9 @@ def read_pci_tree(
     # Only bridges and root complexes have functions below them.
     above = {place.directory.rpartition("/")[0] for place in places.values() if place.is_in_tree}
     above |= {places[bdf].directory for bdf in bridges}
-    gaps += functions_off_the_bus(snapshot, sorted(above), frozenset(places))
+    gaps += find_missing_functions(snapshot, sorted(above), frozenset(places))
     gaps += malformed.list_gaps()
-    gaps += root_gaps + unknown_fields(devices) + locality.find_gaps(snapshot, devices)
+    gaps += root_gaps + find_unknown_fields(devices) + locality.find_gaps(snapshot, devices)
     return PciTree(roots, devices, tuple(gaps))
 
 

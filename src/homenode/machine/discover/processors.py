@@ -64,7 +64,7 @@ def read_core_kinds(snapshot: Snapshot, cores: Sequence[CpuSet]) -> tuple[CoreKi
     return (None,) * len(cores)
 
 
-def cores_differ(
+def explain_core_kinds(
     snapshot: Snapshot, cores: Sequence[CpuSet], packages: Sequence[CpuSet], offline: CpuSet
 ) -> str | None:
     """Return the difference of cores of unknown kind as text; None if they are equal. Compared are
@@ -156,7 +156,7 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     packages = tuple(Package(n, CpuSet(pus)) for n, pus in sorted(pus_of_number.items()))
     pus_of_package = tuple(package.pus for package in packages)
     if not any(kinds) and (
-        difference := cores_differ(snapshot, tuple(groups), pus_of_package, states.offline)
+        difference := explain_core_kinds(snapshot, tuple(groups), pus_of_package, states.offline)
     ):
         reason = f"{difference}, and nothing names the kinds or how fast they are"
         gaps.append(Gap("kinds of core", reason))
@@ -343,7 +343,7 @@ def _read_llcs(
     for pu in online:
         if pu in in_use:
             continue
-        cache = _highest_cache(snapshot, pu)
+        cache = _find_highest_cache(snapshot, pu)
         pus = CpuSet() if cache is None else cache[0] & online
         if cache is not None and not cache[0]:
             pus = siblings_of_pu.get(pu, CpuSet((pu,)))
@@ -370,7 +370,7 @@ def _read_llcs(
     return llcs
 
 
-def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
+def _find_highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
     """Return CPUs that share it (none if its list is empty), level and bytes of the highest data or
     unified cache of a CPU."""
     directory = f"{CPU}/cpu{pu}/cache"

@@ -189,7 +189,9 @@ class _UnpackedStream:
         piece = self._unpack() if self._compression is not None else self._next_packed()
         self._left -= len(piece)
         if self._left < 0:
-            raise _too_much(self._source, f"at most {MAX_UNPACKED_BYTES} bytes unpacked", "more")
+            raise _make_size_error(
+                self._source, f"at most {MAX_UNPACKED_BYTES} bytes unpacked", "more"
+            )
         return piece
 
     def _unpack(self) -> bytes:
@@ -205,7 +207,7 @@ class _UnpackedStream:
                     continue
                 self._streams += 1
                 if self._streams > MAX_STREAMS:
-                    raise _too_much(self._source, f"at most {MAX_STREAMS} streams", "more")
+                    raise _make_size_error(self._source, f"at most {MAX_STREAMS} streams", "more")
                 self._stream = self._compression.begin()
             packed, self._packed = self._packed, b""
             unpacked = self._stream.decompress(packed, _PIECE)
@@ -226,7 +228,7 @@ class _UnpackedStream:
         self._packed_left -= len(packed)
         if self._packed_left < 0:
             limit = self._compression.most_packed if self._compression else MAX_UNPACKED_BYTES
-            raise _too_much(self._source, f"at most {limit} bytes", "more")
+            raise _make_size_error(self._source, f"at most {limit} bytes", "more")
         return packed
 
 
@@ -347,7 +349,7 @@ class _Tar:
         return "/".join(parts)
 
     def _too_much(self, expected: str, excess: str) -> InputError:
-        return _too_much(self._source, expected, excess)
+        return _make_size_error(self._source, expected, excess)
 
     def _sparse_error(self) -> InputError:
         return InputError(
@@ -417,7 +419,7 @@ def _decode_text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 
-def _too_much(source: str, expected: str, excess: str) -> InputError:
+def _make_size_error(source: str, expected: str, excess: str) -> InputError:
     return InputError(
         f"{source}: expected {expected}, found {excess}",
         hint="unpack the needed part and pass the directory",

@@ -39,7 +39,7 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import NodeIndex
 from homenode.errors import ParseError
-from homenode.machine.tools.lines import first_json
+from homenode.machine.tools.lines import decode_first_json
 from homenode.units import whole_number
 
 MAX_GPUS = 512
@@ -82,7 +82,7 @@ class AmdPartitions(Struct, frozen=True):
 def parse_topology(text: str) -> AmdTopology:
     """Return the links of `amd-smi topology`; nodes are not in it. Raises ParseError if the text is
     no such list, gives a GPU no address or names it twice."""
-    value = first_json(text, _TOPOLOGY)
+    value = decode_first_json(text, _TOPOLOGY)
     entries = value.get("gpu_data") if isinstance(value, dict) else value
     bdf_of_gpu: dict[int, Bdf] = {}
     links: list[AmdLink] = []
@@ -102,7 +102,7 @@ def parse_topology(text: str) -> AmdTopology:
 def parse_rocm_topology(text: str) -> AmdTopology:
     """Return the links and nodes of `rocm-smi --showtopo`; other keys are skipped. Raises
     ParseError if the text is no such object or holds no GPU with an address."""
-    value = first_json(text, _ROCM)
+    value = decode_first_json(text, _ROCM)
     bdf_of_gpu: dict[int, Bdf] = {}
     node_of_gpu: dict[int, NodeIndex] = {}
     facts_of_pair: dict[tuple[int, int], dict[str, Any]] = {}
@@ -150,7 +150,7 @@ def _number(value: Any) -> int | None:
 
 def parse_partitions(text: str) -> tuple[AmdPartitions, ...]:
     """Return the GPUs, in the tool's order. Raises ParseError."""
-    value = first_json(text, _PARTITIONS)
+    value = decode_first_json(text, _PARTITIONS)
     rows = value.get("current_partition") if isinstance(value, dict) else value
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ParseError(_PARTITIONS, "a list current_partition", text.strip()[:80])

@@ -70,7 +70,7 @@ def json_object(
     return value
 
 
-def first_json(text: str, source: str) -> Any:
+def decode_first_json(text: str, source: str) -> Any:
     """Return the first object or list that begins a line; other output is skipped. Raises
     ParseError if none is there, or it is not JSON."""
     at = 0

@@ -31,7 +31,7 @@ def receive_run(stream: BinaryIO, root: Path, name: str) -> Path:
     this name is there already or nothing can be written.
     """
     tree = _read(stream)
-    system, files = _one_run(tree, name)
+    system, files = _select_run(tree, name)
     target = run_directory(root, system, name)
     run = parse_run(files[FILE], _SOURCE)
     if (run.head.system, run.head.name) != (system, name):
@@ -62,7 +62,7 @@ def _read(stream: BinaryIO) -> ArchiveTree:
         return read_archive(Path(f"/proc/self/fd/{file.fileno()}"))
 
 
-def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
+def _select_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:
     """Return a run's system, and its files by their path in its directory. Raises InputError."""
     if tree.links:
         raise InputError(f"{_SOURCE}: expected files, found the link {min(tree.links)!r}")

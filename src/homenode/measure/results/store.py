@@ -41,10 +41,10 @@ def run_text(run: Run) -> str:
 
 def parse_run(text: bytes, source: str) -> Run:
     """Return the run of these lines. Raises InputError that names the line."""
-    return _whole_run(text, source) or _run_by_lines(text, source)
+    return _read_finished(text, source) or _run_by_lines(text, source)
 
 
-def _whole_run(text: bytes, source: str) -> Run | None:
+def _read_finished(text: bytes, source: str) -> Run | None:
     """Read a valid run in one step; None if it is or may be invalid."""
     first, last = text.find(b"\n") + 1, text.rfind(b"\n", 0, -1) + 1
     if not 0 < first <= last:

@@ -75,7 +75,7 @@ def fit_sweep(points: Sequence[tuple[int, float]], factor: float = 1.0) -> Sweep
     )
 
 
-def flat_fit(points: Sequence[tuple[int, float]], factor: float = 1.0) -> SweepFit | None:
+def fit_flat(points: Sequence[tuple[int, float]], factor: float = 1.0) -> SweepFit | None:
     """Return the fit of a curve that meets a ceiling no start-up time explains; None of any other.
 
     The largest size is far beyond the knee, no size is faster than the fitted rate, and one lane

@@ -32,7 +32,7 @@ from homenode.machine.tools.nvbandwidth import (
 from homenode.machine.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.machine.tools.study_programs import GpuCopies
 from homenode.measure.results.model import COLLECTIVE_GPUS, Condition, Sample
-from homenode.measure.results.sweep import MIN_RATE_BYTES_PER_S, flat_fit
+from homenode.measure.results.sweep import MIN_RATE_BYTES_PER_S, fit_flat
 from homenode.measure.samples.sample import MeasuredSamples, SampleBuilder, sample
 
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
@@ -290,7 +290,7 @@ def find_half_peak(run: NcclTests) -> int | None:
 def flat_curve(run: NcclTests, subject: str) -> Finding | None:
     """Return the finding of a curve that meets a ceiling. subject: the run, in the user's words."""
     gpus = run.gpus or 1
-    fit = flat_fit(_list_points(run.rows), 2 * (gpus - 1) / gpus if gpus > 1 else 1.0)
+    fit = fit_flat(_list_points(run.rows), 2 * (gpus - 1) / gpus if gpus > 1 else 1.0)
     if fit is None:
         return None
     return finding(

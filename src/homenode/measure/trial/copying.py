@@ -18,9 +18,9 @@ from homenode.safe.trusted_path import private_directory
 from homenode.vm.domain.copy import (
     WritableDisk,
     copy_domain,
+    list_writable_disks,
     make_uuid,
     replace_disks,
-    writable_disks,
 )
 from homenode.vm.domain.read import nvram_file, open_domain
 from homenode.vm.hypervisor.connection import DomainState, is_local
@@ -58,7 +58,7 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
             hint="run homenode there, or boot the VM itself: --in-place",
         )
     name = f"{state.name}-trial"
-    disks = writable_disks(original, state.name)
+    disks = list_writable_disks(original, state.name)
     overlays = {disk.target: str(_name_overlay(disk, id)) for disk in disks}
     document = replace_disks(original, overlays, state.name)
     # With a new MAC, a guest configured for the old one has no network (cloud-init writes such

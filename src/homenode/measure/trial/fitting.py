@@ -66,7 +66,9 @@ def remove_domain(host: Host, name: str) -> Host:
     return structs.replace(host, domains=domains)
 
 
-def short_memory(fitted: Sequence[PlannedLayout], groups: Sequence[SuiteGroup]) -> tuple[str, ...]:
+def find_short_memory(
+    fitted: Sequence[PlannedLayout], groups: Sequence[SuiteGroup]
+) -> tuple[str, ...]:
     """Layouts whose guest has too little memory for STREAM, if STREAM is to be measured."""
     if groups and SuiteGroup.MEMORY_BANDWIDTH not in groups:
         return ()

@@ -225,7 +225,7 @@ def domain_locked(root: Path, uuid: str) -> Iterator[None]:
         yield
 
 
-def known_trials(root: Path, domain: str | None = None) -> tuple[StoredTrial, ...]:
+def list_trials(root: Path, domain: str | None = None) -> tuple[StoredTrial, ...]:
     """Trials on disk, the oldest first. domain: only trials of this domain, or with this id."""
     try:
         directories = [

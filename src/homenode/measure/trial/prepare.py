@@ -15,13 +15,13 @@ from homenode.measure.preparation import list_host_versions
 from homenode.measure.results.model import host_kind
 from homenode.measure.trial.boot_steps import ORIGINAL
 from homenode.measure.trial.copying import PreparedCopy, prepare_copy
-from homenode.measure.trial.fitting import PlannedLayout, fit, remove_domain, short_memory
+from homenode.measure.trial.fitting import PlannedLayout, find_short_memory, fit, remove_domain
 from homenode.measure.trial.journal import (
     StoredTrial,
     TrialHead,
     TrialJournal,
-    known_trials,
     list_names,
+    list_trials,
 )
 from homenode.measure.trial.runner import TrialSetup, TunedCopy, is_emulated
 from homenode.measure.trial.trial_config import MeasureOptions, TrialConfig
@@ -94,8 +94,8 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
     ]
     no_way = _find_obstacle(original, state.name, request.reaching.transport)
     obstacles = [] if no_way is None else [no_way]
-    obstacles += short_memory(fitted, request.measuring.suite.groups)
-    obstacles += _missing_here(request, copy)
+    obstacles += find_short_memory(fitted, request.measuring.suite.groups)
+    obstacles += _find_missing(request, copy)
     if copy is None:
         for candidate in fitted:
             if candidate.tuning is not None:
@@ -177,9 +177,9 @@ def reopen(head: TrialHead, journal: TrialJournal) -> TrialSetup:
     return TrialSetup(head, config, layouts, copy)
 
 
-def latest_trial(root: Path, name: str) -> StoredTrial:
+def find_latest_trial(root: Path, name: str) -> StoredTrial:
     """Return the latest trial of a domain, or the trial with that id. Raises InputError."""
-    trials = known_trials(root, name)
+    trials = list_trials(root, name)
     readable = [trial for trial in trials if trial.head is not None]
     if trials and not readable:
         raise InputError(
@@ -204,7 +204,7 @@ def _reject_running(state: DomainState) -> None:
 def _reject_unfinished(state: DomainState, root: Path) -> None:
     unfinished: Sequence[StoredTrial] = [
         trial
-        for trial in known_trials(root)
+        for trial in list_trials(root)
         if trial.head is not None
         and state.uuid in list_names(trial.head)
         and (trial.state.to_undo or not trial.state.ended)
@@ -227,7 +227,7 @@ _ROOM_OF_DISK, _ROOM_OF_RESULTS = 1 << 30, 64 << 20
 """Bytes that a guest writes in its boots, and bytes of results."""
 
 
-def _missing_here(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[str]:
+def _find_missing(request: TrialRequest, copy: PreparedCopy | None) -> Iterator[str]:
     """Yield the programs and disk space that a trial lacks, each with a fix."""
     programs = ["ssh"] if request.reaching.transport is Transport.SSH else []
     programs += ["qemu-img"] if copy is not None and copy.disks else []

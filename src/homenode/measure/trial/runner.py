@@ -61,7 +61,7 @@ from homenode.measure.trial.trial_config import (
     trial_schedule,
 )
 from homenode.nccl.assemble import assemble_topology
-from homenode.nccl.guest_side import guest_side, left_to_libvirt
+from homenode.nccl.guest_side import guest_side, make_pending
 from homenode.nccl.topology import NcclVariant, write_topology
 from homenode.vm.domain.merge import is_same_definition
 from homenode.vm.domain.read import build_vm, open_domain
@@ -470,7 +470,7 @@ def find_topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> 
     """Return the text of the file. document: the definition from libvirt, with every address.
     Raises InputError if a device's place in the guest cannot be determined."""
     opened = open_domain(document, "the domain")
-    side = guest_side(build_vm(opened), left_to_libvirt(opened), plan=plan, guest=guest)
+    side = guest_side(build_vm(opened), make_pending(opened), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)
     flavour = NcclVariant.RCCL if any(gpu.vendor_id == AMD for gpu in gpus) else NcclVariant.NCCL
     return write_topology(assemble_topology(host, side, flavour, "the domain").topology)

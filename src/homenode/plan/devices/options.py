@@ -25,7 +25,7 @@ from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.request import GuestRequest
 from homenode.text import format_subjects
 from homenode.units import MIB
-from homenode.vm.gpu_parts import format_profiles, free_parts, is_divided
+from homenode.vm.gpu_parts import format_profiles, is_divided, list_free_parts
 from homenode.vm.plan import Unplannable
 
 MAX_COMPARED_STATES = 5_000
@@ -454,7 +454,7 @@ def _free_gpus(
         and (
             (profile is None and gpu.physical_function is None and not is_divided(gpu))
             or gpu.bdf in also
-            or any(free_parts(host.device_at, gpu.bdf, used_uuids, profile))
+            or any(list_free_parts(host.device_at, gpu.bdf, used_uuids, profile))
         )
     ]
 

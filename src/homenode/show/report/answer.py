@@ -11,9 +11,9 @@ from homenode.decide.sentences import (
     STRENGTHS,
     format_basis,
     format_effect,
+    format_layout_name,
     format_review,
     format_sentence,
-    layout_named,
     stop_text,
 )
 from homenode.decide.switch_effects import StudySwitch, SwitchEffect
@@ -61,16 +61,16 @@ def list_advice(machines: Sequence[ReportedMachine]) -> tuple[AdviceLine, ...]:
         answers = machine.recommendations
         is_sound = not reviewed or any(answer.choice for answer in answers)
         return (
-            tuple(_machine_advice(machine.name, answers))
+            tuple(_list_machine_advice(machine.name, answers))
             if is_sound
             else (_review_machine(machine),)
         )
     sound = [machine for machine in machines if not format_review(machine.recommendations)]
-    lines = _joint_advice(sound)
+    lines = _join_advice(sound)
     if not lines:  # layouts that differ in several steps have no single effect
         for machine in sound:
             better = [a for a in machine.recommendations if a.tells and not a.also]
-            for line in _machine_advice(machine.name, better):
+            for line in _list_machine_advice(machine.name, better):
                 subject = f"{machine.name}, {line.subject}"
                 lines.append(structs.replace(line, subject=subject))
     reviewed.sort(key=lambda machine: not any(a.findings for a in machine.recommendations))
@@ -85,7 +85,7 @@ def _review_machine(machine: ReportedMachine) -> AdviceLine:
     return AdviceLine(subject=name, action=action, ground=format_review(answers), machine=name)
 
 
-def _joint_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
+def _join_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
     """Return at most one line per objective: the switch with an effect on most machines, then the
     largest. If one machine alone decides an objective, that machine's answer."""
     effects = [effect for machine in machines for effect in machine.effects]
@@ -110,7 +110,7 @@ def _joint_advice(machines: Sequence[ReportedMachine]) -> list[AdviceLine]:
         if not ranked:
             continue
         weight, line = max(ranked, key=lambda one: one[0])
-        if len(deciding) == 1 and (own := next(_machine_advice(*deciding[0]), None)):
+        if len(deciding) == 1 and (own := next(_list_machine_advice(*deciding[0]), None)):
             line = structs.replace(own, ground=f"{own.ground} on {deciding[0][0]}")
         weighted.append((weight, line))
     return [advice for _, advice in sorted(weighted, key=lambda one: one[0], reverse=True)]
@@ -157,7 +157,7 @@ def _format_change(effect: SwitchEffect, name: str) -> str:
     return format_change(compared.ratio, name, lower_is_better=compared.lower_is_better)
 
 
-def _machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator[AdviceLine]:
+def _list_machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator[AdviceLine]:
     """Yield a line for each objective that results decide; without results the rule's layout."""
     decided = [answer for answer in answers if answer.choice is not None and answer.tells]
     ruled = [answer for answer in answers if answer.layout is not None]
@@ -166,7 +166,7 @@ def _machine_advice(machine: str, answers: Sequence[Recommendation]) -> Iterator
         ground = f"{format_effect(answer)} ({STRENGTHS[answer.level]})".lstrip()
         yield AdviceLine(
             subject=answer.objective,
-            action=layout_named(answer) if decided else answer.layout or "",
+            action=format_layout_name(answer) if decided else answer.layout or "",
             ground=ground if decided else "no result decides: the rule of auto",
             machine=machine,
         )
@@ -335,7 +335,7 @@ def _objective_cell(machine: ReportedMachine, answer: Recommendation | None) -> 
         return Cell((Span("-", "dim"),), "none")
     if answer is None or answer.choice is None or answer.level is None:
         return Cell((Span("no result" if answer is None else "cannot tell", "dim"),), "none")
-    lines: list[Words] = [Span(layout_named(answer), "bold" if answer.tells else "")]
+    lines: list[Words] = [Span(format_layout_name(answer), "bold" if answer.tells else "")]
     if effect := format_effect(answer):
         lines.append(Span(effect, "small"))
     lines.append(Span(STRENGTHS[answer.level], "small dim"))
@@ -350,7 +350,7 @@ def build_answers_table(machine: ReportedMachine) -> Table:
             caveats = dict.fromkeys(list_caveats(answer, machine.caveats))
             if answer.measure_next is not None:
                 caveats = {f"measure next: {answer.measure_next}": None, **caveats}
-            layout = layout_named(answer) if answer.choice else "no answer"
+            layout = format_layout_name(answer) if answer.choice else "no answer"
             cells = (format_sentence(answer), format_basis(answer), "; ".join(caveats))
             rows.append((answer.objective, Cell((Span(layout, "bold"),), "run"), *cells))
     return Table(

@@ -58,7 +58,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
         directories += argument_directories
         skipped += reasons
         foreign_paths += foreign
-        loose += _loose_files(argument, foreign)
+        loose += _find_loose_files(argument, foreign)
     of_others, reasons = import_all(foreign_paths)
     of_others += import_all(loose)[0]
     runs += of_others
@@ -91,7 +91,7 @@ def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[Gap
     return list(loaded.runs), list(loaded.directories), skipped, foreign_paths
 
 
-def _loose_files(argument: str, paths: Sequence[Path]) -> list[Path]:
+def _find_loose_files(argument: str, paths: Sequence[Path]) -> list[Path]:
     """Return files next to a directory's runs, such as logs of other tools."""
     directory = Path(argument)
     if not directory.is_dir() or directory in paths or (directory / FILE).exists():

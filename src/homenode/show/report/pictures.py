@@ -8,7 +8,7 @@ from homenode.decide.compare import is_whole
 from homenode.decide.comparison import Effect, Outcome
 from homenode.decide.matrices import Axis, CopyLocality, MatrixKey, MatrixPlace, ResultMatrix
 from homenode.decide.ranking import OTHER_NODE, OWN_NODE
-from homenode.decide.summary import Series, SeriesKey, headline_series, shown_series
+from homenode.decide.summary import Series, SeriesKey, choose_shown, headline_series
 from homenode.decide.switch_effects import judged_outcome
 from homenode.decide.words import format_change, range_text
 from homenode.doc import Picture
@@ -60,7 +60,7 @@ def metric_bars(machine: ReportedMachine, metric: Metric) -> tuple[tuple[Bar, ..
     bars = [
         (label, series, number)
         for label, number, by_key in machine.list_layouts()
-        if (series := shown_series(by_key, metric)) is not None
+        if (series := choose_shown(by_key, metric)) is not None
     ]
     unit = bars[0][1].key.unit if bars else metric.unit
     bars = [bar for bar in bars if bar[1].key.unit == unit]

@@ -490,7 +490,7 @@ def reject_older(
     """Raise HostError if a daemon is older than an element needs; it names the element. An unknown
     version (None) is not checked."""
     for row in list_required_versions(plan, is_virt=is_virt, iommu_model=iommu_model):
-        for program, have, want in older_than(row, libvirt, qemu):
+        for program, have, want in is_older(row, libvirt, qemu):
             raise HostError(
                 f"{row.element} (layout {plan.layout.name}): expected {program} {want} or newer, "
                 f"found {have}",
@@ -498,7 +498,7 @@ def reject_older(
             )
 
 
-def older_than(
+def is_older(
     row: MinimumVersions, libvirt: Version | None, qemu: Version | None
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (program, version, required version) of programs known to be older."""

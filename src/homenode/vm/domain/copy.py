@@ -270,7 +270,7 @@ class WritableDisk(Struct, frozen=True):
     is_block: bool
 
 
-def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
+def list_writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
     """Return every disk that needs an overlay, in the definition's order.
 
     Raises InputError for one that cannot have one: on the network, from a pool, encrypted, a part
@@ -279,14 +279,14 @@ def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
     """
     document = open_domain(xml, source)
     _reject_directories(document)
-    return tuple(_read_disk(document, element) for element in _writable_disks(document))
+    return tuple(_read_disk(document, element) for element in _find_writable_disks(document))
 
 
 def replace_disks(xml: bytes, path_of_target: Mapping[str, str], source: str) -> bytes:
     """Return the definition with each of these disks replaced by a qcow2 file."""
     document = open_domain(xml, source)
     edits: list[Edit] = []
-    for element in _writable_disks(document):
+    for element in _find_writable_disks(document):
         path = path_of_target[_read_target(document, element)]
         under = element.child("source")
         assert under is not None, "_writable_disks omits disks without one"
@@ -303,7 +303,7 @@ def replace_disks(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
     return apply(document, edits).to_bytes()
 
 
-def _writable_disks(document: Document) -> tuple[Element, ...]:
+def _find_writable_disks(document: Document) -> tuple[Element, ...]:
     return tuple(
         disk
         for disk in document.root.all("devices/disk")

@@ -41,7 +41,7 @@ def check_references(document: Document) -> tuple[Finding, ...]:
         *_check_threads(document),
         *_check_cells(document),
         *_check_memory(document),
-        *_command_line(document),
+        *_check_command_line(document),
         *check_pci(document),
     }
     return tuple(sorted(broken, key=lambda each: (each.id, each.subject, each.comparison)))
@@ -97,7 +97,7 @@ def _check_cells(document: Document) -> Iterator[Finding]:
         )
     for i, (element, _) in enumerate(cells):
         yield from _check_siblings(element, i, len(cells))
-    yield from _names_of_cells(document, len(cells))
+    yield from _check_cell_names(document, len(cells))
 
 
 def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
@@ -113,7 +113,7 @@ def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
         seen.add(other)
 
 
-def _names_of_cells(document: Document, cells: int) -> Iterator[Finding]:
+def _check_cell_names(document: Document, cells: int) -> Iterator[Finding]:
     """Yield the references to guest cells from other parts of the document."""
     expected = f"a cell below {cells}" if cells else "no cell: the guest is flat"
     for cell in read_memnodes(document):
@@ -152,7 +152,7 @@ def _check_memory(document: Document) -> Iterator[Finding]:
             )
 
 
-def _command_line(document: Document) -> Iterator[Finding]:
+def _check_command_line(document: Document) -> Iterator[Finding]:
     """-fw_cfg and its value, one behind the other: QEMU takes either alone for something else."""
     words = [e.get("value") or "" for e in qemu_arguments(document)]
     for before, word in zip(("", *words), (*words, ""), strict=True):
@@ -191,7 +191,7 @@ def check_pci(document: Document) -> Iterator[Finding]:
     yield from _check_addresses(document, controllers)
     yield from _check_windows(document, controllers)
     yield from _check_chassis(document)
-    yield from _model_names(document)
+    yield from _check_model_names(document)
 
 
 def _check_indices(controllers: tuple[GuestPciController, ...]) -> Iterator[Finding]:
@@ -303,7 +303,7 @@ def _check_chassis(document: Document) -> Iterator[Finding]:
             yield _make_finding("chassis-twice", f"chassis {number}", "one port", count)
 
 
-def _model_names(document: Document) -> Iterator[Finding]:
+def _check_model_names(document: Document) -> Iterator[Finding]:
     for index, element in pci_controllers(document):
         name = element.value("model/@name")
         model = element.get("model") or ""

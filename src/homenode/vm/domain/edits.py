@@ -100,10 +100,10 @@ def set_text(document: Document, element: Element, text: str) -> list[Edit]:
 
 def remove(document: Document, element: Element) -> list[Edit]:
     """Return edits that remove an element, with its line if nothing else is on it."""
-    before = _blank_before(document, element.start)
+    before = _find_indent_before(document, element.start)
     after = document.text[element.end : element.end + 1]
     alone = b"\n" in before and (not after or after in b"\r\n<")
-    start = element.start - len(_own_line(before)) if alone else element.start
+    start = element.start - len(_extend_to_line(before)) if alone else element.start
     return [Edit(start, element.end, b"")]
 
 
@@ -125,7 +125,7 @@ def append(document: Document, parent: Element, new: Iterable[NewElement]) -> li
         return []
     if parent.children:
         return insert_after(document, parent.children[-1], nodes)
-    outer = _own_line(_blank_before(document, parent.start))
+    outer = _extend_to_line(_find_indent_before(document, parent.start))
     step = _find_indent(document, parent)
     inner = outer + step if outer else b""
     written = b"".join(inner + _render(node, document, inner, step) for node in nodes)
@@ -141,7 +141,7 @@ def append(document: Document, parent: Element, new: Iterable[NewElement]) -> li
 
 def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
     """Return edits that insert new elements after a sibling and the comment on its line."""
-    line = _own_line(_blank_before(document, sibling.start))
+    line = _extend_to_line(_find_indent_before(document, sibling.start))
     step = _find_indent(document, sibling)
     written = b"".join(line + _render(node, document, line, step) for node in new)
     comment = _COMMENT_ON_LINE.match(document.text, sibling.end)
@@ -150,7 +150,7 @@ def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]
 
 
 def insert_before(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
-    line = _own_line(_blank_before(document, sibling.start))
+    line = _extend_to_line(_find_indent_before(document, sibling.start))
     step = _find_indent(document, sibling)
     written = b"".join(_render(node, document, line, step) + line for node in new)
     return [Edit(sibling.start, sibling.start, written)] if written else []
@@ -165,14 +165,15 @@ def transplant(
 ) -> list[Edit]:
     """Edits that insert elements of another document after a child; None = before all."""
     written = b"".join(
-        _own_line(_blank_before(source, element.start)) + source.text[element.start : element.end]
+        _extend_to_line(_find_indent_before(source, element.start))
+        + source.text[element.start : element.end]
         for element in elements
     )
     if after is not None:
         return [Edit(after.end, after.end, written)]
     if not parent.closes_itself:
         return [Edit(parent.tag_end, parent.tag_end, written)]
-    outer = _own_line(_blank_before(document, parent.start))
+    outer = _extend_to_line(_find_indent_before(document, parent.start))
     opened = _open_tag(document, parent)
     closing = outer + f"</{parent.tag}>".encode()
     return [Edit(opened.start, opened.end, opened.new + written + closing)]
@@ -230,12 +231,12 @@ def prune(document: Document, element: Element) -> Document:
     return apply(document, close_up(document, parent))
 
 
-def _blank_before(document: Document, offset: int) -> bytes:
+def _find_indent_before(document: Document, offset: int) -> bytes:
     head = document.text[max(0, offset - 4096) : offset]
     return head[len(head.rstrip(_BLANK)) :]
 
 
-def _own_line(blank: bytes) -> bytes:
+def _extend_to_line(blank: bytes) -> bytes:
     """Return white space from its last line break on; empty without a line break."""
     at = blank.rfind(b"\n")
     if at < 0:
@@ -248,10 +249,11 @@ def _find_indent(document: Document, element: Element) -> bytes:
     ancestor: Element | None = element
     while ancestor is not None:
         parent = document.parent_of.get(ancestor.start)
-        inner = _own_line(_blank_before(document, ancestor.start))
+        inner = _extend_to_line(_find_indent_before(document, ancestor.start))
         if parent is not None and inner:
             outer = (
-                _own_line(_blank_before(document, parent.start)) or inner[: inner.find(b"\n") + 1]
+                _extend_to_line(_find_indent_before(document, parent.start))
+                or inner[: inner.find(b"\n") + 1]
             )
             if len(inner) > len(outer) and inner.startswith(outer):
                 return inner[len(outer) :]

@@ -123,7 +123,7 @@ def _format_versions(libvirt: Version | None, qemu: Version | None) -> str:
     )
 
 
-def smmu_left_out(
+def report_omitted_smmu(
     guest: Vm, plan: Plan, buses: tuple[int, ...], libvirt: Version | None, qemu: Version | None
 ) -> Finding | None:
     """Return the finding for a guest with Grace GPUs that gets no accelerated SMMUv3. buses: of
@@ -233,7 +233,7 @@ def has_iommufd(document: Document) -> bool:
     return bool(settings) and all(word == "yes" for word in settings)
 
 
-def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) -> Finding:
+def report_missing_iommufd(guest: Vm, libvirt: Version | None, qemu: Version | None) -> Finding:
     """Return the finding that iommufd was omitted, with the versions that support it."""
     return finding(
         "iommufd-missing",

@@ -87,13 +87,13 @@ _NAMED = re.compile(r"(pc-q35|pc-i440fx|virt)-(\d{1,3})\.(\d{1,3})(?:\.\d+)?", r
 _EVERY_TYPE_TAKES = 255
 
 
-def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | None:
+def find_max_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | None:
     """Return the maximum vCPUs of a machine type; None if unknown.
 
     qemu: version of the host's QEMU, which decides an alias such as q35.
 
-    >>> most_vcpus("pc-q35-7.2", None), most_vcpus("q35", (8, 2, 0)), most_vcpus("q35", None)
-    (288, 1024, None)
+    >>> find_max_vcpus("pc-q35-7.2", None), find_max_vcpus("q35", (8, 2, 0))
+    (288, 1024)
     """
     named = _NAMED.fullmatch(machine or "")
     if named is not None:
@@ -114,7 +114,7 @@ def check_vcpus(
     InputError if they are too many."""
     if vcpus <= _EVERY_TYPE_TAKES:
         return ()
-    limit = most_vcpus(guest.machine, qemu)
+    limit = find_max_vcpus(guest.machine, qemu)
     machine = guest.machine or "none, which libvirt chooses"
     if limit is None:
         return (

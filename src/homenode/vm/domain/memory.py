@@ -168,7 +168,7 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
     return apply(document, edits)
 
 
-def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> Finding | None:
+def check_nodemask(guest: Vm, plan: Plan, libvirt: Version | None) -> Finding | None:
     """Return the finding that a node mask has its cell's mode before libvirt 12.0. Source: NEWS of
     libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3."""
     masked = [device for device in guest.memory_devices if device.has_nodemask]
@@ -212,13 +212,13 @@ def edit_numatune(document: Document, plan: Plan) -> Document:
         }
     memory = document.root.find("numatune/memory")
     placed = None if memory is None else memory.get("placement")
-    values = _missing_binding(memory, mode, nodes) | (
+    values = _check_binding(memory, mode, nodes) | (
         {} if placed == "static" else {"placement": None}
     )
     return _edit_memnodes(edit_attributes(document, "numatune/memory", values), mode, per_cell)
 
 
-def _missing_binding(element: Element | None, mode: str, nodes: CpuSet) -> dict[str, str | None]:
+def _check_binding(element: Element | None, mode: str, nodes: CpuSet) -> dict[str, str | None]:
     """Return the attributes of mode and nodes that an element lacks."""
     values: dict[str, str | None] = {}
     if element is None or (element.get("mode") or "strict") != mode:
@@ -282,7 +282,7 @@ def _edit_memnodes(document: Document, mode: str, nodes_of_cell: dict[int, CpuSe
             continue
         bound_cells.add(cell)
         edits += set_attributes(
-            document, element, _missing_binding(element, mode, nodes_of_cell[cell])
+            document, element, _check_binding(element, mode, nodes_of_cell[cell])
         )
     document = apply(document, edits)
     numatune = document.root.child("numatune")

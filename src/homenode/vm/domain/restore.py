@@ -67,8 +67,8 @@ def write_tuned(
         if keep is None:
             replace_file(saved.original, original, mode)
             keep = original
-        stale = [path for path in _scripts_there(saved) if path.name not in scripts]
-        record = _record(saved, keep, tuned, _ours_there(saved), scripts)
+        stale = [path for path in _list_scripts(saved) if path.name not in scripts]
+        record = _record(saved, keep, tuned, _check_our_scripts(saved), scripts)
         replace_file(saved.record, record, mode)
         replace_file(saved.output, tuned, mode)
         for path in stale:
@@ -81,7 +81,7 @@ def write_tuned(
 def is_tuned_output(output: str | Path) -> bool:
     """Return whether this file is a tuned document by homenode that was not changed since."""
     try:
-        return _ours_there(locate_original(output)) is not None
+        return _check_our_scripts(locate_original(output)) is not None
     except (OSError, HostError):
         return False
 
@@ -114,7 +114,7 @@ def preview_restore(output: str | Path) -> RestorableFile:
             f"{saved.output} was edited since homenode wrote it, with sha256 {sums.tuned}",
             hint="to drop the edits: " + command_line("cp", saved.original, saved.output),
         )
-    return RestorableFile(saved, current, original, _scripts_there(saved))
+    return RestorableFile(saved, current, original, _list_scripts(saved))
 
 
 def restore(output: str | Path) -> Path:
@@ -163,7 +163,7 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
         if _sum(content) in (sums.tuned, sums.before) and _sum(saved_content) == sums.original:
             return saved_content  # planned again in place: keep the first original
     undo = command_line("homenode", "restore", saved.output)
-    if saved.output.exists() and _ours_there(saved) is None:  # edited: no other way back
+    if saved.output.exists() and _check_our_scripts(saved) is None:  # edited: no other way back
         undo = command_line("cp", saved.original, saved.output)
     raise InputError(
         f"{saved.original} is the original of another definition",
@@ -171,7 +171,7 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
     )
 
 
-def _ours_there(saved: SavedOriginal) -> str | None:
+def _check_our_scripts(saved: SavedOriginal) -> str | None:
     """Return the sha256 of the output, if homenode wrote it, or it equals the original."""
     if not saved.record.exists() or not saved.output.exists():
         return None
@@ -183,7 +183,7 @@ def _ours_there(saved: SavedOriginal) -> str | None:
     return digest if digest in sums.of_documents else None
 
 
-def _scripts_there(saved: SavedOriginal) -> tuple[Path, ...]:
+def _list_scripts(saved: SavedOriginal) -> tuple[Path, ...]:
     """Return the scripts that homenode wrote next to a document, and nobody changed."""
     if not saved.record.exists():
         return ()

@@ -19,13 +19,13 @@ from homenode.vm.domain.iommu import (
     can_have_iommufd,
     edit_iommufd,
     edit_smmus,
-    iommufd_missing,
     needs_iommufd,
+    report_missing_iommufd,
+    report_omitted_smmu,
     smmu_buses,
-    smmu_left_out,
 )
 from homenode.vm.domain.limits import check_document, check_vcpus, reject_unsafe
-from homenode.vm.domain.memory import nodemask_not_strict
+from homenode.vm.domain.memory import check_nodemask
 from homenode.vm.domain.read import build_vm, open_domain
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Plan
@@ -77,11 +77,11 @@ def render(plan: Plan, guest: Vm, host: Host | None, original: bytes, source: st
         versions = libvirt, qemu
         reject_older(plan, *versions, is_virt=guest.is_virt, iommu_model=guest.iommu_model)
         buses = smmu_buses(guest, plan, host)
-        smmu = smmu_left_out(guest, plan, buses, *versions)
-        mask = nodemask_not_strict(guest, plan, libvirt)
+        smmu = report_omitted_smmu(guest, plan, buses, *versions)
+        mask = check_nodemask(guest, plan, libvirt)
         needs, can = needs_iommufd(guest, plan), can_have_iommufd(*versions)
         if needs and not can:
-            limits = (*limits, iommufd_missing(guest, *versions))
+            limits = (*limits, report_missing_iommufd(guest, *versions))
         limits = (*limits, *(finding for finding in (smmu, mask) if finding is not None))
         if buses and can_accelerate(*versions):
             steps.append(lambda document, _: edit_smmus(document, buses))

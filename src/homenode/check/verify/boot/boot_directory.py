@@ -23,8 +23,8 @@ from homenode.safe.record_directory import RecordDirectory
 from homenode.safe.trusted_path import (
     ENTER,
     READ,
+    allow_user,
     check_private,
-    let_in,
     private_directory,
     temporary_root,
 )
@@ -129,7 +129,7 @@ def allow_qemu(directory: Path, user: int) -> None:
     """Let QEMU's user enter a boot's directory, but not list it. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        let_in(descriptor, user, ENTER)
+        allow_user(descriptor, user, ENTER)
     finally:
         os.close(descriptor)
 
@@ -140,7 +140,7 @@ def copy_for_qemu(path: Path, content: bytes, user: int) -> None:
         with os.fdopen(open_new(path), "wb") as file:
             file.write(content)
             if user != os.geteuid():
-                let_in(file.fileno(), user, READ)
+                allow_user(file.fileno(), user, READ)
     except OSError as error:
         raise HostError(
             f"{path}: cannot write a file of the test guest: {error.strerror}",

@@ -319,22 +319,20 @@ def _find_noise(
 
 
 def _check_placement(states: PlacementStates) -> Iterator[Finding]:
-    if not states.transitions:
+    moves = len(states.transitions)
+    if not moves:
         return
+    times = "once" if moves == 1 else f"{moves} times"
     names = list(dict.fromkeys(label for label in states.labels if label != UNSETTLED))
     hidden_count = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     yield finding(
         "bench-placement-moves",
         "vCPUs",
         expected="to keep their nodes",
-        observed=f"{_format_times(len(states.transitions))} moved; from core to core it was "
+        observed=f"{times} moved; from core to core it was "
         f"{', '.join(names[:_SHOWN]) or 'unknown'}{hidden_count}",
         source="core-to-core latency before and after each sample",
     )
-
-
-def _format_times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _list_conditions(

@@ -292,7 +292,7 @@ def _check_pci(pci: XmlNode, flavour: NcclVariant) -> Iterator[Finding]:
             observed=repr(bus_id),
         )
     is_switch = _is_switch(pci)
-    subject = _format_pci(pci)
+    subject = f"<pci> {bus_id or f'in line {pci.line}'}"
     missing = [name for name in ("class", "link_speed", "link_width") if pci.get(name) is None]
     if is_switch and missing:
         yield finding(
@@ -351,10 +351,6 @@ def _is_nic(pci: XmlNode) -> bool:
 
 def _format_cpu(cpu: XmlNode) -> str:
     return f"<cpu> {cpu.get('numaid')}"
-
-
-def _format_pci(pci: XmlNode) -> str:
-    return f"<pci> {pci.get('busid') or f'in line {pci.line}'}"
 
 
 _Link = tuple[float | None, int | None]

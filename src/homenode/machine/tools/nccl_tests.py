@@ -219,7 +219,7 @@ class _Table:
         if not self.rows:
             hint = lines.gaps[-1].reason if lines.gaps else "the run ended before it measured"
             raise lines.make_error("a table of sizes", hint=hint)
-        average = lines.take_optional("average", _average_rate, "")
+        average = lines.take_optional("average", _parse_rate, "a bandwidth in GB/s")
         if average is None:
             lines.gaps.append(Gap(SOURCE, "no average at the end: the run ended early"))
         out_of_bounds = lines.take_optional("out of bounds", Line.read_count, "a whole number")
@@ -239,12 +239,8 @@ class _Table:
         )
 
 
-def _parse_rate(line: Line, word: str) -> float:
-    return line.parse_number(word.rstrip("*"), "a bandwidth in GB/s") * 1e9
-
-
-def _average_rate(line: Line, word: str, expected: str) -> float:
-    return _parse_rate(line, word)
+def _parse_rate(line: Line, word: str, expected: str = "a bandwidth in GB/s") -> float:
+    return line.parse_number(word.rstrip("*"), expected) * 1e9
 
 
 def _is_correct(rows: Sequence[NcclRow], out_of_bounds: int | None) -> bool | None:

@@ -236,7 +236,7 @@ def test_restore_asks_and_changes_nothing_without_a_yes(
 ) -> None:
     apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     tuned = daemon.definition()
-    with pytest.raises(UsageError, match="no terminal"):
+    with pytest.raises(UsageError, match="not a terminal"):
         work(RestoreArguments(targets=(NAME,)))
     monkeypatch.setattr("homenode.cli.terminal.is_interactive", lambda: True)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
@@ -252,7 +252,7 @@ def test_restore_asks_and_changes_nothing_without_a_yes(
 def test_restore_of_a_file_asks_too(tmp_path: Path) -> None:
     output = tmp_path / "tuned.xml"
     write_tuned(output, b"<original/>\n", b"<tuned/>\n")
-    with pytest.raises(UsageError, match="no terminal"):
+    with pytest.raises(UsageError, match="not a terminal"):
         work(RestoreArguments(targets=(str(output),)))
     work(RestoreArguments(targets=(str(output),), dry_run=True))
     assert output.read_bytes() == b"<tuned/>\n"

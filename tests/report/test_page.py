@@ -281,7 +281,7 @@ def test_broken_half_written_and_foreign_directories_are_skipped_with_their_reas
         ("running", "no end"),
         ("broken", "a line of JSON"),
         ("newer", "expected homenode.results"),
-        ("foreign", "not a run of homenode"),
+        ("foreign", "neither a run of homenode"),
         ("nothing", "no such directory"),
         ("plan.json", "plan"),
     ):

@@ -78,6 +78,8 @@ def test_a_number_of_gpus_that_no_partition_has_is_a_finding(
         found = finding(board(modules), request)
         assert found is not None
         assert found.severity == "warning"
+        gaps = place(board(modules), request).gaps
+        assert not any("Fabric Manager" in gap.subject for gap in gaps)
         assert {1, 2, 4, 8} <= set(numbers(found.comparison))
 
 

@@ -177,14 +177,18 @@ def test_flat_bound_memory_is_reserved_evenly() -> None:
 
 
 def test_a_cell_takes_memory_from_the_allowed_node_next_to_it() -> None:
-    bare = NodeSpec(llcs=(), memory_kind=MemoryKind.OTHER)
+    pools = (PagePool(GIB, 1, 1),)
+    bare = NodeSpec(llcs=(), memory_kind=MemoryKind.OTHER, pools=pools)
     host = host_of(
-        [NodeSpec(), NodeSpec(package=1), bare, replace(bare, memory_bytes=0)],
+        [NodeSpec(), NodeSpec(package=1, pools=pools), bare, replace(bare, memory_bytes=0)],
         distances=hierarchical_distances((0, 1, 1, 0)),
     )
     placement = structs.replace(placed((2, 2)), memory_nodes=tuple(NodeIndex(n) for n in (0, 1, 2)))
-    plan = assemble(host, small_request(4), placement)
+    request = structs.replace(small_request(4, 6 * GIB), page_bytes=GIB)
+    plan = assemble(host, request, placement)
     assert [cell.host_nodes for cell in plan.cells] == [(0,), (1, 2)]
+    # The free pages of the cell's own node first, the others on its last node.
+    assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 3), (1, 1), (2, 2)]
 
 
 def test_a_node_without_memory_is_bound_to_the_one_that_gives_it() -> None:

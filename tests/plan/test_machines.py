@@ -77,6 +77,8 @@ def test_a_broken_llc_is_used_up_before_a_whole_one_is_broken() -> None:
     host = even_host(1, 1, 3, 8, 1, domains=[pinned_domain("8-11")])
     placement = place(host, small_request(4))
     assert list(llcs_of(host, placement)) == [1]
+    # An LLC that is not filled is under the last vCPUs.
+    assert list(llcs_of(host, place(host, small_request(11))).values()) == [8, 3]
 
 
 def test_unknown_llcs_are_a_gap_and_not_one_per_core() -> None:

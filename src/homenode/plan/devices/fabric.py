@@ -182,10 +182,10 @@ class Fabric(Struct, frozen=True):
         return partitions_of_size(self.board, size, self.module_of_gpu)
 
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
-        """A gap if it is unknown whether these GPUs are a partition, as one GPU or a board is."""
+        """Return a gap if these GPUs may be a partition or not; one GPU and a board are."""
         bdfs = _physical_functions(gpus)
         unknown = [bdf for bdf in bdfs if bdf not in self.module_of_gpu]
-        if not unknown or len(bdfs) < 2 or len(bdfs) == self.gpus in self.list_sizes():
+        if not unknown or len(bdfs) in (1, self.gpus) or len(bdfs) not in self.list_sizes():
             return ()
         return (self._make_gap(unknown),)
 

@@ -612,20 +612,27 @@ def test_a_paused_vm_is_ended_unless_its_guest_runs_or_another_started_it(
 def test_files_that_a_paused_start_made_go_unless_they_were_written_since(
     daemon: StandIn, root: Path, tmp_path: Path
 ) -> None:
-    was_there, made, written = (tmp_path / name for name in ("was-there", "made", "written"))
+    names = ("was-there", "made", "written", "cut-short")
+    was_there, made, written, cut_short = paths = [tmp_path / name for name in names]
     was_there.touch()
-    makes = tuple(map(str, (was_there, made, written)))
+    makes = tuple(map(str, paths))
     step = PausedStart(virsh=Virsh(URI), uuid=UUID, name=NAME, makes=makes)
     journal = open_paused_journal(root, Virsh(URI), UUID, NAME)
+    daemon.put("down", "")
+    with pytest.raises(HostError):
+        step.do(journal.write)
+    assert [entry.what for entry in journal.to_undo()] == [ChangeState.BEGIN]
+    (daemon.state / "down").unlink()
     entry = step.do(journal.write)
     assert entry.made == makes[1:] and "destroy" in entry.by_hand and UUID in entry.by_hand
     daemon.put("id", "1")
     daemon.put("run-state", "paused")
-    made.touch()
-    written.touch()
+    for path in paths:
+        path.touch()
     facts = entry.facts | {str(made): str(made.stat().st_mtime_ns), str(written): "1"}
+    del facts[str(cut_short)]  # a kill came before its time was recorded
     step.undo(structs.replace(entry, facts=facts), journal.write)
-    assert [path.exists() for path in (was_there, made, written)] == [True, False, True]
+    assert [path.exists() for path in paths] == [True, False, True, False]
 
 
 def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> None:

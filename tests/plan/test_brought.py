@@ -63,6 +63,8 @@ def test_each_gpu_brings_the_nic_next_to_it_and_no_other() -> None:
     assert found(host, wanting(2, with_nics=True))[0] == ["1a:00.0", "3c:00.0"]
     assert found(host, wanting(1, with_nics=True))[0] in (["1a:00.0"], ["9c:00.0"])
     assert found(host, wanting(2))[0] == []
+    second = wanting(None, with_nics=True, devices=(Bdf.parse("3b:00.0"),))
+    assert found(host, second)[0] == ["3c:00.0"]
 
 
 def test_of_several_nics_the_fastest_is_brought() -> None:

@@ -159,6 +159,10 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     both = structs.replace(wide, domains=(pinned_domain("0-3", emulator="4-5"),))
     (shared,) = place(both, small_request(4, devices=["10:00.0"])).findings
     assert "--vcpus 2" in str(shared.fix)
+    threads = even_host(1, 1, 1, 8, 2, domains=[pinned_domain("0-2", emulator="3-4")])
+    siblings = asking(small_request(8, layout="pin-numa-smt"), keep_vcpus=True)
+    (shared,) = place(threads, siblings).findings
+    assert "--vcpus 4" in str(shared.fix)
     (taken,) = place(even_host(1, 1, 1, 1, 1), small_request(1)).findings[:1]
     assert "vcpus" not in str(taken.fix)  # a VM of one vCPU cannot have fewer
     (rejection,) = place(even_host(1, 1, 1, 4, 1), small_request(4)).rejections

@@ -115,6 +115,20 @@ def test_a_link_that_is_slow_in_one_layout_only_is_named_and_blocks_nothing(
     assert ("slow-in-one-layout" in {caveat.id for caveat in answer.caveats}) == bool(named)
 
 
+def test_of_a_gpus_slow_copies_the_slowest_are_named() -> None:
+    def measured(layout: str, to_gpu: float, from_gpu: float) -> Run:
+        rates = {"h2d-bandwidth": to_gpu, "d2h-bandwidth": from_gpu}
+        samples = [
+            Sample(metric, "bytes_per_s", slow_rate if gpu == 2 else 54e9, index=gpu)
+            for metric, slow_rate in rates.items()
+            for gpu in range(4)
+        ]
+        return replace(run_of(layout), samples=tuple(samples))
+
+    found = caveats(measured("default", 54e9, 54e9), measured("pin", 30e9, 6e9))
+    assert "GPU 2 copies 6 GB/s device to host" in found["slow-in-one-layout"].detail
+
+
 @pytest.mark.parametrize(
     ("first", "second", "detail"),
     [
@@ -215,14 +229,17 @@ def test_a_missing_gpu_of_a_collective_leaves_other_answers_and_is_named() -> No
 
 
 def test_the_start_up_time_of_a_sweep_counts_the_gpus_of_its_tool() -> None:
-    points = [(8 << step, (8 << step) / ((8 << step) / 2e10 + 20e-6 / 1.5)) for step in range(28)]
+    sizes = [8 << step for step in range(28)]
+    # 4 GPUs move 1.5 bytes over the bus for a byte of all-reduce; a copy moves its own.
     samples = tuple(
-        Sample("allreduce-busbw", "bytes_per_s", rate, size_bytes=size) for size, rate in points
+        Sample(metric, "bytes_per_s", size / (size / 2e10 + 20e-6 / factor), size_bytes=size)
+        for metric, factor in (("allreduce-busbw", 1.5), ("h2d-bandwidth", 1.0))
+        for size in sizes
     )
     run = run_of("pin")
     head = replace(run.head, conditions=(Condition(COLLECTIVE_GPUS, "4"),))
-    (fit,) = fit_sweeps([replace(run, head=head, samples=samples)]).values()
-    assert fit.start_s == pytest.approx(20e-6, rel=0.01)
+    fits = fit_sweeps([replace(run, head=head, samples=samples)]).values()
+    assert [fit.start_s for fit in fits] == [pytest.approx(20e-6, rel=0.01)] * 2
 
 
 def test_caveats_of_some_metrics_leave_out_what_was_refused_of_others() -> None:

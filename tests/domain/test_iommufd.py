@@ -14,7 +14,7 @@ from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
 from homenode.option import version
 from homenode.plan.pipeline import PlannedFile, plan_file
-from homenode.vm.domain.iommu import has_iommufd
+from homenode.vm.domain.iommu import has_iommufd, smmu_buses
 from homenode.vm.domain.limits import reject_unsafe
 from homenode.vm.domain.read import build_vm, open_domain, read_vm
 from homenode.vm.domain.schema import SCHEMA_PATH, validate
@@ -172,6 +172,17 @@ def test_a_bus_of_two_root_complexes_gets_no_smmu_and_a_finding() -> None:
     made = grace(b"", "12.7", "11.1", options)
     assert b"<iommu" not in made.document
     assert any(f.id == "smmuv3-omitted" for f in made.findings)
+
+
+def test_a_bus_with_another_device_of_the_guest_gets_no_smmu() -> None:
+    host = on("12.7", "11.1", "gh200x4")
+    made = grace(b"", "12.7", "11.1")
+    guest = build_vm(open_domain(made.document, "vm"))
+    shared, other = smmu_buses(guest, made.plan, host)
+    address = next(c.address for c in guest.controllers if c.address and c.address.bus == shared)
+    disk = type(address)(address.domain, shared, address.device, 7)
+    guest = structs.replace(guest, addresses=(*guest.addresses, disk))
+    assert smmu_buses(guest, made.plan, host) == (other,)
 
 
 def test_an_smmu_of_a_bus_that_is_no_more_is_removed() -> None:

@@ -190,6 +190,8 @@ def test_private_memory_has_no_huge_pages_and_no_binding_per_cell(kind: str) -> 
     guest = protected(kind)
     with pytest.raises(InputError, match="has no huge pages"):
         reject_unsafe(guest, hand_plan(guest, "pin", page_bytes=GIB), "vm.xml")
+    has_pages = structs.replace(guest, page_bytes=GIB)  # for its shared memory
+    reject_unsafe(has_pages, hand_plan(has_pages, "pin", page_bytes=GIB), "vm.xml")
     with pytest.raises(InputError, match="the bindings of 2 cells"):
         reject_unsafe(guest, hand_plan(guest, "pin-numa"), "vm.xml")
     reject_unsafe(guest, hand_plan(guest, "pin"), "vm.xml")

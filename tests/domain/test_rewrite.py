@@ -406,6 +406,23 @@ def test_pages_of_several_sizes_are_not_guessed_at() -> None:
         rewrite(xml, hand_plan(read_vm(xml, "two"), "pin"))
 
 
+@pytest.mark.parametrize(
+    ("nodesets", "page_bytes", "page"),
+    [
+        (("0-3",), 2 * MIB, b"<page size='2' unit='MiB' nodeset='0,1'/>"),
+        (("0", "1-3"), None, b"<page size='2048' unit='KiB' nodeset='0,1'/>"),
+    ],
+)
+def test_pages_are_those_of_the_cells_that_exist(
+    nodesets: tuple[str, ...], page_bytes: int | None, page: bytes
+) -> None:
+    element = "<page size='2048' unit='KiB' nodeset='{}'/>"
+    pages = "".join(element.format(nodeset) for nodeset in nodesets).encode()
+    xml = sample("dimms-and-shared-memory").replace(element.format("0-1").encode(), pages)
+    written = rewrite(xml, hand_plan(read_vm(xml, "vm"), "pin-numa", page_bytes=page_bytes))
+    assert re.findall(rb"<page .*?/>", written) == [page]
+
+
 def test_topoext_needs_a_cpu_with_a_mode_or_a_model() -> None:
     with pytest.raises(InputError, match="a mode or a model"):
         tuned("no-cpu-no-arch", "pin-numa", topoext=True)

@@ -309,6 +309,11 @@ def test_the_slowest_device_counts_by_its_nearest_boots(
 ) -> None:
     series = [replace(_series(_QUIET), shares=tuple(shares)) for shares in (first, second)]
     assert _imbalance_ratio(series[0], series[1], METRICS[metric]) == pytest.approx(factor)
+    for noisy in (0, 1):  # a distance within the spread of either side's devices is chance
+        first_side, second_side = (
+            replace(one, device_spread=0.1 if n == noisy else 0.0) for n, one in enumerate(series)
+        )
+        assert _imbalance_ratio(first_side, second_side, METRICS[metric]) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.vm.domain.restore import is_tuned_output, restore, write_tuned
+from tests.kills import in_child
 
 ORIGINAL = b"<domain type='kvm'>\r\n<!-- mine --></domain>"
 TUNED = b"<domain type='kvm'><vcpu>4</vcpu></domain>\n"
@@ -143,6 +144,18 @@ def test_a_kill_before_another_layout_is_in_place_loses_nothing(
         assert (code == 0) == again
     assert restore(vm).read_bytes() == ORIGINAL
     assert names(tmp_path) == ["vm.xml"]
+
+
+def test_a_kill_at_any_call_of_another_layout_leaves_what_restore_takes(tmp_path: Path) -> None:
+    vm = tmp_path / "vm.xml"
+    for at in range(1, 100, 3):
+        vm.write_bytes(ORIGINAL)
+        write_tuned(vm, ORIGINAL, TUNED)
+        calls = in_child(lambda: write_tuned(vm, TUNED, TUNED + b"<!-- another -->"), at)
+        assert restore(vm).read_bytes() == ORIGINAL, at
+        if calls is not None:
+            break
+    assert at > 10
 
 
 def test_another_original_is_never_overwritten(tmp_path: Path) -> None:

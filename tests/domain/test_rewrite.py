@@ -423,6 +423,15 @@ def test_pages_are_those_of_the_cells_that_exist(
     assert re.findall(rb"<page .*?/>", written) == [page]
 
 
+def test_a_share_of_removed_vcpus_goes_with_its_monitors() -> None:
+    xml = sample("pins-with-comments")
+    xml = xml.replace(b"<cachetune vcpus='0-3'>", b"<cachetune vcpus='4-7'>")
+    xml = re.sub(rb"(<monitor level='3' vcpus=)'[^']*'", rb"\1'4-7'", xml)
+    assert xml.count(b"'4-7'") == 3
+    written = rewrite(xml, hand_plan(read_vm(xml, "vm"), "pin", vcpus=4))
+    assert not re.search(rb"cachetune|memorytune|monitor", written)
+
+
 def test_topoext_needs_a_cpu_with_a_mode_or_a_model() -> None:
     with pytest.raises(InputError, match="a mode or a model"):
         tuned("no-cpu-no-arch", "pin-numa", topoext=True)

@@ -57,6 +57,15 @@ def test_show_as_json_has_nodes_and_counts_and_what_was_not_read(run: Run) -> No
     assert run("show")[0] == 2
 
 
+def test_a_source_that_is_not_read_has_its_reason_in_a_few_words(run: Run) -> None:
+    for name, text in (("notes.txt", "hello"), ("empty", ""), ("key.toml", "nodes_per_packge = 2")):
+        Path(name).write_text(text)
+    _, out, _ = run("show --pool hgx-h100 --pool notes.txt --pool empty --pool key.toml")
+    texts = [line for line in out.splitlines() if line.startswith("not read")]
+    assert len(texts) == 3 and max(map(len, texts)) <= 140
+    assert "(did you mean nodes_per_package?)" in texts[-1]
+
+
 def test_sizes_are_the_users_where_no_host_has_gpus(run: Run) -> None:
     _, out, _ = run("show --pool xeon-2p-cpus*2")
     assert "size" not in out

@@ -301,6 +301,14 @@ def test_a_larger_vm_never_fits_more_often(name: str) -> None:
             assert count <= fits.get(smaller, count), (name, smaller, at)
 
 
+def test_vms_have_huge_pages_where_these_have_most_of_the_memory() -> None:
+    host = shipped("hgx-h100")
+    pools = (PagePool(GIB, 900, 900),)
+    paged = replace(host, nodes=tuple(replace(node, page_pools=pools) for node in host.nodes))
+    assert [count_fits(paged, size) for size in DEFAULT_SIZES] == [8, 4, 2, 1]
+    assert compute_share(paged, 1)[1] <= 900 * GIB // 4 < compute_share(host, 1)[1]
+
+
 def test_shares_of_an_idle_host_are_of_its_free_memory() -> None:
     host = with_free_memory(shipped("hgx-h100"), [900 * GIB, 980 * GIB])
     assert [count_fits(host, size) for size in DEFAULT_SIZES] == [8, 4, 2, 1]

@@ -29,9 +29,9 @@ _HEAD_CHARACTERS = 4096
 _ARCHIVE_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT = 257
 _KINDS = (
-    "a capture or a tree of /sys (directory or tar), an hwloc XML, the output of lspci -vvv, "
-    "numactl -H, lscpu -e, xl info -n or nvidia-smi topo -m, a host.toml, a homenode.host JSON, "
-    "or a shipped host's name"
+    "a host is a capture or a tree of /sys (directory or tar), an hwloc XML, the output of "
+    "lspci -vvv, numactl -H, lscpu -e, xl info -n or nvidia-smi topo -m, a host.toml, "
+    "a homenode.host JSON, or a shipped host's name"
 )
 
 
@@ -166,7 +166,7 @@ def host_of_text(text: str, name: str) -> Host:
                 hint=command_line("homenode", "plan", name, "--host", "SOURCE"),
             ) from None
         raise InputError(
-            f"{name}: expected {_KINDS}; found another text (as TOML: {error})"
+            f"{name}: expected a host, found another text (as TOML: {error})", hint=_KINDS
         ) from None
     from homenode.machine.description.parse import parse_description
 
@@ -324,12 +324,12 @@ def _read_text(path: Path, hint: str | None = None) -> str:
     data = read_file(path, "the host", max_bytes=_MAX_TEXT_BYTES, hint=hint)
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise NotKnownError(
-            f"{path}: expected {_KINDS}; found an empty file",
+            f"{path}: expected a host, found an empty file",
             hint="check that the command which wrote it is installed, and ran as root",
         )
     if b"\0" in data:
         raise InputError(
-            f"{path}: expected {_KINDS}; found binary data of no known kind",
+            f"{path}: expected a host, found binary data of no known kind",
             hint="homenode capture -o host.tar.gz writes one",
         )
     text = data.decode("utf-8", "surrogateescape")

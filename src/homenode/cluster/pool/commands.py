@@ -141,7 +141,7 @@ def place(arguments: PoolPlaceArguments) -> None:
         print_json(encode_plan(tuning.plan))
     else:
         reasons = resolve_layout(guest, options, best.entry.host, choose).reasons
-        gaps = [(entry.name, entry.host.gaps) for entry in hosts if entry is not best.entry]
+        gaps = [(ranked.entry.name, ranked.entry.host.gaps) for ranked in ranking.hosts[1:]]
         _print_places(arguments, ranking, tuning, reasons, format_unknown(gaps))
     for line in (*lines, *tuning.notes):
         note(line)

@@ -1,7 +1,9 @@
 """Fits: the free resources of a host, and the number of further VMs of a size, planned one by
 one."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,6 +16,7 @@ from homenode.machine.topology import (
     Host,
     MemoryKind,
     NumaNode,
+    PagePool,
     complete_nodes,
     reject_unshown,
 )
@@ -207,7 +210,11 @@ class VmSize(Struct, frozen=True, kw_only=True):
             share = compute_share(host, self.gpus)
             vcpus, memory_bytes = vcpus or share[0], memory_bytes or share[1]
         options = PlanOptions(
-            _LAYOUT, vcpus=vcpus, memory_bytes=memory_bytes, gpu_count=self.gpus or None
+            _LAYOUT,
+            vcpus=vcpus,
+            memory_bytes=memory_bytes,
+            gpu_count=self.gpus or None,
+            page_bytes=_common_page_bytes(host),
         )
         return request_for(blank_vm(host, "\0", vcpus, memory_bytes), options, host)
 
@@ -374,16 +381,17 @@ def compute_share(host: Host, gpus: int) -> tuple[int, int]:
         gpus_of_node[node] = gpus_of_node.get(node, 0) + 1
     total = sum(gpus_of_node.values())
     is_idle = not any(domain.has_claim for domain in host.domains)
+    page_bytes = _common_page_bytes(host)
     if not total:
         raise InputError("the host has no GPUs, so a share per GPU does not exist")
     if None in gpus_of_node:
-        memory = sum(_count_vm_bytes(node, is_idle) for node in host.nodes if node.pus)
+        memory = sum(_count_vm_bytes(node, is_idle, page_bytes) for node in host.nodes if node.pus)
         shares = [((len(host.cores) - 1) // total, memory // total)]
     else:
         shares = [
             (
                 (sum(core.pus <= node.pus for core in host.cores) - 1) // count,
-                _count_vm_bytes(node, is_idle) // count,
+                _count_vm_bytes(node, is_idle, page_bytes) // count,
             )
             for node, count in gpus_of_node.items()
             if node is not None
@@ -397,11 +405,29 @@ def compute_share(host: Host, gpus: int) -> tuple[int, int]:
     return cores * max(1, gpus), memory // step * step * max(1, gpus)
 
 
-def _count_vm_bytes(node: NumaNode, is_idle: bool) -> int:
-    """Return the bytes of a node without the host's reserve, and without what an idle host uses."""
+def _common_page_bytes(host: Host) -> int | None:
+    """Return the page size of the huge pages that have more than half of the host's memory: little
+    else is left for VMs. None if no size has."""
+    sizes: Counter[int] = Counter()
+    for node in host.nodes:
+        sizes.update({pool.page_bytes: _count_pool_bytes(pool) for pool in node.page_pools})
+    page_bytes, size = max(sizes.items(), key=itemgetter(1), default=(None, 0))
+    return page_bytes if 2 * size > sum(node.memory_bytes or 0 for node in host.nodes) else None
+
+
+def _count_pool_bytes(pool: PagePool) -> int:
+    return pool.page_bytes * pool.total_pages
+
+
+def _count_vm_bytes(node: NumaNode, is_idle: bool, page_bytes: int | None) -> int:
+    """Return the bytes of a node in pages of this size. None: without the host's reserve, and
+    without what an idle host uses."""
+    if page_bytes is not None:
+        pools = (pool for pool in node.page_pools if pool.page_bytes == page_bytes)
+        return sum(map(_count_pool_bytes, pools))
     size = node.memory_bytes or 0
     reserve = max(MIN_RESERVE_BYTES, size // 50)
     if is_idle and node.memory_free_bytes is not None:
-        pages = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
+        pages = sum(map(_count_pool_bytes, node.page_pools))
         size = min(size, node.memory_free_bytes + pages)
     return max(0, size - reserve)

@@ -256,7 +256,10 @@ def no_place_text(vm: str, refusing: Sequence[RejectingHosts]) -> Doc:
     """Return why the VM fits on no host."""
     count = sum(len(refused.names) for refused in refusing)
     hints = dict.fromkeys(refused.hint for refused in refusing if refused.hint)
-    parts = [*map(format_refusal, refusing), *(Text(f"hint: {hint}", "hint") for hint in hints)]
+    parts = [
+        *map(format_refusal, refusing),
+        *(Text(f"hint: {hint}", "hint", indent=2) for hint in hints),
+    ]
     return Doc(f"{vm} fits none of {plural(count, 'host')}", tuple(parts))
 
 

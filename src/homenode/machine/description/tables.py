@@ -15,12 +15,11 @@ from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError, ParseError
+from homenode.errors import InputError, ParseError, find_near
 from homenode.json_text import TYPES
 from homenode.machine.link_path import SPEEDS
 from homenode.machine.pci import LinkKind, PartKind, PciLink
 from homenode.machine.topology import LOCAL_DISTANCE, CoreKind, Host, HostSummary
-from homenode.text import did_you_mean
 from homenode.units import parse_bytes
 
 T = TypeVar("T")
@@ -169,9 +168,10 @@ def _explain(error: msgspec.ValidationError, value: Any, source: str, location: 
     unknown = _UNKNOWN_KEY.fullmatch(str(error))
     if unknown is not None:
         key, path = unknown.groups("")
-        hint = did_you_mean(key, set(_list_keys(TomlTable))).strip() or f"{PAGE} lists the keys"
+        near = find_near(key, set(_list_keys(TomlTable)))
+        meant = f" (did you mean {near}?)" if near else ""
         place = _join((location + path).lstrip("."), key)
-        return InputError(f"{source}: {place}: unknown key", hint=hint)
+        return InputError(f"{source}: {place}: unknown key{meant}", hint=f"{PAGE} lists the keys")
     misfit = _MISFIT.fullmatch(str(error))
     assert misfit is not None, "it matches any text"
     message, path = misfit.groups("")

@@ -121,6 +121,8 @@ def test_of_many_machines_compare_prints_a_line_each() -> None:
     sick = call("compare", DIRECTORY / "rtx-5090")
     assert sick.startswith("RTX 5090: repair first: ") and "\nrepair  not ready: " in sick
     assert "\nnext" not in sick, "no trial before the repair"
+    blocked = call("compare", DIRECTORY, "--objective", "latency", width=80).splitlines()
+    assert "RTX 5090: not ready: its PCIe links are up at a fraction of their speed" in blocked
 
 
 def test_what_was_not_read_for_one_reason_is_one_line(results: Path) -> None:

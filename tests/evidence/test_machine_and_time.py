@@ -217,6 +217,7 @@ def test_what_keeps_runs_from_counting_is_what_is_said() -> None:
         "lab-a": ("NVIDIA H100",),
         "lab-b": ("NVIDIA H100",),
         "other": ("NVIDIA A100",),
+        "another": ("AMD MI300X",),
     }
     runs = [
         Run(structs.replace(made.head, system=system, hardware=hardware), made.samples)
@@ -225,7 +226,8 @@ def test_what_keeps_runs_from_counting_is_what_is_said() -> None:
     ]
     assert {run.head.host for run in assign_runs(runs, load_host("hgx-h100"))} == {None}
     said = {one.subject: (one.id, one.detail) for one in check_unassigned_runs(runs, machine)}
-    assert said["other"][0] == "other-machine" and "NVIDIA A100" in said["other"][1]
+    others = said["other; another"]
+    assert others[0] == "other-machine" and "NVIDIA A100, AMD MI300X" in others[1]
     assert said["lab-a; lab-b"][0] == "machine-unknown"
     assert "several directories" in said["lab-a; lab-b"][1]
     assert "GPU model" in said["cpu-only"][1]

@@ -8,12 +8,13 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.check.doctor.links import link_health
-from homenode.decide.comparison import join_subjects, make_caveat
+from homenode.decide.comparison import make_caveat
 from homenode.findings import Caveat, Finding
 from homenode.machine.topology import Host
 from homenode.measure.results.model import Run, RunHead, host_kind, list_hardware
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.auto import LayoutInputs, host_inputs
+from homenode.text import first_few
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
@@ -105,17 +106,25 @@ def check_unassigned_runs(runs: Sequence[Run], machine: MachineFacts) -> tuple[C
     """Return caveats on runs without a host name that are not counted, if the machine is known."""
     if machine.fingerprint is None or machine.nodes is None:
         return ()
-    return join_subjects(
-        _other_machine_caveat(run.head, machine) for run in runs if run.head.host is None
-    )
+    heads: dict[MachineMatch, list[RunHead]] = {}
+    for run in runs:
+        if run.head.host is None:
+            match = match_machine(run.head, machine.hardware)
+            heads.setdefault(match, []).append(run.head)
+    return tuple(_other_machine_caveat(match, heads[match], machine) for match in heads)
 
 
 NOT_OF_MACHINE = ("other-machine", "machine-unknown")
 """Caveats on runs that do not count."""
 
+_NAMED_PARTS = 4  # processor and GPU models in a caveat
 
-def _other_machine_caveat(head: RunHead, machine: MachineFacts) -> Caveat:
-    named = ", ".join(head.hardware or (head.system,))
+
+def _other_machine_caveat(
+    match: MachineMatch, heads: Sequence[RunHead], machine: MachineFacts
+) -> Caveat:
+    hardware = (name for head in heads for name in head.hardware or (head.system,))
+    named = first_few(dict.fromkeys(hardware), _NAMED_PARTS)
     detail, cause, fix = {
         MachineMatch.OTHER: (
             f"these runs name {named}, which {machine.name} does not have: they do not count here",
@@ -133,10 +142,10 @@ def _other_machine_caveat(head: RunHead, machine: MachineFacts) -> Caveat:
             "without --plan",
             "if they are of this machine: homenode import --machine, or bench --plan",
         ),
-    }[match := match_machine(head, machine.hardware)]
+    }[match]
     return make_caveat(
         NOT_OF_MACHINE[match is not MachineMatch.OTHER],
-        head.system,
+        "; ".join(dict.fromkeys(head.system for head in heads)),
         detail,
         blocks=False,
         cause=cause,

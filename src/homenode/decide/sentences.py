@@ -14,7 +14,7 @@ from homenode.machine.topology import Host
 from homenode.measure.results.model import Run
 from homenode.metrics import METRICS, format_titles
 from homenode.objective import Objective
-from homenode.plan.auto import Choose, LayoutChoice, LayoutInputs, choose_layout
+from homenode.plan.auto import UNMEASURED, Choose, LayoutChoice, LayoutInputs, choose_layout
 from homenode.text import plural
 from homenode.vm.layout import PRESETS
 
@@ -44,8 +44,9 @@ def format_answer(system: str, answers: Sequence[Recommendation]) -> str:
     if telling:
         return _run_line(system, telling)
     if stop := stop_text(answers):
-        action = "repair first" if any(answer.findings for answer in answers) else "measure first"
-        return f"{system}: {action}: {stop}"
+        if any(answer.findings for answer in answers):
+            return f"{system}: repair first: {stop}"
+        return f"{system}: {stop.partition(';')[0]}"
     return f"{system}: cannot tell {_undecided_text(answers)}"
 
 
@@ -292,7 +293,8 @@ def choose_by_results(runs: Sequence[Run]) -> Choose:
             lines = tuple(f"The results do not decide: {line}." for line in silent)
             rule = choose_layout(objective, inputs)
             if answer.layout in (None, rule.layout):
-                return structs.replace(rule, caveats=(*lines, *caveats))
+                reason = f"{rule.reason}{UNMEASURED}"
+                return structs.replace(rule, reason=reason, caveats=(*lines, *caveats))
             caveats = (*lines, *caveats)
         return LayoutChoice(
             layout=answer.layout,

@@ -134,6 +134,10 @@ def host_inputs(host: Host) -> LayoutInputs:
     )
 
 
+UNMEASURED = "; a rule, not measured on this machine"
+"""End of a reason that no result of this machine supports."""
+
+
 def resolve_layout(
     guest: Vm,
     options: PlanOptions,
@@ -164,7 +168,7 @@ def resolve_layout(
         if reason is not None:
             chosen, choice = flat, structs.replace(for_flat, reason=reason)
     layout = f"{choice.layout} with bound memory" if choice.floating else choice.layout
-    rule = "; a rule, not measured on this machine" if choose is None else ""
+    rule = UNMEASURED if choose is None else ""
     others = "" if inputs.has_gpus or options.objective else "no GPU, so the rule for one GPU: "
     others = others if objective is Objective.GPU_COPY else ""
     line = f"{layout} (auto, {objective}): {others}{choice.reason}{rule}"

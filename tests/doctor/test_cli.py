@@ -134,6 +134,9 @@ def test_a_host_differs_from_the_record_of_another_and_not_from_its_own(
             assert run("doctor", "--host", name, "--expect", source, "--json") in (0, 1)
             found = json.loads(capsys.readouterr().out)["findings"]
             assert [one for one in found if one["id"].startswith("drift")] == []
+        assert run("doctor", "--host", name, "--expect", source) in (0, 1)
+        out = capsys.readouterr().out
+        assert "0 findings" not in out or f"differences from {source}" in " ".join(out.split())
     assert run("doctor", "--host", SICK, "--expect", SOUND, "--json") == 1
     names = {f["id"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert {"drift-topology", "drift-device"} <= names

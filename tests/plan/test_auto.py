@@ -280,6 +280,7 @@ def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> N
     other = resolve_layout(guest, wanted, host_named("hgx-h200"), choose_by_results(runs))
     assert other.options == auto(host_named("hgx-h200"), wanted)
     assert other.reasons[0].startswith("pin-bound (auto, throughput)")
+    assert other.reasons[0].endswith("; a rule, not measured on this machine")
 
 
 @pytest.mark.parametrize(

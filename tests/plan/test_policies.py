@@ -85,6 +85,7 @@ def test_an_unknown_device_is_refused_with_the_nearest_ones() -> None:
     with pytest.raises(InputError, match=r"nearest: 0000:3b:00\.0") as error:
         place(host, small_request(4, devices=["3c:00.0"]))
     assert error.value.exit_code == 2
+    assert error.value.message.startswith(f"host {host.name!r} has no PCI function 0000:3c:00.0;")
 
 
 def test_manual_emulator_pus_are_kept_free_of_vcpus() -> None:

@@ -447,6 +447,8 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
         "cgroup-devices-open",
         "gres-autodetect",
     }
+    headlines = {finding.id: finding.headline for finding in found.findings.findings}
+    assert headlines["slurm-task-plugin"] == "TaskPlugin lacks task/affinity or task/cgroup"
     assert found.slurm.splitlines()[1:4] == [
         "SelectType=select/cons_tres SelectTypeParameters=CR_CPU  # old",
         "TaskPlugin=task/affinity,task/cgroup",

@@ -245,6 +245,7 @@ def test_what_is_free_decides_nothing_where_the_vm_itself_may_be_running() -> No
     found = list(findings_of(with_pages(TUNED, 2 * MIB), host=host))
     short = [f for f in found if f.id == "huge-pages-short"]
     assert short and {f.severity for f in short} == {Severity.INCONCLUSIVE}
+    assert short[0].headline == "too few free huge pages on node 0"
 
 
 @pytest.mark.parametrize(

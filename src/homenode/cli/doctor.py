@@ -27,7 +27,6 @@ from homenode.errors import (
     exclusive,
     find_near,
     requires,
-    unknown,
 )
 from homenode.findings import (
     Call,
@@ -42,7 +41,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
 from homenode.safe.input_files import read_input, read_subject
 from homenode.text import command_line, first_few, plural, printable
-from homenode.units import MIB
+from homenode.units import format_option_bytes
 from homenode.vm.domain.read import open_domain
 from homenode.vm.sources import (
     is_host_source,
@@ -80,7 +79,8 @@ class _VmSource(Struct, frozen=True):
         """The words by which homenode plan takes the VM."""
         if self.vm is None or not self.is_command:
             return ((self.name,),)
-        sizes = {"--vcpus": str(self.vm.vcpus), "--memory": f"{self.vm.memory_bytes // MIB}MiB"}
+        memory = format_option_bytes(self.vm.memory_bytes)
+        sizes = {"--vcpus": str(self.vm.vcpus), "--memory": memory}
         devices = (("--device", str(device.bdf)) for device in self.vm.hostdevs)
         return (("--target", "qemu"), *sizes.items(), *devices)
 
@@ -149,10 +149,12 @@ def _add_drift(findings: Findings, host: "Host", baseline: str, *, shows_checked
     from homenode.check.doctor.baseline import find_drift, record_of
 
     record, present = record_of(load_host(baseline)), record_of(host)
-    areas = (f"{baseline}: topology, devices, links and settings",) if shows_checked else ()
+    areas = f"differences from {baseline}"
+    if shows_checked:
+        areas = f"{baseline}: topology, devices, links and settings"
     findings = structs.replace(
         findings,
-        checked=(*findings.checked, *areas),
+        checked=(*findings.checked, areas),
         findings=sort_findings((*findings.findings, *find_drift(record, host, baseline))),
     )
     if all(record[fact] is None or present.get(fact) is None for fact in record):
@@ -246,9 +248,9 @@ def _vm_of_domain(name: str) -> _VmSource:
 
     try:
         uuid = Virsh(DEFAULT).find_domain(name).uuid  # the error names the domains
-    except HomenodeError:
+    except HomenodeError as error:
         if find_near(name, ("retrain",)):
-            raise unknown("command", name, ("retrain",), "homenode doctor retrain BDF") from None
+            error.hint = f"{error.hint}; did you mean retrain?"
         raise
     argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "dumpxml", "--", uuid)
     content = run(argv, 30).stdout_or_raise().encode()

@@ -393,9 +393,8 @@ def _reject_same_name(guest: Vm, host: Host | None) -> None:
     for domain in () if host is None else host.domains:
         if domain.planned and domain.name == guest.name:
             raise UsageError(
-                f"domain {guest.name}: expected a name that no VM planned on the host has, found "
-                f"a planned {guest.name}",
-                hint="give the VM another <name>; homenode plan --name COPY plans a copy",
+                f"a VM named {guest.name} is planned already (--after)",
+                hint="give the VM another <name>, or omit its plan from --after",
             )
 
 

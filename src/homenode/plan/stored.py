@@ -10,6 +10,7 @@ from homenode.cpuset import NodeIndex
 from homenode.errors import InputError, UsageError
 from homenode.findings import Rejection
 from homenode.machine.topology import Host, RunningDomain
+from homenode.text import first_few
 from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm
 from homenode.vm.plan import Plan, Unplannable
 from homenode.vm.plan_options import MemoryMode
@@ -127,10 +128,8 @@ def add_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tup
     added: list[list[RunningDomain]] = [[] for _ in hosts]
     for source, plan in plans:
         if plan.host_fingerprint not in prints:
-            names = ", ".join(
-                f"{host.name} (topology {fingerprint[:12]})"
-                for host, fingerprint in zip(hosts, prints, strict=True)
-            )
+            pairs = zip(hosts, prints, strict=True)
+            names = first_few([f"{host.name} (topology {key[:12]})" for host, key in pairs], 2)
             raise InputError(
                 f"{source}: a plan for host {plan.host_name or 'unknown'} (topology "
                 f"{plan.host_fingerprint[:12] or 'unknown'}), found {names}",

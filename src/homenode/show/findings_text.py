@@ -155,7 +155,8 @@ def _format_headline(subject: str, group: Group, counts: str) -> str:
     words = [finding.headline.replace(finding.subject, name) for name in (subjects, short)]
     meaning = _cut_sentence(texts.meaning)
     words += [meaning, meaning.partition(":")[0]]
-    words += [f"{subjects}: {finding.observed}"] if len(group) == 1 else []
+    if len(group) == 1:
+        words.append(f"{subjects}: expected {finding.expected}, found {finding.observed}")
     words += [meaning.partition(":")[0] or f"{subjects} ({finding.id})"]
     lines = [f"{subject}: {counts}: {text}" for text in reversed(words) if text]
     return next((line for line in reversed(lines) if len(line) <= _COLUMNS), lines[0])

@@ -211,7 +211,7 @@ def find_unknown_fields(devices: tuple[PciDevice, ...]) -> tuple[Gap, ...]:
         ("BARs", "no resource file, or an empty one", [d for d in physical if not d.bars]),
         (
             "IOMMU group",
-            "other functions have one" if has_groups else "no function has: is the IOMMU off?",
+            "other functions have one" if has_groups else "no function has one: is the IOMMU off?",
             [d for d in physical if d.iommu_group is None],
         ),
     )

@@ -24,7 +24,7 @@ from homenode.plan.devices.brought import CompanionDevices, are_paired, link_gro
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.request import GuestRequest
 from homenode.text import format_subjects
-from homenode.units import MIB
+from homenode.units import format_option_bytes
 from homenode.vm.gpu_parts import format_profiles, is_divided, list_free_parts
 from homenode.vm.plan import Unplannable
 
@@ -477,12 +477,12 @@ def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     guest = request.guest
     absent = {hostdev.bdf for hostdev in guest.hostdevs} - host.device_at.keys()
     if bdf in absent and gpus:
-        size = f"--vcpus {guest.vcpus} --memory {guest.memory_bytes // MIB}MiB"
-        count = request.options.gpu_count or len(absent)
+        size = f"--vcpus {guest.vcpus} --memory {format_option_bytes(guest.memory_bytes)}"
+        count = request.options.gpu_count or len(guest.hostdevs)
         hint = f"remove the device there, or replace the file by {size} --gpus {count}"
     return InputError(
-        f"device {bdf}: expected a PCI function of host {host.name!r}, which has "
-        + (f"no function at that address; nearest: {nearest}" if nearest else "no PCI functions"),
+        f"host {host.name!r} has no "
+        + (f"PCI function {bdf}; nearest: {nearest}" if nearest else f"PCI functions, nor {bdf}"),
         hint=hint,
     )
 

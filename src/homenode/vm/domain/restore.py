@@ -217,7 +217,7 @@ def _read_record(saved: SavedOriginal) -> _Sums:
             raise not_found(str(saved.output), "file", "homenode restore NAME, for a VM of libvirt")
         raise InputError(
             f"{saved.output} has no saved original: {saved.original.name} and {saved.record.name}",
-            hint="only a file that homenode wrote over with -o can be restored, not a new one",
+            hint="only what homenode plan VM -o FILE wrote can be restored, once",
         )
     sums: dict[str, str] = {}
     before = None

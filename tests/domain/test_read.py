@@ -9,7 +9,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.units import GIB
 from homenode.vm.domain.document import MAX_BYTES, MAX_DEPTH, parse_document
-from homenode.vm.domain.fields import format_set, format_size
 from homenode.vm.domain.read import read_running_domain, read_vm
 from homenode.vm.model import GuestAddress
 from tests.domain_corpus import sample
@@ -371,14 +370,6 @@ def test_a_vcpu_without_a_pin_has_the_set_of_the_domain_or_floats() -> None:
 def test_a_domain_holds_devices_that_its_guest_does_not_see() -> None:
     in_use = read_running_domain(sample("gpu-with-audio-and-nics"), running=True)
     assert Bdf.parse("0000:19:00.2") in in_use.devices
-
-
-def test_sets_are_printed_as_the_study_does() -> None:
-    assert format_set([28, 29]) == "28,29"
-    assert format_set([28, 29, 92, 93]) == "28,29,92,93"
-    assert format_set(range(28)) == "0-27"
-    assert format_set([5]) == "5"
-    assert format_size(768 << 30, ("MiB",)) == ("786432", "MiB")
 
 
 @pytest.mark.parametrize("kind", ["xen", "vmware", "lxc", "bhyve", "vbox", "hyperv"])

@@ -221,16 +221,12 @@ def test_warnings_with_braces_around_the_json_are_no_json() -> None:
     assert parse(noisy) == parse(document())
 
 
-def test_a_test_without_a_result_is_incomplete() -> None:
+def test_a_test_without_a_result_is_incomplete_and_with_an_error_failed() -> None:
     cut = TEXT[: TEXT.index("memory latency SM")]
-    test = parse(cut).test("host_device_latency_sm")
-    assert test is not None and test.status is Status.INCOMPLETE
-
-
-def test_an_error_in_a_text_fails_its_test() -> None:
-    cut = TEXT[: TEXT.index("memory latency SM")] + "CUDA_ERROR_LAUNCH_FAILED in expression x\n"
-    test = parse(cut).test("host_device_latency_sm")
-    assert test is not None and test.status is Status.FAILED
+    error = "CUDA_ERROR_LAUNCH_FAILED in expression x\n"
+    for text, status in ((cut, Status.INCOMPLETE), (cut + error, Status.FAILED)):
+        test = parse(text).test("host_device_latency_sm")
+        assert test is not None and test.status is status
 
 
 def test_rows_of_several_hosts_are_read() -> None:

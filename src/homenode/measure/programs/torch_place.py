@@ -41,8 +41,8 @@ def load_torch() -> Any:
 def numbers_of(text: str) -> set[int]:
     """Return the members of a kernel list.
 
-    >>> sorted(numbers_of("0-2,8"))
-    [0, 1, 2, 8]
+    >>> sorted(numbers_of("0-2,8")), numbers_of("")
+    ([0, 1, 2, 8], set())
     """
     numbers: set[int] = set()
     for part in text.strip().split(","):

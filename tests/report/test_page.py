@@ -213,8 +213,8 @@ def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: 
     assert set(one.guests) == {"default", "pin"}
     page = html_page(build_report([one], (), "now"))
     assert re.findall(r"<summary>Topology: ([^<(]*)", page) == [
-        "what the suite saw under default",
-        "what the suite saw under pin",
+        "what the suite detected under default",
+        "what the suite detected under pin",
     ]
 
 

@@ -24,7 +24,14 @@ from homenode.plan.search.place import place
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Pinning, Siblings
 from homenode.vm.plan import Unplannable
-from homenode.vm.plan_options import AUTO, EmulatorPolicy, PartialReserve, PlanOptions, make_cell
+from homenode.vm.plan_options import (
+    AUTO,
+    EmulatorPolicy,
+    PartialReserve,
+    PlanOptions,
+    Policy,
+    make_cell,
+)
 from homenode.vm.sources import load_host
 from tests.domain_corpus import CORPUS
 from tests.plan.test_against_brute_force import small_host, small_wish
@@ -269,3 +276,23 @@ def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
         tuned = plan_file(stated, "vm.xml", options, host)
         assert b"threads='2'" not in tuned.document
         assert tuned.plan.vm.vcpus == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "vcpus", "gib"),
+    [
+        ("x86-2p2n8c32t-smt4", PlanOptions(layout="pin-numa-pci-smt"), 4, 32),
+        (
+            "x86-2p2n8c16t-node1-no-memory",
+            PlanOptions(pinning=Pinning.ONE_PER_CORE, policy=Policy.CORES_FIRST),
+            8,
+            2,
+        ),
+    ],
+)
+def test_applying_again_keeps_vcpus_that_share_cores(
+    name: str, options: PlanOptions, vcpus: int, gib: int
+) -> None:
+    host = load_host(name)
+    once = applied(document(vcpus, gib, TOPOLOGY % (vcpus // 2)), options, host)
+    assert applied(once, options, host) == once

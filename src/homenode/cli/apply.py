@@ -246,6 +246,8 @@ def _use_recorded_layout(guest: Vm, options: PlanOptions, host: Host) -> Resolve
     shares = layout.pinning is Pinning.ALL_PUS and layout.siblings is Siblings.HIDDEN
     if shares and not fills_cores(guest, host):  # vCPUs shared cores, because cores were missing
         layout = replace(layout, pinning=Pinning.ONE_PER_CORE)
+    if options.pinning is Pinning.ONE_PER_CORE:  # which exposes none
+        layout = replace(layout, siblings=Siblings.HIDDEN)
     planned = "this host as it is" if is_same else "another host, or this host before it changed"
     reason = f"{layout.name}, kept from the metadata of {guest.name}: planned for {planned}"
     has_switches = any(c.model == PortModel.SWITCH_UPSTREAM for c in guest.controllers)

@@ -236,13 +236,15 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
 
 def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
     """Return whether an -smt layout keeps the vCPUs of a definition: if they are hyper-threads
-    already, shown or hidden, or homenode has tuned it. An -smt definition without siblings did not
-    fit twice the vCPUs."""
+    already, shown or hidden, or homenode has tuned it. An -smt definition with one vCPU a core did
+    not fit twice the vCPUs."""
     layout = guest.record.layout if guest.record else None
     if guest.threads_per_core > 1 or (layout and layout.pinning is not Pinning.ALL_PUS):
         return True
-    if layout is None or layout.siblings is Siblings.EXPOSED or host is None:
+    if layout is None or host is None:
         return False
+    if layout.siblings is Siblings.EXPOSED:
+        return any(len(core.pus & guest.pinned_pus) > 1 for core in host.cores)
     return fills_cores(guest, host)
 
 

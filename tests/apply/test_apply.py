@@ -675,6 +675,9 @@ def test_a_number_that_virsh_takes_for_an_id_is_no_name(daemon: StandIn) -> None
 def test_an_unknown_domain_is_bad_input(daemon: StandIn) -> None:
     with pytest.raises(InputError, match=r"no VM named other; here: -vm 7 \(shut off\)"):
         Virsh(URI).find_domain("other")
+    with pytest.raises(InputError) as refused:
+        Virsh(URI).find_domain("other.xml")
+    assert refused.value.hint == "virsh define other.xml"
     daemon.put("id", "4")
     with pytest.raises(InputError, match=r"here: -vm 7 \(running\)"):
         Virsh(URI).find_domain("other")

@@ -24,6 +24,8 @@ CALLS = (
     ("--show-completion ksh", 2, "unknown shell 'ksh'"),
     ("show --hosst a", 2, "unknown option --hosst (did you mean --host?)"),
     ("show hgx-h100", 2, "hint: homenode show --host hgx-h100"),
+    ("show --host ssh:root@gpu7", 2, "hint: homenode capture --ssh root@gpu7 -o host.tar.gz"),
+    ("nccl-topo vm.xml", 2, "hint: homenode nccl-topo --domain vm.xml"),
     ("show --host hgx-h10", 2, "unknown host 'hgx-h10' (did you mean hgx-h100?)"),
     ("show --host hgx-a100", 2, "unknown host 'hgx-a100' (did you mean hgx-a100-ibm?)"),
     ("show --json --host hgx-h10", 2, "unknown host 'hgx-h10' (did you mean hgx-h100?)"),

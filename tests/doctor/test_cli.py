@@ -138,8 +138,12 @@ def test_a_host_differs_from_the_record_of_another_and_not_from_its_own(
         out = capsys.readouterr().out
         assert "0 findings" not in out or f"differences from {source}" in " ".join(out.split())
     assert run("doctor", "--host", SICK, "--expect", SOUND, "--json") == 1
-    names = {f["id"] for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert {"drift-topology", "drift-device"} <= names
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert {"drift-topology", "drift-device"} <= {one["id"] for one in found}
+    assert run("doctor", "--host", "hgx-h200", "--expect", "hgx-h100") == 1
+    line, _, head, *_ = capsys.readouterr().out.splitlines()
+    assert line.endswith(": counts, memory or distances differ from the record")
+    assert head.startswith("critical  cores, CPUs and NICs ")
 
 
 def test_a_link_that_is_lost_since_is_not_mistaken_for_the_slot_above_it() -> None:

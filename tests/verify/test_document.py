@@ -221,7 +221,7 @@ def test_locked_memory_below_what_vfio_needs_is_critical(xml: bytes, gib: int, e
 
 def test_pages_to_add_are_counted_in_the_fix() -> None:
     (short,) = findings_of(with_pages(TUNED, 2 * MIB), host=with_pools(1024, 1000))
-    assert "add 24 to /sys/devices/system/node/node1/" in (short.fix or "")
+    assert "add 24 to nr_hugepages in /sys/devices/system/node/node1/" in (short.fix or "")
 
 
 def test_a_running_vm_is_not_compared_with_the_pages_that_it_has_itself() -> None:

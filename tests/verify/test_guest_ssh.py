@@ -56,6 +56,6 @@ def test_a_guest_over_ssh_that_is_not_as_planned_is_reported(port: int, tmp_path
 
 def test_a_guest_that_cannot_be_reached_says_what_to_try(port: int, tmp_path: Path) -> None:
     done = verified(tmp_path, "ssh://root@127.0.0.1:1")
-    assert isinstance(done.exception, HostError) and "try: ssh" in (done.exception.hint or "")
+    assert isinstance(done.exception, HostError) and "ssh" in (done.exception.hint or "")
     done = verified(tmp_path, "ssh:-oProxyCommand=true")
     assert isinstance(done.exception, UsageError)

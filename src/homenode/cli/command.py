@@ -417,7 +417,8 @@ class _WordReader:
                 for parameter in self.parameters
                 if parameter.default is REQUIRED and parameter.path not in self.values
             ]
-            options += [name for name in ("--host", "--pool") if name in self.named]
+            usual = ("--domain",) if words[0].endswith(".xml") else ()
+            options += [name for name in (*usual, "--host", "--pool") if name in self.named]
             before = "" if arguments else f"{self.path} "
             is_host = options and not arguments
             hint = f"{before}{options[0]} {words[0]}" if is_host else None

@@ -167,7 +167,7 @@ def _cut_sentence(meaning: str) -> str:
     text = " ".join(meaning.replace("`", "").split()).partition(". ")[0].rstrip(".")
     if "](" in text:
         return ""
-    first_word = text.partition(" ")[0]
+    first_word = text.partition(" ")[0].rstrip(",")
     is_word = first_word.isalpha() and first_word[1:] == first_word[1:].lower()
     return text[0].lower() + text[1:] if is_word else text
 

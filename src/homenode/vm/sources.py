@@ -316,6 +316,9 @@ def load_shipped_host(name: str) -> Host:
     if name not in names:
         if not name.isprintable() or set(name) & {".", "/"} or not name:
             raise InputError(f"{name[:200]!r}: no such file", hint="homenode list hosts")
+        if name.startswith("ssh:"):
+            hint = command_line("homenode", "capture", "--ssh", name[4:], "-o", "host.tar.gz")
+            raise InputError(f"{name}: a host over ssh, not a file or a shipped host", hint=hint)
         raise unknown("host", name, names, "homenode list hosts")
     return load_shipped(name).host
 

@@ -181,19 +181,24 @@ def _present_link(link: Link) -> LimitingLink | None:
     return LimitingLink(rate)
 
 
-_COUNTS = ("packages", "cores", "pus", "pus_offline", "llcs", "numa_nodes", "cpuless_nodes")
-_PCI_COUNTS = ("gpus", "nics", "nvswitches")
+_PCI_COUNTS = {"gpus": "GPUs", "nics": "NICs", "nvswitches": "NVSwitches"}
+_COUNTS = {
+    **{"packages": "packages", "cores": "cores", "pus": "CPUs", "pus_offline": "offline CPUs"},
+    **{"llcs": "LLCs", "numa_nodes": "NUMA nodes", "cpuless_nodes": "nodes without CPUs"},
+    **_PCI_COUNTS,
+}
+"""Name of each count of a host's summary."""
 _CRITICAL, _WARNING = _judge_change(Severity.CRITICAL), _judge_change(Severity.WARNING)
 _MODEL = HostFact("drift-device", "model", _make_device_reader(_name_model), _CRITICAL)
 FACTS = (
     *(
         HostFact(
             "drift-topology",
-            name.replace("_", " "),
+            label,
             _make_host_reader(partial(_count, name)),
             _CRITICAL,
         )
-        for name in (*_COUNTS, *_PCI_COUNTS)
+        for name, label in _COUNTS.items()
     ),
     HostFact(
         "drift-topology", "memory", _make_host_reader(_sum_memory), _memory_change, format_bytes

@@ -99,7 +99,7 @@ def collect_over_ssh(
     )
     failure = completed.failure()
     if failure is not None:
-        raise HostError(f"{host}: {failure}", hint=f"try: {command_line('ssh', host, 'true')}")
+        raise HostError(f"{host}: {failure}", hint=command_line("ssh", host, "true"))
     return parse_collected(completed.stdout, host)
 
 

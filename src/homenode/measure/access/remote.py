@@ -366,7 +366,7 @@ class SshHost(Struct, frozen=True):
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
             raise ToolError(
                 f"{self.name}: {lines[-1][:200] if lines else done.failure()}",
-                hint=f"try: {command_line('ssh', '-o', 'BatchMode=yes', self.url, 'true')}",
+                hint=command_line("ssh", "-o", "BatchMode=yes", self.url, "true"),
             )
         return ScriptOutput(done.stdout, done.stderr)
 

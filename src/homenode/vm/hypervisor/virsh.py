@@ -67,7 +67,9 @@ class Virsh:
         except InputError as error:
             if _MISSING.search(error.message) is None:
                 raise
-            raise self._missing_domain(name, error.hint) from None
+            is_file = name.endswith(".xml")
+            hint = command_line("virsh", "define", name) if is_file else error.hint
+            raise self._missing_domain(name, hint) from None
 
     def _read_state(self, name: str) -> DomainState:
         if not name.strip() or not name.isprintable():

@@ -323,6 +323,22 @@ def test_a_bar_without_room_is_a_finding_of_the_host_device(line: str) -> None:
     assert "0x2000000000" in found.observed
 
 
+@pytest.mark.parametrize(
+    ("device", "count"),
+    [
+        ("0000:82:00.0: [1b36:0005] type 00 class 0x00ff00", 1),
+        ("0000:83:00.0: [1b36:000c] type 01", 0),
+    ],
+)
+def test_a_window_is_missed_only_with_a_device_behind_it(device: str, count: int) -> None:
+    lines = (
+        f"pci {device}",
+        f"pci {PORT}: PCI bridge to [bus 81-82]",
+        f"pci {PORT}: bridge window [mem size 0x00200000]: can't assign; no space",
+    )
+    assert len(list(check_kernel(log(*lines), {}, "vm.xml"))) == count
+
+
 def test_a_bridge_without_room_is_named_where_no_device_is() -> None:
     bridge = f"pci {PORT}: bridge window [mem size 0x3000000000 64bit pref]: failed to assign"
     (found,) = check_kernel(log(bridge), NAMES, "vm.xml")

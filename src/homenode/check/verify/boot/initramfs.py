@@ -168,6 +168,13 @@ _UNPLACED = re.compile(
     r"|pci ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): BAR (\d{1,2}): "
     r"(?:no space for|failed to assign) \[mem size 0x([0-9a-f]{1,16})"
 )
+_PORT = re.compile(
+    r"pci ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): PCI bridge to "
+    r"\[bus ([0-9a-f]{2})(?:-([0-9a-f]{2}))?\]"
+)
+_DEVICE = re.compile(
+    r"pci ([0-9a-f]{4}):([0-9a-f]{2}):[0-9a-f]{2}\.[0-7]: \[[0-9a-f:]{9}\] type 00"
+)
 _WARNING = 4
 _TOPICS = {
     "topology": re.compile(r"topology|sibling|\bllc\b|smpboot|\bapic\b|sched: CPU", re.IGNORECASE),
@@ -195,10 +202,13 @@ def check_kernel(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Find
     warnings. bdf_of: the guest's function -> its name on the host."""
     unplaced: dict[str, int] = {}
     other: dict[str, list[str]] = {}
+    empty = _find_empty_ports(log)
     for level, text in _split_log(log):
         match = _UNPLACED.match(text)
         if match is not None:
             address = match[1] or match[4]
+            if address in empty:  # firmware drops their windows first, where I/O ports run out
+                continue
             size = int(match[3] or match[6], 16)
             name = bdf_of.get(Bdf.parse(address), f"{address} in the guest")
             unplaced[name] = max(size, unplaced.get(name, 0))
@@ -225,6 +235,17 @@ def check_kernel(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[Find
             observed="; ".join(texts[:_SHOWN]) + rest_text,
             source=source,
         )
+
+
+def _find_empty_ports(log: str) -> set[str]:
+    """Return the addresses of bridges with no device on any of their buses."""
+    used = {(domain, int(bus, 16)) for domain, bus in _DEVICE.findall(log)}
+    is_used: dict[str, bool] = {}
+    for address, first, last in _PORT.findall(log):
+        buses = range(int(first, 16), int(last or first, 16) + 1)
+        has_device = any((address[:4], bus) in used for bus in buses)
+        is_used[address] = has_device or is_used.get(address, False)
+    return {address for address, has_device in is_used.items() if not has_device}
 
 
 def _split_log(log: str) -> Iterator[tuple[int, str]]:

@@ -33,9 +33,9 @@ critical  8 GPUs, 96 CPUs                                        gpus-over-nodes
   expected  GPUs and CPUs on the same nodes of hgx-a100-ibm, shown to the guest
   found     4 GPUs on each of nodes 0-1, all CPUs on node 0; no
             guestMappingPassthrough
-  fix       set numa.guestMappingPassthrough and huge pages, and request at
-            least 172 CPUs (132 with kubelet's distribute-cpus-across-numa); or
-            request 4 GPUs, 48 CPUs and 128 GiB
+  fix       set numa.guestMappingPassthrough, and request at least 172 CPUs (132
+            with kubelet's distribute-cpus-across-numa); or request 4 GPUs, 48
+            CPUs and 128 GiB
 
 warning   8 GPUs have no guest NUMA node                    devices-without-node
   expected  the hook of homenode, or PCINUMAAwareTopology (KubeVirt 1.8)

@@ -143,7 +143,8 @@ def larger_vcpus(vmi: Vmi, host: Host, shares: NodeShares) -> int | None:
 def ways_together(vmi: Vmi, host: Host, shares: NodeShares) -> Iterator[str]:
     """Yield changes of the VM with which the node gives it CPUs of all nodes of its GPUs."""
     guest, threads, full_pus = build_guest(vmi), threads_of(host), _full_pus(host, shares)
-    mapped = "" if vmi.is_mapped else "set numa.guestMappingPassthrough and huge pages"
+    pages = "" if guest.page_bytes else " and huge pages"
+    mapped = "" if vmi.is_mapped else f"set numa.guestMappingPassthrough{pages}"
     if shares.is_near:
         yield mapped
     elif larger := larger_vcpus(vmi, host, shares):

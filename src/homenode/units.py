@@ -103,15 +103,6 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
-def format_option_bytes(count: int) -> str:
-    """Return whole MiB as the value of an option, in GiB if they are whole.
-
-    >>> format_option_bytes(400 * GIB), format_option_bytes(1536 * MIB)
-    ('400GiB', '1536MiB')
-    """
-    return f"{count // MIB}MiB" if count % GIB else f"{count // GIB}GiB"
-
-
 def format_limit(count: int) -> str:
     """Bytes that a limit must allow, in whole GiB, rounded up: never less than is needed.
 

@@ -198,6 +198,7 @@ def test_a_device_that_the_host_lacks_is_named_with_the_gpus_that_it_has(daemon:
         apply([NAME], yes=True, host=HOST)
     device, _, others = refused.value.message.partition("; nearest: ")
     assert "0000:21:00.0" in device and "0000:81:00.0" in others
+    assert refused.value.hint == "remove its <hostdev> and add --gpus 1"
     assert daemon.definition() == before
 
 

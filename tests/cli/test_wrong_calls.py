@@ -80,6 +80,7 @@ CALLS = (
     (f"{PLAN} --layout pin --reserved-cpus 0-999", 2, "found 224-999"),
     (f"{PLAN} --layout pin --keep-vcpus", 2, "an -smt layout"),
     (f"{PLAN} --layout pin --save-plan directory", 2, "a directory, not"),
+    ("plan vm.xml --host xeon-2p-cpus --gpus 1", 4, "1 GPU needed, 0 of 0 free"),
     (f"{PLAN} --gpus 9", 4, "vm does not fit hgx-h100: 9 GPUs needed, 8 of 8 free"),
     ("apply", 2, "missing argument NAME"),
     ("apply vm.xml", 2, "vm.xml: a file, not a domain of libvirt"),

@@ -41,7 +41,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.process import find_program
 from homenode.safe.input_files import read_input, read_subject
 from homenode.text import command_line, first_few, plural, printable
-from homenode.units import format_option_bytes
+from homenode.units import MIB
 from homenode.vm.domain.read import open_domain
 from homenode.vm.sources import (
     is_host_source,
@@ -79,8 +79,7 @@ class _VmSource(Struct, frozen=True):
         """The words by which homenode plan takes the VM."""
         if self.vm is None or not self.is_command:
             return ((self.name,),)
-        memory = format_option_bytes(self.vm.memory_bytes)
-        sizes = {"--vcpus": str(self.vm.vcpus), "--memory": memory}
+        sizes = {"--vcpus": str(self.vm.vcpus), "--memory": f"{self.vm.memory_bytes // MIB}MiB"}
         devices = (("--device", str(device.bdf)) for device in self.vm.hostdevs)
         return (("--target", "qemu"), *sizes.items(), *devices)
 

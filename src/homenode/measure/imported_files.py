@@ -224,7 +224,7 @@ def _require_runs(argument: str, runs: Sequence[Run], skipped: Sequence[Gap]) ->
     if not runs:
         raise InputError(
             f"{argument}: no run in it ({'; '.join(map(str, skipped[:5]))})",
-            hint="homenode bench and homenode import make runs",
+            hint="homenode bench, or homenode import LOGS",
         )
     return tuple(runs)
 

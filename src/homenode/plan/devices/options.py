@@ -23,8 +23,7 @@ from homenode.plan.allocations import Allocations
 from homenode.plan.devices.brought import CompanionDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.request import GuestRequest
-from homenode.text import format_subjects
-from homenode.units import format_option_bytes
+from homenode.text import format_subjects, plural
 from homenode.vm.gpu_parts import format_profiles, is_divided, list_free_parts
 from homenode.vm.plan import Unplannable
 
@@ -474,12 +473,10 @@ def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     nearest = ", ".join(str(other) for other in sorted(bdfs, key=difference)[:3])
     gpus = ", ".join(str(gpu.bdf) for gpu in host.devices_of_kind(DeviceKind.GPU)[:16])
     hint = f"GPUs of the host: {gpus}" if gpus else None if bdfs else "homenode capture reads PCI"
-    guest = request.guest
-    absent = {hostdev.bdf for hostdev in guest.hostdevs} - host.device_at.keys()
-    if bdf in absent and gpus:
-        size = f"--vcpus {guest.vcpus} --memory {format_option_bytes(guest.memory_bytes)}"
-        count = request.options.gpu_count or len(guest.hostdevs)
-        hint = f"remove the device there, or replace the file by {size} --gpus {count}"
+    functions = {d.bdf: host.device_at.get(d.bdf) for d in request.guest.hostdevs}
+    if bdf in functions and gpus:
+        count = sum(f is None or f.kind is DeviceKind.GPU for f in functions.values())
+        hint = f"remove its <hostdev> and add --gpus {request.options.gpu_count or count}"
     return InputError(
         f"host {host.name!r} has no "
         + (f"PCI function {bdf}; nearest: {nearest}" if nearest else f"PCI functions, nor {bdf}"),
@@ -522,20 +519,13 @@ def _format_use(host: Host, allocations: Allocations) -> str:
 
 def _too_few(host: Host, request: GuestRequest, allocations: Allocations, free: int) -> Unplannable:
     gpus = host.devices_of_kind(DeviceKind.GPU)
-    noun = (
-        "GPUs"
-        if request.options.gpu_profile is None
-        else f"parts of profile {request.options.gpu_profile}"
-    )
+    count, profile = request.options.gpu_count or 0, request.options.gpu_profile
+    needs = plural(count, "GPU") if profile is None else f"{count} parts of profile {profile}"
     total = len(host.whole_gpus)
-    free_text = (
-        f"{free} free" if request.options.gpu_profile or free > total else f"{free} of {total} free"
-    )
-    detail = (
-        f"{request.options.gpu_count} {noun} needed, {free_text}{_format_use(host, allocations)}"
-    )
+    free_text = f"{free} free" if profile or free > total else f"{free} of {total} free"
+    detail = f"{needs} needed, {free_text}{_format_use(host, allocations)}"
     hint = f"--gpus {free}" if free else None
-    if request.options.gpu_profile is None and any(gpu.parts for gpu in gpus):
+    if profile is None and any(gpu.parts for gpu in gpus):
         hint = hint or f"--gpu-profile, as GPUs are divided; one of {format_profiles(host)}"
     return Unplannable(
         f"{request.guest.name} does not fit {host.name}: {detail}",

@@ -67,7 +67,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     if not runs:
         causes = "; ".join(map(str, skipped[:5])) or "nothing was named"
         message = f"{first_few(arguments, 3)}: no run in it ({causes})"
-        raise InputError(message, hint="homenode bench makes runs")
+        raise InputError(message, hint="homenode bench, or homenode import LOGS")
     known_hosts = {host.fingerprint: host for host in map(load_host, hosts)}
     if len(hosts) == 1:
         known_hosts[UNNAMED] = next(iter(known_hosts.values()))

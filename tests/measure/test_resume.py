@@ -82,7 +82,7 @@ def test_an_output_that_was_changed_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
     output = next((tmp_path / "cpu-only" / "x" / "raw").glob("0003-*"))
     output.write_text(output.read_text().replace("3", "4", 1))
-    with pytest.raises(HomenodeError, match="found it changed"):
+    with pytest.raises(HomenodeError, match="was changed after the run wrote it"):
         run(tmp_path, resume=True)
 
 

@@ -240,7 +240,7 @@ def test_what_lies_under_an_image_without_a_format_is_not_left_to_guessing(
     content[content.index(b"raw") - 8] ^= 1  # the extension is another one
     disk.write_bytes(content)
     _, prepared = prepared_for(disk, "qcow2")
-    with pytest.raises(InputError, match="without one: QEMU would guess it"):
+    with pytest.raises(InputError, match="without a format: QEMU would guess it"):
         make_copy(Virsh(URI), prepared)
     image(tmp_path / "under")
     make_copy(Virsh(URI), prepared)

@@ -264,7 +264,7 @@ def test_what_the_host_keeps_is_said_by_the_user_the_description_or_the_default(
 def test_a_planned_vm_of_the_same_name_is_refused() -> None:
     planned = replace(pinned_domain("0-1", name="vm", running=False), planned=True)
     host = even_host(2, domains=(planned,))
-    with pytest.raises(UsageError, match="a name that no VM planned on the host has") as error:
+    with pytest.raises(UsageError, match="a VM named vm is planned already") as error:
         request_for(guest(), PlanOptions("pin"), host)
     assert "--name" in str(error.value.hint)
 

@@ -155,7 +155,7 @@ HELD = """
 import sys
 from homenode.check.verify import start as paused
 paused._look = lambda *words: (print("paused", flush=True), sys.stdin.read())
-paused.verify_paused(paused.startable("qemu:///system", sys.argv[1]), None, None)
+paused.verify_paused(paused.find_startable("qemu:///system", sys.argv[1]), None, None)
 """
 """It says that the VM is paused, and waits there to be killed."""
 

@@ -314,7 +314,10 @@ def plan_for_target(
     )
 
 
-_KINDS = {"disks": r"<disk>|(ide|sata|scsi|virtio)\d+|disk", "network": r"<interface>|net\d+|vif"}
+_KINDS = {
+    "disks": re.compile(r"<disk>|(ide|sata|scsi|virtio)\d+|disk"),
+    "network": re.compile(r"<interface>|net\d+|vif"),
+}
 """Elements and keys by what they describe; those of no kind are other settings."""
 
 
@@ -322,7 +325,7 @@ def _find_losses(vm: VmFile, target: Target, name: str) -> Iterator[Finding]:
     """Yield a finding for each kind of settings that another target's file does not get."""
     parts: dict[str, Counter[str]] = {}
     for part in list_other_parts(vm):
-        kind = next((kind for kind, form in _KINDS.items() if re.fullmatch(form, part)), "")
+        kind = next((kind for kind, form in _KINDS.items() if form.fullmatch(part)), "")
         parts.setdefault(kind or "other settings", Counter())[part] += 1
     if vm.guest.firmware not in (None, "bios"):
         parts["firmware"] = Counter([vm.guest.firmware])

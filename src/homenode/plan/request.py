@@ -396,7 +396,7 @@ def _reject_same_name(guest: Vm, host: Host | None) -> None:
         if domain.planned and domain.name == guest.name:
             raise UsageError(
                 f"a VM named {guest.name} is planned already (--after)",
-                hint="give the VM another <name>, or omit its plan from --after",
+                hint="give the VM another <name> (homenode plan: --name), or omit its plan",
             )
 
 

@@ -75,14 +75,15 @@ class Codec(Struct, frozen=True, kw_only=True):
     # (suffix, content) of files next to it, of the same. refuse raises InputError for content that
     # the target cannot take safely.
     companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
-    placed: str = ".*"  # pattern of the keys that a plan has; other keys are the user's alone
+    # keys that a plan has; None = all: other keys are the user's alone
+    placed: re.Pattern[str] | None = None
 
     def other_keys(self, content: bytes, source: str) -> tuple[str, ...]:
         """Return the keys of a file that a plan does not have. Raises ParseError or InputError."""
-        if self.placed == ".*":
+        if self.placed is None:
             return ()
         keys = self.parse(content, source).values
-        return tuple(key for key in keys if not re.fullmatch(self.placed, key))
+        return tuple(key for key in keys if not self.placed.fullmatch(key))
 
     def read_vm(self, content: bytes, source: str) -> Vm:
         """Return the VM of a file. Raises ParseError or InputError."""

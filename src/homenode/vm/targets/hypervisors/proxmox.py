@@ -509,8 +509,10 @@ CODEC = Codec(
     refuse=_reject_unsupported,
     findings=_find_losses,
     companions=_list_companions,
-    placed=r"(name|sockets|cores|vcpus|memory|numa\d*|affinity|hugepages|hostpci\d+|hookscript|machine"
-    r"|bios|kvm|arch|cpu|numa|balloon|digest)",
+    placed=re.compile(
+        r"(name|sockets|cores|vcpus|memory|numa\d*|affinity|hugepages|hostpci\d+|hookscript|machine"
+        r"|bios|kvm|arch|cpu|numa|balloon|digest)"
+    ),
 )
 TARGET = CODEC.build_target(
     title="Proxmox",

@@ -429,7 +429,9 @@ CODEC = Codec(
     edited=_render_config,
     refuse=_reject_unsupported,
     findings=_find_losses,
-    placed="name|type|builder|vcpus|maxvcpus|memory|maxmem|cpus|cpus_soft|vnuma|pci|firmware",
+    placed=re.compile(
+        "name|type|builder|vcpus|maxvcpus|memory|maxmem|cpus|cpus_soft|vnuma|pci|firmware"
+    ),
 )
 TARGET = CODEC.build_target(
     title="Xen",

@@ -116,7 +116,7 @@ def _kept_job(slurm: Testbed, spool: Path) -> str:
         tasks = spool / f"live/{job}.gpu02.tasks"
         end = time.monotonic() + 10
         while time.monotonic() < end:
-            if tasks.exists() and tasks.read_text():
+            if tasks.exists() and "\ntask " in tasks.read_text():
                 return job
             time.sleep(0.2)
         slurm.client("scancel", job)

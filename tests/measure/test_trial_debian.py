@@ -117,7 +117,7 @@ def test_a_guest_that_does_not_answer_in_time_is_named_and_ended(
     what, detail = outcome(tmp_path)
     assert what == EntryKind.FAILED
     assert f"did not answer within {timeout_s} s" in detail
-    assert "nothing is decided" in done.stdout
+    assert "no conclusion" in done.stdout
     check_ended(vm, tmp_path, before)
 
 
@@ -182,7 +182,7 @@ def test_a_guest_that_restarts_itself_is_not_measured(vm: DebianVm, tmp_path: Pa
     assert what == EntryKind.FAILED
     # Where its connection was closed, or at the end, by the identity of its boot.
     assert "restart" in detail
-    assert "nothing is decided" in done.stdout
+    assert "no conclusion" in done.stdout
     check_ended(vm, tmp_path, before)
 
 

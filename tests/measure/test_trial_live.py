@@ -155,7 +155,7 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     assert definition(daemon) != before
     assert only(state).state.to_undo
     status = homenode("trial", "status")
-    assert "left to undo" in status.output
+    assert "not undone" in status.output
     done = homenode("trial", "resume", NAME, "--probe", str(daemon.directory / "probe"))
     assert done.exit_code == 0, done.output
     assert definition(daemon) == before

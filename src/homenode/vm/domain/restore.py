@@ -184,7 +184,7 @@ def _check_our_scripts(saved: SavedOriginal) -> str | None:
 
 
 def _list_scripts(saved: SavedOriginal) -> tuple[Path, ...]:
-    """Return the scripts that homenode wrote next to a document, and nobody changed."""
+    """Return the unchanged scripts that homenode wrote next to a document."""
     if not saved.record.exists():
         return ()
     try:

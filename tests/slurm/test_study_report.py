@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from homenode.cluster.slurm.study.report import (
     RecommendedQueue,
     StudyReport,
     compare_jobs,
+    copies_as_runs,
     study_report,
 )
 from homenode.cluster.slurm.study.text import (
@@ -40,7 +42,9 @@ from homenode.cluster.slurm.study.text import (
     slurm_study_summary,
 )
 from homenode.cpuset import CpuSet
-from homenode.decide.comparison import Outcome
+from homenode.decide.alternative import group_runs
+from homenode.decide.compare import compare
+from homenode.decide.comparison import Effect, Outcome
 from homenode.doc import Doc, format_plain
 from homenode.findings import Gap
 from homenode.formats import encode
@@ -52,11 +56,13 @@ from homenode.measure.results.model import (
     Run,
     RunHead,
     Sample,
+    Switches,
 )
 from homenode.measure.results.vantage import Vantage
 from homenode.metrics import POWER
 from homenode.show.html import html_page
 from homenode.show.terminal_text import PrintableConsole
+from homenode.vm.layout import PRESETS
 from homenode.vm.sources import load_host
 from tests import sdumont_study
 from tests.command_line import homenode
@@ -542,6 +548,68 @@ def test_what_files_say_is_no_markup_of_the_page(gh200: Path) -> None:
     assert page.count("<script") == 1 and "<b>" not in page and "\x1b" not in page
     assert "{x}" in page and "&lt;b&gt;job&lt;/b&gt;" in page
     assert page.count("then &amp; there</footer>") == 1 and page.count("&lt;p&gt;MADE") == 2
+
+
+def _effect(first: Sequence[Run], second: Sequence[Run]) -> Effect:
+    effects = compare(group_runs([*first, *second])).effects
+    (found,) = [one for one in effects if one.slowest_device]
+    return found
+
+
+def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
+    """The same simulated boots, once as jobs of two bindings and once as boots of two layouts."""
+    rng = random.Random(20261122)
+    gpu = Bdf.parse("11:00.0")
+    rates = {
+        node: [50e9 * level * rng.lognormvariate(0, 0.01) for _ in range(3)]
+        for node, level in ((0, 1.0), (1, 0.9))
+    }
+    jobs = [
+        job(
+            NodeSharing.EXCLUSIVE,
+            rate,
+            name=f"{node}-{number}",
+            samples=tuple(
+                Sample(
+                    "h2d-bandwidth", "bytes_per_s", rate * factor, device=gpu, node=node, number=n
+                )
+                for n, factor in enumerate((0.99, 1.0, 1.01))
+            ),
+        )
+        for node, of_node in rates.items()
+        for number, rate in enumerate(of_node)
+    ]
+    runs = list(copies_as_runs(jobs))
+    near, far = ([run for run in runs if run.head.arrangement == one] for one in (NEAR, FAR))
+    boots = [
+        [
+            Run(
+                RunHead(
+                    str(number),
+                    "cluster",
+                    Origin.MEASURED,
+                    Vantage.GUEST,
+                    Switches.from_layout(PRESETS[layout]),
+                    host="h",
+                    host_addresses=True,
+                ),
+                tuple(
+                    Sample("h2d-bandwidth", "bytes_per_s", rate * factor, index=0, number=n)
+                    for n, factor in enumerate((0.99, 1.0, 1.01))
+                ),
+            )
+            for number, rate in enumerate(rates[node])
+        ]
+        for layout, node in (("pin", 0), ("default", 1))
+    ]
+    study, trial = _effect(near, far), _effect(*boots)
+    assert study.low is not None
+    assert (study.ratio, study.low, study.high, study.p) == (
+        trial.ratio,
+        trial.low,
+        trial.high,
+        trial.p,
+    )
 
 
 def _between(node: str, binding: int | None, rate: float, number: int) -> JobEvidence:

@@ -288,11 +288,18 @@ def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
             8,
             2,
         ),
+        (
+            "x86-4p8n32c64t-far-in-package",
+            PlanOptions(layout="pin-numa-smt", siblings=Siblings.HIDDEN, max_nodes=1),
+            8,
+            2,
+        ),
     ],
 )
 def test_applying_again_keeps_vcpus_that_share_cores(
     name: str, options: PlanOptions, vcpus: int, gib: int
 ) -> None:
     host = load_host(name)
-    once = applied(document(vcpus, gib, TOPOLOGY % (vcpus // 2)), options, host)
-    assert applied(once, options, host) == once
+    for shown in (b"", TOPOLOGY % (vcpus // 2)):
+        once = applied(document(vcpus, gib, shown), options, host)
+        assert applied(once, options, host) == once

@@ -320,7 +320,10 @@ class Attempt:
     def _threads(self) -> int:
         """Return the siblings per core that the guest sees: equal on all cores, or 1."""
         request, grouping = self.request, self.fallback.grouping
-        if request.layout.siblings is not Siblings.EXPOSED and not self.fallback.shares:
+        layout = request.layout
+        # One vCPU a core hides what is not there; all CPUs of a core hide siblings on purpose.
+        hides = layout.siblings is Siblings.HIDDEN and layout.pinning is Pinning.ALL_PUS
+        if layout.siblings is not Siblings.EXPOSED and (hides or not self.fallback.shares):
             return 1
         if grouping.threads > 1:
             return 1 if self.fallback.idle_siblings(request) else grouping.threads

@@ -115,17 +115,17 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
     gaps: list[Gap] = []
     by_domain: list[DomainCores] = []
     devices: list[tuple[Bdf, str]] = []
-    mediated: list[tuple[str, str]] = []
+    mediated_devices: list[tuple[str, str]] = []
     unknown = own_is_unknown(host, request)
     if unknown is not None:
         gaps.append(unknown)
-    counted = list(other_domains(host, request))
-    gaps += _find_copies(host, request, counted)
+    counted_domains = list(other_domains(host, request))
+    gaps += _find_copies(host, request, counted_domains)
     of_vcpus, of_threads, ranges = 0, 0, []
-    for domain in counted:
+    for domain in counted_domains:
         devices += [(bdf, domain.name) for bdf in domain.devices]
-        mediated += [(uuid, domain.name) for uuid in domain.mediated]
-        pinned, floats, over = _vcpu_pins(domain, widest, online)
+        mediated_devices += [(uuid, domain.name) for uuid in domain.mediated]
+        pinned_bits, floats, over = _vcpu_pins(domain, widest, online)
         threads = 0
         for pin in (domain.emulator_pus, *domain.iothread_pus):
             if pin is not None and online & ~pin.bits:
@@ -134,7 +134,7 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
             # Emulators of such domains float over the same CPUs.
             threads = 0
             ranges.append((domain.name, over))
-        mine = _cores_of_pus(host, pinned)
+        mine = _cores_of_pus(host, pinned_bits)
         all_cores = mine | _cores_of_pus(host, threads)
         if all_cores:
             of_domain = CpuSet.from_bits(mine), CpuSet.from_bits(all_cores)
@@ -172,18 +172,18 @@ def find_allocations(host: Host, request: GuestRequest) -> Allocations:
         tuple(by_domain),
         tuple(sorted(devices)),
         tuple(gaps),
-        tuple(sorted(mediated)),
-        shut_off=frozenset(vm.name for vm in counted if not (vm.running or vm.planned)),
+        tuple(sorted(mediated_devices)),
+        shut_off=frozenset(vm.name for vm in counted_domains if not (vm.running or vm.planned)),
     )
 
 
 def _find_copies(
-    host: Host, request: GuestRequest, counted: Sequence[RunningDomain]
+    host: Host, request: GuestRequest, counted_domains: Sequence[RunningDomain]
 ) -> Iterator[Gap]:
     """Yield a gap for each copy of a placed domain; a copy holds nothing."""
     for domain in host.domains:
         is_copy = domain.mark is DomainMark.COPY
-        if is_copy and domain not in counted and not _is_own(domain, request):
+        if is_copy and domain not in counted_domains and not _is_own(domain, request):
             yield Gap(
                 f"CPUs of domain {domain.name!r}",
                 "it is a copy of a VM that homenode placed, so its CPUs count as free; "
@@ -196,17 +196,17 @@ def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, in
     a range that it shares with other vCPUs). A pin to every CPU is not a pin. widest: CPUs of the
     largest core."""
     pins = [0 if pin is None else pin.bits & online for pin in domain.vcpu_pins]
-    pinned, floats, over = 0, 0, []
+    pinned_bits, floats, over = 0, 0, []
     for bits in pins:
         if bits in (0, online):
             floats += 1
         else:
-            pinned |= bits
+            pinned_bits |= bits
             over.append(bits)
     # vCPUs float over a range that has more cores than vCPUs.
-    if pinned.bit_count() > len(over) and min([bits.bit_count() for bits in over]) > widest:
+    if pinned_bits.bit_count() > len(over) and min([bits.bit_count() for bits in over]) > widest:
         return 0, floats, over
-    return pinned, floats, []
+    return pinned_bits, floats, []
 
 
 def _shares_of_ranges(cores: Sequence[int], in_use: int, floating_ranges: Sequence[int]) -> int:

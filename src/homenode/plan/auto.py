@@ -160,19 +160,19 @@ def resolve_layout(
         private_memory=guest.has_private_memory,
     )
     choice = choose_layout(objective, inputs) if choose is None else choose(host, objective, inputs)
-    chosen = _apply_choice(options, choice, objective, has_pairs=has_pairs)
-    if chosen.cells is GuestCells.HOST and options.cells is None and options.pcie is None:
+    chosen_options = _apply_choice(options, choice, objective, has_pairs=has_pairs)
+    if chosen_options.cells is GuestCells.HOST and options.cells is None and options.pcie is None:
         for_flat = structs.replace(choice, layout=FLAT, keep_vcpus=False)
         flat = _apply_choice(options, for_flat, objective)
-        reason = _reason_for_flat(guest, chosen, flat, host)
+        reason = _reason_for_flat(guest, chosen_options, flat, host)
         if reason is not None:
-            chosen, choice = flat, structs.replace(for_flat, reason=reason)
+            chosen_options, choice = flat, structs.replace(for_flat, reason=reason)
     layout = f"{choice.layout} with bound memory" if choice.floating else choice.layout
     rule = UNMEASURED if choose is None else ""
     others = "" if inputs.has_gpus or options.objective else "no GPU, so the rule for one GPU: "
     others = others if objective is Objective.GPU_COPY else ""
     line = f"{layout} (auto, {objective}): {others}{choice.reason}{rule}"
-    return ResolvedLayout(chosen, (line, *choice.caveats))
+    return ResolvedLayout(chosen_options, (line, *choice.caveats))
 
 
 def suggest_objective(guest: Vm, options: PlanOptions, host: Host) -> Objective:
@@ -195,8 +195,8 @@ def reject_auto(options: PlanOptions) -> None:
 
 def _list_named_devices(guest: Vm, options: PlanOptions, host: Host) -> set[Bdf]:
     devices = (resolve_device(host, name) for name in options.devices)
-    named = {device for device in devices if isinstance(device, Bdf)}
-    return named | {hostdev.bdf for hostdev in guest.hostdevs}
+    named_devices = {device for device in devices if isinstance(device, Bdf)}
+    return named_devices | {hostdev.bdf for hostdev in guest.hostdevs}
 
 
 def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
@@ -208,13 +208,13 @@ def _gpu_count(guest: Vm, options: PlanOptions, host: Host) -> int:
 
 def _has_pairs(guest: Vm, options: PlanOptions, host: Host) -> bool:
     """Whether the VM gets, or may get, a GPU and an RDMA NIC that share a switch of the host."""
-    named = _list_named_devices(guest, options, host)
+    devices = _list_named_devices(guest, options, host)
 
     def switches(kind: DeviceKind, brought: object) -> set[Bdf | None]:
         return {
             host.switch_above(device.physical_function or device.bdf)
             for device in host.devices_of_kind(kind)
-            if (brought or device.bdf in named) and (kind is DeviceKind.GPU or has_verbs(device))
+            if (brought or device.bdf in devices) and (kind is DeviceKind.GPU or has_verbs(device))
         }
 
     of_gpus = switches(DeviceKind.GPU, options.gpu_count)
@@ -230,13 +230,13 @@ def _reason_for_flat(guest: Vm, chosen: PlanOptions, flat: PlanOptions, host: Ho
         except HomenodeError as error:
             return error
 
-    shaped = try_plan(chosen)
-    if isinstance(shaped, Plan) and not _takes_host_memory(shaped):
+    shaped_plan = try_plan(chosen)
+    if isinstance(shaped_plan, Plan) and not _takes_host_memory(shaped_plan):
         return None
     plain = try_plan(flat)
     if isinstance(plain, HomenodeError):
         return None
-    if isinstance(shaped, Plan):
+    if isinstance(shaped_plan, Plan):
         reason = "the VM fits in guest NUMA nodes only with the memory that the host reserves"
         return None if _takes_host_memory(plain) else reason
     error = try_plan(chosen, brief=False)

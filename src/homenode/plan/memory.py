@@ -113,7 +113,7 @@ def map_attached_memory(
 
     Raises InputError for an allowed node that the host lacks, UsageError for memory of a GPU.
     """
-    attached: dict[NodeIndex, tuple[NodeIndex, ...]] = {
+    attached_nodes: dict[NodeIndex, tuple[NodeIndex, ...]] = {
         node.index: (node.index,) for node in host.nodes if node.pus
     }
     for index in dict.fromkeys(request.options.memory_nodes_allowed):  # each once
@@ -127,11 +127,11 @@ def map_attached_memory(
                 "never assigned to a guest",
                 hint="omit --allow-memory-node for this node",
             )
-        if index in attached or not attached:
+        if index in attached_nodes or not attached_nodes:
             continue
         nearest = host.nearest_cpu_nodes[index][0]
-        attached[nearest] = (*attached[nearest], index)
-    return attached
+        attached_nodes[nearest] = (*attached_nodes[nearest], index)
+    return attached_nodes
 
 
 def node_memory(
@@ -154,8 +154,8 @@ def node_memory(
             if ordinary is None or total is None:
                 total = None
             else:
-                reserved = reserve_bytes(request, node) + overhead if keeps_reserve else 0
-                total += pool_pages + max(0, ordinary - reserved) // page
+                reserved_bytes = reserve_bytes(request, node) + overhead if keeps_reserve else 0
+                total += pool_pages + max(0, ordinary - reserved_bytes) // page
         result[home] = NodeMemory(total, pool_total, nodes)
     return result
 
@@ -189,7 +189,7 @@ def free_memory(
     if node.memory_kind is MemoryKind.GPU:
         return 0, 0
     of_others, of_vm = domain_memory or held_memory(host, request)
-    untouched, own_bytes = 0, 0
+    untouched_bytes, own_bytes = 0, 0
     bound = sum(p.page_bytes * p.total_pages for p in node.page_pools)
     running: dict[int, int] = defaultdict(int)
     planned: dict[int, int] = defaultdict(int)
@@ -201,9 +201,9 @@ def free_memory(
         elif domain.running:
             bound += size
         else:
-            untouched += size
+            untouched_bytes += size
         if not domain.running:
-            untouched += _overhead_on_node(domain, size)
+            untouched_bytes += _overhead_on_node(domain, size)
     free_of_size = {
         p.page_bytes: min(p.free_pages, p.total_pages - running[p.page_bytes])
         - planned[p.page_bytes]
@@ -211,7 +211,7 @@ def free_memory(
     }
     for size, pages in planned.items():
         # Pages that the pool lacks have to be reserved from ordinary memory.
-        untouched += size * min(pages, max(0, -free_of_size.get(size, -pages)))
+        untouched_bytes += size * min(pages, max(0, -free_of_size.get(size, -pages)))
     huge = request.page_bytes is not None
     pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
     pool_pages = 0 if pool is None else free_of_size[page]
@@ -225,4 +225,4 @@ def free_memory(
     limits = [] if free is None else [free + own_bytes]
     if node.memory_bytes is not None:
         limits.append(node.memory_bytes - bound)
-    return (min(limits) - untouched if limits else None), max(0, min(pool_pages, limit))
+    return (min(limits) - untouched_bytes if limits else None), max(0, min(pool_pages, limit))

@@ -76,12 +76,12 @@ class PlannedFile(Struct, frozen=True, kw_only=True):
         """Return the plan with the file's findings of severity info, which `notes` lacks."""
         infos = (f for f in self.findings if f.severity is Severity.INFO)
         findings = same_command((*self.plan.findings, *infos))
-        shown = structs.replace(self.plan, findings=findings)
+        shown_plan = structs.replace(self.plan, findings=findings)
         if runs_qemu(self.target):
-            return shown
-        lost = lost_features(target_named(self.target), shown)
-        shown = structs.replace(shown, vm=visible_vm(shown.vm, lost))
-        return _remove_qemu_parts(shown)
+            return shown_plan
+        missing_features = lost_features(target_named(self.target), shown_plan)
+        shown_plan = structs.replace(shown_plan, vm=visible_vm(shown_plan.vm, missing_features))
+        return _remove_qemu_parts(shown_plan)
 
     @property
     def libvirt(self) -> Version | None:
@@ -110,10 +110,10 @@ def plan_file(
     NVRAM and MACs. Raises InputError for a bad document, UsageError for contradicting options,
     Unplannable with every rejection, and as libvirt.render.
     """
-    document, shared = _source_document(original, source, copy_name)
+    document, shared_findings = _source_document(original, source, copy_name)
     guest = build_vm(open_domain(document, source))
     vm_plan = plan(host, request_for(guest, options, host))
-    return _build_file(vm_plan, guest, host, document, source, shared)
+    return _build_file(vm_plan, guest, host, document, source, shared_findings)
 
 
 def plan_manually(
@@ -126,12 +126,12 @@ def plan_manually(
 ) -> PlannedFile:
     """Plan with CPU lists of the user and without a host, as in the study's listings. The vCPU
     count is that of the lists. Raises like plan_file."""
-    document, shared = _source_document(original, source, copy_name)
+    document, shared_findings = _source_document(original, source, copy_name)
     guest = build_vm(open_domain(document, source))
     request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
     vm_plan = assemble(None, set_vcpus(request, len(placement.vcpu_pins)), placement)
-    return _build_file(vm_plan, guest, None, document, source, shared)
+    return _build_file(vm_plan, guest, None, document, source, shared_findings)
 
 
 def _source_document(
@@ -139,8 +139,8 @@ def _source_document(
 ) -> tuple[bytes, tuple[Finding, ...]]:
     if copy_name is None:
         return original, ()
-    shared = tuple(check_shared(original, source))
-    return copy_domain(original, copy_name, source), shared
+    shared_findings = tuple(check_shared(original, source))
+    return copy_domain(original, copy_name, source), shared_findings
 
 
 def _build_file(
@@ -149,10 +149,10 @@ def _build_file(
     host: Host | None,
     document: bytes,
     source: str,
-    shared: tuple[Finding, ...],
+    shared_findings: tuple[Finding, ...],
 ) -> PlannedFile:
     rendering = libvirt.render(vm_plan, guest, host, document, source)
-    findings = (*shared, *rendering.findings)
+    findings = (*shared_findings, *rendering.findings)
     return PlannedFile(
         plan=keep_parts(vm_plan, open_domain(rendering.document, source)),
         target=LIBVIRT,
@@ -219,8 +219,8 @@ def plan_several(requests: Sequence[FileRequest], host: Host) -> tuple[PlannedFi
                 if best is None or best[0] < len(planned_files):
                     best = len(planned_files), error
                 break
-            taken = domain_of_plan(planned_files[request.name].plan)
-            machine = structs.replace(machine, domains=(*machine.domains, taken))
+            domain = domain_of_plan(planned_files[request.name].plan)
+            machine = structs.replace(machine, domains=(*machine.domains, domain))
         else:
             return tuple(planned_files[request.name] for request in requests)
     assert best is not None, "an order that fits was returned"

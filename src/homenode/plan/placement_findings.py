@@ -69,7 +69,7 @@ def check_placement(
     memory: Sequence[NodeIndex],
     vcpu_pus: CpuSet,
     threads: int,
-    isolated: CpuSet,
+    isolated_cpus: CpuSet,
 ) -> Iterator[Finding]:
     """Yield findings on devices and relaxations. threads: siblings per core that the guest sees."""
     # Long because it yields each finding with its text in place.
@@ -114,8 +114,8 @@ def check_placement(
             "in speed",
             severity=Severity.INFO if request.options.mixed_kinds else Severity.WARNING,
         )
-    if isolated and not vcpu_pus <= isolated:
-        outside = vcpu_pus - isolated
+    if isolated_cpus and not vcpu_pus <= isolated_cpus:
+        outside = vcpu_pus - isolated_cpus
         yield finding(
             "vcpus-not-isolated",
             format_cpus(outside),
@@ -160,8 +160,8 @@ def _host_share(
     shares = f"QEMU's own threads of {names} run on cores of its vCPUs"
     if Relaxation.EMULATOR_CORE in relaxations:
         shared_pus = CpuSet.union(pus for _, pus in serving)
-        shared = sum(not core.pus.isdisjoint(shared_pus) for core in host.cores)
-        fewer = min(request.vcpus, cores * threads) - threads * shared
+        shared_count = sum(not core.pus.isdisjoint(shared_pus) for core in host.cores)
+        fewer = min(request.vcpus, cores * threads) - threads * shared_count
         yield finding(
             "emulator-shares-vcpus",
             format_cpus(shared_pus),
@@ -262,9 +262,9 @@ _COSTS_OF_CORES = {
 def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
     """Yield the extra cost of a whole core for each vCPU, as text: "whole cores would ...".
     placement: with whole cores."""
-    allowed = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()
+    allowed_relaxations = {Relaxation.MIXED_KINDS} if request.options.mixed_kinds else set()
     for relaxation, cost_text in _COSTS_OF_CORES.items():
-        if relaxation in placement.relaxations and relaxation not in allowed:
+        if relaxation in placement.relaxations and relaxation not in allowed_relaxations:
             yield cost_text
             if relaxation is Relaxation.SHARED_CORES:
                 return
@@ -344,5 +344,5 @@ def _most_with_whole_cores(host: Host, request: GuestRequest) -> int:
     vcpu_cores = find_allocations(host, request).vcpu_cores
     free = [core for core in host.cores if core.pus.isdisjoint(vcpu_cores)]
     fast = [core for core in free if core.kind is not CoreKind.EFFICIENCY]
-    reserved = request.host_reserve.cores + 1
-    return max(0, min(len(free) - reserved, len(free if request.options.mixed_kinds else fast)))
+    cores = request.host_reserve.cores + 1
+    return max(0, min(len(free) - cores, len(free if request.options.mixed_kinds else fast)))

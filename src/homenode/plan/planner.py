@@ -27,8 +27,8 @@ def plan(host: Host, request: GuestRequest, *, brief: bool = False) -> Plan:
     InputError for what the host lacks, NotKnownError if its cores are unknown.
     """
     certain = complete_nodes(host)
-    placed = find_placement(certain, request, brief=brief)
-    return assemble(certain, apply_placement(request, placed), placed)
+    placement = find_placement(certain, request, brief=brief)
+    return assemble(certain, apply_placement(request, placement), placement)
 
 
 def find_placement(certain: Host, request: GuestRequest, *, brief: bool = False) -> Placement:
@@ -57,11 +57,11 @@ def find_placement(certain: Host, request: GuestRequest, *, brief: bool = False)
         ) from None
 
 
-def apply_placement(request: GuestRequest, placed: Placement) -> GuestRequest:
+def apply_placement(request: GuestRequest, placement: Placement) -> GuestRequest:
     """Return the request with the layout that the VM gets, if vCPUs have to share cores."""
-    if placed.layout is None:
+    if placement.layout is None:
         return request
-    return replace(request, layout=placed.layout, keep_vcpus=True)
+    return replace(request, layout=placement.layout, keep_vcpus=True)
 
 
 def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
@@ -138,25 +138,25 @@ def _check_lists(ranges: ManualRanges, pins_all: bool) -> None:
                 f"found {len(siblings)} ({siblings})",
                 hint="list the sibling of each CPU, in the same order",
             )
-    seen = CpuSet()
+    seen_pus = CpuSet()
     for pus in (*ranges.node_pus, *(ranges.sibling_pus if pins_all else ())):
-        twice = seen & pus
+        twice = seen_pus & pus
         if twice:
             raise UsageError(
                 f"CPU lists: expected each CPU once, found {twice} in two lists",
                 hint="remove them from one list",
             )
-        seen |= pus
+        seen_pus |= pus
 
 
 def _check_overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[Finding]:
-    shared = emulator & CpuSet.from_bits(sum(pin.bits for pin in pins))
-    if not shared:
+    shared_pus = emulator & CpuSet.from_bits(sum(pin.bits for pin in pins))
+    if not shared_pus:
         return []
     return [
         finding(
             "emulator-shares-vcpus",
-            f"CPUs {shared}",
+            f"CPUs {shared_pus}",
             observed="QEMU's own threads run on CPUs of vCPUs",
             case="of CPU lists",
         )

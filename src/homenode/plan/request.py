@@ -92,7 +92,7 @@ def build_layout(options: PlanOptions) -> Layout:
 
 
 def _apply_switches(layout: Layout, options: PlanOptions) -> Layout:
-    switched = replace(
+    new_layout = replace(
         layout,
         pinning=options.pinning or layout.pinning,
         siblings=options.siblings or layout.siblings,
@@ -100,10 +100,10 @@ def _apply_switches(layout: Layout, options: PlanOptions) -> Layout:
         pcie=options.pcie or layout.pcie,
         memory=options.memory_binding or layout.memory,
     )
-    if switched == layout:
+    if new_layout == layout:
         return layout
-    _reject_contradictions(switched)
-    return add_preset_name(switched)
+    _reject_contradictions(new_layout)
+    return add_preset_name(new_layout)
 
 
 def _reject_contradictions(layout: Layout) -> None:
@@ -192,21 +192,21 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         )
     guest = add_mediated(guest, host)
     _check_profile(options, host)
-    documented = {hostdev.bdf for hostdev in guest.hostdevs}
+    documented_bdfs = {hostdev.bdf for hostdev in guest.hostdevs}
     if host is not None and options.gpu_count is not None:
-        documented = _remove_gpus(documented, host)
+        documented_bdfs = _remove_gpus(documented_bdfs, host)
     page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
     mediated = {device.bdf: device.uuid for device in guest.hostdevs if device.uuid is not None}
-    mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented}
-    named = [resolve_device(host, name) for name in options.devices]
-    named_bdfs = {device for device in named if isinstance(device, Bdf)}
-    for uuid in (device for device in named if isinstance(device, str)):
+    mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented_bdfs}
+    named_devices = [resolve_device(host, name) for name in options.devices]
+    named_bdfs = {device for device in named_devices if isinstance(device, Bdf)}
+    for uuid in (device for device in named_devices if isinstance(device, str)):
         function = function_of_uuid(host, uuid)
         if mediated.setdefault(function, uuid) != uuid or function in named_bdfs:
             reject_second(function, [GuestHostdev(function, None)])
-    devices = tuple(sorted({*documented, *named_bdfs, *mediated}))
+    devices = tuple(sorted({*documented_bdfs, *named_bdfs, *mediated}))
     _check_brought(options, devices, host)
     is_final = as_document or options.vcpus is not None or _has_final_vcpus(guest, host)
     keep_vcpus = layout.pinning is Pinning.ALL_PUS and (options.keep_vcpus or is_final)
@@ -250,9 +250,9 @@ def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
 
 def fills_cores(guest: Vm, host: Host) -> bool:
     """Return whether all vCPUs are pinned to whole groups of siblings."""
-    pinned = guest.pinned_pus
-    used = [core.pus for core in host.cores if core.pus & pinned]
-    return CpuSet.union(used) == pinned and any(len(pus) > 1 for pus in used)
+    pinned_pus = guest.pinned_pus
+    used = [core.pus for core in host.cores if core.pus & pinned_pus]
+    return CpuSet.union(used) == pinned_pus and any(len(pus) > 1 for pus in used)
 
 
 def _copy_siblings(layout: Layout, guest: Vm, *, exposed: bool) -> Layout:
@@ -323,25 +323,25 @@ def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | No
 
 def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
     """Return each setting from the user, else from the host's description, else the default."""
-    described = (host and host.reserve) or DEFAULT_HOST_RESERVE
+    described_reserve = (host and host.reserve) or DEFAULT_HOST_RESERVE
     reserve = options.host_reserve
     return HostReserve(
-        described.cores if reserve.cores is None else reserve.cores,
-        described.memory_bytes if reserve.memory_bytes is None else reserve.memory_bytes,
+        described_reserve.cores if reserve.cores is None else reserve.cores,
+        described_reserve.memory_bytes if reserve.memory_bytes is None else reserve.memory_bytes,
     )
 
 
 def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -> CpuSet:
-    named = options.housekeeping_pus | (CpuSet() if host is None else host.housekeeping_pus)
+    named_pus = options.housekeeping_pus | (CpuSet() if host is None else host.housekeeping_pus)
     if options.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
-        if not named:
+        if not named_pus:
             raise UsageError(
                 "--emulator housekeeping requires housekeeping CPUs",
                 hint="--housekeeping-cpus 0,64, or housekeeping_pus under [reserve] of a host.toml",
             )
         if layout.pinning is Pinning.NONE:
             raise UsageError(f"--emulator housekeeping: layout {layout.name} pins nothing")
-    return named
+    return named_pus
 
 
 def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> None:
@@ -370,14 +370,14 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
                 f"{option}: expected the sum of the guest NUMA nodes, {shown}, found {value_text}",
                 hint=f"omit {option}: the guest NUMA nodes set it",
             )
-    named = [node for cell in cells for node in cell.host_nodes]
-    twice = sorted({node for node in named if named.count(node) > 1})
+    named_nodes = [node for cell in cells for node in cell.host_nodes]
+    twice = sorted({node for node in named_nodes if named_nodes.count(node) > 1})
     if twice:
         raise UsageError(f"--guest-node: expected each node once, found node {twice[0]} twice")
     if host is None:
         return
     node_indices = [node.index for node in host.nodes if node.pus]
-    for node in named:
+    for node in named_nodes:
         if node not in node_indices:
             raise UsageError(
                 f"--guest-node: expected a node of {host.name} with CPUs "

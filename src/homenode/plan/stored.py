@@ -47,8 +47,8 @@ def _check_vm(vm: Vm) -> Iterator[tuple[str, bool]]:
     """Yield facts that a plan requires of its guest, and whether they are present."""
     yield "a layout in vm.record", vm.record is not None
     yield f"vm.vcpus from 1 to {MAX_VCPUS}", 1 <= vm.vcpus <= MAX_VCPUS
-    pinned = [pin for pin in vm.vcpu_pins if pin is not None]
-    yield "vm.vcpu_pins of each vCPU, or of none", not pinned or len(pinned) == len(vm.vcpu_pins)
+    pins = [pin for pin in vm.vcpu_pins if pin is not None]
+    yield "vm.vcpu_pins of each vCPU, or of none", not pins or len(pins) == len(vm.vcpu_pins)
     mode = None if vm.binding is None else vm.binding[0]
     yield (
         f"a mode in vm.binding of {', '.join(MemoryMode)}",
@@ -125,7 +125,7 @@ def add_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tup
     UsageError for two plans of one VM or of one device.
     """
     prints = [host.fingerprint for host in hosts]
-    added: list[list[RunningDomain]] = [[] for _ in hosts]
+    added_domains: list[list[RunningDomain]] = [[] for _ in hosts]
     for source, plan in plans:
         if plan.host_fingerprint not in prints:
             pairs = zip(hosts, prints, strict=True)
@@ -138,24 +138,24 @@ def add_planned(hosts: Sequence[Host], plans: Sequence[tuple[str, Plan]]) -> tup
         positions = [
             at for at, fingerprint in enumerate(prints) if fingerprint == plan.host_fingerprint
         ]
-        chosen = next((at for at in positions if hosts[at].name == plan.host_name), positions[0])
+        position = next((at for at in positions if hosts[at].name == plan.host_name), positions[0])
         domain = domain_of_plan(plan)
-        _reject_twice(source, domain, added[chosen])
+        _reject_twice(source, domain, added_domains[position])
         if not any(
-            running.running and running.name == domain.name for running in hosts[chosen].domains
+            running.running and running.name == domain.name for running in hosts[position].domains
         ):
-            added[chosen].append(domain)
+            added_domains[position].append(domain)
     return tuple(
         replace(
             host,
             domains=tuple(
                 running
                 for running in host.domains
-                if running.name not in {vm.name for vm in planned}
+                if running.name not in {vm.name for vm in domains}
             )
-            + tuple(planned),
+            + tuple(domains),
         )
-        for host, planned in zip(hosts, added, strict=True)
+        for host, domains in zip(hosts, added_domains, strict=True)
     )
 
 
@@ -165,10 +165,10 @@ def _reject_twice(source: str, domain: RunningDomain, domains: Sequence[RunningD
             raise UsageError(
                 f"{source}: expected one plan of each VM, found {domain.name} a second time"
             )
-        shared = sorted(set(other.devices) & set(domain.devices))
-        if shared:
+        bdfs = sorted(set(other.devices) & set(domain.devices))
+        if bdfs:
             raise UsageError(
-                f"{source}: expected plans that share no device, found {shared[0]} in the plans "
+                f"{source}: expected plans that share no device, found {bdfs[0]} in the plans "
                 f"of {other.name} and {domain.name}",
                 hint="plan the second VM again, with --after PLAN of the first VM",
             )

@@ -30,18 +30,18 @@ def load_daemon_host(source: str | None, virsh: Virsh) -> Host:
     """
     check_host(source, virsh.connect)
     if not is_local(virsh.connect):
-        planned = load_host(source)
-        _reject_unlike(planned, virsh)
-        unread = unread_vms(planned.gaps)
-        gaps = tuple(gap for gap in planned.gaps if gap not in unread)
-        return _add_domains(replace(planned, domains=(), gaps=gaps), virsh)
+        planned_host = load_host(source)
+        _reject_unlike(planned_host, virsh)
+        unread = unread_vms(planned_host.gaps)
+        gaps = tuple(gap for gap in planned_host.gaps if gap not in unread)
+        return _add_domains(replace(planned_host, domains=(), gaps=gaps), virsh)
     machine = _this_machine()
     if source is not None:
-        planned = load_host(source)
-        has_fingerprint = bool(planned.pci_devices) and not planned.nodes_assumed
-        print_of_planned = planned.fingerprint if has_fingerprint else ""
-        _reject_other(_format_counts(planned), print_of_planned, machine)
-        machine = replace(machine, reserve=planned.reserve or machine.reserve)
+        planned_host = load_host(source)
+        has_fingerprint = bool(planned_host.pci_devices) and not planned_host.nodes_assumed
+        print_of_planned = planned_host.fingerprint if has_fingerprint else ""
+        _reject_other(_format_counts(planned_host), print_of_planned, machine)
+        machine = replace(machine, reserve=planned_host.reserve or machine.reserve)
     return machine if virsh.connect == DEFAULT else _add_domains(machine, virsh)
 
 
@@ -108,23 +108,23 @@ def _format_counts(host: Host) -> str:
     return f"{host.name} ({cpus}, {gpus})"
 
 
-def _reject_other(planned: str, fingerprint: str, machine: Host) -> None:
-    """planned: the name of the plan's host, with its size. fingerprint: "" = missing."""
+def _reject_other(name: str, fingerprint: str, machine: Host) -> None:
+    """name: the name of the plan's host, with its size. fingerprint: "" = missing."""
     if not fingerprint or machine.nodes_assumed or not machine.pci_devices:
         raise InputError(
-            f"the plan is for {planned}, which cannot be compared with the daemon's host, "
+            f"the plan is for {name}, which cannot be compared with the daemon's host, "
             f"{_format_counts(machine)}, without NUMA nodes and PCI functions; nothing was changed",
             hint="without --host, the plan is made for this machine",
         )
     if not machine.has_fingerprint(fingerprint):
         raise InputError(
-            f"the plan is for {planned}, not for the daemon's host, {_format_counts(machine)}; "
+            f"the plan is for {name}, not for the daemon's host, {_format_counts(machine)}; "
             "nothing was changed",
             hint="homenode plan VM --host HOST -o tuned.xml writes a file for another host",
         )
 
 
-def _reject_unlike(planned: Host, virsh: Virsh) -> None:
+def _reject_unlike(host: Host, virsh: Virsh) -> None:
     """Compare a host with the nodes and PCI functions that a daemon elsewhere shows."""
     name = find_machine(virsh.connect)
     cells = virsh_capabilities.parse(virsh.read_capabilities())
@@ -133,10 +133,10 @@ def _reject_unlike(planned: Host, virsh: Virsh) -> None:
         cell.node: CpuSet(pu for pu, pus in cell.siblings_of_pu.items() if pus is not None)
         for cell in cells
     }
-    ours = {node.index: node.pus for node in planned.nodes if node.pus or node.memory_bytes}
-    expected = {device.bdf for device in planned.pci_devices if device.physical_function is None}
-    missing = sorted(expected - _list_functions(virsh))
-    if planned.nodes_assumed or not expected:
+    ours = {node.index: node.pus for node in host.nodes if node.pus or node.memory_bytes}
+    expected_bdfs = {device.bdf for device in host.pci_devices if device.physical_function is None}
+    missing = sorted(expected_bdfs - _list_functions(virsh))
+    if host.nodes_assumed or not expected_bdfs:
         difference = "it shows no NUMA nodes or no PCI functions to compare"
     elif missing:
         difference = f"{name} has no {missing[0]}"
@@ -145,7 +145,7 @@ def _reject_unlike(planned: Host, virsh: Virsh) -> None:
     else:
         return
     raise InputError(
-        f"--host {planned.name}: not shown to be the daemon's host, {name}: {difference}; nothing "
+        f"--host {host.name}: not shown to be the daemon's host, {name}: {difference}; nothing "
         "was changed",
         hint=command_line("homenode", "capture", "--ssh", name, "-o", "host.tar.gz"),
     )

@@ -54,24 +54,24 @@ class VmComparison(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def diff(
-    planned: Vm, observed: Vm, lost: Collection[str] = (), facts: Iterable[VmFact] | None = None
+    planned: Vm, observed: Vm, lost_ids: Collection[str] = (), facts: Iterable[VmFact] | None = None
 ) -> Iterator[VmComparison]:
     """Yield differences of the second VM from the first, in the order of the facts; None = FACTS.
-    lost: ids of facts that one source cannot hold."""
-    rows = (fact for fact in (FACTS if facts is None else facts) if fact.id not in lost)
+    lost_ids: ids of facts that one source cannot hold."""
+    rows = (fact for fact in (FACTS if facts is None else facts) if fact.id not in lost_ids)
     return (comparison for comparison in compare(planned, observed, rows) if not comparison.agree)
 
 
-def compare(planned: Vm, second: Vm, facts: Iterable[VmFact]) -> Iterator[VmComparison]:
+def compare(planned_vm: Vm, second: Vm, facts: Iterable[VmFact]) -> Iterator[VmComparison]:
     """Yield each fact of the first VM next to that of the second."""
     differing: set[tuple[str, str]] = set()
     for fact in facts:
-        planned_values, found_values = fact.values(planned), fact.values(second)
+        planned_values, found_values = fact.values(planned_vm), fact.values(second)
         things = [thing for thing, value in planned_values.items() if value is not None]
-        unplanned = (
+        unplanned_values = (
             [thing for thing in found_values if thing not in planned_values] if fact.alone else []
         )
-        for thing in (*things, *unplanned):
+        for thing in (*things, *unplanned_values):
             want, have = planned_values.get(thing), found_values.get(thing)
             if have is None and fact.may_lack:
                 continue

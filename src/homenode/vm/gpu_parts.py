@@ -118,13 +118,13 @@ def _plain_profile(profile: str) -> str:
 
 
 def list_free_parts(
-    by_bdf: Mapping[Bdf, PciDevice], function: Bdf, taken: frozenset[str], profile: str | None
+    by_bdf: Mapping[Bdf, PciDevice], function: Bdf, taken_names: frozenset[str], profile: str | None
 ) -> Iterator[GpuPart]:
-    """Yield the free parts at a function. taken: UUIDs of other VMs. Without a profile only virtual
+    """Yield the free parts at a function. taken_names: UUIDs of other VMs. No profile: only virtual
     functions without a type: a vGPU never counts as a GPU."""
     for part in list_parts(by_bdf, function):
         is_chosen = part.profile is None if profile is None else is_of_profile(part, profile)
-        if is_chosen and part.uuid not in taken:
+        if is_chosen and part.uuid not in taken_names:
             yield part
 
 
@@ -137,8 +137,8 @@ def format_profiles(host: Host) -> str:
     """Format the profiles of the host's parts, and whether VMs can use them."""
     parts = [part for gpu in host.devices_of_kind(DeviceKind.GPU) for part in gpu.parts]
     is_for_vms_of = {part.profile: part.is_for_vms for part in parts if part.profile is not None}
-    listed = [
+    profile_texts = [
         printable(profile) + ("" if for_vms else " (not for VMs)")
         for profile, for_vms in sorted(is_for_vms_of.items())
     ]
-    return ", ".join(listed[:12]) or "none"
+    return ", ".join(profile_texts[:12]) or "none"

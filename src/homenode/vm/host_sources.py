@@ -59,11 +59,11 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
             if isinstance(read, Gap):
                 unread.append(read)
                 continue
-            for named in read:
-                first = hosts.setdefault(named.name, named)
-                if first is not named:
-                    reason = f"duplicate name {named.name!r}: {first.source} has it"
-                    unread.append(Gap(named.source, reason))
+            for named_host in read:
+                first = hosts.setdefault(named_host.name, named_host)
+                if first is not named_host:
+                    reason = f"duplicate name {named_host.name!r}: {first.source} has it"
+                    unread.append(Gap(named_host.source, reason))
     if not hosts:
         first_unread = unread[0]
         raise InputError(
@@ -71,8 +71,8 @@ def read_hosts(sources: Sequence[str], progress: Progress = lambda done, total: 
             hint=f"{_guess(first_unread.subject)}a pool is a directory of captures, a libvirt URI, "
             "or a host times a number: 'hgx-h100*40'",
         )
-    ordered = sorted(hosts.values(), key=lambda named: natural_key(named.name))
-    return NamedHosts(tuple(ordered), tuple(unread))
+    ordered_hosts = sorted(hosts.values(), key=lambda named_host: natural_key(named_host.name))
+    return NamedHosts(tuple(ordered_hosts), tuple(unread))
 
 
 def _list_entries(source: str, unread: list[Gap]) -> list[tuple[str, str | None]]:

@@ -138,9 +138,9 @@ def format_layout(layout: Layout) -> str:
     >>> format_layout(expose_siblings(PRESETS["pin-bound"])), format_layout(PRESETS["pin"])
     ('pin-bound with siblings', 'pin')
     """
-    hidden = add_preset_name(
+    hidden_layout = add_preset_name(
         replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN)
     )
     is_paired = expose_siblings(layout) == add_preset_name(layout)
-    plain = layout.name in PRESETS or hidden.name not in PRESETS or not is_paired
-    return layout.name if plain else f"{hidden.name} with siblings"
+    plain = layout.name in PRESETS or hidden_layout.name not in PRESETS or not is_paired
+    return layout.name if plain else f"{hidden_layout.name} with siblings"

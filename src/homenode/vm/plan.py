@@ -171,9 +171,9 @@ KEPT = frozenset(
 """Facts that no layout sets."""
 
 
-def with_vm(plan: Plan, **changed: Any) -> Plan:
+def with_vm(plan: Plan, **changes: Any) -> Plan:
     """Return the plan with changed fields of its guest."""
-    return replace(plan, vm=structs.replace(plan.vm, **changed))
+    return replace(plan, vm=structs.replace(plan.vm, **changes))
 
 
 def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:

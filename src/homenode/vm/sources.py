@@ -181,9 +181,9 @@ def _check_host(host: Host, name: str) -> Host:
     size, rows = len(host.nodes), host.distances
     if rows is not None and {len(rows), *map(len, rows)} != {size}:
         raise InputError(f"{name}: expected a distance between all of {size} nodes, found others")
-    listed, caches = host.pu_at, (None, *range(len(host.llcs)))
+    known_pus, caches = host.pu_at, (None, *range(len(host.llcs)))
     sets = [*(core.pus for core in host.cores), *(llc.pus for llc in host.llcs)]
-    parts_listed = all(pus and listed.keys() >= set(pus) for pus in sets)
+    parts_listed = all(pus and known_pus.keys() >= set(pus) for pus in sets)
     if not (parts_listed and all(pu.llc in caches for pu in host.pus)):
         raise InputError(f"{name}: expected each core and cache of CPUs that are listed")
     return host

@@ -99,19 +99,19 @@ def list_nvswitch_gpus(host: Host) -> tuple[NvswitchGpus, ...]:
 
 def link_groups(host: Host) -> dict[Bdf, Bdf]:
     """Map each function with NVLink or xGMI to the lowest function that its links reach."""
-    linked: dict[Bdf, set[Bdf]] = {}
+    linked_bdfs: dict[Bdf, set[Bdf]] = {}
     for link in host.links:
         if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):
-            linked.setdefault(link.a, set()).add(link.b)
-            linked.setdefault(link.b, set()).add(link.a)
+            linked_bdfs.setdefault(link.a, set()).add(link.b)
+            linked_bdfs.setdefault(link.b, set()).add(link.a)
     group_of: dict[Bdf, Bdf] = {}
-    for start in sorted(linked):
+    for start in sorted(linked_bdfs):
         waiting = [] if start in group_of else [start]
         while waiting:
             bdf = waiting.pop()
             if bdf not in group_of:
                 group_of[bdf] = start
-                waiting += linked[bdf]
+                waiting += linked_bdfs[bdf]
     return group_of
 
 
@@ -133,13 +133,13 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         for nic in nics:
             if nic.physical_function in virtual:
                 virtual[nic.physical_function].append(nic.bdf)
-        named = self.request.devices
+        named_devices = self.request.devices
         return {
             nic: free[0]
             for nic, functions in virtual.items()
             if (free := [bdf for bdf in functions or [nic] if self._is_free(bdf)])
-            and nic not in named
-            and not any(bdf in named for bdf in functions)
+            and nic not in named_devices
+            and not any(bdf in named_devices for bdf in functions)
         }
 
     @cached_property
@@ -154,13 +154,13 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         at = self.host.device_at
         return tuple(function for nic, function in self.nics.items() if are_paired(gpu, at[nic]))
 
-    def list_companions(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
+    def list_companions(self, chosen_bdfs: Iterable[Bdf]) -> Iterator[Bdf]:
         """Yield the devices that come with these GPUs and with the requested ones."""
         if not (self.nics or self.boards):
             return
         at = self.host.device_at
-        named = (bdf for bdf in self.request.devices if at[bdf].kind is DeviceKind.GPU)
-        gpus = sorted({*named, *chosen})
+        named_gpus = (bdf for bdf in self.request.devices if at[bdf].kind is DeviceKind.GPU)
+        gpus = sorted({*named_gpus, *chosen_bdfs})
         if self.nics:
             yield from self._list_nics([at[bdf] for bdf in gpus])
         for board in self.boards:
@@ -169,17 +169,17 @@ class CompanionDevices(Struct, frozen=True, dict=True):
     def _list_nics(self, gpus: Sequence[PciDevice]) -> Iterator[Bdf]:
         """Return NICs for the GPUs that have no NIC of the definition near them."""
         at = self.host.device_at
-        named = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
-        passed = [*gpus, *named]
+        named_nics = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
+        devices = [*gpus, *named_nics]
         above = self.host.switch_above
-        served = own_nics(passed, {device.bdf: above(device.bdf) for device in passed})
-        unserved = [gpu for gpu in gpus if gpu.bdf not in served]
-        unserved += [at[bdf] for bdf in self.nics]
-        switches = {device.bdf: above(device.bdf) for device in unserved}
-        return (self.nics[nic] for nic in own_nics(unserved, switches).values())
+        served_bdfs = own_nics(devices, {device.bdf: above(device.bdf) for device in devices})
+        unserved_gpus = [gpu for gpu in gpus if gpu.bdf not in served_bdfs]
+        unserved_gpus += [at[bdf] for bdf in self.nics]
+        switches = {device.bdf: above(device.bdf) for device in unserved_gpus}
+        return (self.nics[nic] for nic in own_nics(unserved_gpus, switches).values())
 
     def board_choices(
-        self, named: Collection[Bdf], free: Collection[Bdf], count: int
+        self, named_bdfs: Collection[Bdf], free: Collection[Bdf], count: int
     ) -> list[frozenset[Bdf]]:
         """Return the sets of `count` free GPUs that form whole boards with the named GPUs. Raises
         Unplannable without such a set, or if another VM has a board's NVSwitches."""
@@ -192,12 +192,12 @@ class CompanionDevices(Struct, frozen=True, dict=True):
         ready = [
             board
             for board in self.boards
-            if all(map(self._is_free, board.switches)) and board.gpus <= {*named, *free}
+            if all(map(self._is_free, board.switches)) and board.gpus <= {*named_bdfs, *free}
         ]
         sets = {board.gpus for board in ready} | {
             frozenset(gpu for board in ready for gpu in board.gpus)
         }
-        named_set = set(named)
+        named_set = set(named_bdfs)
         choices = [
             gpus - named_set
             for gpus in sets

@@ -31,9 +31,9 @@ class Board(StrEnum):
     HGX_B200 = "hgx-b200"  # DGX B200; B300 boards
 
 
-def _list_partitions(modules: int, joined: str) -> tuple[frozenset[int], ...]:
+def _list_partitions(modules: int, joined_text: str) -> tuple[frozenset[int], ...]:
     """Return the sets of joined modules, then single modules."""
-    sets = [*joined.split(), *map(str, range(1, modules + 1))]
+    sets = [*joined_text.split(), *map(str, range(1, modules + 1))]
     return tuple(frozenset(map(int, CpuSet.parse(text, "partition"))) for text in sets)
 
 
@@ -136,7 +136,7 @@ class Fabric(Struct, frozen=True):
 
     def partitions(
         self,
-        named: Sequence[PciDevice],
+        named_devices: Sequence[PciDevice],
         free: Sequence[PciDevice],
         count: int,
         allocations: Allocations,
@@ -146,18 +146,18 @@ class Fabric(Struct, frozen=True):
         None if any GPUs are allowed: for a single GPU, if too few module ids are known, and, with a
         warning, if no partition of that size is free.
         """
-        owned = set(_physical_functions(named))
-        total = count + len(owned)
+        owned_bdfs = set(_physical_functions(named_devices))
+        total = count + len(owned_bdfs)
         if total not in self.list_sizes():
             return None, self._make_finding(plural(total, "GPU"), ())
-        candidates = {gpu.bdf for gpu in free} | owned
+        candidates = {gpu.bdf for gpu in free} | owned_bdfs
         if total == 1:
             return None, None
         modules = {b: self.module_of_gpu[b] for b in candidates if b in self.module_of_gpu}
         sets = tuple(
-            tuple(bdf for bdf in partition if bdf not in owned)
+            tuple(bdf for bdf in partition if bdf not in owned_bdfs)
             for partition in partitions_of_size(self.board, total, modules)
-            if owned <= set(partition)
+            if owned_bdfs <= set(partition)
         )
         if sets:
             return sets, None
@@ -198,18 +198,18 @@ class Fabric(Struct, frozen=True):
             "nvidia-smi -q -x shows no module ids",
         )
 
-    def _make_finding(self, observed: str, allowed: Sequence[tuple[Bdf, ...]]) -> Finding:
+    def _make_finding(self, observed: str, partitions: Sequence[tuple[Bdf, ...]]) -> Finding:
         sizes = ", ".join(map(str, self.list_sizes()))
-        expected = "; ".join(_bdf_list(bdfs) for bdfs in allowed[:_MAX_SHOWN])
-        if len(allowed) > _MAX_SHOWN:
-            expected += f"; and {len(allowed) - _MAX_SHOWN} more"
+        expected = "; ".join(_bdf_list(bdfs) for bdfs in partitions[:_MAX_SHOWN])
+        if len(partitions) > _MAX_SHOWN:
+            expected += f"; and {len(partitions) - _MAX_SHOWN} more"
         return finding(
             "no-nvlink-partition",
             str(self.board),
             f"a partition of the NVSwitch fabric ({expected or f'{sizes} GPUs'})",
             f"{observed}: the GPUs have no NVLink to each other if Fabric Manager "
             "partitions the board",
-            case="other sets" if allowed else None,
+            case="other sets" if partitions else None,
             values={"sizes": sizes},
         )
 

@@ -69,13 +69,13 @@ class GpuTies(Struct, frozen=True):
                 begun |= bool(gpu_set & sure) << len(counted)
                 left_out |= bool(gpu_set & outside) << len(counted)
                 counted.append(gpu_set)
-        ordered = [list(self._group_by_sets(gpus, counted)) for gpus, _ in tied]
+        ordered_groups = [list(self._group_by_sets(gpus, counted)) for gpus, _ in tied]
         later = [0]
-        for sets, _ in (group for some in reversed(ordered) for group in reversed(some)):
+        for sets, _ in (group for some in reversed(ordered_groups) for group in reversed(some)):
             later.append(later[-1] | sets)
         states: dict[_State, _Value] = {(0, begun, left_out): (0, 0, 0)}
         is_complete = True
-        for some, (gpus, number) in zip(ordered, tied, strict=True):
+        for some, (gpus, number) in zip(ordered_groups, tied, strict=True):
             states = {(number, *state[1:]): value for state, value in states.items()}
             remaining = gpus.bit_count()
             for group in some:
@@ -179,11 +179,11 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     def list_functions(self, gpus: int) -> tuple[Bdf, ...]:
         """Return all functions of the VM with these GPUs (bits) chosen; host order."""
         functions = set(self.named)
-        picked = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
-        for gpu in picked:
+        picked_gpus = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
+        for gpu in picked_gpus:
             functions |= {gpu.bdf, *gpu.companions}
         return tuple(
-            sorted(functions.union(self.brought.list_companions(gpu.bdf for gpu in picked)))
+            sorted(functions.union(self.brought.list_companions(gpu.bdf for gpu in picked_gpus)))
         )
 
     def among(self, groups: Iterable[int]) -> "DeviceOptions | None":
@@ -193,8 +193,8 @@ class DeviceOptions(Struct, frozen=True, dict=True):
 
     def positions(self, gpus: int) -> tuple[int, ...]:
         """Return the positions of the named and these chosen GPUs among the host's GPUs."""
-        chosen = (gpu.position for gpu in self.gpus if gpus >> gpu.number & 1)
-        return tuple(sorted({*self.named_positions, *chosen}))
+        gpu_positions = (gpu.position for gpu in self.gpus if gpus >> gpu.number & 1)
+        return tuple(sorted({*self.named_positions, *gpu_positions}))
 
     def sets_lost(self, gpus: int) -> int:
         """Return the number of GPU sets that these and the named GPUs break."""
@@ -212,8 +212,8 @@ class DeviceOptions(Struct, frozen=True, dict=True):
     def choose_least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
         """Choose the GPUs `sure` and some of each `tied` set, such that the host loses the fewest
         GPU sets; ties go to the first."""
-        picked, is_complete = self._ties.fewest_broken(sure | self.named_gpus, tied)
-        gpus = sure | picked
+        picked_gpus, is_complete = self._ties.fewest_broken(sure | self.named_gpus, tied)
+        gpus = sure | picked_gpus
         return GpuChoice(gpus, self.sets_lost(gpus), is_complete)
 
     @cached_property
@@ -254,13 +254,13 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
     fabric = None if request.options.without_nvlink else host_fabric
     node_indices = {node.index for node in host.nodes}
     free = _free_gpus(host, request, allocations)
-    named = [by_bdf[bdf] for bdf in request.devices]
-    named_gpus = [device for device in named if device.kind is DeviceKind.GPU]
+    named_devices = [by_bdf[bdf] for bdf in request.devices]
+    named_gpus = [device for device in named_devices if device.kind is DeviceKind.GPU]
     count = request.options.gpu_count or 0
     if len(free) < count:
         raise _too_few(host, request, allocations, len(free))
     unheld = _free_gpus(host, request, allocations, also=request.devices)
-    named_nics = [device for device in named if device.kind is DeviceKind.NIC]
+    named_nics = [device for device in named_devices if device.kind is DeviceKind.NIC]
     brought = CompanionDevices(host, request, allocations)
     nics_of = {
         gpu.bdf: (
@@ -294,7 +294,7 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
         host,
         request.guest.name,
         fabric,
-        named=named_gpus,
+        named_devices=named_gpus,
         free=free,
         count=count,
         allocations=allocations,
@@ -308,17 +308,17 @@ def device_options(host: Host, request: GuestRequest, allocations: Allocations) 
         groups = of_boards if count else None
     open_gpus = sum(bit_of[gpu.bdf] for gpu in free)
     if groups is None:
-        placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in node_indices)
-        if placed.bit_count() >= count:
-            open_gpus = placed
-    paired = {nic for gpu in named_gpus for nic in nics_of[gpu.bdf]}
+        placed_bits = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in node_indices)
+        if placed_bits.bit_count() >= count:
+            open_gpus = placed_bits
+    paired_nics = {nic for gpu in named_gpus for nic in nics_of[gpu.bdf]}
     homes = tuple(
         (
             device.node,
-            device.kind is DeviceKind.GPU or device.bdf in paired,
+            device.kind is DeviceKind.GPU or device.bdf in paired_nics,
             device.kind is DeviceKind.GPU,
         )
-        for device in named
+        for device in named_devices
         if device.node in node_indices and device.node is not None
     )
     has_gpus = bool(count or named_gpus)
@@ -351,9 +351,9 @@ def _list_foreign(host: Host, request: GuestRequest) -> Iterator[Gap]:
         return
     devices = [hostdev.bdf for hostdev in guest.hostdevs if hostdev.bdf in request.devices]
     if devices:
-        named = format_subjects([str(bdf) for bdf in devices])
+        subjects = format_subjects([str(bdf) for bdf in devices])
         yield Gap(
-            f"whether the definition means {named} of {host.name}",
+            f"whether the definition means {subjects} of {host.name}",
             "homenode tuned it for another host; if not, remove its <hostdev>",
         )
 
@@ -362,7 +362,7 @@ def _list_choices(
     host: Host,
     name: str,
     fabric: Fabric | None,
-    named: Sequence[PciDevice],
+    named_devices: Sequence[PciDevice],
     free: Sequence[PciDevice],
     count: int,
     allocations: Allocations,
@@ -372,15 +372,15 @@ def _list_choices(
     if fabric is None:
         return None, (), ()
     if not count:
-        finding = fabric.no_partition(named)
-        return None, () if finding is None else (finding,), fabric.unknown_partition(named)
-    sets, finding = fabric.partitions(named, free, count, allocations)
+        finding = fabric.no_partition(named_devices)
+        return None, () if finding is None else (finding,), fabric.unknown_partition(named_devices)
+    sets, finding = fabric.partitions(named_devices, free, count, allocations)
     findings = () if finding is None else (finding,)
     gaps: tuple[Gap, ...] = ()
     if sets is None:
-        total = [*named, *free][: count + len(named)]
+        total = [*named_devices, *free][: count + len(named_devices)]
         gaps = () if findings else fabric.unknown_partition(total)
-        sets = _choose_one_package(host, named, free, count)
+        sets = _choose_one_package(host, named_devices, free, count)
         if sets is None:
             return None, findings, gaps
         if not sets:
@@ -389,7 +389,7 @@ def _list_choices(
 
 
 def _choose_one_package(
-    host: Host, named: Sequence[PciDevice], free: Sequence[PciDevice], count: int
+    host: Host, named_devices: Sequence[PciDevice], free: Sequence[PciDevice], count: int
 ) -> tuple[tuple[Bdf, ...], ...] | None:
     """Return the free GPUs of each package with `count` of them; named GPUs fix the package.
 
@@ -397,16 +397,16 @@ def _choose_one_package(
     the host has `count` GPUs, free or not, or if a GPU's package is unknown.
     """
     home = _package_of_gpu(host)
-    total = count + len(named)
+    total = count + len(named_devices)
     packages = {package for package in home.values() if package is not None}
     largest = max((list(home.values()).count(package) for package in packages), default=0)
-    chosen = {home.get(gpu.bdf) for gpu in named} or packages
-    is_known = all(home.get(gpu.bdf) is not None for gpu in (*named, *free))
-    if not is_known or not 1 < total <= largest or (named and len(chosen) > 1):
+    chosen_packages = {home.get(gpu.bdf) for gpu in named_devices} or packages
+    is_known = all(home.get(gpu.bdf) is not None for gpu in (*named_devices, *free))
+    if not is_known or not 1 < total <= largest or (named_devices and len(chosen_packages) > 1):
         return None
     sets = (
         tuple(gpu.bdf for gpu in free if home[gpu.bdf] == package)
-        for package in sorted(package for package in chosen if package is not None)
+        for package in sorted(package for package in chosen_packages if package is not None)
     )
     return tuple(gpu_set for gpu_set in sets if len(gpu_set) >= count)
 
@@ -443,13 +443,13 @@ def _free_gpus(
 ) -> list[PciDevice]:
     """Return the free GPUs, or free parts of the requested profile; `also`: named functions that
     count as well. A divided GPU cannot be passed as a whole."""
-    owned = {bdf for bdf, _ in allocations.devices} | set(request.devices) - set(also)
+    owned_bdfs = {bdf for bdf, _ in allocations.devices} | set(request.devices) - set(also)
     used_uuids = frozenset(uuid for uuid, _ in allocations.mediated)
     profile = request.options.gpu_profile
     return [
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)
-        if gpu.bdf not in owned
+        if gpu.bdf not in owned_bdfs
         and (
             (profile is None and gpu.physical_function is None and not is_divided(gpu))
             or gpu.bdf in also
@@ -509,12 +509,12 @@ def _make_package_error(
 
 
 def _format_use(host: Host, allocations: Allocations) -> str:
-    owned = [
+    owned_texts = [
         f"{gpu.bdf} by {allocations.label(domain)}"
         for gpu in host.devices_of_kind(DeviceKind.GPU)
         if (domain := allocations.find_holder(gpu.bdf)) is not None
     ]
-    return f"; in use: {', '.join(owned)}" if owned else ""
+    return f"; in use: {', '.join(owned_texts)}" if owned_texts else ""
 
 
 def _too_few(host: Host, request: GuestRequest, allocations: Allocations, free: int) -> Unplannable:

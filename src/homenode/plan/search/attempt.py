@@ -195,7 +195,7 @@ class Attempt:
             memory=self._memory_nodes,
             vcpu_pus=self._vcpu_pus,
             threads=self._threads,
-            isolated=self.free.isolated,
+            isolated_cpus=self.free.isolated,
         )
         return replace(
             placement,
@@ -218,7 +218,7 @@ class Attempt:
         if not self.fallback.keeps_core and self._leaves_host_core:
             # The fallback offers both; the VM needed only cores of other VMs' emulators.
             milder = {Relaxation.HOST_CORE: Relaxation.EMULATOR_CORE}
-            relaxations = tuple(milder.get(relaxed, relaxed) for relaxed in relaxations)
+            relaxations = tuple(milder.get(relaxation, relaxation) for relaxation in relaxations)
         return (*relaxations, *((Relaxation.UNEQUAL_CELLS,) if unequal else ()))
 
     @property
@@ -360,7 +360,7 @@ class Attempt:
         first. The search has checked that they suffice (holds_memory)."""
         search, own_nodes = self.search, self._own_nodes
         memory = search.memory_on(self.fallback)
-        chosen = list(own_nodes)
+        chosen_nodes = list(own_nodes)
         if self.fallback.memory is MemoryRule.ELSEWHERE:
             needed = self.problem.pages_anywhere
             pages = {
@@ -381,9 +381,9 @@ class Attempt:
             number = next(n for n in range(limit + 1) if largest(farther, n) >= needed)
             for position, node in enumerate(farther):
                 if number and pages[node] + largest(farther[position + 1 :], number - 1) >= needed:
-                    chosen.append(node)
+                    chosen_nodes.append(node)
                     needed, number = needed - pages[node], number - 1
-        return tuple(sorted(index for node in chosen for index in memory[node].nodes))
+        return tuple(sorted(index for node in chosen_nodes for index in memory[node].nodes))
 
     @property
     def _cell_memory(self) -> tuple[int, ...]:
@@ -442,7 +442,7 @@ class Attempt:
         open_pus = search.free[1].pus - search.free[1].isolated - self._vcpu_pus
         service = search.allocations.service_cores & open_pus
         serving = [core.pus for core in self.host.cores if core.pus <= service] if service else []
-        shared = [
+        shared_sets = [
             pus for node in order for pus in serving if pus <= problem.supplies[node].cores.pus
         ]
         thread_request = ThreadRequest(
@@ -450,7 +450,7 @@ class Attempt:
             iothreads=iothreads,
             emulator_pus=emulator_pus,
             own_cores=self._own_cores,
-            service_cores=tuple(shared),
+            service_cores=tuple(shared_sets),
             housekeeping_pus=request.housekeeping_pus - search.free[1].isolated,
             housekeeping=housekeeping,
             on_every_node=request.page_bytes is not None
@@ -463,18 +463,18 @@ class Attempt:
         keep their share of its cores."""
         search, cores = self.search, self.problem.supplies[node].cores
         gpus = self.best.gpus | search.options.named_gpus
-        taken = self._vcpu_pus.bits
+        taken_bits = self._vcpu_pus.bits
         free = self.free.nodes[node].cores
-        spare = sum(shape.is_whole and not pus & taken for pus, shape in free)
+        spare = sum(shape.is_whole and not pus & taken_bits for pus, shape in free)
         home_gpus = [gpu for gpu in search.options.gpus if gpu.home == cores.index]
         free_gpus = sum(not gpus >> gpu.number & 1 for gpu in home_gpus)
         if not free_gpus:
             return spare
         of_node = sum(not core.pus.bits & ~cores.pus.bits for core in self.host.cores)
-        owned = {bdf for bdf, _ in search.allocations.devices}
+        owned_bdfs = {bdf for bdf, _ in search.allocations.devices}
         total = len(home_gpus) + sum(
             device.node == cores.index
-            for bdf in owned
+            for bdf in owned_bdfs
             if (device := self.host.find_device(bdf)) and device.kind is DeviceKind.GPU
         )
         return max(0, spare - free_gpus * (of_node // total))

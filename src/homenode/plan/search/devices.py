@@ -280,8 +280,8 @@ class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
     def rows(self, gpus: int) -> list[tuple[int, ...]]:
         """Return the distances to each node of the named devices, and of these GPUs (bits)."""
         homes = (home for i, home in enumerate(self.gpu_homes) if gpus >> i & 1)
-        named = [device.home.to_node for device in self.named]
-        return named + [home.to_node for home in homes if home is not None]
+        named_rows = [device.home.to_node for device in self.named]
+        return named_rows + [home.to_node for home in homes if home is not None]
 
     @cached_property
     def _named_gpus(self) -> dict[int, int]:

@@ -97,9 +97,9 @@ class _Splits(NamedTuple):
         """Return the first split whose sum is distance()."""
         split, extra = list(self.low), self.extra
         for _, i in sorted(zip(weights, range(len(split)), strict=True)) if extra else ():
-            added = min(self.room[i], extra)
-            split[i] += added
-            extra -= added
+            added_count = min(self.room[i], extra)
+            split[i] += added_count
+            extra -= added_count
             if not extra:
                 break
         return split
@@ -196,11 +196,11 @@ class NearestGpus:
 
     def _list_cases(self, nodes: int, ranges: Ranges) -> Iterator[_Case]:
         """Yield the case of each group of GPUs."""
-        positions, named = tuple(list_members(nodes)), self.problem.devices.named_rows
+        positions, named_rows = tuple(list_members(nodes)), self.problem.devices.named_rows
         splits = _Splits.from_ranges(ranges, self.problem.groups)
         for certain, open_homes, missing in self._split_homes(nodes):
             rows = [(home.weight, home.home.to_node) for home in certain if home.home is not None]
-            row = tuple(map(_add_rows(named, rows).__getitem__, positions))
+            row = tuple(map(_add_rows(named_rows, rows).__getitem__, positions))
             sure = sum([gpus for home in certain for _, gpus in home.by_weight])
             yield _Case(splits, row, sure, _merge_homes(open_homes, positions), missing)
 

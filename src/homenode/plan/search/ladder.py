@@ -148,8 +148,8 @@ def _sharing_ways(
 ) -> Iterator[Fallback]:
     """Yield groups for more vCPUs than cores; if CPUs are counted anyway, none are left to try."""
     if request.layout.pinning is not Pinning.NONE and not _counts_pus(request):
-        grouping, shared = Grouping(1, kinds, counts_pus=True), (Relaxation.SHARED_CORES,)
-        yield _make_fallback(request, grouping, request.vcpus, shared, mixed=mixed)
+        grouping, relaxations = Grouping(1, kinds, counts_pus=True), (Relaxation.SHARED_CORES,)
+        yield _make_fallback(request, grouping, request.vcpus, relaxations, mixed=mixed)
 
 
 def _make_fallback(

@@ -83,10 +83,10 @@ class NodeSets:
         lots: list[tuple[tuple[int, ...], int]] = [((), problem.eligible)]
         if problem.first[:2] == ("device_class", "packages_spanned"):
             lots = list(self._package_sets())
-        bounded: list[tuple[tuple[int, ...], int, Counts]] = []
+        bounded_groups: list[tuple[tuple[int, ...], int, Counts]] = []
         for bound, nodes in lots:
             if "vcpus_beyond_cores" in problem.first:
-                bounded.append((bound, nodes, ()))
+                bounded_groups.append((bound, nodes, ()))
                 continue
             terms = problem.first[len(bound) :][:2]
             counts = tuple(self.counts(nodes))
@@ -100,8 +100,8 @@ class NodeSets:
                 least = {"nodes_spanned": group[0][0], "minus_nodes_spanned": -group[-1][0]}
                 least["gpus_away_from_home"] = 0
                 least_terms = [least[name] for name in terms if name in least]
-                bounded.append(((*bound, *least_terms), nodes, group))
-        for bound, nodes, counts in sorted(bounded):
+                bounded_groups.append(((*bound, *least_terms), nodes, group))
+        for bound, nodes, counts in sorted(bounded_groups):
             yield bound, self._list_sets(nodes, counts)
 
     def _package_sets(self) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -237,9 +237,9 @@ class NodeSets:
         earlier_equals = self.problem.earlier_equals
         equals = {1 << node: twin for node in list_members(nodes) if (twin := earlier_equals[node])}
         for size, able in counts or self.counts(nodes):
-            for chosen in combinations([1 << node for node in list_members(able)], size):
-                some = sum(chosen)
-                if all(some & equals.get(node, some) for node in chosen) and self.holds(some):
+            for chosen_bits in combinations([1 << node for node in list_members(able)], size):
+                some = sum(chosen_bits)
+                if all(some & equals.get(node, some) for node in chosen_bits) and self.holds(some):
                     yield some
 
     def _most_cores(self, nodes: int) -> int:
@@ -256,27 +256,27 @@ class NodeSets:
         if not numbers:
             return  # no number of these nodes holds the VM
         self.exact = False
-        tried = set[int]()
+        tried_sets = set[int]()
         if self.problem.shares and (largest := self._most_cores(nodes)) and self.holds(largest):
-            tried.add(largest)
+            tried_sets.add(largest)
             yield largest
         for order in self._list_orders(nodes):
             for number, able in numbers:
-                grown = self._first_nodes(order, number, able)
-                if grown and grown not in tried:
-                    tried.add(grown)
-                    if self.holds(grown):
-                        yield grown
+                grown_set = self._first_nodes(order, number, able)
+                if grown_set and grown_set not in tried_sets:
+                    tried_sets.add(grown_set)
+                    if self.holds(grown_set):
+                        yield grown_set
 
     def _first_nodes(self, order: Sequence[int], number: int, able: int) -> int:
         """Return the first suitable nodes of an order that reach each other (bits); 0 = too few."""
-        chosen, unreachable = 0, self._unreachable
+        chosen_bits, unreachable = 0, self._unreachable
         for node in order:
-            if able >> node & 1 and not (unreachable and unreachable[node] & chosen):
-                chosen |= 1 << node
+            if able >> node & 1 and not (unreachable and unreachable[node] & chosen_bits):
+                chosen_bits |= 1 << node
                 number -= 1
                 if not number:
-                    return chosen
+                    return chosen_bits
         return 0
 
     def _list_orders(self, nodes: int) -> Iterator[Sequence[int]]:
@@ -306,20 +306,20 @@ class NodeSets:
         roomiest = sorted(positions, key=lambda node: -(problem.memory[node].pages or 0))
         for order in (cheapest, largest, roomiest):
             yield order
-            passed, turns = Counter[int](), dict[int, int]()
+            passed_counts, turns = Counter[int](), dict[int, int]()
             for node in order:  # a node of each package in turn
-                turns[node] = passed[packages[node]]
-                passed[packages[node]] += 1
+                turns[node] = passed_counts[packages[node]]
+                passed_counts[packages[node]] += 1
             yield sorted(order, key=turns.__getitem__)
 
     @cached_property
     def _weights(self) -> list[tuple[int, int, int]]:
         """Each node's own part of the cost: unused or missing GPUs, then the terms of --balance."""
         problem, devices = self.problem, self.problem.devices
-        avoided = ~devices.home_nodes if devices.options.has_gpus else devices.gpu_nodes
+        avoided_nodes = ~devices.home_nodes if devices.options.has_gpus else devices.gpu_nodes
         sign = 1 if problem.pack else -1
         return [
-            (avoided >> node & 1, sign * supply.whole_cores, sign * (memory.pages or 0))
+            (avoided_nodes >> node & 1, sign * supply.whole_cores, sign * (memory.pages or 0))
             for node, (supply, memory) in enumerate(
                 zip(problem.supplies, problem.memory, strict=True)
             )

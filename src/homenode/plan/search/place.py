@@ -38,15 +38,15 @@ MAX_REFUSED_NODES = 16
 
 
 def search_for(host: Host, request: GuestRequest) -> PlacementSearch:
-    allocated = find_allocations(host, request)
-    free = with_service = free_cpus(host, request, allocated)
-    if allocated.service_cores:
-        with_service = free_cpus(host, request, allocated, service_cores=True)
+    allocations = find_allocations(host, request)
+    free = with_service = free_cpus(host, request, allocations)
+    if allocations.service_cores:
+        with_service = free_cpus(host, request, allocations, service_cores=True)
     return PlacementSearch(
         host=host,
         request=request,
-        allocations=allocated,
-        options=device_options(host, request, allocated),
+        allocations=allocations,
+        options=device_options(host, request, allocations),
         distances=distance_matrix(host),
         free=(free, with_service),
     )
@@ -65,9 +65,9 @@ def place(host: Host, request: GuestRequest, *, brief: bool = False) -> Placemen
     check_layout(layout, request.options.policy)
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.SINGLE and layout.memory is MemoryBinding.KEEP:
-        allocated = find_allocations(host, request)
-        options = device_options(host, request, allocated)
-        return _place_devices_only(host, request, allocated, options)
+        allocations = find_allocations(host, request)
+        options = device_options(host, request, allocations)
+        return _place_devices_only(host, request, allocations, options)
     return _LadderSearch(search_for(host, request), brief=brief).placement()
 
 
@@ -110,7 +110,7 @@ def _cores_or_siblings(host: Host, request: GuestRequest, *, brief: bool) -> Pla
 
 
 def _place_devices_only(
-    host: Host, request: GuestRequest, allocated: Allocations, options: DeviceOptions
+    host: Host, request: GuestRequest, allocations: Allocations, options: DeviceOptions
 ) -> Placement:
     """Place a VM that is neither pinned nor bound: only its GPUs are chosen."""
     devices = options.list_functions(options.choose_least_loss())
@@ -127,9 +127,9 @@ def _place_devices_only(
         findings=(
             *options.findings,
             *memory_short(host, request),
-            *check_devices(host, request, devices, allocated),
+            *check_devices(host, request, devices, allocations),
         ),
-        gaps=(*allocated.gaps, *options.gaps, *options.node_gaps(devices)),
+        gaps=(*allocations.gaps, *options.gaps, *options.node_gaps(devices)),
     )
 
 
@@ -148,21 +148,21 @@ class _LadderSearch:
     def placement(self) -> Placement:
         """Return the placement on the first fallback that fits, or on a better one. Raises
         Unplannable."""
-        refused: set[tuple[object, ...]] = set()
+        refused_keys: set[tuple[object, ...]] = set()
         too_few: set[tuple[int, ...]] = set()
         ladder = list_fallbacks(self.request, self.search.free[1])
         attempts = (Attempt(self.search, fallback) for fallback in ladder)
         for attempt in attempts:
             supply = attempt.supply
             # Skipped if only memory was relaxed, or nothing that counts here.
-            if supply in too_few or (refused and attempt.problem.key() in refused):
+            if supply in too_few or (refused_keys and attempt.problem.key() in refused_keys):
                 continue
             if attempt.takes_host_core:
                 self.rejections.append(host_core(attempt))
                 continue
             self.is_sure &= attempt.knows_refusal
             if attempt.solution is None:
-                refused.add(attempt.problem.key())
+                refused_keys.add(attempt.problem.key())
                 if sum(supply[1:]) < supply[0]:
                     too_few.add(supply)
                 self._record_miss(attempt)

@@ -175,10 +175,10 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     def holds_memory(self, nodes: int) -> bool:
         """Return whether the nodes (bits) have the memory that need not be local to its vCPUs; if
         it may be on any node, further allowed nodes count too."""
-        needed, pages = self._pages_of_nodes
-        if not needed:
+        needed_pages, pages = self._pages_of_nodes
+        if not needed_pages:
             return True
-        missing = needed - sum([pages[node] for node in list_members(nodes)])
+        missing = needed_pages - sum([pages[node] for node in list_members(nodes)])
         further = self.most_nodes - nodes.bit_count()
         if missing <= 0 or not self.pages_anywhere or further <= 0:
             return missing <= 0
@@ -188,11 +188,11 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _pages_of_nodes(self) -> tuple[int, list[int]]:
         """Return (pages that need not be local to vCPUs, free pages of each node for them)."""
-        needed = self.pages_together or self.pages_anywhere
-        if needed:
-            needed += sum(pages for _, pages in self.device_pages)
-        return needed, [
-            needed if node_memory.pages is None else node_memory.pages
+        needed_pages = self.pages_together or self.pages_anywhere
+        if needed_pages:
+            needed_pages += sum(pages for _, pages in self.device_pages)
+        return needed_pages, [
+            needed_pages if node_memory.pages is None else node_memory.pages
             for node_memory in self.memory
         ]
 
@@ -267,13 +267,13 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
             more_packages += node_cost.packages - 1
             short += self.short_pages(node, groups)
         sign, nodes = 1 if self.pack else -1, [node for node, _ in split]
-        chosen = sum([1 << node for node in nodes])
-        worst, total = self.distances.spread(chosen)
+        node_bits = sum([1 << node for node in nodes])
+        worst, total = self.distances.spread(node_bits)
         free_pages = sum([self.memory[node].pages or 0 for node in nodes])
         return Cost(
             vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
             device_class=nearness[0],
-            packages_spanned=self.distances.packages_of(chosen).bit_count() + more_packages,
+            packages_spanned=self.distances.packages_of(node_bits).bit_count() + more_packages,
             gpus_away_from_home=nearness[1],
             nodes_spanned=len(nodes),
             node_distance=worst,

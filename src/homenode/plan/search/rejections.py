@@ -42,12 +42,12 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
             "memory of GPUs, no CPUs; never for a guest",
         )
     if plain:
-        unasked = _find_unused_memory(host, request)
+        memory = _find_unused_memory(host, request)
         yield Rejection(
             "no-pus",
             plain,
             "no CPUs, so no vCPU",
-            f"--allow-memory-node {unasked[0]} lets its memory serve" if unasked else None,
+            f"--allow-memory-node {memory[0]} lets its memory serve" if memory else None,
         )
 
 
@@ -60,9 +60,9 @@ def single_nodes(attempt: Attempt) -> Iterator[Rejection]:
         indices = (supply.cores.index,)
         if supply.groups < problem.groups:
             needs = _format_groups(attempt.fallback, problem.groups)
-            owned = _format_owners(attempt, supply)
+            text = _format_owners(attempt, supply)
             detail = f"{needs} needed, {supply.groups} free"
-            yield _cores_rejection(attempt, indices, f"{detail}; {owned}" if owned else detail)
+            yield _cores_rejection(attempt, indices, f"{detail}; {text}" if text else detail)
         elif memory.pages is not None and memory.pages < pages:
             kind = "" if request.page_bytes is None else f" in pages of {format_bytes(page)}"
             needs = f"{format_bytes(pages * page)}{kind}"
@@ -126,9 +126,9 @@ def whole_host(attempt: Attempt) -> Rejection:
             f"{memory}{overhead} needed, {free_text} free",
             _memory_hint(attempt) + (f", or allow other memory: {options}" if options else ""),
         )
-    allowed, node_count = problem.most_nodes, len(indices)
-    if allowed < node_count and fits(replace(problem, most_nodes=node_count)):
-        enough = range(allowed + 1, node_count + 1)
+    allowed_count, node_count = problem.most_nodes, len(indices)
+    if allowed_count < node_count and fits(replace(problem, most_nodes=node_count)):
+        enough = range(allowed_count + 1, node_count + 1)
         place = bisect_left(
             enough, True, key=lambda number: fits(replace(problem, most_nodes=number))
         )
@@ -136,7 +136,7 @@ def whole_host(attempt: Attempt) -> Rejection:
         return Rejection(
             "max-nodes",
             indices,
-            f"{plural(number, 'node')} needed, {allowed} allowed",
+            f"{plural(number, 'node')} needed, {allowed_count} allowed",
             f"--max-nodes {number}",
         )
     if problem.devices.requires_home and fits(problem):
@@ -157,19 +157,19 @@ def whole_host(attempt: Attempt) -> Rejection:
     elsewhere = ""
     if request.layout.memory is MemoryBinding.BOUND_PER_CELL:
         elsewhere = ", or use --layout pin-bound: memory of other nodes helps there"
-    owned = sum(problem.capacities)
-    if owned < problem.groups:
+    capacity = sum(problem.capacities)
+    if capacity < problem.groups:
         return _memory_rejection(
             attempt,
             indices,
-            f"{memory} needed; {owned} of {problem.groups} cores have their share on their node",
+            f"{memory} needed; {capacity} of {problem.groups} cores have their share on their node",
             f"{_memory_hint(attempt)}{elsewhere}",
         )
     if any(problem.distances.unreachable):
         return Rejection(
             "distance", indices, "the nodes with space cannot reach each other (distance 255)"
         )
-    number = min(allowed, problem.groups)
+    number = min(allowed_count, problem.groups)
     return _memory_rejection(
         attempt,
         indices,
@@ -183,8 +183,8 @@ def _change_memory(attempt: Attempt, memory_bytes: int) -> SearchProblem:
     problem, page = attempt.problem, page_size_bytes(attempt.request)
     for name in ("pages", "pages_together", "pages_anywhere"):
         if pages := getattr(problem, name):
-            saved = (attempt.request.memory_bytes - memory_bytes) // page
-            return replace(problem, **{name: pages - saved})
+            saved_pages = (attempt.request.memory_bytes - memory_bytes) // page
+            return replace(problem, **{name: pages - saved_pages})
     return problem
 
 
@@ -204,9 +204,9 @@ def _free_memory(attempt: Attempt) -> str | None:
     problem = attempt.problem
     page_counts = [memory.pages for memory in problem.memory]
     pages_by_node = [pages for pages in page_counts if pages is not None]
-    needed = problem.pages or problem.pages_together or problem.pages_anywhere
-    needed += sum(pages for _, pages in problem.device_pages)
-    if len(pages_by_node) < len(page_counts) or sum(pages_by_node) >= needed:
+    needed_pages = problem.pages or problem.pages_together or problem.pages_anywhere
+    needed_pages += sum(pages for _, pages in problem.device_pages)
+    if len(pages_by_node) < len(page_counts) or sum(pages_by_node) >= needed_pages:
         return None
     return format_bytes(sum(pages_by_node) * page_size_bytes(attempt.request))
 
@@ -290,21 +290,21 @@ def _format_owners(attempt: Attempt, supply: Supply) -> str:
     """Describe the users of the node's other CPUs."""
     request, allocations, pus = attempt.request, attempt.search.allocations, supply.cores.pus
     parts = []
-    reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus
-    if reserved:
-        parts.append(f"{plural(len(reserved), 'CPU')} reserved for the host ({reserved})")
+    reserved_pus = (request.options.reserved_pus | request.housekeeping_pus) & pus
+    if reserved_pus:
+        parts.append(f"{plural(len(reserved_pus), 'CPU')} reserved for the host ({reserved_pus})")
     for holder in allocations.by_domain:
-        owned = holder.cores & pus
-        if owned:
+        owned_pus = holder.cores & pus
+        if owned_pus:
             label = allocations.label(holder.domain)
-            parts.append(f"{plural(len(owned), 'CPU')} in use by {label} ({owned})")
-    disallowed = (
-        pus - attempt.free.pus - reserved - allocations.vcpu_cores - allocations.service_cores
+            parts.append(f"{plural(len(owned_pus), 'CPU')} in use by {label} ({owned_pus})")
+    disallowed_pus = (
+        pus - attempt.free.pus - reserved_pus - allocations.vcpu_cores - allocations.service_cores
     )
     if request.options.emulator_pus is not None:
-        disallowed -= request.options.emulator_pus
-    if disallowed:
-        parts.append(f"{plural(len(disallowed), 'CPU')} not allowed ({disallowed})")
+        disallowed_pus -= request.options.emulator_pus
+    if disallowed_pus:
+        parts.append(f"{plural(len(disallowed_pus), 'CPU')} not allowed ({disallowed_pus})")
     broken = CpuSet.from_bits(sum(pus for pus, shape in supply.cores.cores if not shape.is_whole))
     if broken:
         parts.append(

@@ -181,8 +181,8 @@ class _Search:
         terms_of_nodes, least = self._terms_of_nodes, self._least
         for bound, sets in self._groups[self._ranked :]:
             limit = least[-1] if len(least) > MAX_RUNNERS_UP else ()
-            reached = least[0] if only_least and least else limit
-            if reached and bound > reached[: len(bound)]:
+            reached_limit = least[0] if only_least and least else limit
+            if reached_limit and bound > reached_limit[: len(bound)]:
                 break
             self._ranked += 1
             for nodes in sets:
@@ -236,11 +236,11 @@ class _Search:
             least = min(least or done[-1][0], done[-1][0])
         candidates = [candidate for _, candidate in sorted(done, key=lambda item: item[0])]
         is_exact = self.node_sets.exact and self.exact and self.nearest.exact
-        untried = [nodes for _, nodes in (*bounds[len(done) :], *node_sets_by_terms[len(tied) :])]
+        sets = [nodes for _, nodes in (*bounds[len(done) :], *node_sets_by_terms[len(tied) :])]
         return Solution(
             best=candidates[0],
             optimal=True if is_exact else None,
-            runners_up=lambda: self._runners_up(candidates, untried),
+            runners_up=lambda: self._runners_up(candidates, sets),
         )
 
     @cached_property
@@ -278,14 +278,14 @@ class _Search:
         """Return the splits over these nodes (bits) that may be best."""
         return self.node_sets.splits(nodes).ranges
 
-    def _runners_up(self, done: Sequence[Candidate], untried: Sequence[int]) -> list[Candidate]:
+    def _runners_up(self, done: Sequence[Candidate], sets: Sequence[int]) -> list[Candidate]:
         """Return the best other sets of nodes: computed sets, then further sets, best first."""
         runners = list(done[1 : 1 + MAX_RUNNERS_UP])
-        passed = {candidate.nodes for candidate in done}
-        if len(runners) + len(untried) < MAX_RUNNERS_UP:
-            untried = [*untried, *(nodes for _, nodes in self._rank_node_sets(only_least=False))]
-        for nodes in dict.fromkeys(untried):
-            if len(runners) < MAX_RUNNERS_UP and nodes not in passed:
+        tried_nodes = {candidate.nodes for candidate in done}
+        if len(runners) + len(sets) < MAX_RUNNERS_UP:
+            sets = [*sets, *(nodes for _, nodes in self._rank_node_sets(only_least=False))]
+        for nodes in dict.fromkeys(sets):
+            if len(runners) < MAX_RUNNERS_UP and nodes not in tried_nodes:
                 runners.append(self.best_on(nodes))
         return runners
 
@@ -299,14 +299,14 @@ class _Search:
         problem = self.problem
         positions = list_members(nodes)
         nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))
-        chosen = [
+        chosen_gpus = [
             problem.devices.options.choose_least_lost(choice.sure, choice.tied)
             for choice in choices
         ]
-        self.exact &= all(choice.is_complete for choice in chosen)
-        fewest = min(choice.sets_lost for choice in chosen)
+        self.exact &= all(choice.is_complete for choice in chosen_gpus)
+        fewest = min(choice.sets_lost for choice in chosen_gpus)
         candidates = []
-        for (distance, _, _, ranges), gpus in zip(choices, chosen, strict=True):
+        for (distance, _, _, ranges), gpus in zip(choices, chosen_gpus, strict=True):
             if gpus.sets_lost == fewest:
                 split, is_exact = least_split(problem, positions, ranges)
                 self.exact &= is_exact

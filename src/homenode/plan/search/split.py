@@ -106,9 +106,9 @@ def splits_of_cells(
     are_equal = [kinds[i] == kinds[j] for i, j in pairwise(loose)]
     choices = list(islice(_list_choices(options, [*are_equal, False]), MAX_ASSIGNMENTS + 1))
     ways: dict[Split, tuple[int, ...]] = {}
-    for chosen in choices[:MAX_ASSIGNMENTS]:
-        assigned = sorted(zip((kinds[i] for i in loose), chosen, strict=True))
-        nodes = named | {i: node for i, (_, node) in zip(loose, assigned, strict=True)}
+    for choice in choices[:MAX_ASSIGNMENTS]:
+        assigned_kinds = sorted(zip((kinds[i] for i in loose), choice, strict=True))
+        nodes = named | {i: node for i, (_, node) in zip(loose, assigned_kinds, strict=True)}
         by_node = Counter[int]()
         for i, node in nodes.items():
             by_node[node] += groups[i]
@@ -139,14 +139,14 @@ def _can_differ(options: Sequence[list[int]]) -> bool:
     """Return whether each can get a different choice."""
     if all(len(nodes) > i for i, nodes in enumerate(sorted(options, key=len))):
         return True
-    taken: dict[int, int] = {}
+    taken_counts: dict[int, int] = {}
 
-    def take(i: int, seen: set[int]) -> bool:
+    def take(i: int, seen_numbers: set[int]) -> bool:
         for node in options[i]:
-            if node not in seen:
-                seen.add(node)
-                if node not in taken or take(taken[node], seen):
-                    taken[node] = i
+            if node not in seen_numbers:
+                seen_numbers.add(node)
+                if node not in taken_counts or take(taken_counts[node], seen_numbers):
+                    taken_counts[node] = i
                     return True
         return False
 
@@ -162,20 +162,20 @@ def pages_within(total: int, weights: Sequence[int], space: Sequence[int]) -> tu
     (2, 2)
     """
     shares = [1] * len(weights)
-    unplaced = total - len(weights)
+    pages = total - len(weights)
     open_cells = [i for i, limit in enumerate(space) if limit > 1]
-    while unplaced > 0 and open_cells:
+    while pages > 0 and open_cells:
         weight = sum(weights[i] for i in open_cells)
-        before = unplaced
+        before = pages
         for i in open_cells:
             goal = max(1, min(space[i], total * weights[i] // sum(weights)))
-            added = min(
-                space[i] - shares[i], unplaced, max(goal - shares[i], before * weights[i] // weight)
+            added_pages = min(
+                space[i] - shares[i], pages, max(goal - shares[i], before * weights[i] // weight)
             )
-            shares[i] += added
-            unplaced -= added
-        if unplaced == before:
+            shares[i] += added_pages
+            pages -= added_pages
+        if pages == before:
             shares[open_cells[0]] += 1
-            unplaced -= 1
+            pages -= 1
         open_cells = [i for i in open_cells if shares[i] < space[i]]
     return tuple(shares)

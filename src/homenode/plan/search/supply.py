@@ -67,13 +67,13 @@ def free_cpus(
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    isolated, vcpu_cores = host.isolated_pus.bits, allocations.vcpu_cores.bits
-    barred = request.options.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
+    isolated_bits, vcpu_cores = host.isolated_pus.bits, allocations.vcpu_cores.bits
+    barred_bits = request.options.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
     if not service_cores:
-        barred |= allocations.service_cores.bits
+        barred_bits |= allocations.service_cores.bits
     if request.options.emulator_pus is not None:
-        barred |= request.options.emulator_pus.bits
-    open_pus = host.usable_pus.bits & ~barred
+        barred_bits |= request.options.emulator_pus.bits
+    open_pus = host.usable_pus.bits & ~barred_bits
     cores_of_node: dict[NodeIndex | None, list[FreeCore]] = {node.index: [] for node in host.nodes}
     cores_without_vcpus = 0
     for core, (pus, node_index, llc, llc_bytes) in zip(host.cores, host.core_places, strict=True):
@@ -83,7 +83,7 @@ def free_cpus(
             shape = CoreShape(
                 pus=free.bit_count(),
                 is_whole=free == pus,
-                isolated=not free & ~isolated,
+                isolated=not free & ~isolated_bits,
                 llc=UNKNOWN_LLC if llc is None else llc,
                 package=core.id.package,
                 kind=core.kind,
@@ -171,14 +171,14 @@ class Part(NamedTuple):
 
     def draw(self, count: int) -> dict[tuple[Rank, int], int]:
         """Return the groups of each tier's LLCs for `count` groups, by this module's rule."""
-        drawn: dict[tuple[Rank, int], int] = {}
+        drawn_counts: dict[tuple[Rank, int], int] = {}
         used: dict[int, int] = {}
         missing = count
         for tier in self.tiers:
             if missing >= tier.total:
                 for llc, groups, _ in tier.llcs:
                     used[llc] = used.get(llc, 0) + groups
-                    drawn[tier.rank, llc] = groups
+                    drawn_counts[tier.rank, llc] = groups
                 missing -= tier.total
                 continue
             outside = [row for row in tier.llcs if row[0] not in used]
@@ -189,20 +189,20 @@ class Part(NamedTuple):
                 wide = sorted((-size, groups, llc) for llc, groups, size in outside)
                 wide = [row for row in wide if row[1] >= per_llc]
                 for llc, _, _ in inside:
-                    drawn[tier.rank, llc] = per_llc - used[llc]
+                    drawn_counts[tier.rank, llc] = per_llc - used[llc]
                 for _, _, llc in wide[: len(tightest)]:
-                    drawn[tier.rank, llc] = per_llc
+                    drawn_counts[tier.rank, llc] = per_llc
                 break
             if tier.rank[0] >= _SECOND:
                 parts = even_split([GroupRange(0, groups) for _, groups, _ in tier.llcs], missing)
                 for (llc, _, _), groups in zip(tier.llcs, parts, strict=True):
-                    drawn[tier.rank, llc] = groups
+                    drawn_counts[tier.rank, llc] = groups
                 break
             for llc, groups, _ in (*inside, *(outside[i] for i in tightest)):
-                drawn[tier.rank, llc] = min(missing, groups)
+                drawn_counts[tier.rank, llc] = min(missing, groups)
                 missing -= min(missing, groups)
             break
-        return drawn
+        return drawn_counts
 
     def cost(self, count: int, hosts_isolation: bool) -> AllocationCost:
         """Return the cost of draw()."""
@@ -256,18 +256,18 @@ class Supply(Struct, frozen=True):
         of_llc = Counter[int]()
         for (_, llc), groups in to_draw.items():
             of_llc[llc] += groups
-        chosen = []
+        chosen_cores = []
         for group in self.grouping.groups(self.cores.cores):
             key = (group.rank, group.llc)
             if part.package in (None, group.package) and to_draw.get(key):
                 to_draw[key] -= 1
-                chosen.append(group)
+                chosen_cores.append(group)
 
         def place(group: SiblingGroup) -> tuple[bool, int, int, int, int]:
             weak = group.kind is CoreKind.EFFICIENCY
             return weak, -of_llc[group.llc], group.llc, group.core, group.pus & -group.pus
 
-        return tuple(sorted(chosen, key=place))
+        return tuple(sorted(chosen_cores, key=place))
 
     def cost(self, count: int, hosts_isolation: bool) -> AllocationCost:
         part = self._find_part(count)
@@ -381,13 +381,13 @@ def fewest_groups(counts: Sequence[int], total: int) -> tuple[int, ...]:
             sums[i][c] = sums[i + 1][c] | sums[i + 1][c - 1] << counts[i]
     enough = sums[0][number] >> total
     target = total + (enough & -enough).bit_length() - 1
-    chosen: list[int] = []
+    chosen_groups: list[int] = []
     for i, count in enumerate(counts):
-        missing = number - len(chosen)
+        missing = number - len(chosen_groups)
         if missing and target >= count and sums[i + 1][missing - 1] >> (target - count) & 1:
-            chosen.append(i)
+            chosen_groups.append(i)
             target -= count
-    return tuple(chosen)
+    return tuple(chosen_groups)
 
 
 class GroupRange(NamedTuple):

@@ -60,13 +60,13 @@ def place_on_vcpus(vcpu_pus: CpuSet, iothreads: int) -> ThreadCpus:
 
 
 def thread_places(
-    free: FreeCpus, node_order: Sequence[int], chosen: int, request: ThreadRequest
+    free: FreeCpus, node_order: Sequence[int], node_count: int, request: ThreadRequest
 ) -> ThreadCpus:
     """Return places next to the vCPUs. node_order: positions in free.nodes, the nearest to the
-    devices first; the first `chosen` are the VM's nodes."""
-    nodes = node_order[:chosen]
+    devices first; the first `node_count` are the VM's nodes."""
+    nodes = node_order[:node_count]
     spare_of_node = _own_spare_cores(free, nodes, request.vcpu_pus)
-    far_nodes = node_order[chosen:]
+    far_nodes = node_order[node_count:]
     findings: tuple[Finding, ...] = ()
     emulator = request.emulator_pus
     if emulator is None and request.on_every_node and not request.housekeeping:
@@ -104,9 +104,9 @@ def _choose_emulator_cores(
     """Return cores without vCPUs for the emulator, or None."""
     nodes = [node for node, cores in spare_of_node.items() if cores]
     if not request.housekeeping:
-        chosen = list(islice((n for n in nodes if request.own_cores(n) > 0), EMULATOR_CORES))
-        if chosen:
-            return CpuSet.from_bits(sum(spare_of_node[node][0] for node in chosen))
+        chosen_nodes = list(islice((n for n in nodes if request.own_cores(n) > 0), EMULATOR_CORES))
+        if chosen_nodes:
+            return CpuSet.from_bits(sum(spare_of_node[node][0] for node in chosen_nodes))
     service = next(iter(request.service_cores), None)
     is_near = service and any(service <= free.nodes[node].pus for node in spare_of_node)
     if is_near or (service and request.housekeeping):
@@ -165,8 +165,8 @@ def _next_to_vcpus(
     if not vcpu_pus.bits & free.isolated.bits:
         shares = "no CPU remains for QEMU's own threads, so they run on CPUs of vCPUs"
         return vcpu_pus, (finding("emulator-shares-vcpus", format_cpus(vcpu_pus), observed=shares),)
-    unpinned = "all remaining CPUs are isolated, so QEMU's own threads are not pinned"
-    return None, (finding("emulator-not-pinned", "emulator", observed=unpinned),)
+    unpinned_text = "all remaining CPUs are isolated, so QEMU's own threads are not pinned"
+    return None, (finding("emulator-not-pinned", "emulator", observed=unpinned_text),)
 
 
 def _own_spare_cores(
@@ -188,8 +188,8 @@ def _far_cores(free: FreeCpus, nodes: Sequence[int], vcpu_pus: CpuSet) -> Iterat
 def _spare_cores(free: FreeCpus, node: int, vcpu_pus: CpuSet, llcs: frozenset[int]) -> list[int]:
     """Return a node's whole cores without vCPUs and isolated CPUs, in order of preference:
     efficiency cores, then these LLCs, then the fullest LLCs, so that free LLCs stay whole."""
-    barred = vcpu_pus.bits | free.isolated.bits
-    cores = [(p, shape) for p, shape in free.nodes[node].cores if shape.is_whole and not p & barred]
+    bits = vcpu_pus.bits | free.isolated.bits
+    cores = [(p, shape) for p, shape in free.nodes[node].cores if shape.is_whole and not p & bits]
     spare = Counter([shape.llc for _, shape in cores])
 
     def rank(core: FreeCore) -> tuple[bool, bool, int, int]:

@@ -63,10 +63,10 @@ def choose_aperture(
     tree is kept, and a finding reports a window that is too small.
     """
     # Long because one window decides the hole, the address bits and the firmware's setting.
-    passed = list(devices)
-    if not passed:
+    passed_devices = list(devices)
+    if not passed_devices:
         return ApertureChoice(None)
-    unknown = [str(device.bdf) for device in passed if not device.bars]
+    unknown = [str(device.bdf) for device in passed_devices if not device.bars]
     gaps: list[Gap] = []
     if unknown:
         gaps.append(
@@ -75,14 +75,14 @@ def choose_aperture(
                 f"BAR sizes of {first_few(unknown, 4)} are unknown, so they do not count",
             )
         )
-    window = prefetchable_window_bytes(passed)
+    window = prefetchable_window_bytes(passed_devices)
     bars = sum(
         bar.size_bytes
-        for device in passed
+        for device in passed_devices
         for bar in device.bars
         if bar.is_memory and bar.index < _OWN_BARS
     )
-    factor = len(passed) if iommu_needed else 1
+    factor = len(passed_devices) if iommu_needed else 1
     step = request.page_bytes or _SMALL_PAGE_BYTES
     total_bytes = request.memory_bytes + request.guest.memory_device_bytes
     entries = -(-total_bytes // step) + -(-bars // step)
@@ -91,8 +91,8 @@ def choose_aperture(
     findings: tuple[Finding, ...] = ()
     hole = bits = firmware = None
     is_mirrored = request.layout.pcie is GuestPcie.HOST
-    documented = {hostdev.bdf for hostdev in guest.hostdevs}
-    is_ours = is_mirrored or any(device.bdf not in documented for device in passed)
+    documented_bdfs = {hostdev.bdf for hostdev in guest.hostdevs}
+    is_ours = is_mirrored or any(device.bdf not in documented_bdfs for device in passed_devices)
     has_space = window <= max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)
     if is_ours and guest.architecture == "x86_64" and (guest.is_q35 or is_mirrored):
         if not has_space:
@@ -156,16 +156,16 @@ def _address_bits(
         return None
     # Firmware places the window above the memory, at a multiple of its size.
     start = -(-(max(memory_bytes, guest.max_memory_bytes or 0) + _LOW_WINDOW_BYTES) // window)
-    needed = ((start + 1) * window - 1).bit_length()
+    needed_bits = ((start + 1) * window - 1).bit_length()
     if guest.physical_address_bits is not None:
-        return needed if guest.physical_address_bits < needed else None
+        return needed_bits if guest.physical_address_bits < needed_bits else None
     if guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES:
         if settings.qemu_version is None:
             gaps.append(Gap(QEMU_VERSION, "6.0 or newer is assumed"))
             return None
         if settings.qemu_version >= _HOST_BITS_QEMU:
             return None
-    return needed if needed > DEFAULT_ADDRESS_BITS else None
+    return needed_bits if needed_bits > DEFAULT_ADDRESS_BITS else None
 
 
 def _power_of_two(number: int) -> int:

@@ -218,11 +218,11 @@ def _list_devices(
         address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
     local = _memory_of_node(request, placement, cells)
     total_bytes = request.memory_bytes + request.guest.memory_device_bytes
-    planned: list[GuestHostdev] = []
+    planned_hostdevs: list[GuestHostdev] = []
     for bdf in placement.devices:
         function = by_bdf.get(bdf)
         node = None if function is None else function.node
-        planned.append(
+        planned_hostdevs.append(
             GuestHostdev(
                 bdf=bdf,
                 host_node=node,
@@ -236,7 +236,7 @@ def _list_devices(
                 managed=not any(part.profile for part in list_parts(by_bdf, bdf)),
             )
         )
-    return tuple(planned)
+    return tuple(planned_hostdevs)
 
 
 def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
@@ -274,13 +274,13 @@ def _memory_of_node(
     total: dict[NodeIndex, int] = {}
     devices = device_bytes_of_cells(request.guest, request.layout, len(cells))
     for cell, device_bytes in zip(cells, devices, strict=True):
-        owned = cell.memory_bytes + device_bytes
+        total_bytes = cell.memory_bytes + device_bytes
         if len(cell.host_nodes) == 1:
             node = cell.host_nodes[0]
-            total[node] = total.get(node, 0) + owned
+            total[node] = total.get(node, 0) + total_bytes
         elif request.options.memory_mode is MemoryMode.INTERLEAVE:
             for node in cell.host_nodes:
-                total[node] = total.get(node, 0) + owned // len(cell.host_nodes)
+                total[node] = total.get(node, 0) + total_bytes // len(cell.host_nodes)
         else:
             return None
     return total
@@ -300,8 +300,8 @@ def _choose_aperture(
             f"device {', '.join(missing)}: no such PCI function on host {host.name}",
             hint="homenode show --host SOURCE lists the host's devices",
         )
-    passed = [host.device_at[bdf] for bdf in placement.devices]
-    return choose_aperture(request, passed, has_iommu, host.settings)
+    devices = [host.device_at[bdf] for bdf in placement.devices]
+    return choose_aperture(request, devices, has_iommu, host.settings)
 
 
 def _choose_binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] | None:
@@ -325,7 +325,7 @@ def _check_shared_cores(
     used_cores = [core for core in cores if core & pus.bits]
     vcpus = len(placement.vcpu_pins)
     if request.layout.pinning is Pinning.NODE:
-        shared = [
+        shared_cores = [
             core
             for pins, count in vcpus_on.items()
             if count > sum(bool(core & pins) for core in used_cores)
@@ -335,17 +335,17 @@ def _check_shared_cores(
         cores_text = plural(len(used_cores), "core")
         sharing = f"they float over {cores_text}, and while all are busy some share one"
     else:
-        shared = [
+        shared_cores = [
             core for core in used_cores if sum(n for p, n in vcpus_on.items() if p & core) > 1
         ]
-        sharing = f"{plural(len(shared), 'core')} of {len(used_cores)} run several"
-    if not shared:
+        sharing = f"{plural(len(shared_cores), 'core')} of {len(used_cores)} run several"
+    if not shared_cores:
         return ()
     case = None if request.layout.pinning is Pinning.NODE else "pinned"
     return (
         finding(
             "vcpus-share-cores",
-            f"CPUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
+            f"CPUs {pus & CpuSet.from_bits(reduce(or_, shared_cores))}",
             observed=f"{vcpus} vCPUs have no whole core each: {sharing}. Under full load these are "
             "40 to 75 % slower than on whole cores (published for VMs that XAPI packs onto one "
             "node)",

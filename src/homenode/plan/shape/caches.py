@@ -94,19 +94,19 @@ def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
     """The CPU of a guest on this host. topoext: whether it is on; None = as in the definition."""
     vendor = host.cpu.vendor
     is_amd = None if vendor is None else vendor in AMD_VENDORS
-    named = guest.cpu_model if guest.cpu_mode == "custom" else None
+    name = guest.cpu_model if guest.cpu_mode == "custom" else None
     if topoext is None:
         topoext = guest.topoext
     if topoext is None:
-        topoext = guest.cpu_mode == "host-model" or (named or "").startswith(_WITH_TOPOEXT)
+        topoext = guest.cpu_mode == "host-model" or (name or "").startswith(_WITH_TOPOEXT)
     family, model = host.cpu.family, host.cpu.model
     is_zen_1 = vendor == "HygonGenuine" or (
         family == _ZEN_FAMILY and model is not None and model <= _LAST_ZEN_1_MODEL
     )
-    if named is not None:
-        is_zen_1 = named in _OF_ZEN_1
+    if name is not None:
+        is_zen_1 = name in _OF_ZEN_1
     if guest.domain_type == "qemu":  # an emulated CPU: its model's vendor, and no topoext
-        is_amd = named is None or named.startswith(("EPYC", "Dhyana", "Opteron", "phenom", "qemu"))
+        is_amd = name is None or name.startswith(("EPYC", "Dhyana", "Opteron", "phenom", "qemu"))
         topoext = False
     return GuestCpu(is_amd, topoext, _ZEN_1_BITS if is_zen_1 else None)
 
@@ -171,7 +171,7 @@ def guest_cache(
     request: GuestRequest,
     placement: Placement,
     topology: GuestTopology | None,
-    shared: SharedLlcs | None,
+    llcs: SharedLlcs | None,
 ) -> CacheChoice:
     """Return the caches to show a guest with this topology (None = the definition's). Without pins,
     and on architectures without this setting, they stay unchanged."""
@@ -188,25 +188,25 @@ def guest_cache(
     if host is None or not is_x86 or not pins:
         return CacheChoice(None, topoext_needed)
     shape = topology or read_topology(guest, len(pins))
-    threads = llc_threads(host, shared)
+    threads = llc_threads(host, llcs)
     if topology is None:
         llcs_before = guest_l3_groups(read_cache(guest), shape, guest_cpu(host, guest), threads)
-        if llcs_before == () or (shared is not None and llcs_before == shared.groups):
+        if llcs_before == () or (llcs is not None and llcs_before == llcs.groups):
             return CacheChoice(None, None)
     cpu = guest_cpu(host, guest, topoext_needed)
-    for cache in _list_caches(host, guest, placement, shape, shared):
-        if shared is not None and guest_l3_groups(cache, shape, cpu, threads) == shared.groups:
+    for cache in _list_caches(host, guest, placement, shape, llcs):
+        if llcs is not None and guest_l3_groups(cache, shape, cpu, threads) == llcs.groups:
             return CacheChoice(cache, topoext_needed)
     topoext = False if shape.threads == 1 and vendor != INTEL_VENDOR else topoext_needed
-    shown = guest_l3_groups(GuestCache.DISABLED, shape, guest_cpu(host, guest, topoext))
+    shown_groups = guest_l3_groups(GuestCache.DISABLED, shape, guest_cpu(host, guest, topoext))
     return CacheChoice(
-        GuestCache.DISABLED, topoext, (_report_hidden_l3(shared, is_told=shown != ()),)
+        GuestCache.DISABLED, topoext, (_report_hidden_l3(llcs, is_told=shown_groups != ()),)
     )
 
 
-def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
+def llc_threads(host: Host, shared_llcs: SharedLlcs | None) -> int | None:
     """Return the CPUs of each LLC under the vCPUs; None if they differ or are unknown."""
-    used = () if shared is None else shared.llcs
+    used = () if shared_llcs is None else shared_llcs.llcs
     sizes = {len(llc.pus) for llc in host.llcs if llc.index in used}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -216,14 +216,14 @@ def _list_caches(
     guest: Vm,
     placement: Placement,
     shape: GuestTopology,
-    shared: SharedLlcs | None,
+    shared_llcs: SharedLlcs | None,
 ) -> Iterator[GuestCache]:
     """Yield possible caches, the best first: the host's caches if the VM has whole ones, else the
     emulated L3, else the host's CPUID leaf, with which the last LLC is partly filled."""
     pins = [pin for pin in placement.vcpu_pins if len(pin) == 1]
     used = CpuSet.union(pins)
     threads = {len(host.core_at[pu].pus) for pu in used}
-    llcs = [llc for llc in host.llcs if shared is not None and llc.index in shared.llcs]
+    llcs = [llc for llc in host.llcs if shared_llcs is not None and llc.index in shared_llcs.llcs]
     can_pass = guest.cpu_mode in PASSTHROUGH_MODES and threads == {shape.threads}
     if host.cpu.vendor in AMD_VENDORS:
         can_pass = can_pass and all(_is_known_leaf(host, llc, shape.threads) for llc in llcs)
@@ -265,23 +265,23 @@ def _group_vcpus(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
     return tuple(map(CpuSet, groups.values()))
 
 
-def _report_hidden_l3(shared: SharedLlcs | None, *, is_told: bool) -> Finding:
-    if shared is None:
+def _report_hidden_l3(shared_llcs: SharedLlcs | None, *, is_told: bool) -> Finding:
+    if shared_llcs is None:
         reason = "the LLCs under the vCPUs are not known, or a vCPU may run on several"
     else:
-        pairs = zip(shared.groups, shared.llcs, strict=True)
+        pairs = zip(shared_llcs.groups, shared_llcs.llcs, strict=True)
         some = ", ".join(f"{len(group)} on LLC {llc}" for group, llc in list(pairs)[:_SHOWN])
-        unlisted = len(shared.llcs) - _SHOWN
+        unlisted_count = len(shared_llcs.llcs) - _SHOWN
         reason = "no setting of QEMU shows the guest the LLCs under its vCPUs "
-        reason += f"({some}{f' and {unlisted} more' if unlisted > 0 else ''})"
-    shown = "so it is shown no L3"
+        reason += f"({some}{f' and {unlisted_count} more' if unlisted_count > 0 else ''})"
+    text = "so it is shown no L3"
     if is_told:
-        shown = "and siblings of AMD need the feature topoext, with which Linux treats each guest "
-        shown += "socket for one L3"
+        text = "and siblings of AMD need the feature topoext, with which Linux treats each guest "
+        text += "socket for one L3"
     return finding(
         "guest-l3-not-mirrored",
         "guest L3",
-        observed=f"{reason}, {shown}",
+        observed=f"{reason}, {text}",
         severity=Severity.WARNING if is_told else Severity.INFO,
     )
 

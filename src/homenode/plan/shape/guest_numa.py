@@ -30,11 +30,11 @@ from homenode.vm.plan_options import MemoryMode
 def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, ...]:
     """Return the bytes of memory devices in each cell, for devices on their cell's node. A device
     of a removed cell moves to cell 0, as in the rewritten definition."""
-    owned = [0] * cells
+    bytes_of_cell = [0] * cells
     for device in guest.memory_devices:
         if device.lies_with_cell(layout):
-            owned[device.cell if device.cell < cells else 0] += device.size_bytes
-    return tuple(owned)
+            bytes_of_cell[device.cell if device.cell < cells else 0] += device.size_bytes
+    return tuple(bytes_of_cell)
 
 
 def device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
@@ -234,21 +234,21 @@ def guest_distances(
         return ()
     position = {node.index: i for i, node in enumerate(host.nodes)}
     rows: list[tuple[int, ...]] = []
-    raised: list[str] = []
+    texts: list[str] = []
     for i, a in enumerate(nodes):
         row: list[int] = []
         for j, b in enumerate(nodes):
             distance = host.distances[position[a]][position[b]]
             value = LOCAL_DISTANCE if i == j else min(max(distance, 11), UNREACHABLE_DISTANCE)
             if i != j and value != distance:
-                raised.append(f"{a}->{b} is {distance}")
+                texts.append(f"{a}->{b} is {distance}")
             row.append(value)
         rows.append(tuple(row))
-    if raised:
+    if texts:
         gaps.append(
             Gap(
                 "guest distances",
-                f"the host's SLIT has {', '.join(raised[:4])}: expected 11 to 255 between nodes; "
+                f"the host's SLIT has {', '.join(texts[:4])}: expected 11 to 255 between nodes; "
                 f"the guest is shown the nearest of these",
             )
         )
@@ -293,17 +293,17 @@ def _reserve(
     findings: list[Finding] = []
     for node in sorted(pages_of_node):
         pool = pools.get((node, page_bytes))
-        needed = pages_of_node[node]
+        needed_pages = pages_of_node[node]
         free = pool.free_pages if pool else None
-        reservations.append(PageReservation(node, page_bytes, needed, free))
-        if pool is not None and free is not None and free < needed:
+        reservations.append(PageReservation(node, page_bytes, needed_pages, free))
+        if pool is not None and free is not None and free < needed_pages:
             is_preferred = request.options.memory_mode is MemoryMode.PREFERRED
-            total_wanted = pool.total_pages + needed - free
+            total_wanted = pool.total_pages + needed_pages - free
             findings.append(
                 finding(
                     "huge-pages-short",
                     f"node {node}",
-                    expected=f"{plural(needed, 'free page')} of {format_bytes(page_bytes)}",
+                    expected=f"{plural(needed_pages, 'free page')} of {format_bytes(page_bytes)}",
                     observed=f"{free} of {pool.total_pages}",
                     severity=Severity.INFO if is_preferred else Severity.WARNING,
                     case="of a plan",
@@ -343,8 +343,8 @@ def initiator_cells(
     """Return the cells that the VM's Grace GPUs need, if the guest sees its PCIe tree and the
     host's libvirt and QEMU support them; else a finding."""
     functions = {} if host is None else host.device_at
-    passed = [functions[bdf] for bdf in placement.devices if bdf in functions]
-    grace = tuple(device for device in passed if is_grace(device))
+    devices = [functions[bdf] for bdf in placement.devices if bdf in functions]
+    grace = tuple(device for device in devices if is_grace(device))
     if host is None or not grace or not request.guest.is_virt:
         return InitiatorCells(cells, {})
     nodes_of_gpu = find_initiator_nodes(host, grace)
@@ -375,7 +375,7 @@ def _missing_initiators(
     *,
     shows: bool,
 ) -> Finding:
-    needed = sum(map(len, nodes_of_gpu.values()))
+    cells = sum(map(len, nodes_of_gpu.values()))
     programs = (
         ("libvirt", host.settings.libvirt_version, LIBVIRT_WITH_INITIATORS),
         ("QEMU", host.settings.qemu_version, QEMU_WITH_INITIATORS),
@@ -387,18 +387,18 @@ def _missing_initiators(
         )
         case: str | None = "no nodes"
     elif not shows:
-        detail = f"the guest's driver needs {needed} NUMA nodes without memory, and this layout "
+        detail = f"the guest's driver needs {cells} NUMA nodes without memory, and this layout "
         detail += "gives none"
         case = None
     else:
         expected = " and ".join(f"{name} {least[0]}.{least[1]}" for name, _, least in old)
-        found = " and ".join(
+        found_text = " and ".join(
             f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
             for name, version, _ in old
         )
         detail = (
-            f"the guest's driver needs {needed} NUMA nodes without memory (<acpi nodeset=>): "
-            f"expected {expected} or newer, found {found}"
+            f"the guest's driver needs {cells} NUMA nodes without memory (<acpi nodeset=>): "
+            f"expected {expected} or newer, found {found_text}"
         )
         libvirt = host.settings.libvirt_version
         case = "unknown programs" if libvirt is None else "old programs"
@@ -463,12 +463,12 @@ def add_initiator_cells(
     online = {node.index for node in host.nodes}
     known_homes = tuple(node for node in homes if node is not None and node in online)
     rows = guest_distances(host, (*known_homes, *added), gaps) if len(known_homes) == count else ()
-    grown = list(cells)
+    grown_cells = list(cells)
     if rows:
         for i, cell in enumerate(cells):
             row = cell.distances or rows[i][:count]
-            grown[i] = structs.replace(cell, distances=row + rows[i][count:])
+            grown_cells[i] = structs.replace(cell, distances=row + rows[i][count:])
     for i, node in enumerate(added, start=count):
         distances = rows[i] if rows else ()
-        grown.append(VmCell(id=i, vcpus=CpuSet(), host_nodes=(node,), distances=distances))
-    return tuple(grown), cells_of_gpu
+        grown_cells.append(VmCell(id=i, vcpus=CpuSet(), host_nodes=(node,), distances=distances))
+    return tuple(grown_cells), cells_of_gpu

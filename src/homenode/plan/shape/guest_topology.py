@@ -269,16 +269,16 @@ def _flat_topology(
 ) -> GuestTopology | None:
     """Return a flat guest's topology: unchanged, unless the definition's no longer fits, or it has
     no topology and homenode chose the layout: without a topology each vCPU is a socket."""
-    documented = request.guest.cpu_topology
-    fits = documented is None or documented.vcpus == vcpus
+    topology = request.guest.cpu_topology
+    fits = topology is None or topology.vcpus == vcpus
     siblings = request.layout.siblings
     sockets = _count_sockets(package_vcpus, vcpus, threads)
     if siblings is Siblings.EXPOSED and threads > 1:
         _check_threads((vcpus,), threads)
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
     # Exposed siblings end here too, if the host has no siblings.
-    hides = siblings is not Siblings.KEEP and documented is not None and documented[3] > 1
-    is_chosen = documented is None and request.options.objective is not None and vcpus > 1
+    hides = siblings is not Siblings.KEEP and topology is not None and topology[3] > 1
+    is_chosen = topology is None and request.options.objective is not None and vcpus > 1
     if fits and not hides and not is_chosen:
         return None
     return GuestTopology(sockets, 1, vcpus // sockets, 1)

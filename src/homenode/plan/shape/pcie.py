@@ -209,7 +209,7 @@ def _device_groups(
         is_whole = device.physical_function is None
         owner = gpus.get(_slot_key(device.bdf), device.bdf) if is_whole else device.bdf
         slots.setdefault(owner, []).append(device)
-    keyed = []
+    keyed_devices = []
     for members in slots.values():
         head = next((gpu for gpu in members if gpu.kind is DeviceKind.GPU), members[0])
         members.sort(key=lambda member: member.bdf)
@@ -227,8 +227,8 @@ def _device_groups(
         )
         kind = _KINDS.index(head.kind) if head.kind in _KINDS else len(_KINDS)
         is_far = head.node not in cell_of_node
-        keyed.append(((is_far, group.cell, is_virtual, kind, head.bdf), group))
-    return [group for _, group in sorted(keyed, key=lambda item: item[0])]
+        keyed_devices.append(((is_far, group.cell, is_virtual, kind, head.bdf), group))
+    return [group for _, group in sorted(keyed_devices, key=lambda item: item[0])]
 
 
 def _slot_key(bdf: Bdf) -> tuple[int, int, int]:
@@ -282,11 +282,11 @@ class PcieDefinition:
             else replace(controller, cell=None)
             for controller in guest.controllers
         }
-        gone = set(leaving)
-        staying = [address for address in guest.addresses if address not in gone]
-        plugged = [c.address for c in guest.controllers if c.address is not None]
+        gone_indices = set(leaving)
+        staying = [address for address in guest.addresses if address not in gone_indices]
+        plugged_addresses = [c.address for c in guest.controllers if c.address is not None]
         self.slots_of_bus: dict[int, set[int]] = {}
-        for address in (*staying, *plugged):
+        for address in (*staying, *plugged_addresses):
             self.slots_of_bus.setdefault(address.bus, set()).add(address.device)
         self.last_index = max((*self.controllers, *self.slots_of_bus), default=0)
 
@@ -383,16 +383,16 @@ class _PcieBuild:
         bus_nrs = {i: nr for i in below if (nr := self.controllers[i].bus_nr) is not None}
         foreign = [range(nr, nr + 1 + len(below[i])) for i, nr in bus_nrs.items() if i not in needs]
         mine = {i: bus_nrs[i] for i in ours if i in bus_nrs}
-        for fixed, room in product((mine, {}), ROOM):
-            numbers = _bus_numbers(needs, fixed, foreign, room)
+        for fixed_numbers, room in product((mine, {}), ROOM):
+            numbers = _bus_numbers(needs, fixed_numbers, foreign, room)
             lowest = min(numbers.values(), default=BUS_COUNT)
             if lowest >= root_buses:
                 break
         else:
-            shown = ", ".join(f"controller {i}: {count}" for i, count in needs.items())
+            count_text = ", ".join(f"controller {i}: {count}" for i, count in needs.items())
             raise Unplannable(
                 f"PCI bus numbers: expected {BUS_COUNT} to suffice, of which pcie.0 has "
-                f"{root_buses}; found a need for {root_buses - lowest} more ({shown})",
+                f"{root_buses}; found a need for {root_buses - lowest} more ({count_text})",
                 hint="pass fewer devices, reduce --spare-ports, or use --pci-granularity cell",
             )
         starts = sorted([*numbers.values(), *(span.start for span in foreign), BUS_COUNT])
@@ -465,11 +465,11 @@ class _PcieBuild:
     def _add(self, model: PortModel, parent: int, slot: int, cell: int | None = None) -> int:
         index = max((self.document.last_index, *self.controllers)) + 1
         if index > MAX_INDEX:
-            documented = len(self.document.controllers)
-            added = len(self.controllers) - documented + 1
+            documented_count = len(self.document.controllers)
+            added_count = len(self.controllers) - documented_count + 1
             raise Unplannable(
                 f"PCI controllers: expected indices up to {MAX_INDEX}, found a need for "
-                f"{index} ({documented} in the definition, {added} to add)",
+                f"{index} ({documented_count} in the definition, {added_count} to add)",
                 hint="pass fewer devices, reduce --spare-ports, or start from a definition "
                 "with fewer PCI controllers",
             )
@@ -484,10 +484,10 @@ def _is_bus(controller: GuestPciController) -> bool:
 
 
 def _bus_numbers(
-    needs: Mapping[int, int], fixed: Mapping[int, int], foreign: Sequence[range], room: int
+    needs: Mapping[int, int], fixed_numbers: Mapping[int, int], foreign: Sequence[range], room: int
 ) -> dict[int, int]:
     """Return the busNr of each expander bus: the highest free numbers, the last bus's the highest;
-    some may be too low. needs: count of numbers of each. fixed: present numbers to keep; all 0 =
+    some may be too low. needs: count of numbers of each. fixed_numbers: those to keep; all 0 =
     not possible. foreign: numbers of other expander buses. room: maximum of spare numbers of each,
     so that later devices do not change numbers, on which names of a guest's NICs depend.
 
@@ -495,19 +495,19 @@ def _bus_numbers(
     {3: 192, 2: 184}
     """
     size = {index: count + room - count % room for index, count in needs.items()}
-    taken = [*foreign, *(range(nr, nr + needs[index]) for index, nr in fixed.items())]
-    taken.sort(key=lambda span: span.start)
+    ranges = [*foreign, *(range(nr, nr + needs[index]) for index, nr in fixed_numbers.items())]
+    ranges.sort(key=lambda span: span.start)
     end_of_all = range(BUS_COUNT, BUS_COUNT)
-    if any(span.stop > following.start for span, following in pairwise([*taken, end_of_all])):
+    if any(span.stop > following.start for span, following in pairwise([*ranges, end_of_all])):
         return dict.fromkeys(needs, 0)
-    numbers = dict(fixed)
-    for index in reversed([index for index in needs if index not in fixed]):
+    numbers = dict(fixed_numbers)
+    for index in reversed([index for index in needs if index not in fixed_numbers]):
         end = BUS_COUNT
-        for span in reversed(taken):
+        for span in reversed(ranges):
             if end - size[index] < span.stop:
                 end = min(end, span.start)
         numbers[index] = end - size[index]
-        taken = sorted([*taken, range(numbers[index], end)], key=lambda span: span.start)
+        ranges = sorted([*ranges, range(numbers[index], end)], key=lambda span: span.start)
     return numbers
 
 

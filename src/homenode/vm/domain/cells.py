@@ -36,16 +36,16 @@ def cell_elements(document: Document) -> tuple[Element, ...]:
     """Return the guest's <cell> elements by id. Raises ParseError, like libvirt, unless ids are
     unique and consecutive from 0."""
     cells = enumerate(document.root.all("cpu/numa/cell"))
-    numbered = [
+    numbered_cells = [
         (i if (text := cell.get("id")) is None else parse_decimal(cell, text, "id"), cell)
         for i, cell in cells
     ]
-    ordered = sorted(numbered, key=itemgetter(0))
-    for i, (cell_id, cell) in enumerate(ordered):
+    ordered_cells = sorted(numbered_cells, key=itemgetter(0))
+    for i, (cell_id, cell) in enumerate(ordered_cells):
         if cell_id != i:
-            expected = f"cell ids from 0 to {len(ordered) - 1}, each once"
+            expected = f"cell ids from 0 to {len(ordered_cells) - 1}, each once"
             raise ParseError(cell.source, expected, str(cell_id), line=cell.line)
-    return tuple(cell for _, cell in ordered)
+    return tuple(cell for _, cell in ordered_cells)
 
 
 def read_cells(document: Document) -> tuple[tuple[Element, CpuSet], ...]:
@@ -64,19 +64,19 @@ def cells_bytes(document: Document) -> int:
 def read_distances(document: Document) -> tuple[tuple[int, ...], ...]:
     """Return the distances between cells, [from][to]; () for each if no cell has distances."""
     cells = cell_elements(document)
-    given = {
+    given_distances = {
         (i, number(e, "id", "a cell id")): number(e, "value", "a distance")
         for i, cell in enumerate(cells)
         for e in cell.all("distances/sibling")
     }
-    return complete_distances(given, len(cells))
+    return complete_distances(given_distances, len(cells))
 
 
 def edit_cells(document: Document, plan: Plan) -> Document:
     """Write the plan's cells. A flat layout removes several cells. It keeps a single cell, with the
     new vCPUs and memory, or one that memory hot-plug or memAccess needs."""
     before = tuple(vcpus for _, vcpus in read_cells(document))
-    planned = plan.cells
+    planned_cells = plan.cells
     if plan.layout.cells is GuestCells.SINGLE:
         if not before:
             return document
@@ -89,13 +89,13 @@ def edit_cells(document: Document, plan: Plan) -> Document:
         single = VmCell(
             id=0, vcpus=everything, memory_bytes=plan.vm.memory_bytes, distances=distances
         )
-        planned = (single,)
+        planned_cells = (single,)
     if document.root.find("cpu/numa") is None:
         document = insert_at(document, "cpu", NewElement("numa"))
-    document = _fit_count(document, planned)
-    document = apply(document, _cell_edits(document, planned))
-    document = _edit_distances(document, planned)
-    if before and before != tuple(cell.vcpus for cell in planned):
+    document = _fit_count(document, planned_cells)
+    document = apply(document, _cell_edits(document, planned_cells))
+    document = _edit_distances(document, planned_cells)
+    if before and before != tuple(cell.vcpus for cell in planned_cells):
         document = _remove_stale_hmat(document)
     return document
 
@@ -137,9 +137,9 @@ def _list_attributes(cell: VmCell) -> dict[str, str | None]:
     return {"id": str(cell.id), "cpus": cpus, "memory": size, "unit": unit}
 
 
-def _cell_edits(document: Document, planned: tuple[VmCell, ...]) -> list[Edit]:
+def _cell_edits(document: Document, planned_cells: tuple[VmCell, ...]) -> list[Edit]:
     edits: list[Edit] = []
-    for (element, vcpus), cell in zip(read_cells(document), planned, strict=True):
+    for (element, vcpus), cell in zip(read_cells(document), planned_cells, strict=True):
         values = _list_attributes(cell)
         if element.get("id") is not None:  # equal, as read_cells orders them by it
             del values["id"]
@@ -151,17 +151,17 @@ def _cell_edits(document: Document, planned: tuple[VmCell, ...]) -> list[Edit]:
     return edits
 
 
-def _edit_distances(document: Document, planned: tuple[VmCell, ...]) -> Document:
-    present = zip(cell_elements(document), read_distances(document), planned, strict=True)
+def _edit_distances(document: Document, planned_cells: tuple[VmCell, ...]) -> Document:
+    present = zip(cell_elements(document), read_distances(document), planned_cells, strict=True)
     stale = [
         old
         for element, distances, cell in present
-        if distances != cell.distances or names_missing_cells(element, len(planned))
+        if distances != cell.distances or names_missing_cells(element, len(planned_cells))
         for old in element.all("distances")
     ]
     document = remove_all(document, stale)
     edits: list[Edit] = []
-    for element, cell in zip(cell_elements(document), planned, strict=True):
+    for element, cell in zip(cell_elements(document), planned_cells, strict=True):
         if element.child("distances") is not None:
             continue
         if cell.distances:
@@ -248,14 +248,14 @@ def edit_memory_backing(document: Document, plan: Plan) -> Document:
 def _pages_match(pages: tuple[Element, ...], size: int, cells: int) -> bool:
     if size == 0:
         return not pages
-    covered = CpuSet()
+    covered_cells = CpuSet()
     for page in pages:
         if page_bytes(page) != size:
             return False
         nodeset = pu_set(page, "nodeset")
         # Without a nodeset the page is for whatever cells no other page names.
-        covered |= CpuSet(range(cells)) if nodeset is None else nodeset
-    return bool(pages) and covered == CpuSet(range(cells))
+        covered_cells |= CpuSet(range(cells)) if nodeset is None else nodeset
+    return bool(pages) and covered_cells == CpuSet(range(cells))
 
 
 def _limit_cells(document: Document, cells: int) -> Document:

@@ -130,10 +130,10 @@ def _read_address_bits(document: Document) -> int | None:
 
 
 def _read_firmware(document: Document) -> str | None:
-    named = document.root.value("os/@firmware")
+    named_firmware = document.root.value("os/@firmware")
     loader = document.root.find("os/loader")
-    if named or loader is None:
-        return named or None
+    if named_firmware or loader is None:
+        return named_firmware or None
     return "efi" if loader.get("type") == "pflash" else "bios"
 
 

@@ -76,17 +76,17 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     # An expander bus of an earlier layout loses a <node> that names a cell that no longer exists.
     cells = len(cell_elements(document))
     nodes = [node for _, e in pci_controllers(document) if (node := e.find("target/node"))]
-    gone = [node for node in nodes if parse_decimal(node, node.text, "a guest cell") >= cells]
-    document = remove_all(document, gone)
+    gone_nodes = [node for node in nodes if parse_decimal(node, node.text, "a guest cell") >= cells]
+    document = remove_all(document, gone_nodes)
     have = {controller.index: controller for controller in read_controllers(document)}
     missing: list[GuestPciController] = []
-    adjusted: list[GuestPciController] = []
+    adjusted_controllers: list[GuestPciController] = []
     for controller in plan.vm.controllers:
         present = have.get(controller.index)
         if present is None and not controller.existing:
             missing.append(controller)
         elif present is not None and not controller.existing and _can_become(present, controller):
-            adjusted.append(controller)
+            adjusted_controllers.append(controller)
         elif present is None or not _is_same(present, controller):
             raise InputError(
                 f"{document.source}: expected PCI controller {controller.index} to be "
@@ -95,7 +95,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
                 f"found {'none' if present is None else f'{present.model} at {present.address}'}",
                 hint="plan again for this definition",
             )
-    document = _adjust(document, adjusted)
+    document = _adjust(document, adjusted_controllers)
     if not missing:
         return document
     chassis = _free_chassis(document, [c.index for c in missing if c.model in PORTS])
@@ -109,20 +109,20 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     return apply(document, insert_after(document, (of_pci or elements)[-1], new))
 
 
-def _is_same(present: GuestPciController, planned: GuestPciController) -> bool:
+def _is_same(present: GuestPciController, planned_controller: GuestPciController) -> bool:
     return (
-        present.model == planned.model
-        and present.address == planned.address
-        and present.bus_nr == planned.bus_nr
-        and present.cell == planned.cell
+        present.model == planned_controller.model
+        and present.address == planned_controller.address
+        and present.bus_nr == planned_controller.bus_nr
+        and present.cell == planned_controller.cell
     )
 
 
-def _can_become(present: GuestPciController, planned: GuestPciController) -> bool:
+def _can_become(present: GuestPciController, planned_controller: GuestPciController) -> bool:
     return (
-        present.model == planned.model
-        and present.address in (None, planned.address)
-        and present.cell in (None, planned.cell)
+        present.model == planned_controller.model
+        and present.address in (None, planned_controller.address)
+        and present.cell in (None, planned_controller.cell)
     )
 
 
@@ -165,12 +165,12 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
     """Return chassis numbers of new ports: the index, as in libvirt, else the next free number.
     QEMU rejects two ports with the same chassis number."""
     in_use = {read_chassis(index, element) for index, element in pci_controllers(document)}
-    chosen: dict[int, int] = {}
+    chosen_chassis: dict[int, int] = {}
     for index in indices:
         free = next(n for n in (index, *range(1, 256 + len(indices))) if n not in in_use)
         in_use.add(free)
-        chosen[index] = free
-    return chosen
+        chosen_chassis[index] = free
+    return chosen_chassis
 
 
 def read_chassis(index: int, controller: Element) -> int:

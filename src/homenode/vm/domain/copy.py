@@ -136,12 +136,12 @@ def _edit_identity(document: Document, original: str, name: str) -> list[Edit]:
         for entry in sysinfo.walk()
         if entry.name == "entry" and entry.get("name") == "uuid"
     ]
-    chosen = [
+    chosen_elements = [
         element_with_uuid
         for element_with_uuid in (*root.all("genid"), *entries)
         if element_with_uuid.text.strip()
     ]
-    for element_with_uuid in (*root.all("uuid"), *root.all("hwuuid"), *chosen):
+    for element_with_uuid in (*root.all("uuid"), *root.all("hwuuid"), *chosen_elements):
         edits += set_text(document, element_with_uuid, _new_uuid(document, element_with_uuid, name))
     return edits
 
@@ -327,11 +327,11 @@ def _read_disk(document: Document, element: Element) -> WritableDisk:
     kind = element.get("type") or "file"
     under = element.child("source")
     path = None if under is None else under.get(_OVER.get(kind, ""))
-    encrypted = element.all("encryption") or element.all("source/encryption")
+    encryption = element.all("encryption") or element.all("source/encryption")
     target = _read_target(document, element)
     content = element.value("driver/@type") or "raw"
     obstacle = None
-    if encrypted:
+    if encryption:
         obstacle = "an encrypted one"
     elif path is None or element.get("device") == "lun":
         obstacle = f"{element.get('device') or 'disk'} of {kind}"

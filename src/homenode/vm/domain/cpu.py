@@ -56,9 +56,9 @@ def read_topology(document: Document) -> GuestTopology | None:
 
 def read_architecture(document: Document) -> str:
     """Return the architecture of the definition, else of its emulator or machine type."""
-    named = document.root.value("os/type/@arch")
-    if named:
-        return named
+    architecture = document.root.value("os/type/@arch")
+    if architecture:
+        return architecture
     _, separator, suffix = (document.root.value("devices/emulator") or "").rpartition(
         "qemu-system-"
     )
@@ -84,15 +84,15 @@ def edit_cpu(document: Document, plan: Plan) -> Document:
 def _edit_topology(document: Document, plan: Plan) -> Document:
     """Write the plan's topology; without one remove that of an earlier layout, if the vCPU count or
     hidden siblings contradict it."""
-    present, planned = read_topology(document), plan.vm.cpu_topology
-    if planned is not None:
-        if present == tuple(planned):
+    present, planned_topology = read_topology(document), plan.vm.cpu_topology
+    if planned_topology is not None:
+        if present == tuple(planned_topology):
             return document
         values: Attributes = {
-            "sockets": str(planned.sockets),
-            "dies": str(planned.dies) if planned.dies > 1 else None,
-            "cores": str(planned.cores),
-            "threads": str(planned.threads),
+            "sockets": str(planned_topology.sockets),
+            "dies": str(planned_topology.dies) if planned_topology.dies > 1 else None,
+            "cores": str(planned_topology.cores),
+            "threads": str(planned_topology.threads),
             "clusters": None,
         }
         return edit_attributes(document, "cpu/topology", values)
@@ -249,8 +249,8 @@ _LISTS_OF_VCPUS = ("vcpusched", "cachetune", "memorytune", "monitor")
 def iothread_ids(document: Document) -> tuple[int, ...]:
     """Return the ids of the IOThreads, ascending; ids missing in <iothreadids> are filled from 1.
     Source: libvirt's formatdomain, IOThreads Allocation."""
-    listed = document.root.all("iothreadids/iothread")
-    ids = {number(e, "id", "an IOThread id") for e in listed}
+    elements = document.root.all("iothreadids/iothread")
+    ids = {number(e, "id", "an IOThread id") for e in elements}
     element = document.root.child("iothreads")
     count = (
         0 if element is None else parse_decimal(element, element.text, "the number of IOThreads")
@@ -274,16 +274,16 @@ def edit_cputune(document: Document, plan: Plan) -> Document:
     others are replaced as a block.
     """
     document = _limit_vcpus(document, plan.vm.vcpus)
-    planned = _list_planned_pins(document, plan)
+    planned_pins = _list_planned_pins(document, plan)
     present = _list_present_pins(document)
-    if {key: pus for key, _, pus in present} == planned and len(present) == len(planned):
+    if {key: pus for key, _, pus in present} == planned_pins and len(present) == len(planned_pins):
         return document
-    positions = {key: i for i, key in enumerate(planned)}
+    positions = {key: i for i, key in enumerate(planned_pins)}
     order = [positions[key] for key, _, _ in present if key in positions]
     if order == sorted(set(order)) and order:
-        document = _change_in_place(document, planned, present)
+        document = _change_in_place(document, planned_pins, present)
     else:
-        document = _replace(document, planned, present)
+        document = _replace(document, planned_pins, present)
     cputune = document.root.child("cputune")
     if cputune is not None and not cputune.attributes and is_bare(document, cputune):
         return remove_all(document, [cputune])
@@ -323,10 +323,10 @@ def pin_counts(document: Document) -> dict[Key, int]:
 
 
 def _list_planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
-    planned: dict[Key, CpuSet] = {}
+    planned_pins: dict[Key, CpuSet] = {}
     if plan.vm.emulator_pus is not None:
-        planned["emulatorpin", 0] = plan.vm.emulator_pus
-    planned |= {("vcpupin", vcpu): pus for vcpu, pus in enumerate(plan.vcpu_pins)}
+        planned_pins["emulatorpin", 0] = plan.vm.emulator_pus
+    planned_pins |= {("vcpupin", vcpu): pus for vcpu, pus in enumerate(plan.vcpu_pins)}
     threads = iothread_ids(document)
     if plan.iothread_pus and len(plan.iothread_pus) != len(threads):
         raise InputError(
@@ -335,7 +335,7 @@ def _list_planned_pins(document: Document, plan: Plan) -> dict[Key, CpuSet]:
             hint="plan again for this definition",
         )
     pairs = zip(threads, plan.iothread_pus, strict=False)
-    return planned | {("iothreadpin", thread): pus for thread, pus in pairs if pus}
+    return planned_pins | {("iothreadpin", thread): pus for thread, pus in pairs if pus}
 
 
 def _list_present_pins(document: Document) -> list[tuple[Key, Element, CpuSet]]:
@@ -356,28 +356,28 @@ def _make_pin(key: Key, pus: CpuSet) -> NewElement:
 
 
 def _change_in_place(
-    document: Document, planned: dict[Key, CpuSet], present: list[tuple[Key, Element, CpuSet]]
+    document: Document, planned_pins: dict[Key, CpuSet], present: list[tuple[Key, Element, CpuSet]]
 ) -> Document:
     edits: list[Edit] = []
     element_of = {}
     for key, element, pus in present:
-        if key not in planned:
+        if key not in planned_pins:
             edits += remove(document, element)
             continue
         element_of[key] = element
-        if pus != planned[key]:
-            edits += set_attribute(document, element, "cpuset", format_set(planned[key]))
+        if pus != planned_pins[key]:
+            edits += set_attribute(document, element, "cpuset", format_set(planned_pins[key]))
     last: Element | None = None
     leading: list[NewElement] = []
     behind: dict[int, tuple[Element, list[NewElement]]] = {}
-    for key, pus in planned.items():
+    for key, pus in planned_pins.items():
         if key in element_of:
             last = element_of[key]
         elif last is None:
             leading.append(_make_pin(key, pus))
         else:
             behind.setdefault(last.start, (last, []))[1].append(_make_pin(key, pus))
-    first = next(element_of[key] for key in planned if key in element_of)
+    first = next(element_of[key] for key in planned_pins if key in element_of)
     edits += insert_before(document, first, leading)
     for element, news in behind.values():
         edits += insert_after(document, element, news)
@@ -385,7 +385,7 @@ def _change_in_place(
 
 
 def _replace(
-    document: Document, planned: dict[Key, CpuSet], present: list[tuple[Key, Element, CpuSet]]
+    document: Document, planned_pins: dict[Key, CpuSet], present: list[tuple[Key, Element, CpuSet]]
 ) -> Document:
     """Replace all pins; the new pins are at the place of the first old pin, else at the front."""
     ours = {element.start for _, element, _ in present}
@@ -393,7 +393,7 @@ def _replace(
     children = document.root.all("cputune/*")
     ahead = next((i for i, e in enumerate(children) if e.start in ours), 0)
     document = remove_all(document, [element for _, element, _ in present])
-    news = [_make_pin(key, pus) for key, pus in planned.items()]
+    news = [_make_pin(key, pus) for key, pus in planned_pins.items()]
     cputune = document.root.child("cputune")
     if not news:
         return document
@@ -416,12 +416,12 @@ def _limit_vcpus(document: Document, vcpus: int) -> Document:
     ):
         if element.name not in _LISTS_OF_VCPUS or element.start < gone_until:
             continue
-        named = pu_set(element, "vcpus")
-        if named is None or named <= present:
+        named_pus = pu_set(element, "vcpus")
+        if named_pus is None or named_pus <= present:
             continue
-        if named.isdisjoint(present):
+        if named_pus.isdisjoint(present):
             edits += remove(document, element)
             gone_until = element.end
         else:
-            edits += set_attribute(document, element, "vcpus", format_set(named & present))
+            edits += set_attribute(document, element, "vcpus", format_set(named_pus & present))
     return apply(document, edits)

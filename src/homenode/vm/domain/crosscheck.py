@@ -37,14 +37,14 @@ def _make_finding(id: str, subject: str | Subject, expected: str, observed: obje
 def check_references(document: Document) -> tuple[Finding, ...]:
     """Return every broken reference and sum of a domain document, in a fixed order. Raises
     ParseError or InputError."""
-    broken = {
+    contradictions = {
         *_check_threads(document),
         *_check_cells(document),
         *_check_memory(document),
         *_check_command_line(document),
         *check_pci(document),
     }
-    return tuple(sorted(broken, key=lambda each: (each.id, each.subject, each.comparison)))
+    return tuple(sorted(contradictions, key=lambda each: (each.id, each.subject, each.comparison)))
 
 
 def _check_threads(document: Document) -> Iterator[Finding]:
@@ -80,18 +80,18 @@ def _check_cells(document: Document) -> Iterator[Finding]:
     vcpus, _ = read_vcpus(document)
     cells = read_cells(document)
     everything = CpuSet(range(vcpus))
-    seen = CpuSet()
+    seen_vcpus = CpuSet()
     for i, (_, inside) in enumerate(cells):
         subject = Subject(f"cell {i}", "cell", i)
-        if not inside.isdisjoint(seen):
-            yield _make_finding("cells-overlap", subject, "vCPUs of its own", inside & seen)
+        if not inside.isdisjoint(seen_vcpus):
+            yield _make_finding("cells-overlap", subject, "vCPUs of its own", inside & seen_vcpus)
         if not inside <= everything:
             yield _make_finding(
                 "cell-unknown-vcpu", subject, f"vCPUs below {vcpus}", inside - everything
             )
-        seen |= inside
-    if cells and seen & everything != everything:
-        missing = str(everything - seen)
+        seen_vcpus |= inside
+    if cells and seen_vcpus & everything != everything:
+        missing = str(everything - seen_vcpus)
         yield _make_finding(
             "vcpu-without-cell", "<numa>", "every vCPU in a cell", f"{missing} in none"
         )
@@ -102,15 +102,15 @@ def _check_cells(document: Document) -> Iterator[Finding]:
 
 def _check_siblings(cell: Element, id: int, cells: int) -> Iterator[Finding]:
     """Yield the distances to cells that are there, one to each."""
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     subject = Subject(f"distances of cell {id}", "cell", id)
     for sibling in cell.all("distances/sibling"):
         other = parse_decimal(sibling, sibling.get("id") or "", "a cell id")
         if other >= cells:
             yield _make_finding("distance-unknown-cell", subject, f"a cell below {cells}", other)
-        if other in seen:
+        if other in seen_ids:
             yield _make_finding("distance-twice", subject, f"one to cell {other}", "two")
-        seen.add(other)
+        seen_ids.add(other)
 
 
 def _check_cell_names(document: Document, cells: int) -> Iterator[Finding]:
@@ -120,9 +120,9 @@ def _check_cell_names(document: Document, cells: int) -> Iterator[Finding]:
         if cell >= cells:
             yield _make_finding("memnode-unknown-cell", "<memnode>", expected, cell)
     for page in document.root.all("memoryBacking/hugepages/page"):
-        named = pu_set(page, "nodeset")
-        if named is not None and not named <= CpuSet(range(cells)):
-            yield _make_finding("page-unknown-cell", "<page>", expected, named)
+        named_cells = pu_set(page, "nodeset")
+        if named_cells is not None and not named_cells <= CpuSet(range(cells)):
+            yield _make_finding("page-unknown-cell", "<page>", expected, named_cells)
     for element in document.root.all("devices/*"):
         node = element.find("target/node")
         if node is not None and any_base(node, node.text, "a guest cell") >= cells:
@@ -130,10 +130,10 @@ def _check_cell_names(document: Document, cells: int) -> Iterator[Finding]:
                 "device-unknown-cell", f"<{element.tag}>", expected, node.text.strip()
             )
         acpi = element.child("acpi")
-        named = None if acpi is None else pu_set(acpi, "nodeset")
-        if named is not None and not named <= CpuSet(range(cells)):
+        named_cells = None if acpi is None else pu_set(acpi, "nodeset")
+        if named_cells is not None and not named_cells <= CpuSet(range(cells)):
             yield _make_finding(
-                "device-unknown-cell", f"<{element.tag}>", expected, f"{named} in <acpi>"
+                "device-unknown-cell", f"<{element.tag}>", expected, f"{named_cells} in <acpi>"
             )
 
 
@@ -267,8 +267,8 @@ def _check_windows(
             )
             return
         buses_below[root.index if root.model == EXPANDER else 0] += 1
-    named = {address.bus for address, _ in list_addressed(document) if not address.domain}
-    last = max({*named, *model_of}, default=0)
+    used_buses = {address.bus for address, _ in list_addressed(document) if not address.domain}
+    last = max({*used_buses, *model_of}, default=0)
     buses_below[0] += last - sum(0 < index <= last for index in model_of)
     expanders = [c for c in controllers if c.model == EXPANDER and c.bus_nr is not None]
     for number, count in Counter(c.bus_nr for c in expanders).items():

@@ -194,10 +194,10 @@ def _detect_encoding(xml: bytes, source: str) -> tuple[str, bytes]:
     for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         if xml.startswith(mark):
             return "utf-16", mark
-    declared = _DECLARED.match(xml)
-    if declared is None:
+    declaration = _DECLARED.match(xml)
+    if declaration is None:
         return "utf-8", b""
-    label = declared[1].decode()
+    label = declaration[1].decode()
     try:
         name = codecs.lookup(label).name
     except LookupError:

@@ -39,12 +39,12 @@ class NewElement(Struct, frozen=True):
 def apply(document: Document, edits: Iterable[Edit]) -> Document:
     """Return the document after the edits. Insertions at one place keep their order. Edits must not
     overlap: a step with overlapping edits is a bug."""
-    ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
-    if not ordered:
+    ordered_edits = sorted(edits, key=lambda edit: (edit.start, edit.end))
+    if not ordered_edits:
         return document
     parts: list[bytes] = []
     offset = 0
-    for edit in ordered:
+    for edit in ordered_edits:
         assert edit.start >= offset, f"edits overlap at byte {edit.start}"
         parts += (document.text[offset : edit.start], edit.new)
         offset = edit.end
@@ -63,8 +63,8 @@ def set_attribute(document: Document, element: Element, name: str, value: str) -
     if span is not None:
         return [Edit(span.value_start, span.value_end, escape_xml(value, span.quote))]
     offset = max((s.end for s in spans.values()), default=element.start + 1 + len(element.tag))
-    written = f" {name}={document.quote}".encode() + escape_xml(value, document.quote)
-    return [Edit(offset, offset, written + document.quote.encode())]
+    attribute_text = f" {name}={document.quote}".encode() + escape_xml(value, document.quote)
+    return [Edit(offset, offset, attribute_text + document.quote.encode())]
 
 
 def drop_attribute(document: Document, element: Element, name: str) -> list[Edit]:
@@ -87,9 +87,9 @@ def set_attributes(document: Document, element: Element, values: Attributes) -> 
 def set_text(document: Document, element: Element, text: str) -> list[Edit]:
     """Return edits that set the text of a childless element; white space around it is kept."""
     if element.closes_itself:
-        opened = _open_tag(document, element)
+        open_tag = _open_tag(document, element)
         closing = f"</{element.tag}>".encode()
-        return [Edit(opened.start, opened.end, opened.new + escape_xml(text) + closing)]
+        return [Edit(open_tag.start, open_tag.end, open_tag.new + escape_xml(text) + closing)]
     inside = document.text[element.tag_end : element.content_end]
     bare = inside.strip(_BLANK)
     start = element.tag_end + (inside.find(bare) if bare else 0)
@@ -128,32 +128,32 @@ def append(document: Document, parent: Element, new: Iterable[NewElement]) -> li
     outer = _extend_to_line(_find_indent_before(document, parent.start))
     step = _find_indent(document, parent)
     inner = outer + step if outer else b""
-    written = b"".join(inner + _render(node, document, inner, step) for node in nodes)
+    new_text = b"".join(inner + _render(node, document, inner, step) for node in nodes)
     if parent.closes_itself:
-        opened = _open_tag(document, parent)
+        open_tag = _open_tag(document, parent)
         closing = outer + f"</{parent.tag}>".encode()
-        return [Edit(opened.start, opened.end, opened.new + written + closing)]
+        return [Edit(open_tag.start, open_tag.end, open_tag.new + new_text + closing)]
     inside = document.text[parent.tag_end : parent.content_end]
     offset = parent.tag_end + len(inside.rstrip(_BLANK))
     tail = b"" if b"\n" in document.text[offset : parent.content_end] else outer
-    return [Edit(offset, offset, written + tail)]
+    return [Edit(offset, offset, new_text + tail)]
 
 
 def insert_after(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
     """Return edits that insert new elements after a sibling and the comment on its line."""
     line = _extend_to_line(_find_indent_before(document, sibling.start))
     step = _find_indent(document, sibling)
-    written = b"".join(line + _render(node, document, line, step) for node in new)
+    new_text = b"".join(line + _render(node, document, line, step) for node in new)
     comment = _COMMENT_ON_LINE.match(document.text, sibling.end)
     offset = comment.end() if comment and line else sibling.end
-    return [Edit(offset, offset, written)] if written else []
+    return [Edit(offset, offset, new_text)] if new_text else []
 
 
 def insert_before(document: Document, sibling: Element, new: Iterable[NewElement]) -> list[Edit]:
     line = _extend_to_line(_find_indent_before(document, sibling.start))
     step = _find_indent(document, sibling)
-    written = b"".join(_render(node, document, line, step) + line for node in new)
-    return [Edit(sibling.start, sibling.start, written)] if written else []
+    new_text = b"".join(_render(node, document, line, step) + line for node in new)
+    return [Edit(sibling.start, sibling.start, new_text)] if new_text else []
 
 
 def transplant(
@@ -164,19 +164,19 @@ def transplant(
     elements: Iterable[Element],
 ) -> list[Edit]:
     """Edits that insert elements of another document after a child; None = before all."""
-    written = b"".join(
+    new_text = b"".join(
         _extend_to_line(_find_indent_before(source, element.start))
         + source.text[element.start : element.end]
         for element in elements
     )
     if after is not None:
-        return [Edit(after.end, after.end, written)]
+        return [Edit(after.end, after.end, new_text)]
     if not parent.closes_itself:
-        return [Edit(parent.tag_end, parent.tag_end, written)]
+        return [Edit(parent.tag_end, parent.tag_end, new_text)]
     outer = _extend_to_line(_find_indent_before(document, parent.start))
-    opened = _open_tag(document, parent)
+    open_tag = _open_tag(document, parent)
     closing = outer + f"</{parent.tag}>".encode()
-    return [Edit(opened.start, opened.end, opened.new + written + closing)]
+    return [Edit(open_tag.start, open_tag.end, open_tag.new + new_text + closing)]
 
 
 def insert_in_order(document: Document, parent: Element, new: NewElement) -> list[Edit]:

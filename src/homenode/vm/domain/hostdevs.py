@@ -51,14 +51,14 @@ def is_pci_function(element: Element) -> bool:
 def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
     """Return the passed-through functions, in document order. Raises InputError for duplicates."""
     hostdevs: list[GuestHostdev] = []
-    seen: set[Bdf] = set()
+    seen_bdfs: set[Bdf] = set()
     for bdf, element in hostdev_elements(document):
-        if bdf in seen:
+        if bdf in seen_bdfs:
             raise InputError(
                 f"{document.source}:{element.line}: expected device {bdf} once, found it twice",
                 hint="remove one of the two",
             )
-        seen.add(bdf)
+        seen_bdfs.add(bdf)
         hostdevs.append(
             GuestHostdev(
                 bdf=bdf,
@@ -123,12 +123,12 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
 
 def edit_hostdevs(document: Document, plan: Plan) -> Document:
     """Place each device of the plan, add missing ones, remove PCI functions that it omits."""
-    planned = {_device_key(device) for device in plan.vm.hostdevs}
+    planned_keys = {_device_key(device) for device in plan.vm.hostdevs}
     present = _element_of_device(document)
     surplus = [
         element
         for key, element in present.items()
-        if (key not in planned if isinstance(key, Bdf) else key in plan.mediated_removed)
+        if (key not in planned_keys if isinstance(key, Bdf) else key in plan.mediated_removed)
     ]
     document = remove_all(document, surplus)
     element_of = _element_of_device(document)
@@ -157,8 +157,8 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
 
 
 def read_initiators(document: Document, hostdev: Element) -> CpuSet:
-    named = hostdev.value("acpi/@nodeset")
-    return CpuSet() if named is None else CpuSet.parse(named, f"{document.source}: <acpi nodeset>")
+    cell = hostdev.value("acpi/@nodeset")
+    return CpuSet() if cell is None else CpuSet.parse(cell, f"{document.source}: <acpi nodeset>")
 
 
 def element_of_bdf(document: Document) -> dict[Bdf, Element]:
@@ -201,12 +201,12 @@ def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
 def edit_shared_slots(document: Document, plan: Plan) -> Document:
     """Set multifunction='on' at function 0 of each of the plan's slots with several functions."""
     addresses = (*(c.address for c in plan.vm.controllers), *(d.address for d in plan.vm.hostdevs))
-    planned = {_slot_key(address) for address in addresses if address is not None}
+    planned_slots = {_slot_key(address) for address in addresses if address is not None}
     devices = list_addressed(document)
-    shared = {_slot_key(address) for address, _ in devices if address.function} & planned
+    slots = {_slot_key(address) for address, _ in devices if address.function} & planned_slots
     edits: list[Edit] = []
     for address, element in devices:
-        if _slot_key(address) in shared and address.function == 0:
+        if _slot_key(address) in slots and address.function == 0:
             place = element.child("address")
             assert place is not None, "it has an address"
             edits += set_attribute(document, place, "multifunction", "on")

@@ -66,12 +66,12 @@ def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
             if device.initiator_cells:
                 grace.add(bus)
     own_addresses = {c.address for c in guest.controllers} | {d.address for d in guest.hostdevs}
-    shared = {
+    buses = {
         find_last_bus(address.bus) for address in guest.addresses if address not in own_addresses
     }
     return tuple(
         sorted(
-            bus for bus in grace - shared if len(complexes[bus]) == 1 and None not in complexes[bus]
+            bus for bus in grace - buses if len(complexes[bus]) == 1 and None not in complexes[bus]
         )
     )
 

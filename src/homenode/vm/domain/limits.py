@@ -95,9 +95,9 @@ def find_max_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> in
     >>> find_max_vcpus("pc-q35-7.2", None), find_max_vcpus("q35", (8, 2, 0))
     (288, 1024)
     """
-    named = _NAMED.fullmatch(machine or "")
-    if named is not None:
-        family, version = named[1], (int(named[2]), int(named[3]))
+    match = _NAMED.fullmatch(machine or "")
+    if match is not None:
+        family, version = match[1], (int(match[2]), int(match[3]))
     else:
         family = _ALIASES.get(machine or "", "")
         limits = _SINCE.get(family, ())
@@ -126,9 +126,9 @@ def check_vcpus(
         )
     if vcpus <= limit:
         return ()
-    named = _NAMED.fullmatch(machine)
+    match = _NAMED.fullmatch(machine)
     machine_text = (
-        machine if named or qemu is None else f"{machine} of QEMU {'.'.join(map(str, qemu))}"
+        machine if match or qemu is None else f"{machine} of QEMU {'.'.join(map(str, qemu))}"
     )
     larger = "pc-q35-9.0 or newer (QEMU 9.0), which takes 4096"
     is_x86 = guest.architecture == "x86_64"
@@ -140,11 +140,11 @@ def check_vcpus(
 
 
 def check_document(
-    before: bytes, tuned: bytes, plan: Plan, source: str = "domain"
+    before: bytes, tuned_xml: bytes, plan: Plan, source: str = "domain"
 ) -> tuple[Finding, ...]:
     """Return the findings of a definition before and after it was rewritten."""
     document = open_domain(before, source)
-    after = open_domain(tuned, source)
+    after = open_domain(tuned_xml, source)
     guest = build_vm(document)
     return (
         *check_launch_security(guest, plan),

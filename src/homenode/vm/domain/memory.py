@@ -211,9 +211,9 @@ def edit_numatune(document: Document, plan: Plan) -> Document:
             if cell.host_nodes and cell.memory_bytes
         }
     memory = document.root.find("numatune/memory")
-    placed = None if memory is None else memory.get("placement")
+    placement = None if memory is None else memory.get("placement")
     values = _check_binding(memory, mode, nodes) | (
-        {} if placed == "static" else {"placement": None}
+        {} if placement == "static" else {"placement": None}
     )
     return _edit_memnodes(edit_attributes(document, "numatune/memory", values), mode, per_cell)
 

@@ -66,21 +66,21 @@ class MergeResult(Struct, frozen=True):
     moved: tuple[str, ...]
 
 
-def take_out(original: Document, applied: Document, now: Document) -> MergeResult:
+def take_out(original: Document, applied_document: Document, now: Document) -> MergeResult:
     """Return the current document with all changes from `original` to `applied` reverted. Raises
     ParseError or InputError if a document cannot be read."""
     work = _Merge(original, now, [], [])
-    work.merge_element("", original.root, applied.root, now.root)
+    work.merge_element("", original.root, applied_document.root, now.root)
     if work.conflicts:
         return MergeResult(now, tuple(sorted(work.conflicts)), ())
-    merged, moved = _remove_addresses(apply(now, work.edits), now)
+    merged_document, moved = _remove_addresses(apply(now, work.edits), now)
     earlier = {*check_references(now), *check_references(original)}
-    broken = [
+    broken_facts = [
         contradiction.fact
-        for contradiction in check_references(merged)
+        for contradiction in check_references(merged_document)
         if contradiction not in earlier
     ]
-    return MergeResult(merged, tuple(broken), moved)
+    return MergeResult(merged_document, tuple(broken_facts), moved)
 
 
 _SIZES = {"cell": "memory", "page": "size"}
@@ -91,46 +91,46 @@ _SETS = ("cpus", "cpuset", "nodeset", "vcpus")
 _LEVELS = ("dies", "clusters")
 
 
-def add_libvirt_parts(tuned: Document, now: Document) -> Document:
+def add_libvirt_parts(document: Document, now: Document) -> Document:
     """Return the tuned document with libvirt's additions, taken from `now`, edited since.
 
     Sizes are in KiB, sets are ranges, a topology has all levels; devices have libvirt's addresses
     and ports. Raises ParseError or InputError.
     """
     edits: list[Edit] = []
-    for element in tuned.root.walk():
-        edits += _convert_to_kib(tuned, element)
+    for element in document.root.walk():
+        edits += _convert_to_kib(document, element)
         for name in _SETS:
             if text := element.get(name):
-                edits += set_attribute(tuned, element, name, str(CpuSet.parse(text)))
-    topology, printed_topology = tuned.root.find("cpu/topology"), now.root.find("cpu/topology")
+                edits += set_attribute(document, element, name, str(CpuSet.parse(text)))
+    topology, printed_topology = document.root.find("cpu/topology"), now.root.find("cpu/topology")
     if topology is not None and printed_topology is not None:
         for name in _LEVELS:
             if topology.get(name) is None and printed_topology.get(name) == "1":
-                edits += set_attribute(tuned, topology, name, "1")
-    devices, stored = tuned.root.child("devices"), now.root.child("devices")
-    if devices is None or stored is None or not devices.children:
-        return apply(tuned, edits)
-    ports = list_added_ports(tuned, now)
+                edits += set_attribute(document, topology, name, "1")
+    devices, stored_devices = document.root.child("devices"), now.root.child("devices")
+    if devices is None or stored_devices is None or not devices.children:
+        return apply(document, edits)
+    ports = list_added_ports(document, now)
     elements = [element for index, element in pci_controllers(now) if index in ports]
-    edits += transplant(tuned, devices, devices.children[-1], now, elements)
-    printed = _map_children(stored)
+    edits += transplant(document, devices, devices.children[-1], now, elements)
+    printed_children = _map_children(stored_devices)
     for key, device in _map_children(devices).items():
-        address = printed[key].child("address") if key in printed else None
+        address = printed_children[key].child("address") if key in printed_children else None
         if device.children and device.child("address") is None and address is not None:
-            edits += transplant(tuned, device, device.children[-1], now, [address])
-    return apply(tuned, edits)
+            edits += transplant(document, device, device.children[-1], now, [address])
+    return apply(document, edits)
 
 
-def list_added_ports(tuned: Document, stored: Document) -> frozenset[int]:
+def list_added_ports(tuned_document: Document, document: Document) -> frozenset[int]:
     """Return the indices of PCI controllers that libvirt added to plug a device in.
 
     libvirt assigns missing addresses, on a bridge or root port that it adds if none is free. A
     controller without devices is a user's edit.
     """
-    before = {index for index, _ in pci_controllers(tuned)}
-    used = {address.bus for address, _ in list_addressed(stored)}
-    return frozenset(i for i, _ in pci_controllers(stored) if i not in before and i in used)
+    before = {index for index, _ in pci_controllers(tuned_document)}
+    used = {address.bus for address, _ in list_addressed(document)}
+    return frozenset(i for i, _ in pci_controllers(document) if i not in before and i in used)
 
 
 def _convert_to_kib(document: Document, element: Element) -> list[Edit]:
@@ -236,10 +236,10 @@ class _Merge(Struct, frozen=True):
             _map_children(put),
             _map_children(current),
         )
-        unchanged = _list_unchanged(first, second)
+        unchanged_pairs = _list_unchanged(first, second)
         child_count = 0
         for key, child in third.items():
-            if key[0] in unchanged:
+            if key[0] in unchanged_pairs:
                 child_count += 1
                 continue
             before = len(self.edits)
@@ -249,7 +249,7 @@ class _Merge(Struct, frozen=True):
             self.conflicts.extend(
                 f"{place}/{child.tag}{_name_suffix(child)}: changed by the layout, removed since"
                 for key, child in first.items()
-                if key[0] not in unchanged and key in second and key not in third
+                if key[0] not in unchanged_pairs and key in second and key not in third
                 if not _is_same(child, second[key])
             )
         # A child that comes back follows the sibling that it followed, if that still exists.
@@ -258,7 +258,7 @@ class _Merge(Struct, frozen=True):
         for key, child in first.items():
             if key in third:
                 after = third[key]
-            elif key[0] not in unchanged and key not in second:
+            elif key[0] not in unchanged_pairs and key not in second:
                 back.setdefault(after.end if after else 0, (after, []))[1].append(child)
         for sibling, children in back.values():
             self.edits.extend(transplant(self.now, current, sibling, self.original, children))
@@ -331,17 +331,17 @@ def _name_suffix(element: Element) -> str:
     return f"[{','.join(names)}]" if names else ""
 
 
-def _remove_addresses(merged: Document, now: Document) -> tuple[Document, tuple[str, ...]]:
+def _remove_addresses(merged_document: Document, now: Document) -> tuple[Document, tuple[str, ...]]:
     """Return the document without addresses on the layout's buses, and the devices concerned."""
-    gone = _list_buses(now) - _list_buses(merged)
+    lost_buses = _list_buses(now) - _list_buses(merged_document)
     edits: list[Edit] = []
     moved = []
-    for address, element in list_addressed(merged):
+    for address, element in list_addressed(merged_document):
         place = element.child("address")
-        if address.bus in gone and place is not None:
-            edits += remove(merged, place)
+        if address.bus in lost_buses and place is not None:
+            edits += remove(merged_document, place)
             moved.append(f"<{element.tag}>{_name_suffix(element)}")
-    return apply(merged, edits), tuple(moved)
+    return apply(merged_document, edits), tuple(moved)
 
 
 def _list_buses(document: Document) -> frozenset[int]:

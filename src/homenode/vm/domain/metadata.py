@@ -53,8 +53,8 @@ def read_mark(document: Document) -> DomainMark | None:
     element = _find_element(document)
     if element is None:
         return None
-    marked, uuid = element.get("uuid"), _find_uuid(document)
-    is_own = marked is None or (uuid is not None and canonical_uuid(marked) == uuid)
+    marked_uuid, uuid = element.get("uuid"), _find_uuid(document)
+    is_own = marked_uuid is None or (uuid is not None and canonical_uuid(marked_uuid) == uuid)
     return DomainMark.OWN if is_own else DomainMark.COPY
 
 

@@ -175,9 +175,9 @@ def read_kept(document: Document) -> tuple[str, ...]:
 
 def _list_settings(document: Document) -> Iterator[str]:
     root = document.root
-    shared = [e for name in _SECTIONS for e in root.all(f"{name}/*") if e.name not in _PINS]
+    elements = [e for name in _SECTIONS for e in root.all(f"{name}/*") if e.name not in _PINS]
     of_cpu = [e for e in root.all("cpu/*") if e.name in _OF_CPU]
-    for element in (*shared, *of_cpu, *root.all("maxMemory")[:1]):
+    for element in (*elements, *of_cpu, *root.all("maxMemory")[:1]):
         yield from _format_lines(element)
     for i, cell in enumerate(cell_elements(document)):
         for name in ("memAccess", "discard"):

@@ -47,7 +47,7 @@ class _Sums(NamedTuple):
 def write_tuned(
     output: str | Path,
     original: bytes,
-    tuned: bytes,
+    tuned_xml: bytes,
     mode: int = PRIVATE,
     scripts: Mapping[str, bytes] = MappingProxyType({}),
 ) -> SavedOriginal:
@@ -68,9 +68,9 @@ def write_tuned(
             replace_file(saved.original, original, mode)
             keep = original
         stale = [path for path in _list_scripts(saved) if path.name not in scripts]
-        record = _record(saved, keep, tuned, _check_our_scripts(saved), scripts)
+        record = _record(saved, keep, tuned_xml, _check_our_scripts(saved), scripts)
         replace_file(saved.record, record, mode)
-        replace_file(saved.output, tuned, mode)
+        replace_file(saved.output, tuned_xml, mode)
         for path in stale:
             remove_file(path)
     except OSError as error:
@@ -171,27 +171,27 @@ def _kept_original(saved: SavedOriginal, content: bytes) -> bytes | None:
     )
 
 
-def _check_our_scripts(saved: SavedOriginal) -> str | None:
+def _check_our_scripts(saved_original: SavedOriginal) -> str | None:
     """Return the sha256 of the output, if homenode wrote it, or it equals the original."""
-    if not saved.record.exists() or not saved.output.exists():
+    if not saved_original.record.exists() or not saved_original.output.exists():
         return None
     try:
-        sums = _read_record(saved)
+        sums = _read_record(saved_original)
     except InputError:
         return None  # damaged: it is about to be written again
-    digest = _sum(_read_content(saved.output))
+    digest = _sum(_read_content(saved_original.output))
     return digest if digest in sums.of_documents else None
 
 
-def _list_scripts(saved: SavedOriginal) -> tuple[Path, ...]:
+def _list_scripts(saved_original: SavedOriginal) -> tuple[Path, ...]:
     """Return the unchanged scripts that homenode wrote next to a document."""
-    if not saved.record.exists():
+    if not saved_original.record.exists():
         return ()
     try:
-        scripts = _read_record(saved).scripts
+        scripts = _read_record(saved_original).scripts
     except InputError:
         return ()  # damaged
-    paths = {saved.output.with_name(name): digest for name, digest in scripts.items()}
+    paths = {saved_original.output.with_name(name): digest for name, digest in scripts.items()}
     return tuple(
         p for p, digest in paths.items() if p.exists() and _sum(_read_content(p)) == digest
     )

@@ -66,12 +66,12 @@ def reject_new_errors(before: bytes, after: bytes, libvirt: Version | None = Non
         return Gap(
             "domain.rng", f"the original is not valid either, line {first.line}: {first.message}"
         )
-    installed = _read_version()
-    if libvirt is not None and installed is not None and libvirt > installed:
+    installed_version = _read_version()
+    if libvirt is not None and installed_version is not None and libvirt > installed_version:
         return Gap(
             "domain.rng",
             f"the definition is for libvirt {_format_version(libvirt)}; the installed schema of "
-            f"{_format_version(installed)} reports {errors[0].message}",
+            f"{_format_version(installed_version)} reports {errors[0].message}",
         )
     raise HomenodeError(
         f"the tuned definition, line {errors[0].line}: libvirt's schema reports "
@@ -145,16 +145,16 @@ def parse_with_libvirt(document: Document) -> ParseResult | None:
     except InputError:
         copy, dump = document.to_bytes(), ""
     script = f"define --file /dev/stdin{dump}"
-    done = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S, copy)
-    if done.returncode:
-        complaints = (line for line in done.list_messages() if not line.startswith(_OF_VIRSH))
+    result = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S, copy)
+    if result.returncode:
+        complaints = (line for line in result.list_messages() if not line.startswith(_OF_VIRSH))
         return ParseResult(" ".join(complaints)[:400] or "no reason given", ())
     if not dump:
         return None
-    printed = parse_document(done.stdout.encode(), "libvirt's definition")
-    printed_names = set(_list_names(printed.root))
-    lost = (name for name in _list_names(document.root) if name not in printed_names)
-    return ParseResult(None, tuple(dict.fromkeys(lost)))
+    printed_document = parse_document(result.stdout.encode(), "libvirt's definition")
+    printed_names = set(_list_names(printed_document.root))
+    lost_names = (name for name in _list_names(document.root) if name not in printed_names)
+    return ParseResult(None, tuple(dict.fromkeys(lost_names)))
 
 
 def _list_names(element: Element) -> list[str]:

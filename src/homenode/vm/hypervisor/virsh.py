@@ -104,13 +104,13 @@ class Virsh:
         )
         text = f"{place}: {first_few(states, 3)}" if names else f"no VM is defined {place}"
         near = find_near(name, names.values())
-        meant = f" (did you mean {near}?)" if near else ""
-        return InputError(f"no VM named {name}{meant}; {text}", hint=hint)
+        suggestion = f" (did you mean {near}?)" if near else ""
+        return InputError(f"no VM named {name}{suggestion}; {text}", hint=hint)
 
     def list_domains(self, *, running: bool = False) -> dict[str, str]:
         """Return names by UUID of all domains, or of running domains."""
-        listed = self._run_quietly("list", *(() if running else ("--all",)), "--uuid", "--name")
-        rows = (line.strip().partition(" ") for line in listed.splitlines() if line.strip())
+        output = self._run_quietly("list", *(() if running else ("--all",)), "--uuid", "--name")
+        rows = (line.strip().partition(" ") for line in output.splitlines() if line.strip())
         return {uuid: name.strip() for uuid, _, name in rows}
 
     def read_definition(self, uuid: str) -> bytes:
@@ -125,8 +125,8 @@ class Virsh:
 
     def list_snapshots(self, uuid: str) -> tuple[str, ...]:
         """Return the names of the domain's snapshots."""
-        listed = self._run_quietly("snapshot-list", "--name", "--domain", uuid)
-        return tuple(line for line in listed.splitlines() if line.strip())[:_MAX_SNAPSHOTS]
+        output = self._run_quietly("snapshot-list", "--name", "--domain", uuid)
+        return tuple(line for line in output.splitlines() if line.strip())[:_MAX_SNAPSHOTS]
 
     def snapshot_definition(self, uuid: str, snapshot: str) -> bytes:
         """Return the XML of a snapshot: a <domainsnapshot> that contains the domain."""
@@ -205,12 +205,12 @@ class Virsh:
         domifaddr` with --quiet: name, MAC, protocol and address/prefix a line."""
         for source in _ADDRESS_SOURCES:
             try:
-                listed = self._run_quietly("domifaddr", "--domain", uuid, "--source", source)
+                output = self._run_quietly("domifaddr", "--domain", uuid, "--source", source)
             except RejectedError as error:  # its agent does not answer (yet)
                 if is_lost(error):
                     raise
                 continue
-            rows = (line.split() for line in listed.splitlines())
+            rows = (line.split() for line in output.splitlines())
             texts = [row[3] for row in rows if len(row) == 4 and row[2] in ("ipv4", "ipv6")]
             addresses = [ip_interface(text).ip for text in texts]
             outer = [ip for ip in addresses if not (ip.is_loopback or ip.is_link_local)]
@@ -226,10 +226,10 @@ class Virsh:
 
     def _run_quietly(self, command: str, *words: str, kept_open: Sequence[int] = ()) -> str:
         argv = ("virsh", "--connect", self.connect, "--quiet", command, *words)
-        completed = run(argv, _TIMEOUT_S, kept_open=kept_open)
-        if completed.returncode == 0:
-            return completed.stdout
-        raise _make_error(completed, command, self.connect)
+        result = run(argv, _TIMEOUT_S, kept_open=kept_open)
+        if result.returncode == 0:
+            return result.stdout
+        raise _make_error(result, command, self.connect)
 
 
 def _remote_hint(connect: str) -> str:
@@ -237,13 +237,13 @@ def _remote_hint(connect: str) -> str:
     return command_line("ssh", find_machine(connect), "virsh", "list", "--all")
 
 
-def _make_error(completed: ProgramResult, command: str, connect: str) -> HostError | InputError:
-    text = "; ".join(completed.list_messages())[:600] or completed.failure() or ""
+def _make_error(result: ProgramResult, command: str, connect: str) -> HostError | InputError:
+    text = "; ".join(result.list_messages())[:600] or result.failure() or ""
     message = f"virsh {command} at {connect}: {text}"
     if "failed to connect" in text:
         return RejectedError(message, hint=_START if is_local(connect) else _remote_hint(connect))
     if _MISSING.search(text):
         return InputError(message, hint=command_line("virsh", "-c", connect, "list", "--all"))
-    if completed.returncode < 0 or any(words in text for words in _LOST):
+    if result.returncode < 0 or any(words in text for words in _LOST):
         return HostError(message)
     return RejectedError(message)

@@ -184,19 +184,19 @@ def replace_entries(
     """Return the text with the (value, text) pairs of each key: changed in place, removed with
     lines that hold nothing else, or added at the end."""
     line_end = "\r\n" if "\r\n" in text else "\n"
-    edits, added = [], ""
+    edits, added_text = [], ""
     for key, values in values_of_key.items():
         entries_of_key = [entry for entry in entries if entry.key == key]
         for entry, value in zip_longest(entries_of_key, values):
             if entry is None:
-                added += f"{key}{joint}{value[1]}{line_end}"
+                added_text += f"{key}{joint}{value[1]}{line_end}"
             elif value is None:
                 edits.append((*_line_span(text, entry), ""))
             elif value[0] != entry.value:
                 edits.append((entry.value_start, entry.end, value[1]))
     for first, last, new in sorted(edits, reverse=True):
         text = text[:first] + new + text[last:]
-    return text + (line_end if added and text and not text.endswith("\n") else "") + added
+    return text + (line_end if added_text and text and not text.endswith("\n") else "") + added_text
 
 
 def _line_span(text: str, entry: ConfigEntry) -> tuple[int, int]:

@@ -117,16 +117,16 @@ def rewrite_by(steps: tuple[Step, ...], xml: bytes, plan: Plan, source: str) -> 
     before = set(check_references(document))
     for step in steps:
         document = step(document, plan)
-    broken = [
+    contradictions = [
         contradiction for contradiction in check_references(document) if contradiction not in before
     ]
-    if broken:
-        suffix = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+    if contradictions:
+        suffix = f" (and {len(contradictions) - 1} more)" if len(contradictions) > 1 else ""
         raise InputError(
             f"{source}: expected a definition that holds together with the plan in it, found "
-            f"{broken[0].fact}{suffix}",
+            f"{contradictions[0].fact}{suffix}",
             hint=_WAYS_OUT.get(
-                broken[0].id,
+                contradictions[0].id,
                 "plan again for this definition, or start from the original with homenode restore",
             ),
         )
@@ -157,13 +157,13 @@ def _reject_other_plans(guest: Vm, plan: Plan, source: str) -> None:
 
 def find_contradictions(original: bytes, source: str) -> Iterator[str]:
     """Yield the faults of the input, and the number of omitted faults."""
-    broken = check_references(open_domain(original, source))
-    counts = Counter(contradiction.id for contradiction in broken)
-    seen: Counter[str] = Counter()
-    for contradiction in broken:
-        seen[contradiction.id] += 1
-        if seen[contradiction.id] <= _MAX_ALIKE:
+    contradictions = check_references(open_domain(original, source))
+    counts = Counter(contradiction.id for contradiction in contradictions)
+    seen_counts: Counter[str] = Counter()
+    for contradiction in contradictions:
+        seen_counts[contradiction.id] += 1
+        if seen_counts[contradiction.id] <= _MAX_ALIKE:
             yield f"warning: {contradiction.fact}"
-        elif seen[contradiction.id] == counts[contradiction.id]:
+        elif seen_counts[contradiction.id] == counts[contradiction.id]:
             count = counts[contradiction.id] - _MAX_ALIKE
             yield f"warning: {count} more of this kind ({contradiction.id})"

@@ -363,7 +363,7 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
     _, devices = device_tree(options, source)
     if memory is None:
         raise ParseError(source, "-smp and -m")
-    hostdevs, mediated = split_devices(
+    hostdevs, mediated_devices = split_devices(
         ((device.host, device.cell) for device in devices),
         dict(_list_initiators(objects, devices, source)),
     )
@@ -375,7 +375,7 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
         "binding": bound,
         "cells": tuple(cells),
         "hostdevs": hostdevs,
-        "mediated": mediated,
+        "mediated": mediated_devices,
         "has_iommu": has_iommu,
         "pcihole64_bytes": hole,
     }

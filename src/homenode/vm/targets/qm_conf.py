@@ -220,12 +220,12 @@ def add_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
         if "." not in name and "mdev" not in dict(split_pairs(conf.values[key]))
     }
     present = {hostdev.bdf for hostdev in vm.hostdevs}
-    added = tuple(
+    added_hostdevs = tuple(
         GuestHostdev(device.bdf, None)
         for device in host.pci_devices
         if strip_function(device.bdf) in cards and device.bdf not in present
     )
-    return structs.replace(vm, hostdevs=(*vm.hostdevs, *added))
+    return structs.replace(vm, hostdevs=(*vm.hostdevs, *added_hostdevs))
 
 
 def list_functions(value: str) -> list[str]:
@@ -315,8 +315,8 @@ def _own_devices(conf: QmConf) -> Iterator[str]:
             sub = f".{index}" if len(names) > 1 else ""
             at = ""
             if is_q35 and properties.get("pcie") in ("1", "on", "yes", "true"):
-                shared = ",multifunction=on" if len(names) > 1 and not index else ""
-                at = f",bus=ich9-pcie-port-{int(key[7:]) + 1},addr=0x0{sub}{shared}"
+                suffix = ",multifunction=on" if len(names) > 1 and not index else ""
+                at = f",bus=ich9-pcie-port-{int(key[7:]) + 1},addr=0x0{sub}{suffix}"
             yield f"vfio-pci,host={bdf},id={key}{sub}{at}"
 
 
@@ -369,5 +369,5 @@ def hook_script(plan: Plan, *, mirrored: bool) -> str | None:
     head = _HOOK.replace("{layout}", plan.layout.name)
     # From before `prepare` until the VM runs, with as many NICs as Proxmox takes.
     start_s = start_timeout_s(("hostpci0", "hugepages"), plan.vm.memory_bytes) + 5 * 32
-    reserved = f"reserved_s={start_s + 60}\n"
-    return head + plan_values(hook_plan) + reserved + PREPARE + PIN + _HOOK_TAIL
+    reserve_line = f"reserved_s={start_s + 60}\n"
+    return head + plan_values(hook_plan) + reserve_line + PREPARE + PIN + _HOOK_TAIL

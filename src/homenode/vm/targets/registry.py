@@ -57,16 +57,16 @@ def recognize_target(content: bytes) -> str | None:
     return next((name for name in TARGETS if target_named(name).recognises(content)), None)
 
 
-def recognize_kind(content: bytes, source: str, named: str | None = None) -> str:
-    """Return the kind of a file by its content. named: the target to try if the content does not
+def recognize_kind(content: bytes, source: str, kind_name: str | None = None) -> str:
+    """Return the kind of a file by its content. kind_name: the target if the content does not
     tell. Raises InputError for an unknown kind."""
     target = recognize_target(content)
     if target is not None:
         return target
     if libvirt.recognizes(content):
         return LIBVIRT
-    if named not in (None, LIBVIRT) and target_named(named).may_be(content):
-        return named
+    if kind_name not in (None, LIBVIRT) and target_named(kind_name).may_be(content):
+        return kind_name
     if not content.strip():
         raise InputError(f"{source}: the file is empty", hint=_DUMP)
     if _KUBEVIRT.search(content):
@@ -83,9 +83,9 @@ def recognize_kind(content: bytes, source: str, named: str | None = None) -> str
     )
 
 
-def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
-    """Return the VM of a file. named: as `recognize_kind`. Raises ParseError or InputError."""
-    kind = recognize_kind(content, source, named)
+def read_vm(content: bytes, source: str, kind_name: str | None = None) -> VmFile:
+    """Return the VM of a file. kind_name: as `recognize_kind`. Raises ParseError or InputError."""
+    kind = recognize_kind(content, source, kind_name)
     if kind == LIBVIRT:
         return VmFile(kind, read_domain(content, source), content, source)
     return VmFile(kind, target_named(kind).read_vm(content, source), content, source)
@@ -99,14 +99,14 @@ def list_other_parts(vm: VmFile) -> tuple[str, ...]:
     if vm.kind != LIBVIRT:
         return target_named(vm.kind).other_keys(content, vm.source)
     is_model = guest.cpu_mode in ("custom", "host-model")  # a new file has the host's CPU
-    changed = {
+    changed_parts = {
         "<currentMemory>": guest.ballooned_bytes,
         "<vcpu current=>": guest.offline_vcpus,
         f"CPU model {guest.cpu_model or guest.cpu_mode}": is_model,
     }
     return (
         *libvirt.list_other_parts(content, vm.source),
-        *(part for part in changed if changed[part]),
+        *(part for part in changed_parts if changed_parts[part]),
     )
 
 

@@ -180,8 +180,8 @@ def findings_for(target: str, findings: Iterable[Finding]) -> tuple[Finding, ...
     def put_keys(text: str) -> str:
         return re.sub(r"<([A-Za-z]{1,20})>", lambda match: key_of.get(match[1], match[1]), text)
 
-    held = (f for f in findings if f.id not in _TEXTS["omit"][target])
-    fixed = (with_fix(f, fixes[f.id]) if f.id in fixes else f for f in held)
+    held_findings = (f for f in findings if f.id not in _TEXTS["omit"][target])
+    fixed_findings = (with_fix(f, fixes[f.id]) if f.id in fixes else f for f in held_findings)
     return tuple(
         replace(
             f,
@@ -191,7 +191,7 @@ def findings_for(target: str, findings: Iterable[Finding]) -> tuple[Finding, ...
             headline=put_keys(f.headline),
             fix=f.fix and put_keys(f.fix),
         )
-        for f in fixed
+        for f in fixed_findings
     )
 
 
@@ -280,25 +280,25 @@ def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
     return frozenset(f for f in list_features(plan) if target.support[f].level is SupportLevel.LOST)
 
 
-def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
+def visible_vm(vm: Vm, missing_features: Collection[Feature]) -> Vm:
     """Return the VM as a file without these features can show it: cores for dies, no cells of a
     GPU's own memory without initiators, strict binding without modes."""
-    if Feature.TOPOLOGY in lost:
+    if Feature.TOPOLOGY in missing_features:
         vm = replace(vm, cpu_topology=None)
-    if Feature.DIES in lost and vm.cpu_topology is not None:
+    if Feature.DIES in missing_features and vm.cpu_topology is not None:
         sockets, dies, cores, threads = vm.cpu_topology
         vm = replace(vm, cpu_topology=GuestTopology(sockets, 1, dies * cores, threads))
-    if Feature.CACHE in lost:
+    if Feature.CACHE in missing_features:
         vm = replace(vm, cpu_cache=None)
-    if Feature.INITIATORS in lost:
+    if Feature.INITIATORS in missing_features:
         cells = [cell for cell in vm.cells if cell.vcpus or cell.memory_bytes]
         cut = (replace(cell, distances=cell.distances[: len(cells)]) for cell in cells)
         vm = replace(vm, cells=tuple(cut))
-    if Feature.MEMORY_MODE in lost and vm.binding is not None:
+    if Feature.MEMORY_MODE in missing_features and vm.binding is not None:
         strict = str(MemoryMode.STRICT)
         bound = tuple(replace(cell, mode=strict) for cell in vm.cells)
         vm = replace(vm, binding=(strict, vm.binding[1]), cells=bound)
-    if Feature.DEVICE_CELLS in lost:
+    if Feature.DEVICE_CELLS in missing_features:
         hostdevs = tuple(replace(device, address=None, cell=None) for device in vm.hostdevs)
         vm = replace(vm, hostdevs=hostdevs, controllers=())
     return vm
@@ -306,11 +306,11 @@ def visible_vm(vm: Vm, lost: Collection[Feature]) -> Vm:
 
 def check_target(target: Target, plan: Plan) -> tuple[Finding, ...]:
     """Return the features of the plan that the target lacks, or has at a price."""
-    planned = list_features(plan)
+    planned_features = list_features(plan)
     findings = []
     for feature in Feature:
         support = target.support[feature]
-        if feature not in planned or support.level is SupportLevel.NATIVE:
+        if feature not in planned_features or support.level is SupportLevel.NATIVE:
             continue
         is_lost = support.level is SupportLevel.LOST
         findings.append(
@@ -333,14 +333,14 @@ def split_devices(
     initiators: Mapping[Bdf, CpuSet] = MappingProxyType({}),
 ) -> tuple[tuple[GuestHostdev, ...], tuple[MediatedDevice, ...]]:
     """Functions and mediated devices of a file that names them with their guest cells."""
-    functions, mediated = [], []
+    functions, mediated_devices = [], []
     for name, cell in devices:
         if isinstance(name, str):
-            mediated.append(MediatedDevice(name, None, cell))
+            mediated_devices.append(MediatedDevice(name, None, cell))
         else:
             cells = initiators.get(name, CpuSet())
             functions.append(GuestHostdev(name, None, cell=cell, initiator_cells=cells))
-    return tuple(functions), tuple(mediated)
+    return tuple(functions), tuple(mediated_devices)
 
 
 def reject_arm(guest: Vm, target: str, purpose: str) -> None:

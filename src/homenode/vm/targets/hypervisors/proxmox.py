@@ -186,8 +186,8 @@ def _numa_lines(edit: TargetEdit[QmConf]) -> dict[str, str | None]:
         bound = ""
         if plan.memory_mode is not None:
             nodes = CpuSet(cell.host_nodes if plan.is_mirrored else plan.memory_nodes)
-            named, policy = str(nodes).replace(",", ";"), POLICY_OF_MODE[plan.memory_mode]
-            bound = f",hostnodes={named},policy={policy}"
+            node_text, policy = str(nodes).replace(",", ";"), POLICY_OF_MODE[plan.memory_mode]
+            bound = f",hostnodes={node_text},policy={policy}"
         elif plan.vm.page_bytes is not None:
             # Proxmox requires nodes for huge pages, also for an unbound VM; with `preferred` it may
             # use other nodes.
@@ -259,7 +259,7 @@ def _own_hook(edit: TargetEdit[QmConf]) -> str:
 def _format_hostpci(edit: TargetEdit[QmConf]) -> tuple[dict[str, str | None], list[Finding]]:
     """Return hostpciN lines of devices that `args` lacks, and findings on the others."""
     plan, conf = edit.plan, edit.file
-    planned = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
+    planned_bdfs = {device.bdf for device in plan.vm.hostdevs if not is_vgpu(device)}
     lines: dict[str, str | None] = {}
     reason_of_key: dict[str, str] = {}
     present: set[Bdf] = set()
@@ -268,17 +268,17 @@ def _format_hostpci(edit: TargetEdit[QmConf]) -> tuple[dict[str, str | None], li
         functions = {parse_function(name, f"{edit.source}: {key}") for name in names}
         if not functions or "mdev" in keys:
             reason_of_key[key] = "names a mapping or a mediated device: it stays as it is"
-        elif not functions & planned:
+        elif not functions & planned_bdfs:
             lines[key] = None  # other GPUs were chosen in its place
         elif _needs_args(plan):
             lines[key] = None
-            dropped = ", ".join(name for name in keys if name not in ("", "host", "pcie"))
+            dropped_keys = ", ".join(name for name in keys if name not in ("", "host", "pcie"))
             reason_of_key |= (
-                {key: f"its {dropped} is not carried over into args"} if dropped else {}
+                {key: f"its {dropped_keys} is not carried over into args"} if dropped_keys else {}
             )
         else:
             cards = {strip_function(f) for f in functions if any("." not in name for name in names)}
-            present |= functions | {bdf for bdf in planned if strip_function(bdf) in cards}
+            present |= functions | {bdf for bdf in planned_bdfs if strip_function(bdf) in cards}
     findings = [
         finding("target-line-unchanged", f"Proxmox: {key}", observed=reason)
         for key, reason in reason_of_key.items()
@@ -347,8 +347,8 @@ def _list_args_words(plan: Plan, before: int | None) -> Iterator[tuple[str, str]
         return
     places = {device.bdf: device.address for device in plan.vm.hostdevs}
     used = (*places.values(), *(controller.address for controller in plan.vm.controllers))
-    shared = slots_shared(address for address in used if address is not None)
-    tree = QemuPciTree("pcie.0", f"{_ID}.", shared, _CHASSIS_BASE)
+    shared_slots = slots_shared(address for address in used if address is not None)
+    tree = QemuPciTree("pcie.0", f"{_ID}.", shared_slots, _CHASSIS_BASE)
     for controller in plan.vm.controllers:
         yield "-device", tree.format_controller(controller)
     yield from device_words(plan, tree, places, device_id=f"{_ID}dev", initiator_id=f"{_ID}gi")

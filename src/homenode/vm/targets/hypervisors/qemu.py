@@ -103,7 +103,7 @@ Pairs = list[tuple[str, str | None]]
 def _render_script(edit: TargetEdit[QemuScript], options: Mapping[str, Pairs]) -> str:
     """Return the complete script: same plan, same bytes."""
     plan, guest = edit.plan, edit.guest
-    locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
+    locked_kib = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
     pairs = (pair for pairs_of_row in options.values() for pair in pairs_of_row)
     command = (
         f"qemu-system-{guest.architecture}",
@@ -116,7 +116,7 @@ def _render_script(edit: TargetEdit[QemuScript], options: Mapping[str, Pairs]) -
         file="SCRIPT",
         words="\n#     ".join(_user_arguments(plan, guest)),
     )
-    values = f"{plan_values(plan)}locked_kib={locked}\n{_qemu_array(command)}"
+    values = f"{plan_values(plan)}locked_kib={locked_kib}\n{_qemu_array(command)}"
     return f"{head}{values}{PREPARE}{PIN}{_TAIL}"
 
 
@@ -284,9 +284,9 @@ def _build_tree(
     slots = {c.address.device for c in used.values() if c.address and not c.address.bus}
     slots |= {a.device for a in places.values() if not a.bus}
     # The last ones: QEMU gives the first to its -vga and -nic before it makes any -device.
-    unplaced = [device for device in plan.vm.hostdevs if device.bdf not in places]
+    unplaced_devices = [device for device in plan.vm.hostdevs if device.bdf not in places]
     shares = guest.is_q35 or guest.is_virt
-    slot_count = len({device.group if shares else device.bdf for device in unplaced})
+    slot_count = len({device.group if shares else device.bdf for device in unplaced_devices})
     slots_left = [slot for slot in range(2, 0x1A) if slot not in slots]
     if slot_count > len(slots_left):
         raise InputError(
@@ -296,7 +296,7 @@ def _build_tree(
         )
     free = iter(slots_left[-slot_count:])
     ports: dict[object, GuestAddress] = {}
-    for device in unplaced:
+    for device in unplaced_devices:
         if device.bdf in places:
             continue
         if not shares:

@@ -228,7 +228,7 @@ def _pins(config: XlConfig, host: Host | None) -> tuple[CpuSet | None, ...]:
 
 def _parse_named_pus(text: str, place: str, host: Host | None) -> CpuSet | None:
     """Return the CPUs of a list such as "0-3,node:1,^5"; None for all, or without a host."""
-    included, excluded = CpuSet(), CpuSet()
+    included_pus, excluded = CpuSet(), CpuSet()
     for term in text.replace(" ", "").split(","):
         name = term.removeprefix("^")
         node_list = _NODES.fullmatch(name)
@@ -239,11 +239,11 @@ def _parse_named_pus(text: str, place: str, host: Host | None) -> CpuSet | None:
         else:
             nodes = CpuSet.parse(node_list[1], place) if node_list else None
             pus = CpuSet.union(n.pus for n in host.nodes if nodes is None or n.index in nodes)
-        included, excluded = (
-            (included | pus, excluded) if name == term else (included, excluded | pus)
+        included_pus, excluded = (
+            (included_pus | pus, excluded) if name == term else (included_pus, excluded | pus)
         )
     everything = None if host is None else CpuSet(pu.index for pu in host.pus)
-    return None if included - excluded == everything else included - excluded
+    return None if included_pus - excluded == everything else included_pus - excluded
 
 
 def _is_soft(edit: TargetEdit[XlConfig]) -> bool:
@@ -317,8 +317,8 @@ def _read_devices(config: XlConfig) -> Mapping[str, Any]:
 def _write_devices(edit: TargetEdit[XlConfig]) -> Mapping[str, str | None]:
     """Return each planned function; a present one keeps its options."""
     specs = _list_devices(edit.file)
-    planned = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in edit.plan.vm.hostdevs]
-    return {"pci": "[" + ", ".join(planned) + "]" if planned else None}
+    planned_devices = [f'"{specs.get(d.bdf, str(d.bdf))}"' for d in edit.plan.vm.hostdevs]
+    return {"pci": "[" + ", ".join(planned_devices) + "]" if planned_devices else None}
 
 
 def _read_siblings(config: XlConfig) -> Mapping[str, Any]:

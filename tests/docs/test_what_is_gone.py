@@ -13,6 +13,7 @@ from homenode.cli.command import Command
 from homenode.cli.help import format_help
 from homenode.cli.main import PROGRAM
 from homenode.findings import catalogue
+from homenode.machine.description.parse import is_made_up, list_shipped_hosts
 from tests.command_line import every_command
 from tests.doc_pages import ROOT, Page, all_pages, read_page
 from tests.source_trees import SOURCE
@@ -111,6 +112,12 @@ def test_every_named_finding_is_there() -> None:
     for page in EVERY:
         named = {word for word in ID.findall(page.prose()) if not MADE_UP.fullmatch(word)}
         assert named <= known, page.path
+
+
+def test_no_page_names_a_host_that_only_the_source_tree_has() -> None:
+    tree_hosts = re.compile("|".join(filter(is_made_up, list_shipped_hosts())))
+    for page in (*EVERY, read_page("CHANGELOG.md"), read_page("demo/run.py")):
+        assert not tree_hosts.search(page.text), page.path
 
 
 PATH = re.compile(r"(?<![\w./-])(?:bench|containers|demo|native|packaging|src|tests)/[\w./*-]+")

@@ -165,11 +165,8 @@ def _study_names(name: str) -> list[str]:
 
 def hosts(arguments: HostsArguments) -> None:
     """Print the names of shipped hosts with their descriptions."""
-    named = list_shipped_hosts()
-    shown = [name for name in named if arguments.everything or not is_made_up(name)]
+    shown = [name for name in list_shipped_hosts() if not is_made_up(name)]
     title = f"{plural(len(shown), 'host')} for --host"
-    if not arguments.everything:
-        title += f"; --all adds {plural(len(named) - len(shown), 'synthetic host')}"
     if not (arguments.json or arguments.explain):
         say(f"{title}; --explain describes each\n\n{_format_columns(shown)}")
         return

@@ -435,7 +435,6 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
     """List the hosts that come with homenode, for --host.
 
     Options:
-      everything: List the synthetic hosts too.
       explain: Describe each host.
 
     Examples:
@@ -443,7 +442,6 @@ class HostsArguments(Struct, frozen=True, kw_only=True):
       homenode show --host hgx-h100
     """
 
-    everything: Annotated[bool, Flag("--all")] = False
     explain: Annotated[bool, Flag("--explain")] = False
     json: JsonOption = False
 

@@ -419,7 +419,7 @@ def _llc_sizes(file: HostDocument) -> tuple[int | None, ...]:
 
 
 _DIRECTORY, _SUFFIX = ("machine", "hosts"), ".toml"
-_SHAPE = re.compile(r"-(?:\d+p)?\d+n\d+c|-2p-cpus\Z", re.ASCII)
+_SHAPE = re.compile(r"-(?:\d+p)?\d+n\d+c", re.ASCII)
 
 
 def list_shipped_hosts() -> tuple[str, ...]:
@@ -429,7 +429,7 @@ def list_shipped_hosts() -> tuple[str, ...]:
 
 
 def is_made_up(name: str) -> bool:
-    """Return whether a shipped host is synthetic: named by its shape, such as 2p4n48c."""
+    """Return whether a shipped host is named by its shape, such as 2p4n48c: in the source tree."""
     return _SHAPE.search(name) is not None
 
 

@@ -62,9 +62,9 @@ host     8 of 56 cores of node 0 run no vCPU; QEMU on CPUs 48,160; IOThread 1 on
          CPU 49
 before   reserve 512 huge pages of 1 GiB on node 0; memlock 513 GiB
 info     qemu-commandline (--explain)
-unknown  free huge pages; whether a Fabric Manager can join 0000:19:00.0 and 3
-         more (nvidia-smi -q -x shows no module ids); QEMU's version (6.0 or
-         newer is assumed)
+unknown  free huge pages; whether a Fabric Manager can join the 4 GPUs
+         (nvidia-smi -q -x shows no module ids); QEMU's version (6.0 or newer is
+         assumed)
 next     the same command with -o tuned.xml
 """,
     "--host xapi-2n16c2t --vcpus 33 --memory 64GiB": """\
@@ -141,6 +141,11 @@ def test_a_refusal_has_a_line_for_each_kind_and_the_option_to_add(words: str) ->
         ),
         (Relaxation.MEMORY_ELSEWHERE, "some is on further nodes", "memory next to"),
         (Relaxation.FEWER_SIBLINGS, "the guest sees fewer", "all threads of each core"),
+        (
+            Relaxation.SHARED_CORES,
+            "vCPUs share a core with CPUs that are reserved or in use",
+            "a whole core for each vCPU",
+        ),
     ],
 )
 def test_the_first_relaxation_is_in_the_first_line(

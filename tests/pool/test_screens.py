@@ -128,9 +128,9 @@ host     24 of 56 cores of node 0 run no vCPU; QEMU on CPUs 32,144; IOThread 1
          on CPU 33
 before   reserve 256 huge pages of 1 GiB on node 0; memlock 257 GiB
 info     qemu-commandline (--explain)
-unknown  free huge pages; whether a Fabric Manager can join 0000:19:00.0 and 3
-         more (nvidia-smi -q -x shows no module ids); QEMU's version (6.0 or
-         newer is assumed)
+unknown  free huge pages; whether a Fabric Manager can join the 4 GPUs
+         (nvidia-smi -q -x shows no module ids); QEMU's version (6.0 or newer is
+         assumed)
 next     the same command with -o tuned.xml
 """,
     ),

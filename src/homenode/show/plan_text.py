@@ -79,6 +79,7 @@ _RELAXED = {  # a relaxation: (the goal, what the VM gets, findings with the sam
         ),
     ),
 }
+_SHARED = "vCPUs share a core with CPUs that are reserved or in use"
 _COST_OF_SHARING = "vCPUs that share a core are 40 to 75 % slower under full load (XAPI)"
 
 
@@ -217,7 +218,7 @@ def format_fallback(plan: Plan, host: Host | None) -> str:
 def _format_effect(relaxation: Relaxation, plan: Plan, host: Host | None) -> str:
     if relaxation is Relaxation.SHARED_CORES and host is not None:
         shared = sum(len(vcpus) for _, vcpus in _list_shared_cores(plan, host))
-        return f"{shared} of {plural(plan.vm.vcpus, 'vCPU')} share a core"
+        return f"{shared} of {plural(plan.vm.vcpus, 'vCPU')} share a core" if shared else _SHARED
     if relaxation is Relaxation.UNEQUAL_CELLS:
         return f"guest nodes of {_cell_sizes(plan)}"
     if relaxation is Relaxation.HOST_CORE:
@@ -231,10 +232,10 @@ def _format_relaxed(relaxation: Relaxation, plan: Plan, host: Host | None) -> st
     constraint, received, _ = _RELAXED[relaxation]
     if relaxation is Relaxation.SHARED_CORES and host is not None:
         shared = _list_shared_cores(plan, host)
-        cpus, vcpus = shared[0]
-        received = f"CPUs {cpus} are one core, used by {len(vcpus)} vCPUs"
-        if len(shared) > 1:
-            received = f"{len(shared)} cores are used by several vCPUs"
+        received = f"{len(shared)} cores are used by several vCPUs" if shared else _SHARED
+        if len(shared) == 1:
+            cpus, vcpus = shared[0]
+            received = f"CPUs {cpus} are one core, used by {len(vcpus)} vCPUs"
     if relaxation is Relaxation.HOST_CORE:
         shares = {finding.id: finding for finding in plan.findings}
         if "emulator-on-siblings" in shares:

@@ -20,7 +20,7 @@ from homenode.findings import Finding, Gap, finding
 from homenode.machine.pci import NVIDIA, DeviceKind, PciDevice
 from homenode.machine.topology import Host
 from homenode.plan.allocations import Allocations
-from homenode.text import first_few, plural
+from homenode.text import plural
 
 
 class Board(StrEnum):
@@ -184,19 +184,19 @@ class Fabric(Struct, frozen=True):
     def unknown_partition(self, gpus: Sequence[PciDevice]) -> tuple[Gap, ...]:
         """Return a gap if these GPUs may be a partition or not; one GPU and a board are."""
         bdfs = _physical_functions(gpus)
-        unknown = [bdf for bdf in bdfs if bdf not in self.module_of_gpu]
-        if not unknown or len(bdfs) in (1, self.gpus) or len(bdfs) not in self.list_sizes():
+        if len(bdfs) in (1, self.gpus) or len(bdfs) not in self.list_sizes():
             return ()
-        return (self._make_gap(unknown),)
+        if all(bdf in self.module_of_gpu for bdf in bdfs):
+            return ()
+        return (
+            Gap(
+                f"whether a Fabric Manager can join the {len(bdfs)} GPUs",
+                "nvidia-smi -q -x shows no module ids",
+            ),
+        )
 
     def list_sizes(self) -> tuple[int, ...]:
         return partition_sizes(self.board)
-
-    def _make_gap(self, unknown: Sequence[Bdf]) -> Gap:
-        return Gap(
-            f"whether a Fabric Manager can join {first_few(map(str, unknown), 1)}",
-            "nvidia-smi -q -x shows no module ids",
-        )
 
     def _make_finding(self, observed: str, partitions: Sequence[tuple[Bdf, ...]]) -> Finding:
         sizes = ", ".join(map(str, self.list_sizes()))

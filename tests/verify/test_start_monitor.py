@@ -126,6 +126,10 @@ def arguments(*words: str) -> str:
         ("", "", arguments("-chardev", "file,id=c,path=/c,append=on"), [("/c", False)]),
         ("", "", arguments("-serial", "file:/f"), [("/f", True)]),
         ("", "", arguments("-gdb", "tcp::1234"), []),
+        ("", "", arguments("-chardev", "null,id=c,logfile=/c"), [("/c", True)]),
+        ("", "", arguments("-object", "filter-dump,id=d,file=/d"), [("/d", True)]),
+        ("", "", arguments("-object", "secret,id=s,file=/s"), []),
+        ("", "", arguments("-object", "memory-backend-file,mem-path=/m"), [("/m", False)]),
     ],
 )
 def test_files_that_a_start_makes_are_those_that_the_document_names(

@@ -129,9 +129,14 @@ def list_created_files(document: Document) -> Iterator[CreatedFile]:
         elif option in _PATH_OPTIONS:
             first, pairs = split_fields(value)
             properties = dict(pairs)
-            short = first.partition(":")[2]  # as in -serial file:/var/log/vm.log
-            path = properties.get("path") or properties.get("mem-path") or short
-            yield from _made_file(option, path, properties.get("append"))
+            for path, append in (
+                (first.partition(":")[2], None),  # as in -serial file:/var/log/vm.log
+                (properties.get("path"), properties.get("append")),
+                (properties.get("logfile"), properties.get("logappend")),
+                (properties.get("mem-path"), "on"),  # a backend keeps the file's content
+                (properties.get("file") if first == "filter-dump" else None, None),
+            ):
+                yield from _made_file(option, path, append)
 
 
 def _made_file(owner: str, path: str | None, append: str | None) -> Iterator[CreatedFile]:

@@ -14,6 +14,7 @@ from homenode.decide.compare import compare
 from homenode.decide.comparison import FEW_BOOTS, ORDER, STATES, Effect, EvidenceLevel, Outcome
 from homenode.decide.machine_facts import facts_of_runs
 from homenode.decide.recommendation import Recommendation, decide, recommend
+from homenode.decide.sentences import format_effect
 from homenode.measure.results.model import Condition, Origin, Run, RunHead, Sample, Switches
 from homenode.measure.results.vantage import Vantage
 from homenode.objective import Objective
@@ -198,6 +199,24 @@ def test_in_mixed_order_drift_is_noise_and_no_caveat() -> None:
     assert (unordered.low or 0.0) < (effect.low or 0.0), (
         "the drift is noise where no order is known"
     )
+
+
+def test_the_multiple_of_drifting_layouts_is_that_of_its_interval() -> None:
+    order = "001011011"
+    levels: tuple[list[float], list[float]] = [], []
+    starts: tuple[list[float], list[float]] = [], []
+    for place, side in enumerate(map(int, order)):
+        levels[side].append(1e11 * (1 + side / 2) * 0.95**place)
+        starts[side].append(1.7e9 + 600 * place)
+    runs = [
+        run
+        for side, layout in enumerate(("pin", "pin-numa"))
+        for run in boots_of(
+            layout, levels[side], random.Random(side), starts=starts[side], noise=0.0, within=0.002
+        )
+    ]
+    answer = decide(runs, facts_of_runs("H200", runs), Objective.MEMORY_BANDWIDTH)
+    assert format_effect(answer) == "1.5x pin (1.5x)"
 
 
 def test_a_difference_beyond_any_drift_is_reported_in_whatever_order_but_not_as_measured() -> None:

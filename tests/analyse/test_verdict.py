@@ -488,6 +488,18 @@ def test_a_trial_tells_the_part_of_bare_metal_on_the_metric_that_decides() -> No
     assert re.search(
         "run pin-numa for latency: .*; 12[3-7] % of bare metal$", answer_of(made, head, 5).sentence
     )
+    triads = [
+        [replace(one, variant="triad") for one in run.samples if one.unit != "ns"]
+        for run in (bare, *runs[1:])
+    ]
+    adds = [replace(one, variant="add", value=1e11) for one in triads[0]]
+    kernels = [
+        replace(run, samples=(*triad, *adds))
+        for run, triad in zip((bare, *runs[1:]), triads, strict=True)
+    ]
+    both = conclude(kernels, "vm", "qemu:///system", (), machine)
+    head = replace(head, objective=Objective.MEMORY_BANDWIDTH)
+    assert re.search("; 7[3-7] % of bare metal$", answer_of(both, head, 5).sentence)
     by_rule = tuple(replace(one, level=EvidenceLevel.RULE) for one in made.recommendations)
     unsure = answer_of(structs.replace(made, recommendations=by_rule), head, 5)
     assert unsure.is_open and "cannot tell" in unsure.sentence

@@ -179,9 +179,11 @@ def _format_change(
     """ "2.1x pin-numa (2.0x to 2.2x)". bare: without the other's name."""
     lower = METRICS[metric].lower_is_better
     name = "" if bare else other.alternative
-    text = format_change(chosen.value / other.value, name, lower_is_better=lower)
+    is_best = chosen.position is MetricRank.BEST  # the ratio of others is to it, without a drift
+    ratio = 1 / other.ratio if is_best else chosen.value / other.value
+    text = format_change(ratio, name, lower_is_better=lower)
     is_interval = other.low is not None and other.high is not None and not bare
-    if not is_interval or chosen.position is not MetricRank.BEST or lower:
+    if not is_interval or not is_best or lower:
         return text
     return f"{text} ({range_text(1 / (other.high or 1.0), 1 / (other.low or 1.0))})"
 

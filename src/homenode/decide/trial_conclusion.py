@@ -138,7 +138,7 @@ def _find_obstacle(answer: Recommendation) -> str:
 
 def _share_of_bare(bare_comparison: Comparison | None, recommendation: Recommendation) -> str:
     for effect in () if bare_comparison is None else bare_comparison.effects:
-        is_chosen = effect.alternative == recommendation.choice
+        is_chosen = effect.primary and effect.alternative == recommendation.choice
         if is_chosen and recommendation.metrics[:1] == (effect.metric,):
             return f"; {100 * effect.ratio:.0f} % of bare metal"
     return ""

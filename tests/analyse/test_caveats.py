@@ -4,6 +4,7 @@ import math
 import random
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,8 +153,11 @@ def test_runs_of_one_directory_that_name_other_hardware_are_of_other_hosts(
     assert (found["other-host"].detail if "other-host" in found else "") == detail
 
 
-def _governors(*values: str) -> list[dict[str, object]]:
-    return [{"conditions": (Condition("governor", value),)} for value in values]
+def _conditions(name: str, *values: str) -> list[dict[str, object]]:
+    return [{"conditions": (Condition(name, value),)} for value in values]
+
+
+_governors = partial(_conditions, "governor")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,7 @@ def _governors(*values: str) -> list[dict[str, object]]:
         (_governors("a"), _governors("b"), {"other-conditions"}),
         (_governors("a", "b"), _governors("a", "b"), {"other-conditions"}),
         (_governors("a"), [{"conditions": ()}], set()),
+        (_conditions("", "a"), _conditions("", "b"), {"other-conditions"}),
         ([{"system": "x"}], [{"system": "y"}], set()),  # of one host
         ([{"system": "x", "host": None}], [{"system": "y"}], {"other-host"}),
         ([{"host": "b", "host_kind": None}], [{}], {"other-host"}),

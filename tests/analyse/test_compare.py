@@ -26,7 +26,7 @@ from homenode.decide.comparison import (
 from homenode.decide.distributions import two_sided_p
 from homenode.decide.intervals import Interval
 from homenode.decide.ranking import make_ranking
-from homenode.decide.summary import find_unused_results
+from homenode.decide.summary import collect_series, find_unused_results
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
 from homenode.measure.results.model import Condition, Origin, Run, Sample, Statistic
@@ -249,6 +249,8 @@ def test_runs_of_one_name_that_tell_no_boots_are_boots_of_their_own() -> None:
         for name, ns in (("a", 100.0), ("b", 101.0))
     ]
     assert only(compared(*one_value, other)).boots == (2, 3), "few values agree by chance"
+    known = [replace(one_value[0], head=replace(first.head, boots=(boot,))) for boot in "ab"]
+    assert only(compared(*known, other)).boots == (2, 3), "boots that are known to differ"
     empty = [replace(run, samples=()) for run in (first, again)]
     assert [len(one.runs) for one in group_runs(empty)] == [2], "nothing is no copy of nothing"
 
@@ -471,6 +473,10 @@ def test_disturbed_samples_are_left_out_while_others_are_there() -> None:
         ),
     )
     assert only(compared(first, noisy)).ratio == pytest.approx(1, abs=0.05)
+    to_gpu = {"metric": "h2d-bandwidth", "device": Bdf.parse("0000:01:00.0")}
+    copies = tuple(msgspec.structs.replace(one, **to_gpu) for one in noisy.samples)
+    every, slowest = collect_series([Run(second.head, copies)]).values()
+    assert (slowest.key.worst, slowest.low, slowest.high) == (True, every.low, every.high)
 
 
 def test_published_figures_are_distinguished_far_beyond_any_boots_and_are_called_published() -> (
@@ -518,6 +524,8 @@ def test_an_unknown_metric_is_named_and_not_compared() -> None:
     comparison = compared(*runs)
     assert [one.metric for one in comparison.effects] == ["app-rate:epochs"]
     assert "unknown-metric" in {one.id for one in comparison.caveats}
+    on_one_side = compared(simulated_run("default", TRIAD, rng), runs[0])
+    assert "unknown-metric" in {one.id for one in on_one_side.caveats}
     time = find_metric("app-time:epoch")
     assert time is not None
     assert time.lower_is_better

@@ -96,7 +96,10 @@ def group_runs(runs: Iterable[Run]) -> tuple[Alternative, ...]:
 
 
 def _are_copies(run: Run, other: Run) -> bool:
-    """Return whether two runs are the same run, given or imported twice under any names."""
+    """Return whether two runs are the same run, given or imported twice under any names. Runs of
+    different known boots are two, whatever their values."""
+    if len({run.head.boots, other.head.boots} - {()}) > 1:
+        return False
     first, second = run.samples, other.samples
     if len(first) != len(second) or not first or first[0].value != second[0].value:
         return False

@@ -123,7 +123,7 @@ def _check_conditions(first: list[RunHead], second: list[RunHead]) -> Iterator[C
         # Those of the guest follow from the layout.
         if name.startswith("guest ") or not (a and b) or (a == b and len(a) == 1):
             continue
-        blocks = name.split()[0] in _MUST_AGREE
+        blocks = name.partition(" ")[0] in _MUST_AGREE
         detail = f"{_join_names(a)} against {_join_names(b)}"
         cause, fix = _OF_SWEEPS if name == "tool largest message" else (None, None)
         yield make_caveat("other-conditions", name, detail, blocks=blocks, cause=cause, fix=fix)

@@ -464,7 +464,7 @@ def _check_unpaired(
             yield make_caveat(
                 "series-without-pair", label, f"{metric.title}: {parts[0]} against {parts[1]}"
             )
-    unnamed = {key.metric for key in first if find_metric(key.metric) is None}
+    unnamed = {key.metric for key in (*first, *second) if find_metric(key.metric) is None}
     unknown = sorted(unnamed - UNCOMPARED - {POWER})
     if unknown:
         yield make_caveat("unknown-metric", label, f"{', '.join(unknown)}: not compared")

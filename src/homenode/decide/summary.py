@@ -299,7 +299,7 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     by_boot: dict[tuple[str, int], list[float]] = {}
     blocks: dict[tuple[str, int], _Boot] = {}
     variances = []
-    samples = 0
+    everything: list[float] = []
     for boots in devices.values():
         values = [
             [sample.value for sample in _drop_disturbed(boot.samples)] for boot in boots.values()
@@ -307,7 +307,7 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
         for (name, boot), found_values in zip(boots.items(), values, strict=True):
             by_boot.setdefault(name, []).append(statistics.median(found_values))
             blocks[name] = boot
-            samples += len(found_values)
+            everything += found_values
         variances.append(_inner_variance(values))
     medians = tuple(take_worst(medians_of_boot) for medians_of_boot in by_boot.values())
     halves = [
@@ -326,9 +326,9 @@ def _fold_devices(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
         key=key,
         medians=medians,
         inner_variance=statistics.fmean(variances),
-        samples=samples,
-        low=min(sample.value for sample in all_samples),
-        high=max(sample.value for sample in all_samples),
+        samples=len(everything),
+        low=min(everything),
+        high=max(everything),
         replicated=all(sample.statistic is Statistic.SAMPLE for sample in all_samples),
         devices=frozenset(sample.device for sample in all_samples if sample.device is not None),
         blocks=tuple(blocks[boot].block for boot in by_boot),

@@ -17,6 +17,7 @@ from homenode.machine.snapshot.contents import COMMAND_OF_NAME
 from homenode.machine.snapshot.gather import gather
 from homenode.machine.snapshot.live import QuietSnapshot
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
+from tests.doctor_cases import changed
 from tests.doctor_domains import host
 from tests.rendered.machine import render
 from tests.shared_data import needs_shared, shared
@@ -74,6 +75,9 @@ def test_errors_power_and_domains_are_read() -> None:
     assert device.power_state == "D3hot"
     assert device.errors == PciErrors((("BadTLP", 1200),))
     assert "pcie-errors-corrected" in {f.id for f in diagnose(discover(tree)).findings}
+    replaying = changed(discover(tree), lambda one: one.bdf == GPU, link_replays=5000)
+    (found,) = (f for f in diagnose(replaying).findings if f.id == "pcie-errors-corrected")
+    assert (found.observed, found.count) == ("BadTLP 1200, replays 5000", 5000)
 
 
 def test_a_device_that_sysfs_lists_and_lspci_cannot_read_is_silent() -> None:

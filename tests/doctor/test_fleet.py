@@ -63,6 +63,9 @@ def test_without_a_majority_the_faster_link_is_expected(slow_first: bool) -> Non
     (found,) = compare_fleet(hosts)[0]
     assert (found.hosts, found.is_tie) == (("a", "b"), True)
     assert not any(one.is_tie for one in compare_fleet([*hosts, *fleet(1)])[0])
+    settings = [replace(host(HGX).settings, firmware=firmware) for firmware in "abc"]
+    three = [(one.firmware or "", replace(host(HGX), settings=one)) for one in settings]
+    assert [one.is_tie for one in compare_fleet(three)[0]] == [True, True]
 
 
 def test_kinds_are_compared_apart() -> None:

@@ -105,6 +105,7 @@ def test_older_matrices_have_fewer_columns_and_names_of_nics() -> None:
         ("\tGPU0\tGPU1\nGPU0\tX\tNV1\n", "2 rows"),
         ("\tGPU0\nGPU1\tX\n", "2: expected the row of GPU0"),
         ("\tGPU0\tGPU0\nGPU0\tX\n", "a header"),
+        ("\tGPU0\tGPUx\nGPU0\tX\tNV1\nGPUx\tNV1\tX\n", "a header"),
         ("\tGPU0\nGPU0\tX\nGPU1\tX\n", "3: expected 1 row"),
         ("\tGPU0\tGPU1\nGPU0\tX\tNODESYS9999\n", "2 links"),
         ("\tGPU0 CPU Affinity Moon Phase\n", "columns"),

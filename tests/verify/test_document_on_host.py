@@ -55,6 +55,14 @@ def test_pools_that_are_not_known_can_hold_no_more_than_the_host() -> None:
         assert named(findings_of(document, host=host)) == found
 
 
+def test_a_host_with_a_node_of_unknown_memory_may_have_enough() -> None:
+    first, second = small_host().nodes
+    host = replace(small_host(), nodes=(first, replace(second, memory_bytes=None)))
+    tune = "<numatune><memory mode='preferred' nodeset='0'/></numatune><vcpu "
+    document = changed(NO_DEVICES, ("<vcpu ", tune), (">4</memory>", ">400</memory>"))
+    assert named(findings_of(document, host=host)) == {"memory-short": Severity.WARNING}
+
+
 SLOT_32 = "<interface type='user'><address type='pci' bus='0' slot='32'/></interface>"
 GAP = "<cell id='0' cpus='0-1' memory='2'/><cell id='2' cpus='2-3' memory='2'/>"
 

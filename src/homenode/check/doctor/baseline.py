@@ -7,7 +7,7 @@ inconclusive, except for devices, which count as missing.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -321,11 +321,12 @@ class FleetDifference(Struct, frozen=True, kw_only=True):
     finding: Finding
     hosts: tuple[str, ...]  # their names
     of_hosts: int
+    agreeing: int  # hosts of the kind with the expected value
 
     @property
     def is_tie(self) -> bool:
-        """Whether equally many hosts have this value and the reference value: no majority."""
-        return 2 * len(self.hosts) >= self.of_hosts
+        """Whether as many hosts have this value as the expected one: no majority."""
+        return len(self.hosts) >= self.agreeing
 
     def make_finding(self) -> Finding:
         """Return a finding whose subject also names the hosts."""
@@ -351,16 +352,25 @@ def compare_fleet(
             alone += [name for name, _ in members]
             continue
         expected = find_majority(record_of(host) for _, host in members)
-        groups: dict[Hashable, tuple[Finding, list[str]]] = {}
+        groups: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
         for name, host in members:
             for difference in find_drift(expected, host, kind):
                 if difference.severity is Severity.INCONCLUSIVE:
                     continue
                 key = (difference.id, difference.subject, difference.expected, difference.observed)
                 groups.setdefault(key, (difference, []))[1].append(name)
+        agreeing = Counter[object]()
+        for (*fact, _), (_, names) in groups.items():
+            agreeing[*fact] -= len(names)
         differences += [
-            FleetDifference(kind=kind, finding=finding, hosts=tuple(names), of_hosts=len(members))
-            for finding, names in groups.values()
+            FleetDifference(
+                kind=kind,
+                finding=finding,
+                hosts=tuple(names),
+                of_hosts=len(members),
+                agreeing=len(members) + agreeing[*fact],
+            )
+            for (*fact, _), (finding, names) in groups.items()
         ]
     severities = list(Severity)
     differences.sort(

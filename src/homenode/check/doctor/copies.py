@@ -58,7 +58,7 @@ def _judge_function(device: PciDevice) -> Iterator[Finding]:
     retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
     replays = device.link_replays or 0
     if max(retries, replays) >= _MANY:
-        counts = errors.correctable or (("replays", replays),)
+        counts = (*errors.correctable, *([("replays", replays)] if replays else []))
         yield finding(
             "pcie-errors-corrected",
             str(device.bdf),

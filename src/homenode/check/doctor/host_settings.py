@@ -62,6 +62,9 @@ def _format_megahertz(khz: int) -> str:
     return f"{khz / 1000:g} MHz"
 
 
+_MIN_COMPARED = 4 * GIB
+"""Smaller nodes are not compared: the kernel's own share exceeds the tolerance."""
+
 _UNEQUAL = 0.95
 """Kernels keep up to 3 % of the first node for themselves; a DIMM of 16 is 6 %."""
 
@@ -77,7 +80,7 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
     clocks = [
         (len(package.pus), max(khz), int(package.index))
         for package in host.packages
-        if (khz := [o.hardware_khz or 0 for o in limits if not o.pus.isdisjoint(package.pus)])
+        if (khz := [o.hardware_khz for o in limits if o.hardware_khz and o.pus & package.pus])
     ]
     for name, subject_noun, rows, share, shown, source in (
         ("node-memory-unequal", "node", memory, _UNEQUAL, format_bytes, _FIRMWARE),
@@ -108,10 +111,6 @@ def _check_unequal(host: Host) -> Iterator[Finding]:
             yield finding(
                 "distances-asymmetric", subject, "the same both ways", observed, _FIRMWARE
             )
-
-
-_MIN_COMPARED = 4 * GIB
-"""Smaller nodes are not compared: the kernel's own share exceeds the tolerance."""
 
 
 def _find_nodes_without_memory(host: Host) -> Iterator[Finding]:

@@ -243,8 +243,8 @@ def check_isolation(facts: Vm, host: Host) -> Iterator[Finding]:
 
 
 def rcu_nocbs(host: Host) -> CpuSet | None:
-    """Return the CPUs whose RCU callbacks are offloaded; None if the command line is unknown. A
-    list that only the kernel understands ("all", "N") counts as all CPUs."""
+    """Return the CPUs whose RCU callbacks are offloaded from boot; None if the command line is
+    unknown. A list that only the kernel understands ("all", "N") counts as all CPUs."""
     line = host.settings.kernel_command_line
     if line is None:
         return None
@@ -253,7 +253,7 @@ def rcu_nocbs(host: Host) -> CpuSet | None:
         name, _, value = word.partition("=")
         if name == "rcu_nocbs":
             try:
-                return CpuSet.parse(value, "rcu_nocbs") if value else everything
+                return CpuSet.parse(value, "rcu_nocbs")
             except ParseError:
                 return everything
     return CpuSet()

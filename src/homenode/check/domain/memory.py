@@ -2,6 +2,7 @@
 and the locality of memory to vCPUs and devices.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
@@ -225,7 +226,7 @@ def _check_ordinary_pages(
         total[index] = None if node.memory_bytes is None else node.memory_bytes - pooled
         known_free = node.memory_free_bytes
         free[index] = total[index] if known_free is None else known_free
-    host_bytes = sum(size or 0 for size in total.values())
+    host_bytes = math.inf if None in total.values() else sum(filter(None, total.values()))
     for nodes, needed, space, severity in _find_memory_shortages(demands, free, total, running):
         yield finding(
             "memory-short",

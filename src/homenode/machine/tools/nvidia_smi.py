@@ -147,7 +147,7 @@ MAX_DEVICES = 1024
 
 _TOPOLOGY = "nvidia-smi topo -m"
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_TOPO_DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,40}", re.ASCII)
+_TOPO_DEVICE = re.compile(r"GPU\d{1,4}|(?!GPU)[A-Za-z][A-Za-z0-9_.:-]{0,40}", re.ASCII)
 _LINK = re.compile(r"X|[A-Z]{2,5}\d{0,3}", re.ASCII)
 _NVLINKS = re.compile(r"NV(\d{1,3})", re.ASCII)
 _LEGEND = re.compile(r"\s+(?:X|NV#|[A-Z]{2,5}#?)\s+= ")

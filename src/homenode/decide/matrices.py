@@ -154,8 +154,8 @@ def _number_pairs(
                 (
                     MatrixPlace(Axis.GPU, index // count, None),
                     MatrixPlace(Axis.GPU, index % count, None),
-                ): names
-                for index, names in by_index.items()
+                ): values
+                for index, values in by_index.items()
             }
     return None
 

@@ -26,7 +26,7 @@ from homenode.decide.machine_facts import (
 from homenode.decide.ranking import MetricRank, RankedResult, Ranking, is_like_best, make_ranking
 from homenode.findings import Caveat, Finding, Severity
 from homenode.machine.topology import Host
-from homenode.measure.results.model import UNKNOWN_SWITCHES, Origin, Run
+from homenode.measure.results.model import CPU_ONLY, UNKNOWN_SWITCHES, Origin, Run
 from homenode.metrics import list_primaries
 from homenode.objective import Objective
 from homenode.plan.auto import LAYOUTS, LayoutInputs, choose_layout, find_needed_layout
@@ -385,7 +385,7 @@ def _place(
 
 
 def _pin_regressions(ranking: Ranking, used: Sequence[Alternative]) -> Iterator[Reason]:
-    """Yield caveats on wrong pins, which cost processor throughput."""
+    """Yield the pinned layouts that lose processor throughput: their pins are wrong."""
     pinning = {alternative.label: alternative.switches.pinning for alternative in used}
     results = [result for result in ranking.results if result.metric == "cpu-throughput"]
     if not results or pinning[results[0].alternative] is not Pinning.NONE:
@@ -411,7 +411,7 @@ def _choose_next_layout(
     if any(alternative.switches.pcie is GuestPcie.HOST for alternative in cells):
         return None
     runs = (run for alternative in used for run in alternative.runs)
-    has_gpus = any(run.head.system != "cpu-only" for run in runs)
+    has_gpus = any(run.head.system != CPU_ONLY for run in runs)
     if choice is not None and objective is Objective.MEMORY_BANDWIDTH and choice not in cells:
         return None
     return "pin-numa-pci" if cells and has_gpus else None

@@ -37,7 +37,8 @@ _STEPS: tuple[tuple[StudySwitch, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
-"""Pairs of layouts that differ in one switch; the first pair with results of a metric is used."""
+"""Pairs of layouts whose difference counts as a switch's, those that differ in the fewest switches
+first; the first pair with results of a metric is used."""
 
 
 class SwitchEffect(Struct, frozen=True, kw_only=True):

@@ -296,7 +296,7 @@ def _usual_value(values: list[Any], is_worse: Callable[[Any, Any], bool]) -> tup
 
 
 def _odd_nodes(host: Host) -> Iterator[Finding]:
-    """Find host bridges whose devices report several nodes."""
+    """Find devices that report another node than the port above them."""
     for device in () if host.nodes_assumed else host.pci_devices:
         port = None if device.parent is None else host.find_device(device.parent)
         if port is not None and None not in (device.node, port.node) and device.node != port.node:

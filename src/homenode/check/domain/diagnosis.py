@@ -88,7 +88,7 @@ def _weigh(finding: Finding, facts: Vm, host: Host) -> Finding:
 
 
 def domain_checked(facts: Vm, host: Host) -> list[str]:
-    """Return the areas that domain_findings checked, for people."""
+    """Return the areas that check_domain checked, for people."""
     lines = [
         f"{facts.source}: references, pins, guest topology, memory, devices and limits of "
         f"{facts.name} on {host.name}"

@@ -161,7 +161,7 @@ def end_abandoned(parent: Path, uri: str | None) -> None:
             state = directory.lstat()
         except OSError:
             continue
-        is_ours = state.st_uid == os.getuid() and directory.is_dir() and not directory.is_symlink()
+        is_ours = state.st_uid == os.geteuid() and directory.is_dir() and not directory.is_symlink()
         if not is_ours or now - state.st_mtime < _NEW_S or RecordDirectory(directory).is_locked:
             continue
         if (directory / _DOMAIN_MARK).exists():

@@ -62,7 +62,7 @@ def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
     emulated = facts.domain_type == "qemu"
     if mode == "custom" and model is not None and _SAFE.match(model):
         if kvm or emulated or model.startswith(INTEL_MODELS):
-            return CpuChoice(mode, model, features, _find_cpu_reason(l3), None)
+            return CpuChoice(mode, model, features, _l3_of_model(l3), None)
         reason = f"its CPU model is {SUBSTITUTE_CPU_MODEL}: {model} shows no siblings without KVM"
         return _substitute_cpu(l3, reason)
     if kvm and mode in ("host-passthrough", "host-model", "maximum"):
@@ -77,11 +77,11 @@ def choose_cpu(document: Document, facts: Vm, *, kvm: bool) -> CpuChoice:
 
 
 def _substitute_cpu(l3: str | None, reason: str) -> CpuChoice:
-    return CpuChoice("custom", SUBSTITUTE_CPU_MODEL, (), _find_cpu_reason(l3), reason)
+    return CpuChoice("custom", SUBSTITUTE_CPU_MODEL, (), _l3_of_model(l3), reason)
 
 
-def _find_cpu_reason(l3: str | None) -> str | None:
-    """The host's caches are passed through with host-passthrough only."""
+def _l3_of_model(l3: str | None) -> str | None:
+    """Return the L3 of a named model: caches are passed through with host-passthrough only."""
     return None if l3 == "passthrough" else l3
 
 

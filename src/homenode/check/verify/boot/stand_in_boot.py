@@ -221,8 +221,8 @@ class _Guest(Struct, frozen=True):
     source: str  # what findings of it name
     directory: Path
     argv: tuple[str, ...]
-    console: GuestOutput  # what it says
-    report: GuestOutput  # what it says
+    console: GuestOutput  # of its kernel and init
+    report: GuestOutput  # of the collector, compressed
 
 
 def _open_guest(

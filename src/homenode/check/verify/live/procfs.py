@@ -230,8 +230,7 @@ def status_field(text: str, label: str) -> str | None:
 
 
 def list_cgroups(text: str, controller: str = "cpu") -> Iterator[str]:
-    """Yield the cgroup that limits a task's CPU time and its parents, from the lowest up, without
-    the root.
+    """Yield a task's cgroup of a controller and its parents, from the lowest up, without the root.
 
     >>> list(list_cgroups("3:cpu,cpuacct:/machine/vm/vcpu0"))
     ['/machine/vm/vcpu0', '/machine/vm', '/machine']

@@ -294,6 +294,24 @@ def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
             8,
             2,
         ),
+        (
+            "x86-2p2n8c32t-smt4",
+            PlanOptions(layout="pin-numa-smt", siblings=Siblings.HIDDEN, unequal_cells=True),
+            14,
+            16,
+        ),
+        (
+            "x86-2p2n8c16t-sriov-nic",
+            PlanOptions(layout="pin-numa-smt", policy=Policy.MEMORY_FIRST),
+            14,
+            32,
+        ),
+        (
+            "x86-2p2n8c16t-node1-no-memory",
+            PlanOptions(siblings=Siblings.HIDDEN, emulator_policy=EmulatorPolicy.NONE),
+            8,
+            32,
+        ),
     ],
 )
 def test_applying_again_keeps_vcpus_that_share_cores(

@@ -59,7 +59,7 @@ from homenode.vm.domain.read import read_vm
 from homenode.vm.domain.schema import reject_new_errors
 from homenode.vm.hypervisor.connection import DEFAULT, add_connection, check_host
 from homenode.vm.hypervisor.virsh import Virsh
-from homenode.vm.layout import PRESETS, Pinning, Siblings
+from homenode.vm.layout import PRESETS, Pinning, Siblings, add_preset_name
 from homenode.vm.model import PortModel, Vm
 from homenode.vm.plan import Unplannable, is_critical
 from homenode.vm.plan_options import AUTO, PciGranularity, PlanOptions, reject_objective
@@ -244,19 +244,22 @@ def _use_recorded_layout(guest: Vm, options: PlanOptions, host: Host) -> Resolve
         )
     layout = record.layout
     shares = layout.pinning is Pinning.ALL_PUS and layout.siblings is Siblings.HIDDEN
-    if shares and not fills_cores(guest, host):  # vCPUs shared cores, because cores were missing
-        layout = replace(layout, pinning=Pinning.ONE_PER_CORE)
-    if options.pinning is Pinning.ONE_PER_CORE:  # which exposes none
-        layout = replace(layout, siblings=Siblings.HIDDEN)
+    lacked_cores = shares and not fills_cores(guest, host)  # so vCPUs share cores
+    if lacked_cores or options.pinning is Pinning.ONE_PER_CORE:
+        layout = add_preset_name(
+            replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN)
+        )
     planned = "this host as it is" if is_same else "another host, or this host before it changed"
     reason = f"{layout.name}, kept from the metadata of {guest.name}: planned for {planned}"
     has_switches = any(c.model == PortModel.SWITCH_UPSTREAM for c in guest.controllers)
     switches = PciGranularity.SWITCH if has_switches else None
     options = replace(
         options,
-        layout=layout.name if layout.name in PRESETS else "default",
+        layout=layout.name if layout.name in PRESETS else "pin",
         pinning=options.pinning or layout.pinning,
-        siblings=options.siblings or layout.siblings,
+        # With one CPU per core the layout hides siblings, not the user.
+        siblings=options.siblings
+        or (None if layout.pinning is Pinning.ONE_PER_CORE else layout.siblings),
         cells=options.cells or layout.cells,
         pcie=options.pcie or layout.pcie,
         memory_binding=options.memory_binding or layout.memory,

@@ -243,9 +243,9 @@ def _has_final_vcpus(guest: Vm, host: Host | None) -> bool:
         return True
     if layout is None or host is None:
         return False
-    if layout.siblings is Siblings.EXPOSED:
-        return any(len(core.pus & guest.pinned_pus) > 1 for core in host.cores)
-    return fills_cores(guest, host)
+    # Of sibling groups only the last may lack vCPUs; where CPUs were counted, any core may.
+    counts = sorted(filter(None, (len(core.pus & guest.pinned_pus) for core in host.cores)))
+    return len(set(counts[1:])) <= 1 < max(counts, default=1)
 
 
 def fills_cores(guest: Vm, host: Host) -> bool:

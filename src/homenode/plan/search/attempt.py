@@ -321,8 +321,11 @@ class Attempt:
         """Return the siblings per core that the guest sees: equal on all cores, or 1."""
         request, grouping = self.request, self.fallback.grouping
         layout = request.layout
-        # One vCPU a core hides what is not there; all CPUs of a core hide siblings on purpose.
-        hides = layout.siblings is Siblings.HIDDEN and layout.pinning is Pinning.ALL_PUS
+        # A layout of one vCPU a core hides what is not there; all CPUs of a core, or the user, hide
+        # siblings on purpose.
+        hides = layout.siblings is Siblings.HIDDEN and (
+            layout.pinning is Pinning.ALL_PUS or request.options.siblings is Siblings.HIDDEN
+        )
         if layout.siblings is not Siblings.EXPOSED and (hides or not self.fallback.shares):
             return 1
         if grouping.threads > 1:

@@ -93,7 +93,8 @@ case $command in
     find_argument --cpulist "$@"
     if [ "$argument" ]; then
       [ -e "$state/$file" ] || fail "no such thread"
-      read_value refuses-pin; [ "$file" = "$value" ] && fail "cannot set affinity"
+      read_value refuses-pin  # THREAD or THREAD=CPUS, any number of them
+      case " $value " in *" $file "*|*" $file=$argument "*) fail "cannot set $file" ;; esac
       echo "$argument" >"$state/$file"
     else
       for pin in "$state/${file%.*}".*; do

@@ -467,7 +467,7 @@ def test_live_pins_move_the_threads_alone_and_restore_puts_them_back(
     }
     assert daemon.definition() == ORIGINAL
     entry = DomainStore(root, URI, UUID).pins()
-    assert entry is not None
+    assert entry is not None and entry.facts["name"] == NAME
     commands = [words.split()[3:-1] for words in entry.by_hand.split("; ")]
     assert commands[0] == ["vcpupin", UUID, "0", "0-7"]
     assert commands[-2:] == [["emulatorpin", UUID, "0-7"], ["iothreadpin", UUID, "1", "0-7"]]
@@ -476,6 +476,8 @@ def test_live_pins_move_the_threads_alone_and_restore_puts_them_back(
     restore_live_pins(Virsh(URI), NAME, root)
     assert pins(daemon) == before
     assert restore_live_pins(Virsh(URI), NAME, root) == ()
+    apply_live_pins(Virsh(URI), NAME, ORIGINAL, root)  # which pins no thread
+    assert DomainStore(root, URI, UUID).journal.to_undo() == ()
     daemon.put("pins/vcpu.0", "6")  # by somebody else, after the restore
     before = pins(daemon)
     apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
@@ -512,9 +514,22 @@ def test_live_pins_leave_offline_vcpus_and_say_where_memory_stays(daemon: StandI
 def test_a_pin_that_libvirt_refuses_takes_the_others_back(daemon: StandIn, root: Path) -> None:
     run_with_pins(daemon)
     before = pins(daemon)
-    daemon.put("refuses-pin", "pins/vcpu.2")
-    with pytest.raises(HostError, match="cannot set affinity"):
+    daemon.put("refuses-pin", "pins/vcpu.2 pins/vcpu.0=0-7")
+    with pytest.raises(HostError, match=r"cannot set pins/vcpu\.2"):
         apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    assert pins(daemon) == before | {"vcpu.0": pins(daemon)["vcpu.0"]} != before
+    daemon.put("refuses-pin", "")
+    apply_live_pins(Virsh(URI), NAME, tuned("pin"), root)
+    daemon.put("refuses-pin", "pins/vcpu.2")
+    swapped = re.sub(rb"vcpu='([02])' cpuset='\d+'", rb"vcpu='\1' cpuset='7'", tuned("pin"))
+    with pytest.raises(HostError):
+        apply_live_pins(Virsh(URI), NAME, swapped, root)
+    daemon.put("refuses-pin", "pins/vcpu.0=0-7")
+    with pytest.raises(HostError):
+        restore_live_pins(Virsh(URI), NAME, root)
+    assert pins(daemon) == before | {"vcpu.0": pins(daemon)["vcpu.0"]} != before
+    daemon.put("refuses-pin", "")
+    restore_live_pins(Virsh(URI), NAME, root)
     assert pins(daemon) == before
 
 

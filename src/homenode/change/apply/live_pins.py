@@ -4,6 +4,7 @@ Memory and the definition do not change.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,7 +24,7 @@ from homenode.vm.hypervisor.connection import (
     is_local,
     pins_of_text,
 )
-from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 from homenode.vm.model import Vm
 
 
@@ -85,24 +86,27 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Repinn
         moved = preview_live_pins(virsh, state.uuid, tuned)
         assert moved.state.run_id is not None, "it runs, or the preview had raised"
         before, after = moved.before, moved.after
-        run = {"run_id": str(moved.state.run_id), "run_mark": _run_mark(virsh, state.uuid)}
-        earlier = find_moved_pins(store, moved.state.run_id, run["run_mark"])
+        mark = _run_mark(virsh, state.uuid)
+        earlier = find_moved_pins(store, moved.state.run_id, mark)
+        if earlier is None and not after:
+            return moved
         if earlier is not None:
             # The first pins are restored, also for threads that move again.
             first = {(pin.kind, pin.number): pin for pin in (*before, *earlier[0])}
             last = {(pin.kind, pin.number): pin for pin in (*earlier[1], *after)}
             before, after = tuple(first.values()), tuple(last[key] for key in first)
+        facts = {"name": state.name, "run_id": str(moved.state.run_id), "run_mark": mark}
         entry = ChangeEntry(
             what=ChangeState.BEGIN,
             kind=PIN,
             subject=state.uuid,
             before=format_pins(before),
             after=format_pins(after),
-            facts={key: value for key, value in run.items() if value is not None},
+            facts={key: value for key, value in facts.items() if value is not None},
             by_hand="; ".join(_format_commands(virsh, state.uuid, before)),
         )
         store.journal.write(entry)
-        _move(virsh, state.uuid, moved.after, undo=moved.before)
+        _move(virsh, state.uuid, moved)
         store.journal.write(entry.with_state(ChangeState.DONE))
     return moved
 
@@ -132,7 +136,12 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
     if pins is None:
         return ()
     before, after = pins
-    ours = {*before, *after}
+    ours = {
+        pin
+        for entry in store.journal.read_entries()  # also of an apply that failed since the first
+        if entry.kind == PIN and entry.facts.get("run_id") == str(state.run_id)
+        for pin in pins_of_text(f"{entry.before}; {entry.after}")
+    }
     moved = {(pin.kind, pin.number) for pin in after}
     for pin in virsh.live_pins(state.uuid):
         if (pin.kind, pin.number) in moved and pin not in ours:
@@ -155,7 +164,7 @@ def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...
     with host_locked(root, virsh.connect, words):
         back = preview_restore_live_pins(virsh, state.uuid, root)
         store.journal.write(entry.with_state(ChangeState.UNDOING))
-        _move(virsh, state.uuid, back, undo=())
+        _move_back(virsh, state.uuid, back)
         store.journal.write(entry.with_state(ChangeState.UNDONE))
     return back
 
@@ -168,14 +177,26 @@ def _format_commands(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...]) -> Iter
         yield command_line(*start, f"{pin.kind}pin", uuid, *number, str(pin.pus), "--live")
 
 
-def _move(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...], undo: tuple[LivePin, ...]) -> None:
-    for i, pin in enumerate(pins):
+def _move(virsh: Virsh, uuid: str, threads: RepinnedThreads) -> None:
+    for i, pin in enumerate(threads.after):
         try:
             virsh.pin_live(uuid, pin)
         except HomenodeError:
-            for before in undo[:i]:
-                virsh.pin_live(uuid, before)
+            with suppress(HomenodeError):  # the journal has the pins
+                _move_back(virsh, uuid, threads.before[:i])
             raise
+
+
+def _move_back(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...]) -> None:
+    """Move each thread that libvirt lets move. Raises the first rejection."""
+    errors = []
+    for pin in pins:
+        try:
+            virsh.pin_live(uuid, pin)
+        except RejectedError as rejected:
+            errors.append(rejected)
+    for error in errors[:1]:
+        raise error
 
 
 def _run_mark(virsh: Virsh, uuid: str) -> str | None:

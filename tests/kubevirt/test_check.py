@@ -41,6 +41,7 @@ CPU = {
     "numa": {"guestMappingPassthrough": {}},
 }
 PERMITTED = {"x": "", "x.com/y": ""}
+FLAT = {"numa": None}
 MEMORY = {"guest": "512Gi", "hugepages": {"pageSize": "2Mi"}}
 
 
@@ -98,6 +99,26 @@ def test_a_node_without_the_permitted_gpu_is_named(pci_id: str, is_there: bool) 
     assert all(pci_id in one.expected for one in found)
 
 
+@pytest.mark.parametrize(("name", "pci_id"), [("y", "10DE:20B0"), ("x", "10DE:20B0"), ("x", "")])
+def test_gpus_under_host_devices_count_where_the_cluster_has_their_id(
+    name: str, pci_id: str
+) -> None:
+    by_name = [{"name": f"g{i}", "deviceName": name} for i in range(8)]
+    text = vmi({"cores": 48, **FLAT}, devices={"gpus": [], "hostDevices": by_name})
+    cluster = Cluster(GATES | {"HostDevices"}, permitted={"x": pci_id})
+    answer = check(read_vmi(text, "v"), with_pages(131_072), cluster)
+    is_known = (name, pci_id) == ("x", "10DE:20B0")
+    assert any(finding.id == "gpus-over-nodes" for finding in answer.findings) is is_known
+    assert any(f"whether {name} of hostDevices" in line for line in answer.unknown) is not is_known
+
+
+def test_a_flat_guest_with_huge_pages_needs_none() -> None:
+    for memory, is_needed in ((MEMORY, False), ({"hugepages": None}, True)):
+        answer = check(read_vmi(vmi(FLAT, memory), "v"), None, None)
+        (flat,) = (finding for finding in answer.findings if finding.id == "guest-flat")
+        assert ("huge pages" in str(flat.fix)) is is_needed
+
+
 @pytest.mark.parametrize(
     ("size", "is_wrong"), [("1G", True), ("4Ki", True), ("16Gi", True), ("1Gi", False)]
 )
@@ -112,7 +133,6 @@ def test_a_sidecar_of_others_is_unknown() -> None:
     assert not any("sidecar" in one for one in check(read_vmi(vmi(), "vmi"), None, None).unknown)
 
 
-FLAT = {"numa": None}
 CLAIM = {"name": "g", "claimName": "c", "requestName": "r"}
 ROWS: dict[str, tuple[str, Host | None, frozenset[str] | None]] = {
     "cpus-not-dedicated": (

@@ -7,8 +7,10 @@ Source: KubeVirt vmi-create-admitter.go, virtwrap/converter/vcpu and pkg/hooks o
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from homenode.cluster.kubevirt.arguments import (
     NATIVE_GATE,
@@ -69,13 +71,16 @@ class CheckedVmi(Struct, frozen=True):
         """Whether the VM's GPUs are Grace GPUs, by the node or by the cluster's list of devices."""
         permitted = (self.cluster and self.cluster.permitted) or {}
         ids = {permitted.get(name, "").upper() for name in _device_names(self.vmi)}
-        if self.vmi.gpus and self.host is not None and self.host.whole_gpus:
+        if self.vmi.gpu_count and self.host is not None and self.host.whole_gpus:
             ids = set(map(_pci_id, self.host.whole_gpus))
         return not ids.isdisjoint(GRACE_IDS)
 
 
 def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
     """Apply every rule. Raises ParseError for a malformed quantity."""
+    gpu_names, unknown_names = _name_host_device_gpus(vmi, host, cluster)
+    names = [find_value(device, "deviceName") for device in _host_devices(vmi)]
+    vmi = replace(vmi, host_device_gpus=sum(name in gpu_names for name in names))
     subject = CheckedVmi(vmi, build_guest(vmi), host, cluster)
     checked = [f"VMI {vmi.name}: CPU placement, guest nodes, memory, devices, hook"]
     unknown = []
@@ -95,6 +100,9 @@ def check(vmi: Vmi, host: Host | None, cluster: Cluster | None) -> Findings:
             size = format_bytes(subject.guest.page_bytes)
             unknown.append(f"huge pages of {size}: capture the node with homenode capture")
         unknown.append("kubelet's reserved CPUs and its topology manager's policy")
+        if unknown_names:
+            names_text = f"{first_few(unknown_names, 3)} of hostDevices"
+            unknown.append(f"whether {names_text} is a GPU: --kubevirt FILE with its PCI ids")
     sidecars = vmi.annotations.get(HOOK_ANNOTATION, "homenode")
     if "homenode" not in sidecars and HOOKS[0] not in sidecars:
         unknown.append("whether the sidecar in the annotations is the hook of homenode")
@@ -163,6 +171,7 @@ def guest_flat(subject: CheckedVmi) -> Iterator[Finding]:
             "guestMappingPassthrough",
             "not set: the guest has one node, and its devices have no node",
             "IBM Developer, Optimizing GPU accelerated VMs with KubeVirt",
+            case="with huge pages" if subject.guest.page_bytes else None,
         )
 
 
@@ -362,8 +371,7 @@ def _manifest_options(subject: CheckedVmi, *options: str) -> dict[str, str]:
     """Return the options of `manifest` for this VM and its GPUs, as the value of a command."""
     vmi = subject.vmi
     words = ["--vm", vmi.name, *(("--namespace", vmi.namespace) if vmi.namespace else ())]
-    # GPUs may be named under hostDevices, too.
-    devices = vmi.gpus or vmi.list_at("domain", "devices", "hostDevices")
+    devices = vmi.gpus or _host_devices(vmi)
     resources = texts_of_list([find_value(device, "deviceName") for device in devices])
     if len(resources) == 1 and resources != {ManifestOptions().gpu}:
         (resource,) = resources
@@ -379,7 +387,7 @@ def _manifest_options(subject: CheckedVmi, *options: str) -> dict[str, str]:
         larger = larger_vcpus(pinned, subject.host, shares)  # as the fix of gpus-over-nodes says
     for option, value, default in (
         ("--image", SIDECAR_IMAGE if subject.has_grace else None, None),
-        ("--gpus", len(devices) or 1, ManifestOptions().gpus),
+        ("--gpus", vmi.gpu_count or len(devices) or 1, ManifestOptions().gpus),
         ("--vcpus", larger or subject.guest.vcpus, ManifestOptions().vcpus),
         ("--memory", f"{memory_gib}GiB", f"{ManifestOptions().memory_gib}GiB"),
     ):
@@ -514,6 +522,22 @@ _NO_ID = "0000:0000"
 
 def _pci_id(device: PciDevice) -> str:
     return f"{device.vendor_id or 0:04X}:{device.device_id or 0:04X}"
+
+
+def _host_devices(vmi: Vmi) -> list[Any]:
+    return vmi.list_at("domain", "devices", "hostDevices")
+
+
+def _name_host_device_gpus(
+    vmi: Vmi, host: Host | None, cluster: Cluster | None
+) -> tuple[list[str], list[str]]:
+    """Return names in hostDevices: those of the node's GPUs, and those that may be."""
+    gpu_ids = set() if host is None else set(map(_pci_id, host.whole_gpus)) - {_NO_ID}
+    permitted = (cluster and cluster.permitted) or {}
+    names = texts_of_list([find_value(device, "deviceName") for device in _host_devices(vmi)])
+    unknown_names = sorted(name for name in names if name and not permitted.get(name))
+    gpu_names = [name for name in names if permitted.get(name, "").upper() in gpu_ids]
+    return gpu_names, unknown_names if gpu_ids else []
 
 
 def _has_pools(host: Host) -> bool:

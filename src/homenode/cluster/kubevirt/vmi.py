@@ -64,6 +64,7 @@ class Vmi(Struct, frozen=True):
     # guest PCI addresses that the user set by name (`pciAddress`), as written; such a device keeps
     # its place
     guest_addresses: frozenset[tuple[int, int, int, int]]
+    host_device_gpus: int = 0  # number of GPUs under hostDevices; 0 also if unknown
 
     def get(self, *path: str) -> Any:
         """Return the value at a path of names in the spec; None if it is not there."""
@@ -98,14 +99,14 @@ class Vmi(Struct, frozen=True):
 
     @property
     def gpu_count(self) -> int:
-        return len(self.gpus)
+        return len(self.gpus) + self.host_device_gpus
 
     @property
     def passed_count(self) -> int:
         """Number of passed-through functions, including GPUs and SR-IOV NICs."""
         nics = self.list_at("domain", "devices", "interfaces")
         passed = len(self.list_at("domain", "devices", "hostDevices"))
-        return self.gpu_count + passed + sum(find_value(nic, "sriov") is not None for nic in nics)
+        return len(self.gpus) + passed + sum(find_value(nic, "sriov") is not None for nic in nics)
 
     @property
     def dedicated_pus(self) -> int:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from homenode.cluster.kubevirt.arguments import HookVersion, ManifestOptions
 from homenode.cluster.kubevirt.manifests import (
@@ -11,6 +12,7 @@ from homenode.cluster.kubevirt.manifests import (
     guest_job,
     hook_annotation,
     hook_configmap,
+    hook_patch,
     hyperconverged_patch,
     next_steps,
     render_manifests,
@@ -18,6 +20,7 @@ from homenode.cluster.kubevirt.manifests import (
     untested_parts,
     virtual_machine,
 )
+from homenode.cluster.kubevirt.object import format_yaml
 from homenode.errors import UsageError
 
 OPTIONS = ManifestOptions(image="r.example/h:1")
@@ -26,6 +29,8 @@ OPTIONS = ManifestOptions(image="r.example/h:1")
 @pytest.mark.parametrize("version", HookVersion)
 def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersion) -> None:
     options = ManifestOptions(image="r.example/h:1", hook_version=version)
+    text = format_yaml(hook_patch(options))
+    assert max(map(len, text.splitlines())) < 100 and yaml.safe_load(text) == hook_patch(options)
     (sidecar,) = json.loads(hook_annotation(options))
     assert sidecar == {
         "args": ["--version", str(version)],

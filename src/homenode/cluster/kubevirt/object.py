@@ -178,7 +178,7 @@ def format_yaml(*documents: Mapping[str, Any]) -> str:
         Dumper=_Readable,
         sort_keys=False,
         allow_unicode=True,
-        width=float("inf"),
+        width=80,
     )
     return text
 

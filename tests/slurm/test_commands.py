@@ -44,6 +44,7 @@ def test_a_stored_listing_is_audited(run: Run, jobs: str) -> None:
     assert code == 1 and err == ""
     assert out.startswith("2 GPU jobs: 1 warning: ") and "job-gpu-far" in out
     assert "warning   job 7 (train it) on gpu01" in out
+    assert "whether the nodes are as gpu8: --nodes FILE" in " ".join(out.split())
 
 
 def test_a_host_may_be_that_of_some_nodes(run: Run) -> None:

@@ -54,7 +54,7 @@ from homenode.cluster.slurm.tools.slurm_nodes import (
 from homenode.errors import NotKnownError, ParseError, ToolError, UsageError, exclusive, requires
 from homenode.findings import add_gaps
 from homenode.safe.input_files import read_input
-from homenode.text import plural
+from homenode.text import first_few, plural
 from homenode.vm.sources import load_host
 
 _MAX_LINES = 8
@@ -90,6 +90,10 @@ def audit(arguments: SlurmAuditArguments) -> None:
             findings = judge_jobs(
                 _add_judged(running, judged), [job for job in listed if job.unreadable is not None]
             )
+            if judged and arguments.jobs_file is not None and arguments.nodes_file is None:
+                names = first_few({machine.host.name: None for machine in machines.values()}, 3)
+                file = "--nodes FILE with `scontrol show node`"
+                not_checked += (f"whether the nodes are as {names}: {file}",)
             findings = replace(findings, not_checked=(*findings.not_checked, *not_checked))
             if arguments.host or order is None:  # else gres.conf is the machine
                 hosts = dict.fromkeys(machine.host for machine in machines.values())

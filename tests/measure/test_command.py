@@ -66,7 +66,7 @@ def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
         "a batch job's log shows that it goes on"
     )
     again = bench(probe, "mine", *SHORT)
-    assert again.exit_code == 3
+    assert again.exit_code == 2
     assert "a run of this name exists" in again.stderr
     other = bench(probe, "mine", *SHORT, "--resume", "--seed", "9", "--boot", "b1")
     assert other.exit_code == 2

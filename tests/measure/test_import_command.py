@@ -67,7 +67,7 @@ def test_nothing_is_written_where_a_run_is_there_already(tree: Path, tmp_path: P
     assert _run(tree, "-o", out)[0] == 0
     shutil.rmtree(out / "h200" / "default")
     code, said = _run(tree, "-o", out)
-    assert (code, "a run of this name exists" in said) == (3, True)
+    assert (code, "a run of this name exists" in said) == (2, True)
     assert not (out / "h200" / "default").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.errors import HomenodeError, UsageError
 from homenode.measure import runner
 from homenode.measure.experiment import Progress
 from homenode.measure.model import SuiteGroup, SuiteOptions
@@ -44,9 +44,9 @@ def test_progress_counts_to_the_end_and_the_time_left_shrinks(tmp_path: Path) ->
 
 def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
     first = run(tmp_path)
-    with pytest.raises(HostError, match="a run of this name exists"):
+    with pytest.raises(UsageError, match="a run of this name exists"):
         run(tmp_path)
-    with pytest.raises(HostError, match="no run to continue"):
+    with pytest.raises(UsageError, match="no run to continue"):
         run(tmp_path, orders=replace(ORDERS, name="z"), resume=True)
     assert read_run(tmp_path / "cpu-only" / "x") == first.run
 

@@ -10,7 +10,7 @@ from homenode.cli.arguments.measure import ImportArguments
 from homenode.cli.terminal import make_console, note, note_gaps, print_json
 from homenode.decide.health import check_results
 from homenode.doc import Doc, Part, Table, Text
-from homenode.errors import HostError, InputError, UsageError
+from homenode.errors import InputError, UsageError
 from homenode.findings import Gap
 from homenode.formats import encode
 from homenode.measure.imported_files import find_sources
@@ -137,7 +137,7 @@ def _check_places(runs: tuple[RunWithSources, ...], output: Path) -> None:
     paths = [run_directory(output, run.run.head.system, run.run.head.name) / FILE for run in runs]
     for path in paths:
         if path.exists():
-            raise HostError(
+            raise UsageError(
                 f"{path}: a run of this name exists",
                 hint="choose another directory with -o, another --system, or remove it",
             )

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.errors import HostError, InputError
+from homenode.errors import InputError, UsageError
 from homenode.findings import Finding, Gap
 from homenode.measure.environment import Environment
 from homenode.measure.experiment import ExperimentJournal
@@ -275,14 +275,14 @@ def open_run(
     """The directory of a run, for one writer at a time.
 
     resume: it must hold a run; else it must not. Wait for a test that a killed run left running,
-    because it would disturb the next test. Raises HostError.
+    because it would disturb the next test. Raises UsageError, HostError.
     """
     path = run_directory(root, system, name)
     directory = RunDirectory(path, root)
     if resume and not directory.is_begun:
-        raise HostError(f"{path}: no run to continue", hint="omit --resume")
+        raise UsageError(f"{path}: no run to continue", hint="omit --resume")
     if not resume and (directory.is_begun or (path / FILE).exists()):
-        raise HostError(
+        raise UsageError(
             f"{path}: a run of this name exists",
             hint="--resume continues it; or choose another name, or remove the directory",
         )

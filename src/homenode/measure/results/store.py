@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from homenode import formats
-from homenode.errors import HomenodeError, HostError, InputError, not_found
+from homenode.errors import HomenodeError, HostError, InputError, UsageError, not_found
 from homenode.findings import Gap
 from homenode.measure.results.model import Run, RunHead, Sample
 from homenode.safe.durable import open_directory, replace_file
@@ -154,12 +154,12 @@ def run_directory(root: Path, system: str, name: str) -> Path:
 
 
 def write_run(root: Path, run: Run) -> Path:
-    """Write a run completely or not at all, and return its file. Raises HostError if that fails, or
-    if the run exists already."""
+    """Write a run completely or not at all, and return its file. Raises HostError if that fails,
+    UsageError if the run exists already."""
     directory = run_directory(root, run.head.system, run.head.name)
     path = directory / FILE
     if path.exists():
-        raise HostError(
+        raise UsageError(
             f"{path}: a run of this name exists",
             hint="choose another name, or remove the directory",
         )

@@ -314,6 +314,22 @@ def test_a_capture_over_ssh_is_redacted_here(tmp_path: Path, tools: Path) -> Non
     assert host.command_output("rocm-smi-json") is None
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("listed", "known"),
+    [("echo 11-22; echo 33-44", False), ("echo 11-22", True), ("exit 1", False)],
+)
+def test_a_vm_that_cannot_be_read_is_not_left_out_unless_it_ended(
+    listed: str, known: bool, shell: tuple[str, ...], tools: Path
+) -> None:
+    again = f"[ -e {tools}/again ] && {{ {listed}; exit; }}; touch {tools}/again"
+    virsh = FAKE_TOOLS["virsh"].replace("--uuid)", f"33-44) exit 1;; --uuid) {again};")
+    _tools(tools, {"virsh": virsh})
+    printed = run(shell, 300, collector_script(str(tools))).stdout_or_raise()
+    domains = parse_collected(printed, "there").command_output("virsh-domains")
+    assert (domains is not None and domains.count("<domain ") == 1) is known
+
+
 def test_a_login_banner_does_not_harm(tmp_path: Path, tools: Path) -> None:
     body = f"echo 'Welcome to gpu7'; echo 'F sys/evil'; {FAKE_TOOLS['ssh']}"
     _tools(tools, {"ssh": body})

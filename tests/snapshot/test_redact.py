@@ -368,9 +368,16 @@ def test_output_that_does_not_parse_is_left_out_and_said() -> None:
 
 
 def test_notes_are_redacted_too() -> None:
-    notes = (("virsh-capabilities", "virsh: cannot reach gpu7 as jdoe"),)
+    mediated = "/sys/bus/mdev/devices/{}"
+    notes = (
+        ("virsh-capabilities", "virsh: cannot reach gpu7 as jdoe"),
+        (mediated.format("83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"), "not of its form"),
+    )
     result = redact(MemorySnapshot("host", {}), IDENTITIES, notes)
-    assert result.omitted == (("virsh-capabilities", "virsh: cannot reach host-1 as user-1"),)
+    assert result.omitted == (
+        ("virsh-capabilities", "virsh: cannot reach host-1 as user-1"),
+        (mediated.format("00000000-0000-4000-8000-000000000001"), "not of its form"),
+    )
 
 
 def test_a_host_named_like_a_gpu_leaves_the_gpus_their_names() -> None:
@@ -489,6 +496,10 @@ def test_names_of_nics_builds_and_firmware_of_ones_own_do_not_survive() -> None:
     assert left.files["/proc/sys/kernel/osrelease"] == "6.8.0-45-redacted+redacted-generic"
     uname = "Linux 6.8.0-45-redacted #45~22.04-redacted SMP Fri Aug 30 12:02:04 UTC 2024 x86_64\n"
     assert left.commands["uname"] == uname
+    underlined = topology.replace("\tGPU0", "\t\x1b[4mGPU0").replace("finity", "finity\x1b[0m")
+    of_a_terminal = MemorySnapshot("host", {}, {}, {"nvidia-smi-topo": underlined})
+    same = redact(of_a_terminal, Identities()).snapshot.commands
+    assert same["nvidia-smi-topo"] == left.commands["nvidia-smi-topo"]
     matrix = parse_topology(left.commands["nvidia-smi-topo"])
     assert [device.name for device in matrix.devices] == ["GPU0", "nic-1", "NIC0"]
     assert left.commands["nvidia-smi-topo"].endswith("NIC0: nic-2\n  NIC1: mlx5_0\n")

@@ -31,6 +31,7 @@ from homenode.machine.snapshot.contents import (
 )
 from homenode.machine.snapshot.protocol import MemorySnapshot, Snapshot
 from homenode.machine.snapshot.pseudonyms import Pseudonyms
+from homenode.machine.tools.nvidia_smi import TERMINAL_CODE
 from homenode.machine.tools.xml_text import parse_xml
 from homenode.machine.topology import LAYOUT_NAMESPACE
 
@@ -129,7 +130,10 @@ def redact(
             commands,
             tuple(names.scrub_forms(path) for path in snapshot.directories),
         ),
-        (*((subject, names.scrub(remark)) for subject, remark in notes), *omitted),
+        (
+            *((names.scrub_forms(subject), names.scrub(remark)) for subject, remark in notes),
+            *omitted,
+        ),
         names.not_everywhere,
     )
 
@@ -213,7 +217,8 @@ _FIRMWARE = read_words("firmware")
 
 
 def _redact_topology(text: str, names: Pseudonyms) -> str:
-    """Redact nvidia-smi topo -m: its NICs may have user-defined names."""
+    """Redact nvidia-smi topo -m: its NICs may have user-defined names. Its header is underlined."""
+    text = TERMINAL_CODE.sub("", text)
     header = next((line for line in text.splitlines() if line.split()[:1] == ["GPU0"]), "")
     named = {*header.partition("CPU Affinity")[0].split(), *_NIC_IN_LEGEND.findall(text)}
     named = {name for name in named if not _TOPO_NAME.fullmatch(name)}

@@ -146,7 +146,7 @@ TOPOLOGY_COMMAND = ("nvidia-smi", "topo", "-m")
 MAX_DEVICES = 1024
 
 _TOPOLOGY = "nvidia-smi topo -m"
-_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TOPO_DEVICE = re.compile(r"GPU\d{1,4}|(?!GPU)[A-Za-z][A-Za-z0-9_.:-]{0,40}", re.ASCII)
 _LINK = re.compile(r"X|[A-Z]{2,5}\d{0,3}", re.ASCII)
 _NVLINKS = re.compile(r"NV(\d{1,3})", re.ASCII)
@@ -181,7 +181,7 @@ class TopoMatrix(Struct, frozen=True):
 
 def looks_like_topology(text: str) -> bool:
     """Return whether the header of a matrix is among the first lines."""
-    lines = _TERMINAL_CODE.sub("", text[:_HEAD_CHARACTERS]).split("\n")
+    lines = TERMINAL_CODE.sub("", text[:_HEAD_CHARACTERS]).split("\n")
     return any(line.split()[:1] == ["GPU0"] and _AFFINITIES[0] in line for line in lines)
 
 
@@ -192,7 +192,7 @@ def parse_topology(text: str) -> TopoMatrix:
     rows: list[tuple[TopoDevice, tuple[str | None, ...]]] = []
     in_legend = False
     has_header = looks_like_topology(text)
-    for line in Lines(_TERMINAL_CODE.sub("", text), _TOPOLOGY, stripped=False):
+    for line in Lines(TERMINAL_CODE.sub("", text), _TOPOLOGY, stripped=False):
         if not line.text.strip():
             continue
         if not names:

@@ -215,11 +215,31 @@ def test_auto_chooses_no_layout_that_the_target_cannot_have(tmp_path: Path) -> N
     assert "pin-bound (auto, gpu-copy)" in output and "pin-numa-pci" not in output
 
 
-def test_a_new_file_of_a_numbered_vm_has_its_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "script"), [("102.conf", "102"), ("new.conf", "b-1")])
+def test_the_hook_script_of_a_new_file_has_the_number_or_name_of_the_vm(
+    tmp_path: Path, file: str, script: str
+) -> None:
     words = ("--host", HOST, "--target", "proxmox", "--vcpus", "4", "--memory", "4GiB")
-    output = homenode("plan", *words, "-o", tmp_path / "102.conf").output
-    assert "snippets/homenode-102.sh" in (tmp_path / "102.conf").read_text()
+    output = homenode("plan", *words, "--name", "b_1", "-o", tmp_path / file).output
+    assert f"snippets/homenode-{script}.sh" in (tmp_path / file).read_text()
     assert "homenode-vm.sh" not in output
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "step"),
+    [
+        ("proxmox", "102.conf", "cp {} /etc/pve/qemu-server/102.conf"),
+        ("qemu", "vm.sh", "bash {} prepare, then bash {} start"),
+        ("xen", "vm.cfg", "xl create {}"),
+    ],
+)
+def test_the_next_step_uses_the_written_file(
+    tmp_path: Path, target: str, file: str, step: str
+) -> None:
+    words = ("--host", HOST, "--target", target, "--vcpus", "4", "--memory", "4GiB")
+    output = homenode("plan", *words, "-o", tmp_path / file).output
+    assert step.replace("{}", str(tmp_path / file)) in " ".join(output.split())
+    assert "next" not in homenode("plan", *words, "-o", "-").output
 
 
 def test_the_reasons_of_a_plan_for_xen_name_nothing_that_xen_lacks(tmp_path: Path) -> None:

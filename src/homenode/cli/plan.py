@@ -63,6 +63,13 @@ _FILE_HINTS = {
 }
 """Commands that make or find the file of a VM."""
 _SUFFIXES = {LIBVIRT: ".xml", "proxmox": ".conf", "qemu": ".sh", "xen": ".cfg"}
+_STEPS = {
+    LIBVIRT: "virsh define {0}",
+    "proxmox": "cp {0} /etc/pve/qemu-server/{1}.conf",
+    "qemu": "bash {0} prepare, then bash {0} start",
+    "xen": "xl create {0}",
+}
+"""Commands that use the written file; 1 = the number of a VM of Proxmox."""
 
 
 class VmSource(NamedTuple):
@@ -364,8 +371,10 @@ def _print(
         outputs = (arguments.output, arguments.save_plan, arguments.svg)
         screen = error_console() if STANDARD_OUTPUT in outputs else make_console()
         step = f"the same command with -o tuned{_SUFFIXES[planned.target]}"
-        if arguments.output is not None:
-            step = _define_step(planned, source, arguments) if is_libvirt else ""
+        if arguments.output == STANDARD_OUTPUT:
+            step = ""
+        elif arguments.output is not None:
+            step = _define_step(planned, source, arguments)
         host = _host_to_show(planned, arguments)
         screen.print(
             explain(planned.plan_to_show, host, reasons=reasons, step=step, full=arguments.explain)
@@ -377,13 +386,19 @@ def _print(
 
 
 def _define_step(planned: PlannedFile, source: VmSource, arguments: PlanArguments) -> str:
-    """The command that defines the written file, and the host to run it on if it is another."""
+    """The command that uses the written file, and the host to run it on if it is another."""
+    from homenode.vm.targets.qm_conf import find_vmid
+
     output = arguments.output
+    vmid = find_vmid(source.name) or find_vmid(str(output)) or "VMID"
+    step = _STEPS[planned.target].format(command_line(str(output)), vmid)
+    if planned.rendering.companions:
+        step = f"copy the hook script, then {step}"
     if arguments.host is not None and planned.host is not None:
-        return f"on {planned.host.name}: {command_line('virsh', 'define', output)}"
-    if source.domain is not None:
+        return f"on {planned.host.name}: {step}"
+    if source.domain is not None and planned.target == LIBVIRT:
         return command_line("homenode", "apply", source.domain, "--domain", output)
-    return command_line("virsh", "define", output)
+    return step
 
 
 def _host_to_show(planned: PlannedFile, arguments: PlanArguments) -> "Host | None":

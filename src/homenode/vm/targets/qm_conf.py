@@ -74,8 +74,7 @@ class QmConf(Struct, frozen=True, dict=True):
 
     @property
     def vmid(self) -> str | None:
-        match = _VMID.search(self.source)
-        return None if match is None else match[1]
+        return find_vmid(self.source)
 
     @cached_property
     def vm_fields(self) -> Mapping[str, Any]:
@@ -130,10 +129,19 @@ def parse(content: bytes, source: str) -> QmConf:
     return QmConf(lines, live, values, source)
 
 
+def find_vmid(path: str) -> str | None:
+    """Return the VM's number from its file's name, as in /etc/pve/qemu-server; None without one.
+
+    >>> find_vmid("old/101.conf"), find_vmid("tuned.conf")
+    ('101', None)
+    """
+    match = _VMID.search(path)
+    return None if match is None else match[1]
+
+
 def _reject_section(name: str, source: str) -> None:
     """Raise InputError for pending changes and snapshots; other sections stay as they are."""
-    match = _VMID.search(source)
-    vmid = "VMID" if match is None else match[1]
+    vmid = find_vmid(source) or "VMID"
     if name == "PENDING":
         raise InputError(
             f"{source} has pending changes, which the next start would make",

@@ -149,7 +149,7 @@ def _write_head(edit: TargetEdit[QmConf]) -> Mapping[str, str]:
         return {}
     is_kvm = edit.guest.domain_type == "kvm"
     head = {
-        "name": re.sub(r"[^A-Za-z0-9.-]", "-", edit.guest.name)[:63].strip("-.") or "vm",
+        "name": _format_name(edit),
         "machine": "q35",
         "cpu": "host" if is_kvm else "max",
         "scsihw": "virtio-scsi-single",
@@ -253,7 +253,12 @@ def _format_hook(edit: TargetEdit[QmConf]) -> str | None:
 
 
 def _own_hook(edit: TargetEdit[QmConf]) -> str:
-    return f"{_OUR_HOOK}{edit.file.vmid or 'vm'}.sh"
+    return f"{_OUR_HOOK}{edit.file.vmid or _format_name(edit)}.sh"
+
+
+def _format_name(edit: TargetEdit[QmConf]) -> str:
+    """Return the VM's name as Proxmox accepts it: a DNS name."""
+    return re.sub(r"[^A-Za-z0-9.-]", "-", edit.guest.name)[:63].strip("-.") or "vm"
 
 
 def _format_hostpci(edit: TargetEdit[QmConf]) -> tuple[dict[str, str | None], list[Finding]]:

@@ -401,15 +401,20 @@ def test_a_vm_without_gpus_on_a_grace_host_needs_no_expander_bus() -> None:
 
 
 @pytest.mark.parametrize("objective", Objective)
-def test_private_memory_is_shown_no_cells(objective: Objective) -> None:
+@pytest.mark.parametrize("field", ["private_memory", "is_pv"])
+def test_private_memory_and_pv_guests_of_xen_have_no_cells(
+    objective: Objective, field: str
+) -> None:
     machine = facts("hgx-h100")
-    made = decide((), machine, objective, replace(machine.inputs, private_memory=True))
+    inputs = replace(machine.inputs, **{field: True})
+    made = decide((), machine, objective, inputs)
     assert made.layout == "pin-bound"
     runs = runs_with(STREAM, 3, host=machine.fingerprint)
-    made_here = decide(runs, machine, objective, replace(machine.inputs, private_memory=True))
+    made_here = decide(runs, machine, objective, inputs)
     assert made_here.layout == "pin-bound"
     is_changed = decide((), machine, objective).layout != "pin-bound"
-    assert ("private memory" in format_sentence(made)) is is_changed
+    reason = "private memory" if field == "private_memory" else "PV guests"
+    assert (reason in format_sentence(made)) is is_changed
 
 
 def test_a_flat_guest_that_was_measured_on_this_grace_host_is_believed() -> None:

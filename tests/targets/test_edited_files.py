@@ -4,6 +4,7 @@ import difflib
 import re
 import shutil
 import subprocess
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def test_the_same_plan_twice_changes_nothing_the_second_time(target: str, layout
     assert twice == once, "".join(
         difflib.unified_diff(once.decode().splitlines(True), twice.decode().splitlines(True))
     )
+
+
+def test_auto_shows_a_pv_guest_of_xen_no_cells(tmp_path: Path) -> None:
+    for kind, layout in (("pv", "pin-bound"), ("hvm", "pin-numa")):
+        (tmp_path / "vm.cfg").write_text(
+            f'name = "v"\ntype = "{kind}"\nvcpus = 80\nmemory = 65536\n'
+        )
+        words = ("--host", HOST, "--objective", "memory-bandwidth", "-o", tmp_path / f"{kind}.cfg")
+        assert f"layout  {layout} (auto" in homenode("plan", tmp_path / "vm.cfg", *words).stdout
+        assert ("vnuma" in (tmp_path / f"{kind}.cfg").read_text()) is (kind == "hvm")
+        with (
+            pytest.raises(InputError, match="expected type hvm") if kind == "pv" else nullcontext()
+        ):
+            edited((tmp_path / "vm.cfg").read_bytes(), HOST, plain("pin-numa"))
 
 
 def test_xen_vcpus_that_float_may_prefer_their_nodes_and_stay_so() -> None:

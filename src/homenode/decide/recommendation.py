@@ -420,7 +420,7 @@ def _choose_next_layout(
 def _apply_needs(answer: Recommendation, inputs: LayoutInputs) -> Recommendation:
     """Return the answer with the layout that the VM's memory or devices need."""
     layout = answer.layout
-    if layout is None or (answer.this_machine and not inputs.private_memory):
+    if layout is None or (answer.this_machine and not (inputs.private_memory or inputs.is_pv)):
         return answer
     if "pin-numa-pci" in answer.avoid:
         inputs = replace(inputs, has_pairs=False)

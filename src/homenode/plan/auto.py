@@ -61,6 +61,7 @@ class LayoutInputs(Struct, frozen=True, kw_only=True):
     has_pairs: bool = False  # a GPU and an RDMA NIC of one switch
     expander_buses: bool = True  # the VM's machine type and its target take them
     private_memory: bool = False  # encrypted: its pages follow no cell's binding
+    is_pv: bool = False  # Xen supports no guest NUMA nodes in it
 
 
 class LayoutChoice(Struct, frozen=True, kw_only=True):
@@ -102,13 +103,13 @@ def find_needed_layout(
 ) -> tuple[str, str] | None:
     """Return the layout that the VM's memory or devices require, with the reason; else None."""
     preset = PRESETS[layout]
-    if inputs.private_memory:
+    if inputs.is_pv or inputs.private_memory:
         if preset.cells is GuestCells.SINGLE:
             return None
-        return (
-            FLAT,
-            "the private memory of an encrypted guest does not follow a guest NUMA node's binding",
-        )
+        reason = "Xen has no guest NUMA nodes for PV guests"
+        if inputs.private_memory:
+            reason = "an encrypted guest's private memory does not follow a guest node's binding"
+        return FLAT, reason
     if not inputs.expander_buses or preset.pcie is GuestPcie.HOST:
         return None
     has_gpus = inputs.has_gpus
@@ -158,6 +159,7 @@ def resolve_layout(
         has_pairs=has_pairs,
         expander_buses=expander_buses and (guest.is_q35 or guest.is_virt),
         private_memory=guest.has_private_memory,
+        is_pv=guest.is_pv,
     )
     choice = choose_layout(objective, inputs) if choose is None else choose(host, objective, inputs)
     chosen_options = _apply_choice(options, choice, objective, has_pairs=has_pairs)

@@ -333,6 +333,11 @@ class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         return self.launch_security in ("sev-snp", "tdx")
 
     @property
+    def is_pv(self) -> bool:
+        """Whether it is a PV guest of Xen, by libvirt's name of its machine."""
+        return self.machine == "xenpv"
+
+    @property
     def is_virt(self) -> bool:
         return self.machine is not None and (
             self.machine == "virt" or self.machine.startswith("virt-")

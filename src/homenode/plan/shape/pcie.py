@@ -513,7 +513,7 @@ def _bus_numbers(
 
 def reject_machine(guest: Vm, subject: str, hint: str) -> None:
     """Raise InputError unless the machine type has PCIe expander buses. hint: another way out."""
-    if guest.architecture == "x86_64" and guest.is_q35:
+    if guest.architecture == "x86_64" and (guest.is_q35 or guest.is_pv):  # a target rejects PV
         return
     if guest.architecture == "aarch64" and guest.is_virt:
         return

@@ -175,7 +175,12 @@ def _read_name(config: XlConfig) -> Mapping[str, Any]:
     if not isinstance(name, str) or not name:
         raise ParseError(config.source, 'name="NAME"')
     is_efi = config.values.get("firmware") in ("uefi", "ovmf")
-    return {"name": name, "firmware": "efi" if is_efi else None}
+    machine = {"machine": "xenpv"} if _read_type(config.values) == "pv" else {}
+    return {"name": name, "firmware": "efi" if is_efi else None, **machine}
+
+
+def _read_type(values: Mapping[str, Value]) -> Value:
+    return values.get("type", values.get("builder", "pv"))
 
 
 def _count(config: XlConfig, key: str, default: int) -> int:
@@ -380,7 +385,7 @@ ROWS = (
 
 def _reject_unsupported(edit: TargetEdit[XlConfig]) -> None:
     values, plan, source = edit.file.values, edit.plan, edit.source
-    kind = values.get("type", values.get("builder", "pv"))
+    kind = _read_type(values)
     if plan.vm.vcpus > _MAX_VCPUS:
         raise InputError(
             f"xen: expected at most {_MAX_VCPUS} vCPUs, found {plan.vm.vcpus}",

@@ -129,7 +129,7 @@ def test_an_address_that_is_a_gpu_of_one_host_and_a_nic_of_another_is_refused_fi
     run("place vm.xml --gpus 2 --pool hgx-h100 -o vm2.xml --layout pin")
     _, out, err = run("place vm2.xml --pool hgx-h100 --pool h200-xeon8558 --on h200-xeon8558")
     assert out.splitlines()[0].endswith("; all NICs local")
-    assert "whether the definition means 0000:19:00.0" in out and "warning" not in err
+    assert "whether the definition means NIC 0000:19:00.0" in out and "warning" not in err
     assert "definition means" not in run("place vm2.xml --pool hgx-h100")[1]
     for more in ("", " --gpus 8"):
         code, out, err = run(f"place vm2.xml --pool hgx-h100 --pool h200-xeon8558{more}")

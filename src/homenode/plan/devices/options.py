@@ -23,6 +23,7 @@ from homenode.plan.allocations import Allocations
 from homenode.plan.devices.brought import CompanionDevices, are_paired, link_groups
 from homenode.plan.devices.fabric import Fabric, fabric_of_host
 from homenode.plan.request import GuestRequest
+from homenode.plan.shape.consequences import KIND_NAMES
 from homenode.text import format_subjects, plural
 from homenode.vm.gpu_parts import format_profiles, is_divided, list_free_parts
 from homenode.vm.plan import Unplannable
@@ -349,11 +350,14 @@ def _list_foreign(host: Host, request: GuestRequest) -> Iterator[Gap]:
     record, guest = request.guest.record, request.guest
     if record is None or record.host is None or host.has_fingerprint(record.host):
         return
-    devices = [hostdev.bdf for hostdev in guest.hostdevs if hostdev.bdf in request.devices]
-    if devices:
-        subjects = format_subjects([str(bdf) for bdf in devices])
+    bdfs_of_kind: dict[str, list[str]] = {}
+    for bdf in (hostdev.bdf for hostdev in guest.hostdevs if hostdev.bdf in request.devices):
+        function = host.device_at.get(bdf)
+        kind = "device" if function is None else KIND_NAMES.get(function.kind, "device")
+        bdfs_of_kind.setdefault(kind, []).append(str(bdf))
+    for kind, bdfs in bdfs_of_kind.items():
         yield Gap(
-            f"whether the definition means {subjects} of {host.name}",
+            f"whether the definition means {kind} {format_subjects(bdfs)} of {host.name}",
             "homenode tuned it for another host; if not, remove its <hostdev>",
         )
 
@@ -476,7 +480,8 @@ def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     functions = {d.bdf: host.device_at.get(d.bdf) for d in request.guest.hostdevs}
     if bdf in functions and gpus:
         count = sum(f is None or f.kind is DeviceKind.GPU for f in functions.values())
-        hint = f"remove its <hostdev> and add --gpus {request.options.gpu_count or count}"
+        add = "" if request.options.gpu_count else f" and add --gpus {count}"
+        hint = f"remove its <hostdev>{add}"
     return InputError(
         f"host {host.name!r} has no "
         + (f"PCI function {bdf}; nearest: {nearest}" if nearest else f"PCI functions, nor {bdf}"),

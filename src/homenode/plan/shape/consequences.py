@@ -114,7 +114,7 @@ def _address_changes(
         if device.address is None or before.get(device.bdf) == device.address:
             continue
         function = by_bdf.get(device.bdf)
-        kind = "device" if function is None else _KIND_NAMES.get(function.kind, "device")
+        kind = "device" if function is None else KIND_NAMES.get(function.kind, "device")
         nics += function is not None and function.kind is DeviceKind.NIC
         old = before.get(device.bdf)
         origin = f"from guest address {old} to" if old else "to guest address"
@@ -139,7 +139,7 @@ def _describe_locality(
         if function is None or device.local_memory_ratio is None:
             continue
         if function.kind in (DeviceKind.GPU, DeviceKind.NIC):
-            key = (_KIND_NAMES[function.kind], device.local_memory_ratio, function.node)
+            key = (KIND_NAMES[function.kind], device.local_memory_ratio, function.node)
             shares.setdefault(key, []).append(str(device.bdf))
     return [
         f"{ratio * 100:.0f} % of the guest's memory is on the node of {kind} "
@@ -163,7 +163,7 @@ def _empty_ports(
     )
 
 
-_KIND_NAMES = {
+KIND_NAMES = {
     DeviceKind.GPU: "GPU",
     DeviceKind.NIC: "NIC",
     DeviceKind.NVSWITCH: "NVSwitch",

@@ -36,7 +36,7 @@ from homenode.change.apply.live_pins import (
     run_mark,
 )
 from homenode.change.apply.store import DomainStore, compute_sha256, list_saved_originals
-from homenode.change.journal import ChangeState, default_root
+from homenode.change.journal import ChangeEntry, ChangeState, default_root
 from homenode.change.paused_start import PausedStart, end_paused, open_paused_journal
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
@@ -96,6 +96,11 @@ def test_a_step_that_was_only_begun_leaves_the_record_that_was_there(
     step.begin(store.journal.write)
     step.take_back(store.journal.write)
     assert store.journal.to_undo() == before != ()
+    step.do(store.journal.write)
+    edited = daemon.definition().replace(b"kept", b"changed")
+    daemon.put_definition(edited)
+    step.take_back(store.journal.write)
+    assert daemon.definition() == edited
 
 
 def test_passwords_survive_and_no_one_else_can_read_what_is_saved(
@@ -368,11 +373,13 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
     store = DomainStore(root, URI, UUID)
     entry = store.definition()
     assert entry is not None and entry.what is ChangeState.DONE
-    store.definition_path(entry.before).write_bytes(b"<domain/>")
+    path = store.definition_path(entry.before)
+    original = path.read_bytes()
+    path.write_bytes(b"<domain/>")
     with pytest.raises(InputError, match="expected the definition with that sha256"):
         restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == owned
-    assert store.read_document(store.save(ORIGINAL)) == ORIGINAL  # saved again, it is whole
+    assert store.read_document(store.save(original)) == original  # saved again, it is whole
 
 
 def test_a_display_that_is_gone_has_lost_no_password() -> None:
@@ -443,6 +450,8 @@ def test_records_lie_where_the_system_keeps_state(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_STATE_HOME", "/home/a/state")
     assert str(default_root()) == "/home/a/state/homenode"
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert default_root() == Path.home() / ".local/state/homenode"
 
 
 def run_with_pins(daemon: StandIn, everywhere: str = "0-7") -> None:
@@ -604,6 +613,10 @@ def test_a_number_that_another_run_had_as_well_is_not_mistaken_for_that_run(
         assert pins(daemon) == before
 
 
+def fill_disk(entry: ChangeEntry) -> None:
+    raise HostError("no space")
+
+
 @pytest.mark.parametrize(
     ("run_id", "run_state", "outcome"),
     [
@@ -617,9 +630,12 @@ def test_a_paused_vm_is_ended_unless_its_guest_runs_or_another_started_it(
 ) -> None:
     virsh = Virsh(URI)
     step = PausedStart(virsh=virsh, uuid=UUID, name=NAME)
-    step.do(open_paused_journal(root, virsh, UUID, NAME).write)
+    entry = step.do(open_paused_journal(root, virsh, UUID, NAME).write)
     daemon.put("id", run_id)
     daemon.put("run-state", run_state)
+    with pytest.raises(HostError, match="no space"):  # recorded before it is ended, or not ended
+        step.undo(entry, fill_disk)
+    assert virsh.find_domain(UUID).is_active
     assert [entry.what for entry in end_paused(virsh, root, UUID, NAME)] == [outcome]
     assert virsh.find_domain(UUID).is_active is (outcome is ChangeState.KEPT)
 

@@ -28,6 +28,7 @@ from homenode.change.journal import (
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, HostError
 from homenode.machine.description.parse import parse_description
+from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
@@ -219,6 +220,11 @@ def test_of_several_all_are_defined_or_none(host: SmallHost) -> None:
     assert host.definitions() == before, "what stands against one is said before another changes"
     restore(["vm0"])
     assert host.pins() == []
+    killed = patch.object(Virsh, "define", side_effect=KeyboardInterrupt)
+    with killed, pytest.raises(KeyboardInterrupt):  # at the first of them
+        host.apply(0, 1)
+    open_now = list(open_changes(journals_of_domains(default_root())))
+    assert [one.subject for one in open_now if isinstance(one, OpenChange)] == ["vm0", "vm1"]
 
 
 def test_who_waits_names_the_holder_and_gives_up(

@@ -95,6 +95,9 @@ def test_steps_are_undone_the_last_first(journal: Journal, tmp_path: Path) -> No
     assert [entry.subject for entry in done] == [str(path) for path in reversed(paths)]
     assert journal.to_undo() == ()
     assert journal.undo(step_of) == ()
+    for path in reversed(paths):
+        Word(path, "later").do(journal.write)
+    assert [entry.subject for entry in journal.to_undo()] == [str(path) for path in reversed(paths)]
 
 
 def test_a_step_that_was_cut_short_is_settled_by_what_the_host_has(

@@ -1,5 +1,6 @@
 """Retraining writes two fields of one port, can be undone, and is refused where it could harm."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,8 @@ def test_a_device_of_version_1_has_a_speed_and_needs_no_target(space: SimulatedC
     before = planned(space.host, space)
     space.spaces[GPU][AT + 2] = 0x41
     assert planned(space.host, space).target_code == before.target_code
+    space.spaces[before.port][AT + 0x2C] = 0  # no list: every speed up to the fastest
+    assert planned(space.host, space).target_code == before.target_code
     reads = {access.offset for access in space.accesses[-20:] if access.bdf == GPU}
     assert LINK_CONTROL_2 not in reads
 
@@ -258,7 +261,13 @@ def test_a_gpu_behind_a_switch_of_its_own_is_trained_at_the_slot() -> None:
     assert behind == {Bdf.parse("01:00.0"), Bdf.parse("02:01.0"), Bdf.parse("03:00.0")}
 
 
-def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
+def refuse(path: Path) -> Iterator[Path]:
+    raise PermissionError
+
+
+def test_processes_that_hold_a_group_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def process(pid: int, name: str, *files: str) -> None:
         directory = tmp_path / str(pid) / "fd"
         directory.mkdir(parents=True)
@@ -288,6 +297,10 @@ def test_processes_that_hold_a_group_are_found(tmp_path: Path) -> None:
     # Of one that VFIO has and whose files are not known nothing is known.
     unknown = replace(device, bdf=AUDIO_LIKE, iommu_group=None, driver="vfio-pci")
     assert holders(unknown) is None
+    with monkeypatch.context() as hidden:
+        listed = Path.iterdir
+        hidden.setattr(Path, "iterdir", lambda p: (refuse if p.name == "fd" else listed)(p))
+        assert holders(device) is None
     # In a container the host's processes are out of sight.
     (tmp_path / "self" / "ns" / "pid").unlink()
     (tmp_path / "self" / "ns" / "pid").symlink_to("pid:[4026532000]")

@@ -250,6 +250,14 @@ def test_a_switch_of_the_user_wins_and_the_others_follow() -> None:
     assert switched(**one) == PRESETS["pin-numa-pci"]
     assert switched(**one, cells=GuestCells.SINGLE) == PRESETS["pin-bound"]
     assert switched(**one, memory_binding=MemoryBinding.BOUND).memory is MemoryBinding.BOUND
+    # The layout is the objective's as long as the user sets neither of its two main switches.
+    options = PlanOptions("auto", gpu_count=2)
+    for switches, objective in (
+        ({"pinning": Pinning.ALL_PUS}, Objective.MULTI_GPU),
+        ({"cells": GuestCells.HOST}, None),
+        ({"pcie": GuestPcie.HOST}, None),
+    ):
+        assert auto(host, replace(options, **switches)).objective is objective
 
 
 def test_results_overrule_the_table_and_where_pins_were_worse_vcpus_float() -> None:

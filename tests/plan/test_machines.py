@@ -12,7 +12,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from homenode.vm.plan import Relaxation, Unplannable
-from homenode.vm.plan_options import MemoryMode
+from homenode.vm.plan_options import MemoryMode, make_cell
 from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,
@@ -71,6 +71,11 @@ def test_a_node_over_two_packages_still_fills_whole_llcs_of_one(vcpus: int, llcs
     assert len(packages) == (1 if vcpus <= 96 else 2)
     cost = {term.name: term.value for term in placement.cost}
     assert cost["packages_spanned"] == len(packages)
+
+
+def test_of_two_packages_of_a_node_the_one_with_fewer_free_cores_is_used_up() -> None:
+    host = structs.replace(one_node_over_two_packages(), domains=(pinned_domain("96-103"),))
+    assert set(llcs_of(host, place(host, small_request(8)))) == {13}
 
 
 def test_a_broken_llc_is_used_up_before_a_whole_one_is_broken() -> None:
@@ -156,6 +161,11 @@ def test_mixed_kinds_shown_as_single_threads_have_a_whole_core_each_while_there_
 def test_mixed_kinds_beyond_the_whole_cores_share_them() -> None:
     request = asking(small_request(15, layout="pin-numa-smt"), mixed_kinds=True)
     assert Relaxation.SHARED_CORES in place(I7_1370P, request).relaxations
+
+
+def test_a_cell_that_the_user_gives_has_cores_of_one_kind() -> None:
+    request = asking(small_request(8), explicit_cells=(make_cell(8, 4 * GIB),))
+    assert place(I7_1370P, request).relaxations == (Relaxation.SHARED_CORES,)
 
 
 def grace() -> Host:

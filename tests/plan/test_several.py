@@ -58,3 +58,5 @@ def test_the_refusal_is_that_of_the_order_in_which_the_most_vms_fit() -> None:
     with pytest.raises(Unplannable) as refusal:
         plan_several(requests((1, 70), (2, 60)), HOST)
     assert refusal.value.rejections[0].detail.endswith(" 1.56 GiB free")
+    with pytest.raises(Unplannable, match=r"^vm2 "):  # of orders alike, as given
+        plan_several(requests((4, 1), (4, 1), (5, 2)), HOST)

@@ -93,6 +93,8 @@ def test_the_emulator_never_goes_to_isolated_pus_nor_to_other_vms() -> None:
     host = even_host(1, 1, 1, 8, 1, isolated="2-7", domains=[pinned_domain("0")])
     placement = place(host, small_request(4))
     assert placement.emulator_pus == CpuSet.parse("1")
+    siblings = place(even_host(1, 1, 1, 4, 2, isolated="4-7"), small_request(4))
+    assert siblings.emulator_pus == vcpus(siblings)
     full = even_host(1, 1, 1, 8, 1, isolated="1-7", domains=[pinned_domain("0")])
     adrift = place(full, small_request(4, iothreads=1))
     assert adrift.emulator_pus is None

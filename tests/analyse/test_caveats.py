@@ -376,6 +376,9 @@ def test_gpus_that_copy_slowly_are_counted_and_a_healthy_layout_clears_them() ->
     assert [one.observed for one in low if one.severity is Severity.CRITICAL] == [
         "6.0 GB/s (2 of 4 GPUs)"
     ]
+    partly = alternative("pin", (24, 24, 24, 7), gpus=gpus).runs
+    both = check_results([*alternative("default", (6, 24, 24, 7), gpus=gpus).runs, *partly])
+    assert [one.severity for one in both].count(Severity.CRITICAL) == 2
 
 
 def test_the_slowest_of_five_gpus_is_compared_with_the_fastest_two() -> None:

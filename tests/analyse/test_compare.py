@@ -23,9 +23,9 @@ from homenode.decide.comparison import (
     adjust_p_values,
     is_large,
 )
-from homenode.decide.distributions import two_sided_p
+from homenode.decide.distributions import f_upper_p, two_sided_p
 from homenode.decide.intervals import Interval
-from homenode.decide.ranking import make_ranking
+from homenode.decide.ranking import MetricRank, _find_position, make_ranking
 from homenode.decide.summary import collect_series, find_unused_results
 from homenode.decide.switch_effects import file_effects
 from homenode.errors import InputError
@@ -307,6 +307,23 @@ def test_a_difference_is_large_from_what_matters_on(metric: str) -> None:
     effect = only(compared(*pair(random.Random(1), metric=metric)), metric)
     for ratio, expected in ((0.96, False), (0.94, True), (1 / 0.96, False), (1 / 0.94, True)):
         assert is_large(replace(effect, ratio=ratio)) is expected
+    low, high = {"memory-bandwidth": (0.94, 1.3), "memory-latency": (1 / 1.3, 1 / 0.94)}[metric]
+    perhaps_worse = replace(effect, ratio=1.0, low=low, high=high, outcome=Outcome.CANNOT_TELL)
+    assert _find_position(perhaps_worse, METRICS[metric]) is MetricRank.UNSHOWN
+
+
+def test_metrics_whose_errors_differ_keep_three_quarters_of_their_freedom() -> None:
+    tested = [
+        MetricTest(
+            "pin",
+            metric,
+            Interval(ratio=math.exp(t * error), low=0, high=2, p=p, error=error, freedom=4),
+            boots=6,
+        )
+        for metric, t, error in (("h2d-bandwidth", 4.0, 0.01), ("d2h-bandwidth", 0.0, 0.1))
+        for p in [two_sided_p(t, 4)]
+    ]
+    assert adjust_p_values(tested, 1)[0] == pytest.approx(f_upper_p(8.0, 2, 6.0))
 
 
 def test_a_corrected_p_value_is_never_below_its_own() -> None:

@@ -264,6 +264,8 @@ def test_the_error_of_two_is_that_of_welch_and_in_rounds_that_of_the_pairs() -> 
     welch = compute_interval(_series(_QUIET), _series(boots))
     variances = [statistics.variance(logs) / len(logs) for logs in (_QUIET, boots)]
     assert welch is not None and welch.error == pytest.approx(math.sqrt(sum(variances)))
+    few = compute_interval(_series((0.0, 0.002, -0.002)), _series(_QUIET * 3))
+    assert few is not None and few.freedom == 1.5 * 2  # and not that of the many
     first, second = (list(map(sum, zip(logs, _ROUNDS, strict=True))) for logs in (_QUIET, _SHIFTED))
     paired = compute_interval(_series(first, in_rounds=True), _series(second, in_rounds=True))
     spread = statistics.stdev(b - a for a, b in zip(_QUIET, _SHIFTED, strict=True))
@@ -407,6 +409,7 @@ def test_quantiles_of_the_studentised_range_are_those_of_the_tables(
     found = range_quantile(0.95, groups, freedom)
     assert found == pytest.approx(q, abs=1e-3)
     assert range_upper_p(found, groups, freedom) == pytest.approx(0.05, abs=1e-6)
+    assert range_upper_p(40.0, groups, freedom) < 0.01
 
 
 LAYOUTS = ("default", "pin", "pin-bound", "pin-numa", "pin-numa-pci", "pin-numa-smt")

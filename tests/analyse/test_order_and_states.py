@@ -95,6 +95,10 @@ def test_a_state_that_every_boot_of_a_layout_has_is_its_usual_one() -> None:
     ]
     (effect,) = effects(runs)
     assert (effect.state, effect.outcome) == ("usual", Outcome.BETTER)
+    # The probe pins itself on a host, but in a guest without pins a state is one of several.
+    first, *others = boots_of("default", (HIGH,) * 3, rng, states=("27 ns",) * 3)
+    on_host = Run(replace(first.head, vantage=Vantage.HOST), first.samples)
+    assert effects([on_host, *others, *runs[3:]]) == ()
 
 
 @pytest.mark.parametrize("count", [2, 4])

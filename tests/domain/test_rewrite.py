@@ -306,6 +306,13 @@ def test_pins_that_say_the_same_in_another_spelling_stay() -> None:
     assert rewrite(respelt, plan) == respelt
 
 
+def test_pages_of_the_planned_size_for_each_cell_by_itself_stay() -> None:
+    plan = hand_plan(read_vm(sample(DIMMS), "x"), "pin-numa", page_bytes=2 * MIB)
+    page = b"<page size='2048' unit='KiB' nodeset='%b'/>"
+    once = rewrite(sample(DIMMS), plan).replace(page % b"0-1", page % b"0" + page % b"1")
+    assert once.count(b"<page ") == 2 and rewrite(once, plan) == once
+
+
 def test_another_vcpu_count_drops_current_cpuset_and_states_of_single_vcpus() -> None:
     vcpu = tuned("tabs-double-quotes", "pin-numa-smt").root.child("vcpu")
     assert vcpu is not None

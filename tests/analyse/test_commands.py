@@ -55,6 +55,8 @@ def test_compare_exits_with_what_it_could_judge(results: Path) -> None:
         (0, [results]),
         (1, [DIRECTORY / "rtx-5090"]),
         (5, [machine / "default", machine / "pin"]),
+        (0, [machine, "--host", "h200-xeon8558"]),
+        (5, [machine, "--host", "hgx-h100"]),
     ):
         assert homenode("compare", *map(str, arguments)).exit_code == code
 
@@ -245,6 +247,26 @@ def test_nothing_to_compare_says_what_to_name(tmp_path: Path) -> None:
     for words in (("compare", empty, tmp_path), ("report", empty)):
         with pytest.raises(HomenodeError, match=r"^\S*/empty: no run in it"):
             call(*words)
+
+
+def test_runs_are_known_by_their_content_and_other_files_by_name(tmp_path: Path) -> None:
+    """Files as a colleague sends them: renamed, as an archive, as the report on them."""
+    for run in runs():
+        (tmp_path / f"{run.head.name}.jsonl").write_text(run_text(run))
+    in_directory = call("compare", tmp_path)
+    assert call("compare", *sorted(tmp_path.glob("*.jsonl"))) == in_directory
+    assert "pin-numa" in in_directory.splitlines()[0]
+    (tmp_path / "mail.tar.gz").write_bytes(b"\x1f\x8b\0\0")
+    (tmp_path / "mail.html").write_text("<html>")
+    (tmp_path / "rows.json").write_text('{"format": "homenode.rows/1"}')
+    for name, reason in (
+        ("mail.tar.gz", "mail.tar.gz: an archive"),
+        ("mail.html", "/mail.html: a report"),
+        ("rows.json", "/rows.json: a homenode.rows"),
+    ):
+        for command in ("compare", "report"):
+            with pytest.raises(HomenodeError, match=reason):
+                call(command, tmp_path / name)
 
 
 def test_pairs_of_pus_are_listed_with_explain_only(tmp_path: Path) -> None:

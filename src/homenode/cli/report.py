@@ -80,7 +80,10 @@ def compare(arguments: CompareArguments) -> None:
         print_json(encode("comparison", comparison))
     else:
         make_console().print(format_comparison(comparison, everything=arguments.everything))
-    tells = any(effect.outcome is not Outcome.CANNOT_TELL for effect in comparison.effects)
+    # Effects on other machines say nothing about a named host.
+    is_shown = arguments.host is None or arguments.bare is not None
+    effects = comparison.effects if is_shown else ()
+    tells = any(effect.outcome is not Outcome.CANNOT_TELL for effect in effects)
     if not tells and not any(answer.tells for answer in answers):
         raise SystemExit(FINDINGS if any(answer.findings for answer in answers) else NOT_KNOWN)
 

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, not_found, of_os
 from homenode.findings import Gap
+from homenode.formats import find_kind
 from homenode.measure.imported_runs import ImportOptions, SourceDirectory, build_runs
 from homenode.measure.results.model import Run
-from homenode.measure.results.store import FILE, load_runs
+from homenode.measure.results.store import FILE, holds_run, load_runs
 from homenode.safe.input_files import read_below
 
 MAX_FILE_BYTES = 16 << 20
@@ -142,13 +143,16 @@ def _read_texts(
         if path.name.startswith("."):
             continue
         try:
-            text = _decode(read_below(path.parent, path.name, MAX_FILE_BYTES))
+            data = read_below(path.parent, path.name, MAX_FILE_BYTES)
+            text = _decode(data)
             written_s = path.lstat().st_mtime
         except OSError as error:
             skipped.append(Gap(f"{directory}/{path.name}", error.strerror or str(error)))
             continue
         if "\0" in text:
-            skipped.append(Gap(f"{directory}/{path.name}", "binary"))
+            is_archive = data.startswith(_ARCHIVES)
+            reason = "an archive: extract it, and name its directory" if is_archive else "binary"
+            skipped.append(Gap(f"{directory}/{path.name}", reason))
             continue
         is_json = text.lstrip().startswith("{")
         if not is_json and max(map(len, text.split("\n"))) > MAX_LINE:
@@ -193,6 +197,10 @@ def _escape_name(name: str) -> str:
 _PAGES = (".html", ".pdf")
 """Suffixes of reports, which are not results."""
 
+_CSV = "machine,system,layout,"
+_ARCHIVES = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""First bytes of gzip, zip, bzip2, xz and zstd."""
+
 
 class ArgumentRuns(Struct, frozen=True):
     """The runs of one argument, and the omitted paths."""
@@ -209,7 +217,7 @@ def load_sources(arguments: Sequence[str]) -> tuple[ArgumentRuns, ...]:
 
 def _load(argument: str) -> ArgumentRuns:
     path = Path(argument)
-    if path.is_file() and path.name != FILE:
+    if path.is_file() and path.name != FILE and not holds_run(path):
         runs, omitted = import_all([path])
         return ArgumentRuns(argument, _require_runs(argument, runs, omitted), tuple(omitted))
     loaded = load_runs(path)
@@ -238,10 +246,12 @@ def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[Gap]]:
     runs = [entry.run for entry in all_imported if entry.run.samples]
     read = {run.head.source for run in runs}
     skipped = list(sources.skipped)
+    is_named = any(path.is_file() for path in paths)
     skipped += [
-        Gap(directory.path, "neither a run of homenode nor the output of a supported tool")
+        _explain_unread(directory)
         for directory in sources.directories
-        if directory.path not in read and not all(name.endswith(_PAGES) for name in directory.texts)
+        if directory.path not in read
+        and (is_named or not all(name.endswith(_PAGES) for name in directory.texts))
     ]
     names = {entry.run.head.source: entry.gaps for entry in all_imported if entry.run.samples}
     skipped += [
@@ -253,3 +263,16 @@ def import_all(paths: Sequence[Path]) -> tuple[list[Run], list[Gap]]:
     empty = [path for path in paths if not path.is_file() and not any(path.rglob("*"))]
     skipped += [Gap(str(path), "not a run of homenode's: no file in it") for path in empty]
     return runs, skipped
+
+
+def _explain_unread(directory: SourceDirectory) -> Gap:
+    """Return the reason why a directory, or the only file named in it, is no run."""
+    path = directory.path
+    if len(directory.texts) == 1:
+        (name, text), *_ = directory.texts.items()
+        path = f"{path}/{name}"
+        kind = find_kind(text.encode())
+        if kind is not None or name.endswith(_PAGES) or text.startswith(_CSV):
+            found = "a report" if kind is None else f"a homenode.{kind}"
+            return Gap(path, f"{found}, not a run: name the directory of the runs")
+    return Gap(path, "neither a run of homenode nor the output of a supported tool")

@@ -17,7 +17,7 @@ from homenode.errors import HomenodeError, HostError, InputError, UsageError, no
 from homenode.findings import Gap
 from homenode.measure.results.model import Run, RunHead, Sample
 from homenode.safe.durable import open_directory, replace_file
-from homenode.safe.input_files import read_file
+from homenode.safe.input_files import read_file, read_start
 from homenode.text import command_line, plural
 
 KIND = "results"
@@ -127,6 +127,7 @@ def _cut_short(source: str, state: str) -> InputError:
 
 FILE = "results.jsonl"
 MAX_BYTES = 512 << 20
+MAX_HEAD_BYTES = 1 << 20
 MAX_DEPTH = 4
 """Depth of directories below the named directory in which runs are searched."""
 
@@ -197,10 +198,18 @@ def read_run(path: Path) -> Run:
     return parse_run(read_file(file, f"a run's {FILE}", max_bytes=MAX_BYTES), str(file))
 
 
+def holds_run(file: Path) -> bool:
+    """Return whether a file of any name begins as a run's file does."""
+    try:
+        return formats.find_kind(read_start(file, MAX_HEAD_BYTES).partition(b"\n")[0]) == KIND
+    except OSError:
+        return False
+
+
 def load_runs(path: Path) -> StoredRuns:
     """Return every run at or below a path, a few directories deep.
 
-    A directory without subdirectories without results.jsonl is foreign, and skipped.
+    A directory without subdirectories without a run's file is foreign, and skipped.
     Raises InputError if nothing is there.
     """
     if path.is_file():
@@ -214,16 +223,25 @@ def load_runs(path: Path) -> StoredRuns:
     directories: list[str] = []
     foreign: list[str] = []
     for directory in _find_leaves(path, skipped):
-        if not (directory / FILE).exists():
+        files = [directory] if (directory / FILE).exists() else _find_renamed(directory)
+        if not files:
             foreign.append(str(directory))
             skipped.append(Gap(str(directory), f"{FILE} is missing: not a run of homenode"))
-            continue
-        try:
-            runs.append(read_run(directory))
-            directories.append(str(directory))
-        except HomenodeError as error:
-            skipped.append(Gap(str(directory), error.reason))
+        for file in files:
+            try:
+                runs.append(read_run(file))
+                directories.append(str(directory))
+            except HomenodeError as error:
+                skipped.append(Gap(str(file), error.reason))
     return StoredRuns(tuple(runs), tuple(skipped), tuple(directories), tuple(foreign))
+
+
+def _find_renamed(directory: Path) -> list[Path]:
+    """Return the runs of a directory under other names, as a colleague sends them."""
+    try:
+        return [file for file in sorted(directory.glob("*.jsonl")) if holds_run(file)]
+    except OSError:
+        return []
 
 
 def _find_leaves(root: Path, skipped: list[Gap]) -> Iterator[Path]:

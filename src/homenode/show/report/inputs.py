@@ -14,7 +14,7 @@ from homenode.findings import Gap
 from homenode.machine.topology import Host
 from homenode.measure.imported_files import import_all
 from homenode.measure.results.model import Run
-from homenode.measure.results.store import FILE, load_runs
+from homenode.measure.results.store import FILE, holds_run, load_runs
 from homenode.measure.results.vantage import Vantage
 from homenode.plan.stored import read_plan
 from homenode.safe.input_files import read_plain
@@ -28,7 +28,6 @@ T = TypeVar("T")
 PLAN = "plan.json"
 HOST = "host.tar.gz"
 MAX_PLAN_BYTES = 16 << 20
-_RESULTS_SUFFIX = ".jsonl"
 
 MAX_GUESTS = 2
 """Captures of guests that are read for one machine: each becomes a large picture."""
@@ -65,7 +64,7 @@ def gather(arguments: Sequence[str], hosts: Sequence[str | None]) -> ReportInput
     directories += [None] * len(of_others)
     skipped += reasons
     if not runs:
-        causes = "; ".join(map(str, skipped[:5])) or "nothing was named"
+        causes = "; ".join(map(str, skipped[:5]))
         message = f"{first_few(arguments, 3)}: no run in it ({causes})"
         raise InputError(message, hint="homenode bench, or homenode import LOGS")
     known_hosts = {host.fingerprint: host for host in map(load_host, hosts)}
@@ -81,7 +80,7 @@ def _read_argument(argument: str) -> tuple[list[Run], list[str | None], list[Gap
     try:
         loaded = load_runs(path)
     except InputError as error:
-        if path.is_file() and path.suffix != _RESULTS_SUFFIX:
+        if path.is_file() and not holds_run(path) and path.name != FILE:
             return [], [], [], [path]
         return [], [], [Gap(argument, error.reason)], []
     foreign_paths = [Path(path) for path in loaded.foreign]

@@ -206,6 +206,30 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     assert outcome_code(journal.load().state) == 0
 
 
+def test_a_guest_that_was_left_running_is_not_measured_as_another_boot(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    """The boot that failed comes first where the time is up for the round of the one that runs."""
+    layouts = ("default", "pin")
+    asked = wanted(tmp_path / "results", layouts=layouts, boots=2, answer_s=0.1)
+    head, journal = begun(tmp_path / "state", asked)
+    first, *_, last = schedule_steps(head)[:3]
+    silent = SimulatedReach(daemon, EQUAL, silent=(first.variant,))
+    trial = trial_of(head, journal, tmp_path / "state", silent)
+
+    def die_in_the_second_round(progress: object) -> None:
+        if last.number in {entry.number for entry in journal.contents()[1]}:
+            os._exit(9)
+
+    if (child := os.fork()) == 0:
+        run_whole(replace(trial, on_progress=die_in_the_second_round))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    reach = SimulatedReach(daemon, EQUAL)
+    run_whole(trial_of(head, journal, tmp_path / "state", reach, within_s=1e-3))
+    assert journal.load().state.outcomes[first.number].what == EntryKind.MEASURED
+
+
 def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     daemon: StandIn, tmp_path: Path
 ) -> None:

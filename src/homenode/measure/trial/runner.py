@@ -218,13 +218,16 @@ class _BootedVm:
         step = self._order_next([self._steps[task.id] for task in tasks])
         assert step is not None, "something is left"
         begun = time.monotonic()
-        machine = None if self.alive is None else self.alive[1]
+        number, machine = self.alive or (step.number, None)
         self.alive = None
+        if number != step.number:  # no time is left for its round
+            _stop(self._trial, machine)
+            machine = None
         self._boot_and_measure(step, machine)
         self._pace.took(step.variant, time.monotonic() - begun)
 
     def _order_next(self, steps: Sequence[ScheduledTask]) -> ScheduledTask | None:
-        """Return the tasks, the boot whose guest is running first."""
+        """Return the task to start: the boot whose guest is running, else the first."""
         alive = None if self.alive is None else self.alive[0]
         return min(steps, key=lambda step: (step.number != alive, step.number), default=None)
 

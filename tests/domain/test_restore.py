@@ -9,6 +9,7 @@ import pytest
 
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.vm.domain.restore import is_tuned_output, restore, write_tuned
+from tests.command_line import homenode
 from tests.kills import in_child
 
 ORIGINAL = b"<domain type='kvm'>\r\n<!-- mine --></domain>"
@@ -79,6 +80,8 @@ def test_a_script_of_the_layout_goes_with_it_unless_it_was_edited(
         write_tuned(out, ORIGINAL, TUNED, scripts={script.name: b"pin\n"})
         if edited:
             script.write_bytes(b"my pins\n")
+        shown = homenode("restore", out, "--dry-run").stdout
+        assert f"{script}: would {'stay, as it was edited' if edited else 'be removed'}" in shown
         over()
         assert script.exists() is edited
 

@@ -84,7 +84,8 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
     before = preview.current or b""
     if arguments.dry_run or not arguments.yes:
         line = f"{path}: its original would be restored: {_format_change(before, preview.original)}"
-        removals = (f"{script}: would be removed" for script in preview.scripts)
+        removals = [f"{script}: would be removed" for script in preview.scripts]
+        removals += [f"{script}: would stay, as it was edited" for script in preview.edited_scripts]
         make_console().print(Doc("", tuple(Text(text, hang=2) for text in (line, *removals))))
     if arguments.diff:
         print_diff(before, preview.original, f"{path} (now)", f"{path} (original)")
@@ -99,6 +100,8 @@ def _restore_file(path: str, arguments: RestoreArguments) -> None:
     say(f"{path}: restored, equal to its original")
     for script in preview.scripts:
         say(f"{script}: removed; remove its copy among the host's snippets as well")
+    for script in preview.edited_scripts:
+        say(f"{script}: stays, as it was edited since homenode wrote it")
 
 
 def _say_files(original: Path, record: Path) -> None:

@@ -93,6 +93,7 @@ class RestorableFile(Struct, frozen=True):
     current: bytes | None  # None: the tuned document is gone
     original: bytes
     scripts: tuple[Path, ...] = ()  # next to it, to be removed: unchanged ones of its layout
+    edited_scripts: tuple[Path, ...] = ()  # kept
 
 
 def preview_restore(output: str | Path) -> RestorableFile:
@@ -114,7 +115,8 @@ def preview_restore(output: str | Path) -> RestorableFile:
             f"{saved.output} was edited since homenode wrote it, with sha256 {sums.tuned}",
             hint="to drop the edits: " + command_line("cp", saved.original, saved.output),
         )
-    return RestorableFile(saved, current, original, _list_scripts(saved))
+    edited_scripts = _list_scripts(saved, edited=True)
+    return RestorableFile(saved, current, original, _list_scripts(saved), edited_scripts)
 
 
 def restore(output: str | Path) -> Path:
@@ -183,8 +185,8 @@ def _check_our_scripts(saved_original: SavedOriginal) -> str | None:
     return digest if digest in sums.of_documents else None
 
 
-def _list_scripts(saved_original: SavedOriginal) -> tuple[Path, ...]:
-    """Return the unchanged scripts that homenode wrote next to a document."""
+def _list_scripts(saved_original: SavedOriginal, *, edited: bool = False) -> tuple[Path, ...]:
+    """Return the unchanged, or edited, scripts that homenode wrote next to a document."""
     if not saved_original.record.exists():
         return ()
     try:
@@ -193,7 +195,9 @@ def _list_scripts(saved_original: SavedOriginal) -> tuple[Path, ...]:
         return ()  # damaged
     paths = {saved_original.output.with_name(name): digest for name, digest in scripts.items()}
     return tuple(
-        p for p, digest in paths.items() if p.exists() and _sum(_read_content(p)) == digest
+        p
+        for p, digest in paths.items()
+        if p.exists() and (_sum(_read_content(p)) != digest) is edited
     )
 
 

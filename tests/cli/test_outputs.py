@@ -81,10 +81,6 @@ def test_what_is_piped_to_standard_error_is_neither_wrapped_nor_padded(
     done = homenode("pool", "place", DOCUMENT, "--pool", "hgx-h100*2", "--gpus", "99")
     (refused,) = [line for line in done.stderr.splitlines() if "99 GPUs needed" in line]
     assert refused.endswith("8 of 8 free")
-    words = ("plan", DOCUMENT, "--host", "hgx-h100", "--device", "29:00.0")
-    assert max(map(len, homenode(*words, whole=True).stderr.splitlines())) > 80
-    narrow = homenode(*words, whole=True, env={"COLUMNS": "80"}).stderr.splitlines()
-    assert len(narrow) > 2 and max(map(len, narrow)) <= 80
 
 
 @pytest.mark.parametrize(("words", "most"), [(("hosts",), 25), (("findings", "plan"), 25)])

@@ -31,12 +31,13 @@ def make_console(name: str = "stdout") -> "Console":
     from homenode.show.terminal_text import PrintableConsole
 
     is_terminal = getattr(sys, name).isatty()
+    has_width = os.environ.get("COLUMNS", "").isdecimal()
     is_live = is_terminal and name == "stderr"  # where bars are drawn
     return PrintableConsole(
         highlight=False,
         emoji=False,
         markup=False,
-        width=_terminal_columns() if is_terminal else None if _has_columns() else _PIPED_COLUMNS,
+        width=_terminal_columns() if is_terminal else None if has_width else _PIPED_COLUMNS,
         stderr=is_live,
         file=None if is_live else cast("IO[str]", _WithoutPadding(name)),
     )
@@ -49,11 +50,6 @@ def error_console() -> "Console":
 
 
 _PIPED_COLUMNS = 10_000
-
-
-def _has_columns() -> bool:
-    """Return whether the environment sets the width of piped output."""
-    return os.environ.get("COLUMNS", "").isdecimal()
 
 
 def _terminal_columns() -> int:
@@ -129,7 +125,7 @@ def note(text: str, hang: int = 2) -> None:
     from homenode.text import printable
 
     line = printable(text)
-    if sys.stderr.isatty() or _has_columns():
+    if sys.stderr.isatty():
         line = "\n".join(wrap_words(line, _terminal_columns(), hang))
     print(line, file=sys.stderr)
 

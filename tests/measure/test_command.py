@@ -136,7 +136,7 @@ def test_what_cannot_be_meant_is_refused(
     result = homenode("bench", "--name", *words)
     assert isinstance(result.exception, HomenodeError)
     assert says in str(result.exception)
-    assert result.exception.exit_code == (3 if "--resume" in words else 2)
+    assert result.exception.exit_code == 2
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:

@@ -13,7 +13,7 @@ from homenode.change.apply.definition import (
     restore_definition,
 )
 from homenode.change.journal import ChangeState
-from homenode.errors import HostError, InputError, UsageError
+from homenode.errors import InputError, UsageError
 from homenode.measure.results.store import load_runs
 from homenode.measure.trial import guest
 from homenode.measure.trial.boot_steps import TrialDomain, held_interrupts
@@ -142,7 +142,7 @@ def test_a_trial_of_a_name_that_is_in_use_writes_over_nothing(
     before = {path.name: path.read_bytes() for path in journal.path.iterdir() if path.is_file()}
     asked = wanted(tmp_path / "elsewhere", boots=2, layouts=("pin", "pin-numa"))
     checked = preflight(Virsh(URI), NAME, asked, host(), root)
-    with journal.hold(), pytest.raises(HostError, match="a trial of this name exists"):
+    with journal.hold(), pytest.raises(UsageError, match="a trial of this name exists"):
         prepare(checked, journal)
     after = {path.name: path.read_bytes() for path in journal.path.iterdir() if path.is_file()}
     assert after == before

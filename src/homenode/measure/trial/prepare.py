@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from homenode import formats
 from homenode.change.apply.definition import preview_definition
-from homenode.errors import HostError, InputError, UsageError
+from homenode.errors import InputError, UsageError
 from homenode.machine.topology import Host
 from homenode.measure.preparation import list_host_versions
 from homenode.measure.results.model import host_kind
@@ -140,9 +140,10 @@ def preflight(virsh: Virsh, name: str, request: TrialRequest, host: Host, root: 
 
 
 def prepare(preflight: Preflight, journal: TrialJournal) -> None:
-    """Store the trial, its head last: without a head it has not begun. Raises HostError."""
+    """Store the trial, its head last: without a head it has not begun. Raises UsageError if one of
+    its name exists, HostError."""
     if journal.has_journal:
-        raise HostError(
+        raise UsageError(
             f"{journal.journal_path}: a trial of this name exists",
             hint="another --name, or homenode trial resume",
         )

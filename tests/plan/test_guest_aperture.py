@@ -148,8 +148,14 @@ def test_layouts_that_leave_pcie_as_it_was_leave_its_window_too_and_say_so() -> 
     assert finding.severity == "info"
     assert "1 TiB" in finding.expected and "32 GiB" in finding.observed
     assert "<pcihole64 unit='KiB'>1073741824</pcihole64>" in (finding.fix or "")
-    few_bits = planned(host, {"cpu_mode": "custom"}, layout=PRESETS["pin-numa"])
-    assert [f.severity for f in few_bits.findings if f.id == "pci-window-small"] == ["warning"]
+    for bits, id_and_severity in (
+        (None, ("address-bits-small", "critical")),
+        (42, ("pci-window-small", "warning")),
+    ):
+        model: dict[str, object] = {"cpu_mode": "custom", "physical_address_bits": bits}
+        of_model = planned(host, model, layout=PRESETS["pin-numa"])
+        small = [(f.id, f.severity) for f in of_model.findings if f.id.endswith("-small")]
+        assert small == [id_and_severity]
     for space in ({"pcihole64_bytes": TIB}, {"has_qemu_commandline": True}):
         roomy = planned(host, dict(space), layout=PRESETS["pin-numa"])
         assert not [f for f in roomy.findings if f.id == "pci-window-small"]

@@ -279,6 +279,9 @@ def plan_for_target(
     if module.one_socket and request.options.objective is None and lacks_topology:
         guest = structs.replace(vm.guest, cpu_topology=GuestTopology(1, 1, vm.guest.vcpus, 1))
         vm, request = structs.replace(vm, guest=guest), structs.replace(request, guest=guest)
+    if vm.kind != target and vm.guest.domain_type == "kvm":  # a new file has the host's CPU
+        guest = structs.replace(request.guest, cpu_mode="host-passthrough")
+        request = structs.replace(request, guest=guest)
     # The file has QEMU's own options: libvirt limits nothing.
     settings = structs.replace(host.settings, libvirt_version=LIBVIRT_WITH_INITIATORS)
     vm_plan = plan(structs.replace(host, settings=settings), request)

@@ -207,7 +207,7 @@ def _away_from_home(
             yield finding(
                 "gpu-away-from-home",
                 str(gpu.bdf),
-                observed=f"its node {gpu.node} has no vCPU of the VM"
+                observed=f"node {gpu.node} has no vCPU of the VM"
                 f"{', and no guest NUMA node' if mirrored else ''}",
                 severity=Severity.INFO if near else None,
                 case="of a limit" if limited else None,

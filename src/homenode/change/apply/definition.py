@@ -352,7 +352,7 @@ def find_obstacles(
         yield "transient", "it is transient and has no definition", hint
     if state.is_active:
         live_pins = "" if restoring else f"; to move its threads alone: {command_line(*apply)}"
-        yield "running", f"it is {state.state}", f"{virsh} shutdown {state.argument}{live_pins}"
+        yield "running", "it is not shut off", f"{virsh} shutdown {state.argument}{live_pins}"
     if state.managed_save:
         yield (
             "managed-save",

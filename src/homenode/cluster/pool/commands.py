@@ -136,7 +136,6 @@ def place(arguments: PoolPlaceArguments) -> None:
         lines += write_definition(tuning, original, output, choose_permissions(document))
     if arguments.save_plan is not None:
         write_text(arguments.save_plan, encode_plan(tuning.plan))
-        note_written(arguments.save_plan)
     if arguments.json:
         print_json(encode_plan(tuning.plan))
     else:
@@ -145,6 +144,8 @@ def place(arguments: PoolPlaceArguments) -> None:
         _print_places(arguments, ranking, tuning, reasons, format_unknown(gaps))
     for line in (*lines, *tuning.notes):
         note(line)
+    if arguments.save_plan is not None:
+        note_written(arguments.save_plan)
     warn_slow_links(best.entry.host, options)
     _note_unread(named)
     _exit_with_unread(named, or_if=is_critical(tuning.plan))

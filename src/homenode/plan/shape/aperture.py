@@ -32,7 +32,8 @@ DEFAULT_ADDRESS_BITS = 40
 QEMU_VERSION = "QEMU's version"
 """The subject of the gap."""
 
-WINDOW, WINDOW_FINDINGS = "64-bit PCI window", ("pci-window-small", "virt-window-small")
+WINDOW = "64-bit PCI window"
+WINDOW_FINDINGS = ("address-bits-small", "pci-window-small", "virt-window-small")
 """The subject of gaps and findings, and the ids."""
 
 _HOST_BITS_MODES = frozenset({"host-passthrough", "maximum"})
@@ -101,6 +102,10 @@ def choose_aperture(
         if window > DEFAULT_WINDOW_BYTES and has_ovmf:
             firmware = window // MIB
         bits = _address_bits(guest, request.memory_bytes, window, settings, gaps)
+    elif guest.architecture == "x86_64" and (
+        needed_bits := _address_bits(guest, request.memory_bytes, window, settings, [])
+    ):
+        findings = (_small_address(guest, window, needed_bits),)
     elif guest.architecture == "x86_64" and not has_space and not guest.has_qemu_commandline:
         findings = (_small_window(guest, window),)
     elif is_ours and guest.architecture == "aarch64" and window > VIRT_WINDOW_BYTES:
@@ -113,6 +118,16 @@ def choose_aperture(
             ),
         )
     return ApertureChoice(Aperture(hole, bits, firmware, memlock, entries), findings, tuple(gaps))
+
+
+def _small_address(guest: Vm, window: int, needed_bits: int) -> Finding:
+    return finding(
+        "address-bits-small",
+        "<cpu>",
+        f"{needed_bits} physical address bits for {format_bytes(window)} of BARs above the memory",
+        str(guest.physical_address_bits or DEFAULT_ADDRESS_BITS),
+        values={"bits": needed_bits},
+    )
 
 
 def _small_window(guest: Vm, window: int) -> Finding:

@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -11,6 +12,7 @@ from homenode.machine.pci import DeviceKind
 from homenode.plan.search.node_sets import NodeSets
 from homenode.plan.search.place import place
 from homenode.units import GIB
+from homenode.vm.model import GuestHostdev
 from homenode.vm.plan_options import PlanOptions, Policy, make_cell
 from tests.figures import numbers
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
@@ -86,6 +88,17 @@ def test_an_unknown_device_is_refused_with_the_nearest_ones() -> None:
         place(host, small_request(4, devices=["3c:00.0"]))
     assert error.value.exit_code == 2
     assert error.value.message.startswith(f"host {host.name!r} has no PCI function 0000:3c:00.0;")
+
+
+def test_all_absent_devices_are_named_and_those_of_another_kind() -> None:
+    nic = DeviceSpec("0000:3b:00.0", kind=DeviceKind.NIC)
+    host = even_host(2, devices=[nic, DeviceSpec("0000:9b:00.0", 1)])
+    request = small_request(4, devices=["3b:00.0", "3c:00.0", "3d:00.0"])
+    hostdevs = tuple(GuestHostdev(bdf, None) for bdf in request.devices)
+    with pytest.raises(InputError, match=r"0000:3c:00\.0 and 0000:3d:00\.0;") as error:
+        place(host, replace(request, guest=replace(request.guest, hostdevs=hostdevs)))
+    hint = "remove their <hostdev>s and add --gpus 2; not GPUs on this host: 0000:3b:00.0"
+    assert error.value.hint == hint
 
 
 def test_manual_emulator_pus_are_kept_free_of_vcpus() -> None:

@@ -478,13 +478,18 @@ def _unknown_device(bdf: Bdf, host: Host, request: GuestRequest) -> InputError:
     gpus = ", ".join(str(gpu.bdf) for gpu in host.devices_of_kind(DeviceKind.GPU)[:16])
     hint = f"GPUs of the host: {gpus}" if gpus else None if bdfs else "homenode capture reads PCI"
     functions = {d.bdf: host.device_at.get(d.bdf) for d in request.guest.hostdevs}
+    absent = [other for other in request.devices if other not in host.device_at]
     if bdf in functions and gpus:
         count = sum(f is None or f.kind is DeviceKind.GPU for f in functions.values())
         add = "" if request.options.gpu_count else f" and add --gpus {count}"
-        hint = f"remove its <hostdev>{add}"
+        hint = f"remove {'its <hostdev>' if len(absent) == 1 else 'their <hostdev>s'}{add}"
+        others = [str(d.bdf) for d in functions.values() if d and d.kind is not DeviceKind.GPU]
+        if others:
+            hint += f"; not GPUs on this host: {format_subjects(others)}"
+    name = f"PCI function{'s' * (len(absent) > 1)} {format_subjects([*map(str, absent)])}"
     return InputError(
         f"host {host.name!r} has no "
-        + (f"PCI function {bdf}; nearest: {nearest}" if nearest else f"PCI functions, nor {bdf}"),
+        + (f"{name}; nearest: {nearest}" if nearest else f"PCI functions, nor {bdf}"),
         hint=hint,
     )
 

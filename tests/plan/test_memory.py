@@ -294,9 +294,10 @@ def test_a_running_vm_planned_again_gets_back_what_it_has() -> None:
     assert place(host, small_request(8, 60 * GIB)).nodes == (0,)
 
 
-def test_a_kept_binding_that_leaves_out_the_vcpus_nodes_is_reported() -> None:
+@pytest.mark.parametrize("layout", ["pin", "default"])
+def test_a_kept_binding_that_leaves_out_the_vcpus_nodes_is_reported(layout: str) -> None:
     host = even_host(2, 1, 1, 8, 2, devices=[DeviceSpec("01:00.0", node=0)])
-    request = small_request(4, layout="pin", devices=["0000:01:00.0"])
+    request = small_request(4, layout=layout, devices=["0000:01:00.0"])
     elsewhere = replace(request, guest=structs.replace(request.guest, bound_nodes=CpuSet([1])))
     (finding,) = place(host, elsewhere).findings
     assert finding.id == "memory-bound-elsewhere"

@@ -74,7 +74,7 @@ def check_placement(
     """Yield findings on devices and relaxations. threads: siblings per core that the guest sees."""
     # Long because it yields each finding with its text in place.
     yield from check_devices(host, request, devices, allocations)
-    yield from _bound_elsewhere(request, nodes)
+    yield from bound_elsewhere(request, nodes)
     yield from _away_from_home(host, request, devices, nodes)
     yield from _nics_in_other_packages(host, devices, nodes)
     yield from _host_share(host, request, relaxations, vcpu_pus, threads, allocations)
@@ -235,7 +235,7 @@ def _nics_in_other_packages(
             )
 
 
-def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Iterator[Finding]:
+def bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Iterator[Finding]:
     """Yield a finding if the layout keeps a binding that omits nodes of the vCPUs."""
     bound = request.guest.bound_nodes
     if bound is None or request.layout.memory is not MemoryBinding.KEEP:
@@ -247,7 +247,7 @@ def _bound_elsewhere(request: GuestRequest, nodes: Sequence[NodeIndex]) -> Itera
             "memory-bound-elsewhere",
             format_nodes(without),
             observed=f"the definition binds all memory to {bound_text}, and layout "
-            f"{request.layout.name} keeps that binding: these vCPUs have no local memory",
+            f"{request.layout.name} keeps that binding: vCPUs there have no local memory",
         )
 
 

@@ -15,7 +15,12 @@ from homenode.plan.allocations import Allocations, find_allocations
 from homenode.plan.device_findings import check_devices
 from homenode.plan.devices.options import DeviceOptions, device_options
 from homenode.plan.placement import Cost, Placement
-from homenode.plan.placement_findings import document_siblings, memory_short, whole_core_costs
+from homenode.plan.placement_findings import (
+    bound_elsewhere,
+    document_siblings,
+    memory_short,
+    whole_core_costs,
+)
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.devices import distance_matrix
@@ -127,6 +132,7 @@ def _place_devices_only(
         findings=(
             *options.findings,
             *memory_short(host, request),
+            *bound_elsewhere(request, [node.index for node in host.nodes if node.pus]),
             *check_devices(host, request, devices, allocations),
         ),
         gaps=(*allocations.gaps, *options.gaps, *options.node_gaps(devices)),

@@ -664,6 +664,9 @@ def test_files_that_a_paused_start_made_go_unless_they_were_written_since(
     del facts[str(cut_short)]  # a kill came before its time was recorded
     step.undo(structs.replace(entry, facts=facts), journal.write)
     assert [path.exists() for path in paths] == [True, False, True, False]
+    cut_short.touch()
+    step.undo(structs.replace(entry, facts=facts), journal.write)  # off: a guest may have run
+    assert cut_short.exists()
 
 
 def test_threads_that_somebody_else_moved_stay(daemon: StandIn, root: Path) -> None:

@@ -15,7 +15,7 @@ from homenode.safe.durable import remove_file
 from homenode.safe.record_directory import RecordDirectory
 from homenode.text import command_line
 from homenode.vm.hypervisor.connection import add_connection
-from homenode.vm.hypervisor.virsh import Virsh
+from homenode.vm.hypervisor.virsh import RejectedError, Virsh
 
 T = TypeVar("T")
 
@@ -44,11 +44,13 @@ class PausedStart(Struct, frozen=True, kw_only=True):
             facts={"name": self.name},
         )
         note(entry)
-        self.virsh.start_paused(self.uuid, self.locks)
+        try:
+            self.virsh.start_paused(self.uuid, self.locks)
+        except RejectedError:
+            note(_add_change_times(entry))
+            raise
         run_id = self.virsh.find_domain(self.uuid).run_id
-        written = {path: _read_change_time(path) for path in entry.made}
-        facts = entry.facts | {"run_id": str(run_id)} | written
-        done = structs.replace(entry, what=ChangeState.DONE, facts=facts)
+        done = _add_change_times(entry.with_state(ChangeState.DONE), run_id=str(run_id))
         note(done)
         return done
 
@@ -64,8 +66,10 @@ class PausedStart(Struct, frozen=True, kw_only=True):
         if state.is_active:
             self.virsh.destroy(entry.subject)
         for path in entry.made:
-            if entry.facts.get(path, _read_change_time(path)) == _read_change_time(path):
-                remove_file(Path(path))  # a guest that ran since has written it otherwise
+            # A guest that ran since wrote the file. After a kill, one that is off now may have run.
+            changed = _read_change_time(path)
+            if entry.facts.get(path, changed if state.is_active else None) == changed:
+                remove_file(Path(path))
         undone = entry.with_state(ChangeState.UNDONE)
         note(undone)
         return undone
@@ -76,6 +80,11 @@ class PausedStart(Struct, frozen=True, kw_only=True):
         run_id = entry.facts.get("run_id")
         is_same = run_id is None or run_id == str(state.run_id)
         return state.is_active and is_same and state.state == _PAUSED
+
+
+def _add_change_times(entry: ChangeEntry, **facts: str) -> ChangeEntry:
+    times = {path: _read_change_time(path) for path in entry.made}
+    return structs.replace(entry, facts=entry.facts | facts | times)
 
 
 def _read_change_time(path: str) -> str:

@@ -11,12 +11,14 @@ import pytest
 
 from homenode.change.apply.store import DomainStore
 from homenode.change.journal import default_root
+from homenode.change.paused_start import PausedStart, open_paused_journal
 from homenode.cli.arguments.place import PlanArguments, RestoreArguments
 from homenode.cli.plan import plan
 from homenode.cli.restore import restore as work
 from homenode.errors import InputError, UsageError
 from homenode.plan.pipeline import plan_file
 from homenode.vm.domain.restore import write_tuned
+from homenode.vm.hypervisor.virsh import Virsh
 from homenode.vm.plan_options import PlanOptions
 from homenode.vm.sources import load_host
 from tests.apply_documents import NAME, ORIGINAL
@@ -204,6 +206,29 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
     assert daemon.get("pins/vcpu.0") == "0-7"
     assert daemon.definition() == ORIGINAL
     assert DomainStore(Path("/nowhere"), URI, UUID).definition() is None
+
+
+def test_a_running_vm_gets_its_pins_back_and_one_left_paused_its_end_not_its_original(
+    daemon: StandIn,
+) -> None:
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
+    tuned = daemon.definition()
+    daemon.put("id", "9")
+    daemon.put("pins/vcpu.0", "0-7")
+    for thread in ("emulator.0", "iothread.1"):
+        daemon.put(f"pins/{thread}", "0-7")
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True, live_pins=True)
+    restore([NAME])
+    assert daemon.get("pins/vcpu.0") == "0-7"
+    (daemon.state / "id").unlink()
+    step = PausedStart(virsh=Virsh(URI), uuid=UUID, name=NAME)
+    step.do(open_paused_journal(default_root(), step.virsh, UUID, NAME).write)
+    daemon.put("run-state", "paused")
+    restore([NAME])
+    assert not (daemon.state / "id").exists()
+    assert daemon.definition() == tuned
+    restore([NAME])
+    assert daemon.definition() == ORIGINAL
 
 
 def test_a_daemon_elsewhere_needs_its_host_named(daemon: StandIn) -> None:

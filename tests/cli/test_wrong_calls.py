@@ -87,6 +87,7 @@ CALLS = (
     ("restore", 2, "missing argument NAME"),
     ("restore --list vm", 2, "--list and another argument cannot be used together"),
     ("restore vm --forget --keep-edits", 2, "--forget and --keep-edits cannot be used together"),
+    ("restore vm --forget --dry-run", 2, "--forget and --dry-run cannot be used together"),
     ("capture", 2, "hint: homenode capture -o host.tar.gz"),
     ("verify", 2, "missing argument VM"),
     ("verify --live", 2, "--live: missing NAME"),

@@ -10,7 +10,6 @@ from homenode.change import journal
 from homenode.change.apply.definition import (
     find_domain_to_restore,
     forget_original,
-    has_original,
     preview_restore,
     restore_definition,
 )
@@ -64,12 +63,13 @@ def restore(arguments: RestoreArguments) -> None:
             raise exclusive(targets[0], options, hint)
         _restore_file(targets[0], arguments)
         return
-    if arguments.forget and arguments.keep_edits:
-        raise exclusive("--forget", "--keep-edits")
+    for option in ("keep_edits", "dry_run", "diff", "explain") if arguments.forget else ():
+        if getattr(arguments, option):
+            raise exclusive("--forget", f"--{option.replace('_', '-')}")
     if arguments.forget:
         if len(targets) > 1:
             raise UsageError(f"--forget: expected one domain, found {len(targets)}")
-        _delete_records(targets[0], arguments.connect or DEFAULT)
+        _forget(targets[0], arguments.connect or DEFAULT)
         return
     _restore_domains(arguments)
 
@@ -169,29 +169,26 @@ def _list_changes(virsh: Virsh, state: DomainState, arguments: RestoreArguments)
     root, name = journal.default_root(), state.name
     if open_paused_journal(root, virsh, state.uuid, name).to_undo():
         return (f"{name}: homenode verify --start left it paused; it would be ended",)
-    lines = []
     if pins := preview_restore_live_pins(virsh, state.uuid, root):
         cpus = format_cpus(CpuSet.union(pin.pus for pin in pins))
-        lines.append(f"{name}: {plural(len(pins), 'thread')} would move back to {cpus}")
-        if not has_original(virsh, state.uuid, root):
-            return tuple(lines)
+        return (f"{name}: {plural(len(pins), 'thread')} would move back to {cpus}",)
     preview = preview_restore(virsh, state.uuid, root, keep_edits=arguments.keep_edits)
-    if preview.is_changed:
-        if arguments.explain:
-            store = DomainStore(root, virsh.connect, state.uuid)
-            _say_files(store.definition_path(preview.entry.before), store.directory / JOURNAL)
-        if arguments.diff:
-            now, restored = f"{name} (now)", f"{name} (restored)"
-            print_diff(preview.definition, preview.original, now, restored)
-        for device in preview.moved:
-            note(f"{device}: its address was on a bus of the layout; libvirt assigns another")
-        lines.append(
-            f"{name}: homenode apply of "
-            + preview.applied_at.strftime("%Y-%m-%d %H:%M would be undone")
-            + (", later edits kept: " if arguments.keep_edits else ": ")
-            + _format_change(preview.definition, preview.original)
-        )
-    return tuple(lines)
+    if not preview.is_changed:
+        return ()
+    if arguments.explain:
+        store = DomainStore(root, virsh.connect, state.uuid)
+        _say_files(store.definition_path(preview.entry.before), store.directory / JOURNAL)
+    if arguments.diff:
+        now, restored = f"{name} (now)", f"{name} (restored)"
+        print_diff(preview.definition, preview.original, now, restored)
+    for device in preview.moved:
+        note(f"{device}: its address was on a bus of the layout; libvirt assigns another")
+    return (
+        f"{name}: homenode apply of "
+        + preview.applied_at.strftime("%Y-%m-%d %H:%M would be undone")
+        + (", later edits kept: " if arguments.keep_edits else ": ")
+        + _format_change(preview.definition, preview.original),
+    )
 
 
 def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> None:
@@ -199,8 +196,8 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
     is_ended = _ended_paused(virsh, state.uuid, name)
     threads = restore_live_pins(virsh, state.uuid, root)
     if threads:
-        say(f"{name}: {plural(len(threads), 'thread')} moved back")
-    if (is_ended or threads) and not has_original(virsh, state.uuid, root):
+        say(f"{name}: {plural(len(threads), 'thread')} moved back; its definition is as it was")
+    if is_ended or threads:
         return
     restored = restore_definition(virsh, state.uuid, root, keep_edits=keep_edits)
     if not restored.changed:
@@ -212,7 +209,7 @@ def _restore_domain(virsh: Virsh, state: DomainState, *, keep_edits: bool) -> No
         say(f"{name}: restored, {equal}; its next start uses it")
 
 
-def _delete_records(name: str, connect: str) -> None:
+def _forget(name: str, connect: str) -> None:
     virsh, root = Virsh(connect), journal.default_root()
     state = find_domain_to_restore(virsh, name, root)
     old = forget_original(virsh, state.uuid, root)

@@ -277,10 +277,6 @@ def find_domain_to_restore(virsh: Virsh, name: str, root: Path) -> DomainState:
         ) from None
 
 
-def has_original(virsh: Virsh, name: str, root: Path) -> bool:
-    return DomainStore(root, virsh.connect, virsh.find_domain(name).uuid).definition() is not None
-
-
 def read_saved_original(virsh: Virsh, name: str, root: Path) -> bytes | None:
     """Return the definition that restore_definition would restore; None if nothing is saved."""
     store = DomainStore(root, virsh.connect, virsh.find_domain(name).uuid)

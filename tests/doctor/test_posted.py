@@ -118,6 +118,14 @@ def test_topo_m_alone_shows_nodes_of_gpus_and_jobs_without_their_cpus(
     assert ("prints SYS between GPUs of one node" in checked) is has_pair
 
 
+def test_a_matrix_next_to_a_vm_leaves_named_what_was_not_checked(tmp_path: Path) -> None:
+    vm, topology = tmp_path / "100.conf", tmp_path / "topo.txt"
+    vm.write_text(QM.format("0-7") + "hookscript: local:snippets/homenode-100.sh\n")
+    topology.write_text(matrix(("0-7", "0")))
+    answer = json.loads(homenode("doctor", str(vm), str(topology), "--json").stdout)
+    assert len(answer["not_checked"]) == 1
+
+
 @pytest.mark.parametrize(
     ("cpu", "is_required"),
     [

@@ -210,7 +210,12 @@ def _add_matrices(answer: Findings, sources: Sequence[str]) -> Findings:
         fault for name, matrix in matrices.items() for fault in check_matrix(matrix, name)
     ]
     findings = sort_findings((*answer.findings, *matrix_faults))
-    return Findings(checked=(*answer.checked, *lines), findings=findings)
+    return structs.replace(
+        answer,
+        checked=(*answer.checked, *lines),
+        findings=findings,
+        not_checked=answer.not_checked if answer.checked else (),
+    )
 
 
 def _measure_under_load(

@@ -220,6 +220,11 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     saved.record.write_text("nonsense\n")
     with pytest.raises(InputError, match=r"expected the sha256 of out.xml.orig"):
         restore(saved.output)
+    write_tuned(tmp_path / "out.xml", ORIGINAL, TUNED)
+    with saved.record.open("a") as record:
+        record.write("".join(f"{'0' * 64}  {name}\n" for name in (".", "..", "a/b")))
+    restore(saved.output)
+    assert saved.output.read_bytes() == ORIGINAL
 
 
 def test_permissions_of_the_document_stay(tmp_path: Path) -> None:

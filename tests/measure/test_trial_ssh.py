@@ -113,6 +113,7 @@ BARE = (
     [
         ({"lease": ETH, "agent": LO}, ("192.0.2.7", "fd00::7")),
         ({"lease": "", "agent": f"{LO}\n{ETH}"}, ("192.0.2.7", "fd00::7")),
+        ({"lease": f" eth0  -  ipv4  x/24\n{ETH}"}, ("192.0.2.7", "fd00::7")),
         ({"lease": BARE, "arp": ETH}, ("192.0.2.7", "fd00::7")),  # no agent answers
         ({"lease": "", "agent": LO, "arp": ""}, ()),
     ],

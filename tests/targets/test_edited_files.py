@@ -316,6 +316,8 @@ BROKEN = [
     ("xen", XL.replace(b"vcpus=8", b"vcpus=8 9")),
     ("xen", XL.replace(b"vcpus=8", b'vcpus=8\nvnuma=[["pnode=0"]]')),
     ("xen", XL + b"[" * 100_000),
+    ("xen", XL.replace(b"vcpus=8", b"vcpus=99999999999")),
+    ("qemu", b"#!/bin/sh\n\nqemu=(\n  qemu-system-x86_64\n  -smp 999999999 -m 1G\n)\n"),
 ]
 
 
@@ -333,6 +335,19 @@ def test_a_damaged_file_is_refused_by_name(target: str, content: bytes) -> None:
     with pytest.raises(HomenodeError) as caught:
         edited(content, HOST, plain("pin-numa"))
     assert isinstance(caught.value, InputError), caught.value
+
+
+def test_a_device_below_a_loop_of_controllers_gets_a_port() -> None:
+    port = "<controller type='pci' index='1' model='pcie-root-port'>{}</controller>"
+    device = "<hostdev type='pci'><source><address bus='0x19'/></source>{}</hostdev>"
+    parts = "".join((port, device)).replace("{}", "<address type='pci' bus='1'/>")
+    domain = (
+        "<domain type='kvm'><name>vm</name><vcpu>4</vcpu><memory unit='GiB'>4</memory><os>"
+        f"<type machine='q35'>hvm</type></os><devices>{parts}</devices></domain>"
+    )
+    vm, wanted = read_vm(domain.encode(), "vm.xml"), plain("pin")
+    planned = plan_for_target(vm, wanted, host_named("hgx-h100"), "qemu")
+    assert b"vfio-pci,host=0000:19:00.0,id=hostdev0,bus=pci.1" in planned.rendering.document
 
 
 def test_what_is_no_file_of_a_vm_is_refused_with_what_would_be_one() -> None:

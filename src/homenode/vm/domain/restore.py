@@ -232,7 +232,7 @@ def _read_record(saved: SavedOriginal) -> _Sums:
             before = match[2]
         elif match is not None:
             sums[match[3]] = match[2]
-    scripts = {name: digest for name, digest in sums.items() if "/" not in name}
+    scripts = {name: digest for name, digest in sums.items() if Path(name).name == name != ".."}
     try:
         original, tuned = (scripts.pop(path.name) for path in (saved.original, saved.output))
         return _Sums(original, tuned, before, scripts)

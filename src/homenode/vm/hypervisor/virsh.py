@@ -6,6 +6,7 @@ Domains are passed by UUID: a name may begin with a dash, or be a number, like a
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import ip_interface
 
 from homenode.errors import HomenodeError, HostError, InputError, UsageError, find_near
@@ -212,7 +213,10 @@ class Virsh:
                 continue
             rows = (line.split() for line in output.splitlines())
             texts = [row[3] for row in rows if len(row) == 4 and row[2] in ("ipv4", "ipv6")]
-            addresses = [ip_interface(text).ip for text in texts]
+            addresses = []
+            for text in texts:
+                with suppress(ValueError):  # an agent reports what its guest wants
+                    addresses.append(ip_interface(text).ip)
             outer = [ip for ip in addresses if not (ip.is_loopback or ip.is_link_local)]
             if outer:
                 return tuple(map(str, sorted(outer, key=lambda ip: ip.version)))

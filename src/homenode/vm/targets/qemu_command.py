@@ -19,6 +19,7 @@ from homenode.json_text import NotJsonError, decode_json
 from homenode.machine.pci import canonical_uuid
 from homenode.units import GIB, KIB, MIB, bytes_of, whole_number
 from homenode.vm.model import (
+    MAX_VCPUS,
     PORTS,
     QEMU_DEVICE,
     GuestAddress,
@@ -363,12 +364,15 @@ def read_command(options: Options, source: str) -> dict[str, Any]:
     _, devices = device_tree(options, source)
     if memory is None:
         raise ParseError(source, "-smp and -m")
+    vcpus = _number(smp, "cpus", source) if "cpus" in smp else 1
+    if not 1 <= vcpus <= MAX_VCPUS:
+        raise ParseError(f"{source}: -smp", f"1 to {MAX_VCPUS} vCPUs", str(vcpus))
     hostdevs, mediated_devices = split_devices(
         ((device.host, device.cell) for device in devices),
         dict(_list_initiators(objects, devices, source)),
     )
     return {
-        "vcpus": _number(smp, "cpus", source) if "cpus" in smp else 1,
+        "vcpus": vcpus,
         "memory_bytes": memory,
         "page_bytes": max((page for page in pages if page is not None), default=None),
         "cpu_topology": _parse_topology(smp, source),

@@ -17,7 +17,7 @@ from homenode.findings import Finding, finding
 from homenode.machine.topology import Host
 from homenode.units import MIB, whole_number
 from homenode.vm.layout import Pinning
-from homenode.vm.model import Vm, VmCell
+from homenode.vm.model import MAX_VCPUS, Vm, VmCell
 from homenode.vm.plan import Plan
 from homenode.vm.targets.codec import (
     Codec,
@@ -88,7 +88,7 @@ def parse(content: bytes, source: str) -> XlConfig:
         if kind not in ("blank", "comment", "continued"):
             tokens.append((kind, match[0], at, match.end()))
         at = match.end()
-    pairs: list[ConfigEntry] = []
+    pairs: dict[str, ConfigEntry] = {}
     index = 0
     while index < len(tokens):
         kind, word, start, _ = tokens[index]
@@ -97,14 +97,14 @@ def parse(content: bytes, source: str) -> XlConfig:
             continue
         if kind != "word" or index + 2 >= len(tokens) or tokens[index + 1][0] != "equals":
             raise _parse_error(text, start, "KEY=VALUE", source)
-        if tokens[index + 1][1] == "+=" or any(pair.key == word for pair in pairs):
+        if tokens[index + 1][1] == "+=" or word in pairs:
             raise _parse_error(text, start, f"{word} once", source)
         value_start = tokens[index + 2][2]
         value, index = _parse_value(tokens, index + 2, text, source, 0)
-        pairs.append(ConfigEntry(word, value, start, value_start, tokens[index - 1][3]))
+        pairs[word] = ConfigEntry(word, value, start, value_start, tokens[index - 1][3])
         if index < len(tokens) and tokens[index][0] != "end":
             raise _parse_error(text, tokens[index][2], "a new line or a semicolon", source)
-    return XlConfig(text, tuple(pairs), source)
+    return XlConfig(text, tuple(pairs.values()), source)
 
 
 def _parse_error(text: str, at: int, expected: str, source: str) -> ParseError:
@@ -186,8 +186,9 @@ def _read_type(values: Mapping[str, Value]) -> Value:
 def _count(config: XlConfig, key: str, default: int) -> int:
     value = config.values.get(key, default)
     count = None if isinstance(value, list) else whole_number(str(value), digits=12)
-    if not count:
-        raise ParseError(f"{config.source}: {key}", "a number above 0", str(value)[:60])
+    limit = MAX_VCPUS if key.endswith("vcpus") else 10**12
+    if not count or count > limit:
+        raise ParseError(f"{config.source}: {key}", f"1 to {limit}", str(value)[:60])
     return count
 
 

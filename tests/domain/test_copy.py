@@ -109,6 +109,8 @@ def test_what_both_domains_would_share_is_said() -> None:
     assert found["copy-shares-file"] == "serial /var/log/vm.log"
     assert found["copy-shares-device"].startswith("hostdev")
     assert len(check_shared(xml)) == 4
+    for part in ((b"device='lun'", b"device='floppy'"), (b"type='pci'", b"type='usb'")):
+        assert len(check_shared(xml.replace(*part))) == 4
     for disk in (b"<readonly/></disk>", b"<shareable/></disk>"):
         read_only = xml.replace(b"</disk>", disk, 1)
         assert len(check_shared(read_only)) == 4 - (b"readonly" in disk)

@@ -101,12 +101,11 @@ def _find_sharing(element: Element) -> Finding | None:
     name = element.value("target/@dev") or f"on line {element.line}"
     path = element.value("source/@path")
     if element.name == "disk":
-        writable = element.get("device") in (None, "disk", "lun")
-        if not writable or not element.all("source") or element.all("readonly"):
+        if not _is_writable(element):
             return None
         kind = "copy-shares-disk"
         detail = "both domains write it: running both at once destroys its file system"
-    elif is_pci_function(element):
+    elif element.name == "hostdev" or is_pci_function(element):
         kind = "copy-shares-device"
         detail = "both domains have this host device: only one of them can run"
     elif element.name == "interface" and element.all("target"):
@@ -289,7 +288,7 @@ def replace_disks(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
     for element in _find_writable_disks(document):
         path = path_of_target[_read_target(document, element)]
         under = element.child("source")
-        assert under is not None, "_writable_disks omits disks without one"
+        assert under is not None, "_is_writable rejects disks without one"
         edits += set_attribute(document, element, "type", "file")
         edits += set_attributes(document, under, {"dev": None, "file": path})
         driver = element.child("driver")
@@ -304,13 +303,12 @@ def replace_disks(xml: bytes, path_of_target: Mapping[str, str], source: str) ->
 
 
 def _find_writable_disks(document: Document) -> tuple[Element, ...]:
-    return tuple(
-        disk
-        for disk in document.root.all("devices/disk")
-        if disk.get("device") in (None, "disk", "lun", "floppy")
-        and disk.child("readonly") is None
-        and disk.child("source") is not None
-    )
+    return tuple(filter(_is_writable, document.root.all("devices/disk")))
+
+
+def _is_writable(disk: Element) -> bool:
+    is_kind = disk.get("device") in (None, "disk", "lun", "floppy")
+    return is_kind and disk.child("readonly") is None and disk.child("source") is not None
 
 
 def _reject_directories(document: Document) -> None:

@@ -136,6 +136,8 @@ def _retrain_device(
         say("dry run: nothing was written; --apply writes")
         return () if entry is None else (explain_interrupted(entry, plan.before),)
     with journal.files.hold_lock("another homenode trains this link", wait_s=10):
+        # Again: a VM may have started while this process waited.
+        plan = plan_retrain(host, bdf, space, find_holders(host.pci_devices), target)
         step = RetrainStep(plan, space, open_retrain(journal))
         step.do(journal.write)
     _say_result(plan, step.result, say)

@@ -73,16 +73,16 @@ class GuestAddress(PciAddress):
 
 
 class GuestPciController(Struct, frozen=True):
-    """A <controller type='pci'>. False: a plan adds it."""
+    """A <controller type='pci'>."""
 
     index: int  # libvirt's, which is also the `bus` of what is plugged into it
     model: str  # libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...")
     # its address; None on pcie-root and if libvirt chooses it
     address: GuestAddress | None = None
-    bus_nr: int | None = None  # <target busNr> and its <node>, on expander buses only
-    cell: int | None = None  # <target busNr> and its <node>, on expander buses only
+    bus_nr: int | None = None  # <target busNr>, on expander buses only
+    cell: int | None = None  # its <node>, likewise
     bus_count: int | None = None  # buses in its window, itself included, if set by a plan
-    existing: bool = True  # the definition has it already, unchanged
+    existing: bool = True  # the definition has it already, unchanged; False: a plan adds it
 
 
 class GuestHostdev(Struct, frozen=True):

@@ -26,6 +26,9 @@ from homenode.vm.hypervisor.connection import add_connection
 DOMAINS = "domains"
 """The directory of what `apply` keeps."""
 
+DEFINE, PIN = "define", "pin-threads"
+"""Kinds of steps."""
+
 _SUM = re.compile(r"[0-9a-f]{64}\Z")
 _UUID = re.compile(r"[0-9a-f-]{36}\Z")
 _DAMAGED = (
@@ -149,7 +152,3 @@ def _open_records(directory: Path) -> RecordDirectory:
 
 def _name_daemon(connect: str) -> str:
     return hashlib.sha256(connect.encode()).hexdigest()[:8]
-
-
-DEFINE, PIN = "define", "pin-threads"
-"""Kinds of steps."""

@@ -52,7 +52,7 @@ class LinkRegisters(Struct, frozen=True):
     control: int
     status: int
     control_2: int
-    # codes of Link Capabilities' maximum and, where Link Capabilities 2 has a list, that are in it
+    # codes in the list of Link Capabilities 2; without it all up to Link Capabilities' maximum
     speeds: tuple[int, ...]
 
     @property

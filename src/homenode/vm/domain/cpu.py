@@ -211,7 +211,7 @@ def edit_vcpus(document: Document, plan: Plan) -> Document:
     """Write the plan's vCPU count and remove the cpuset, which pins replace. `current` and <vcpus>
     belong to the old count: they are removed when it changes."""
     element = document.root.child("vcpu")
-    assert element is not None, "read_guest rejects a domain without <vcpu>"
+    assert element is not None, "read_vcpus rejects a domain without <vcpu>"
     vcpus, _ = read_vcpus(document)
     edits = []
     values: dict[str, str | None] = {"cpuset": None}

@@ -87,7 +87,7 @@ def list_mediated(document: Document) -> tuple[tuple[str, Element], ...]:
 
 
 def read_mediated(document: Document) -> tuple[MediatedDevice, ...]:
-    """Return the mediated devices. Raises like mediated_elements, and InputError for duplicates."""
+    """Return the mediated devices. Raises like list_mediated, and InputError for duplicates."""
     devices: dict[str, MediatedDevice] = {}
     for uuid, element in list_mediated(document):
         if uuid in devices:

@@ -32,7 +32,7 @@ from homenode.vm.domain.edits import (
     set_attribute,
 )
 from homenode.vm.domain.hostdevs import hostdev_elements
-from homenode.vm.model import PortModel, Vm
+from homenode.vm.model import Vm
 from homenode.vm.plan import Plan
 
 LIBVIRT_WITH_ACCEL: Version = (12, 7, 0)
@@ -46,13 +46,10 @@ MAX_VCPUS_WITHOUT = 255
 def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     """Return the expander buses of Grace GPUs whose passed-through devices are all of one root
     complex, so that one accelerated SMMUv3 of the host can serve them."""
-    bus_of = {c.index: c.address.bus for c in plan.vm.controllers if c.address is not None}
-    expanders = {c.index for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS}
 
     def find_last_bus(bus: int) -> int | None:
-        while bus not in expanders and bus in bus_of:
-            bus = bus_of[bus]
-        return bus if bus in expanders else None
+        expander = plan.vm.expander_above(bus)
+        return None if expander is None else expander.index
 
     complexes: dict[int, set[str | None]] = {}
     grace: set[int] = set()
@@ -155,7 +152,7 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     Raises InputError for another model than intel and amd (libvirt 12.2)."""
     document = _remove_buses(document)
     root = document.root
-    # iommu_needed is also true for a guest that has an IOMMU already, which is kept.
+    # has_iommu is also true for a guest that has an IOMMU already, which is kept.
     is_x86 = root.value("os/type/@arch") in (None, "x86_64")
     if not plan.vm.has_iommu or plan.vm.vcpus <= MAX_VCPUS_WITHOUT or not is_x86:
         return document

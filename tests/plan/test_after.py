@@ -115,6 +115,13 @@ def test_two_plans_of_one_vm_or_of_one_device_are_refused() -> None:
     plans = [(name, assemble(host, named(request, name), placement)) for name in ("a", "b")]
     with pytest.raises(UsageError, match=r"0000:19:00\.0 in the plans of a and b"):
         add_planned([host], plans)
+    of_vgpu = [
+        (name, structs.replace(plan, vm=structs.replace(plan.vm, hostdevs=(vgpu,))))
+        for name, plan in plans
+        for vgpu in [structs.replace(plan.vm.hostdevs[0], uuid="the same")]
+    ]
+    with pytest.raises(UsageError, match="the same in the plans of a and b"):
+        add_planned([host], of_vgpu)
 
 
 def test_plans_are_read_from_their_files(tmp_path: Path) -> None:

@@ -165,10 +165,11 @@ def _reject_twice(source: str, domain: RunningDomain, domains: Sequence[RunningD
             raise UsageError(
                 f"{source}: expected one plan of each VM, found {domain.name} a second time"
             )
-        bdfs = sorted(set(other.devices) & set(domain.devices))
-        if bdfs:
+        taken = (*other.devices, *other.mediated)
+        shared = [device for device in (*domain.devices, *domain.mediated) if device in taken]
+        if shared:
             raise UsageError(
-                f"{source}: expected plans that share no device, found {bdfs[0]} in the plans "
+                f"{source}: expected plans that share no device, found {shared[0]} in the plans "
                 f"of {other.name} and {domain.name}",
                 hint="plan the second VM again, with --after PLAN of the first VM",
             )
